@@ -1,0 +1,114 @@
+"""The contract every backend keeps.
+
+A backend module offers `load(options) -> Model`. A `Model` is loaded once per process and opens k `Session`s that run in
+parallel, each on a thread (or in a process) of its own. Life of a model: load -> open_session (k times) -> warm-up by the
+worker pool -> run … -> close of every session -> close of the model.
+
+Errors a backend may raise, each a fault of
+
+    BackendError
+    ├── LoadFailed             the configuration or the artifact: bad path, missing library, wrong device
+    ├── ExecutionFailed        the model, on this input: the session is still good
+    └── SessionLost            the session: process died, device lost, out of memory. It must be rebuilt
+
+Foreign exceptions become one of these at one seam per library. Imports nothing of the gateway.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+
+class BackendError(Exception):
+    """What a backend raises."""
+
+
+class LoadFailed(BackendError):
+    """The model cannot be loaded as configured."""
+
+
+class ExecutionFailed(BackendError):
+    """The model failed on this batch; the session can run the next."""
+
+
+class SessionLost(BackendError):
+    """The session is unusable and must be rebuilt."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model. shape: with the batch dimension, if the model has one; -1 means any size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+    labels: tuple[str, ...] = ()  # class names for the classification extension
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What a model takes and gives.
+
+    max_rows: the most rows one execution takes; 0 means that the model has no batch dimension (one request per execution).
+    row_sizes: the only row counts the artifact accepts, ascending (compiled backends); empty means any up to max_rows.
+    """
+
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_rows: int
+    row_sizes: tuple[int, ...] = ()
+    input_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
+    output_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input_by_name", {spec.name: spec for spec in self.inputs})
+        object.__setattr__(self, "output_by_name", {spec.name: spec for spec in self.outputs})
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where a model runs. kind: cpu, cuda, neuron, remote."""
+
+    kind: str
+    index: int = 0
+
+
+Tensors = dict[str, np.ndarray]
+
+
+class Session(Protocol):
+    """One executable instance of a model. Used by one thread at a time, always the same one."""
+
+    def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
+        """Execute one batch.
+
+        Shapes: every input is (rows, *per_row) and every output has the same rows, unless max_rows is 0.
+        parameters: those of the request if it runs alone, else empty.
+        Ownership: inputs stay the caller's; outputs are the caller's, and not reused by a later run.
+        Raises: ExecutionFailed (this batch), SessionLost (this session).
+        """
+        ...
+
+    def close(self) -> None:
+        """Free everything the session holds; a second call does nothing."""
+        ...
+
+
+class Model(Protocol):
+    """A model loaded in this process."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def device(self) -> Device: ...
+
+    def open_session(self, index: int) -> Session:
+        """Open session `index` (0 .. k-1). Called on the thread that will run it. Raises: LoadFailed."""
+        ...
+
+    def close(self) -> None: ...

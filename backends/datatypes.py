@@ -1,0 +1,41 @@
+"""The fourteen datatypes of the Open Inference Protocol v2 and how numpy holds them.
+
+BYTES is a numpy object array of `bytes`; BF16 is `ml_dtypes.bfloat16` (numpy has none of its own).
+Source: KServe Open Inference Protocol, "Tensor Data Types"; Triton `model_config.proto` for `TYPE_*`.
+"""
+
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+
+NUMPY: Final[dict[str, np.dtype]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(object),
+}
+
+_NAMES: Final[dict[np.dtype, str]] = {dtype: name for name, dtype in NUMPY.items()}
+
+
+def datatype_of(array: np.ndarray) -> str:
+    """Name the v2 datatype of an array. Raises: KeyError, if the protocol has none for its dtype."""
+    if array.dtype.kind in "SU":
+        return "BYTES"
+    return _NAMES[array.dtype]
+
+
+def config_datatype(datatype: str) -> str:
+    """The name Triton's model configuration uses: FP32 -> TYPE_FP32, BYTES -> TYPE_STRING."""
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"

@@ -1,0 +1,306 @@
+"""The one configuration object: a YAML file, read and validated once, passed down from there.
+
+Every key with its meaning and default stands in configs/gateway.yaml. An error names the file, the key path, the value, what
+was expected, and for an unknown key the nearest one that exists.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from backends.datatypes import NUMPY
+from gateway.errors import ConfigError
+
+Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Rows = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Limits(_Strict):
+    """What one client may ask of the listeners."""
+
+    header_bytes: int = Field(default=32 << 10, ge=256)
+    header_count: int = Field(default=100, ge=1)
+    body_bytes: int = Field(default=64 << 20, ge=1)
+    header_timeout_s: float = Field(default=10.0, gt=0)
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    idle_timeout_s: float = Field(default=120.0, gt=0)
+    connections: int = Field(default=10_000, ge=1)
+    pipelined_requests: int = Field(default=64, ge=1)
+    requests_per_connection: int = Field(default=0, ge=0)  # 0: never recycled
+    json_depth: int = Field(default=32, ge=1, le=256)
+
+
+class Server(_Strict):
+    """The listeners and the processes that own them."""
+
+    host: str = "127.0.0.1"
+    http_port: Port | None = 8000  # None: no such listener; 0: any free port
+    grpc_port: Port | None = 8001
+    ingress_replicas: int = Field(default=1, ge=1, le=64)
+    drain_timeout_s: float = Field(default=20.0, ge=0)
+    run_dir: str | None = None  # sockets, metrics and region files of this node; None: a fresh temporary directory
+    system_shared_memory: bool = True
+    model_control: bool = True  # repository load and unload by clients
+    limits: Limits = Limits()
+
+
+class Autoscaling(_Strict):
+    """Replicas of one backend follow queue depth and busy workers."""
+
+    min_replicas: int = Field(default=1, ge=0)
+    max_replicas: int = Field(default=1, ge=1)
+    target_utilisation: float = Field(default=0.7, gt=0, le=1)
+    upscale_delay_s: float = Field(default=3.0, ge=0)
+    downscale_delay_s: float = Field(default=60.0, ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
+        return self
+
+
+class Tensor(_Strict):
+    """One input or output as the operator states it. shape: with the batch dimension; -1 is any size."""
+
+    name: str = Field(min_length=1)
+    datatype: str
+    shape: tuple[Annotated[int, Field(ge=-1)], ...]
+    optional: bool = False
+    labels: tuple[str, ...] = ()
+
+    @field_validator("datatype")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in NUMPY:
+            raise ValueError(f"unknown datatype, expected one of {', '.join(NUMPY)}")
+        return value
+
+
+class Ragged(_Strict):
+    """Inputs whose axis 1 differs between requests, and how they are padded to share a batch.
+
+    pad: input name -> the value that fills. buckets: lengths a batch is padded to, ascending; empty: to its longest.
+    crop: outputs whose axis 1 is the padded one and is cut back to each request's own length.
+    """
+
+    pad: dict[str, float] = Field(min_length=1)
+    buckets: tuple[Rows, ...] = ()
+    crop: tuple[str, ...] = ()
+
+    @field_validator("buckets")
+    @classmethod
+    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if list(value) != sorted(set(value)):
+            raise ValueError("expected ascending lengths without repetition")
+        return value
+
+
+class Slo(_Strict):
+    """What is promised to callers."""
+
+    p99_ms: Milliseconds
+
+
+class Batching(_Strict):
+    """How requests become batches. max_delay_ms is the `fixed` policy's only."""
+
+    policy: Literal["adaptive", "greedy", "fixed"] = "greedy"
+    max_rows: Rows | None = None  # None: what the model takes
+    max_delay_ms: float = Field(default=5.0, ge=0, le=60_000)
+    max_queue_rows: Rows = 4096
+    trace: bool = False  # log one line per batch: its life and why it closed
+
+
+class Backend(_Strict):
+    """What all kinds share."""
+
+    name: str | None = None  # None: the kind
+    placement: Literal["embedded", "replicas"] = "embedded"
+    sessions: int = Field(default=1, ge=1, le=256)
+    replicas: int = Field(default=1, ge=1)
+    autoscaling: Autoscaling | None = None
+    resources: dict[str, float] = {}  # of one replica, as Ray counts them
+    usd_per_hour: float | None = Field(default=None, gt=0)
+    hang_timeout_s: float = Field(default=60.0, gt=0)  # a run longer than this counts as lost
+
+    @property
+    def label(self) -> str:
+        """The lane's name in metrics and messages."""
+        return self.name or self.kind  # type: ignore[attr-defined,no-any-return]  # every kind adds its literal
+
+    def options(self) -> dict[str, Any]:
+        """The backend's own options: what its `load` takes."""
+        return self.model_dump(exclude={*Backend.model_fields, "kind"})
+
+
+class Synthetic(Backend):
+    """A cost model: sleeps (or spins) fixed_ms + row_ms · rows, echoes or sums its inputs."""
+
+    kind: Literal["synthetic"]
+    fixed_ms: float = Field(default=1.0, ge=0)
+    row_ms: float = Field(default=0.1, ge=0)
+    spin: bool = False
+
+
+class Torch(Backend):
+    """TorchScript (.pt), torch.export (.pt2), an AOTInductor package (.pt2), or a factory `module:callable`."""
+
+    kind: Literal["torch"]
+    model: str
+    factory_options: dict[str, Any] = {}
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"
+    compile: bool = False
+    threads: int = Field(default=1, ge=1)
+    device: str = "cpu"
+
+
+class OnnxRuntime(Backend):
+    """An ONNX file."""
+
+    kind: Literal["onnxruntime"]
+    model: str
+    threads: int = Field(default=1, ge=1)
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+class Python(Backend):
+    """The user's own class, `module:Class` or `path/to/file.py:Class`, with load() and predict(inputs)."""
+
+    kind: Literal["python"]
+    model: str
+    class_options: dict[str, Any] = {}
+    isolation: Literal["thread", "process"] = "thread"
+
+
+AnyBackend = Annotated[Synthetic | Torch | OnnxRuntime | Python, Field(discriminator="kind")]
+
+
+class Model(_Strict):
+    """One model name and version, and the backends that can serve it.
+
+    inputs, outputs: may be left out where the backend can tell (ONNX); then they are read when it loads.
+    max_rows: the most rows one execution takes; 0: the model has no batch dimension.
+    """
+
+    name: str = Field(min_length=1, pattern=r"^[^/\x00-\x1f]+$")
+    version: str = Field(default="1", pattern=r"^[0-9]{1,18}$")
+    slo: Slo | None = None
+    inputs: tuple[Tensor, ...] | None = None
+    outputs: tuple[Tensor, ...] | None = None
+    max_rows: int = Field(default=32, ge=0, le=1 << 20)
+    ragged: Ragged | None = None
+    batching: Batching = Batching()
+    load_at_start: bool = True
+    backends: tuple[AnyBackend, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        labels = [backend.label for backend in self.backends]
+        if len(set(labels)) != len(labels):
+            raise ValueError(f"backends of one model need different names, got {labels}: set `name`")
+        if self.ragged is not None and self.max_rows == 0:
+            raise ValueError("ragged needs a batch dimension, but max_rows is 0")
+        if self.ragged is not None and self.inputs is not None:
+            unknown = set(self.ragged.pad) - {tensor.name for tensor in self.inputs}
+            if unknown:
+                raise ValueError(f"ragged.pad names {sorted(unknown)}, which are no inputs of the model")
+        return self
+
+
+class Ray(_Strict):
+    """Ray, when `gateway serve` starts or joins it."""
+
+    address: str | None = None  # None: join a running cluster of this node if there is one, else start one
+    dashboard: bool = False
+    application: str = "gateway"
+
+
+class Config(_Strict):
+    """A whole configuration file."""
+
+    server: Server = Server()
+    ray: Ray = Ray()
+    models: tuple[Model, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        seen: set[tuple[str, str]] = set()
+        for model in self.models:
+            if (model.name, model.version) in seen:
+                raise ValueError(f"model {model.name!r} version {model.version!r} is listed twice")
+            seen.add((model.name, model.version))
+        return self
+
+
+def load_config(path: str | Path) -> Config:
+    """Read and validate a YAML file; relative model paths in it stay relative to the working directory.
+
+    Raises: ConfigError, with one line per fault.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{path}: not YAML: {exc}") from exc
+    return parse_config(document, source=str(path))
+
+
+def parse_config(document: object, *, source: str) -> Config:
+    """Validate a parsed document. source: what messages call it. Raises: ConfigError."""
+    if not isinstance(document, dict):
+        raise ConfigError(f"{source}: expected a mapping with the key `models`, got {type(document).__name__}")
+    try:
+        return Config.model_validate(document)
+    except ValidationError as exc:
+        faults = [_describe(error, document, source) for error in exc.errors()]
+        raise ConfigError("\n".join(faults)) from exc
+
+
+def _describe(error: Any, document: Any, source: str) -> str:
+    # The discriminator's value stands in pydantic's path, but not in the user's file: walk the file to leave it out.
+    node, path = document, ""
+    for part in error["loc"]:
+        if isinstance(node, dict) and (part in node or error["type"] in ("missing", "extra_forbidden")):
+            if part not in node and node.get("kind") == part:
+                continue
+            path += f".{part}" if path else str(part)
+            node = node.get(part)
+        elif isinstance(node, (list, tuple)) and isinstance(part, int) and part < len(node):
+            path += f"[{part}]"
+            node = node[part]
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "missing":
+        return f"{source}: {path}: missing, expected a value"
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), _keys_beside(error["loc"]), n=1)
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        return f"{source}: {path}: unknown key{hint}"
+    value = "" if isinstance(node, (dict, list)) else f"{node!r}: "
+    return f"{source}: {path or '(top level)'}: {value}{message}"
+
+
+def _keys_beside(location: tuple[Any, ...]) -> list[str]:
+    """The valid keys at the place of an unknown one, found by walking the model classes along the location."""
+    kinds: dict[str, type[BaseModel]] = {
+        "synthetic": Synthetic, "torch": Torch, "onnxruntime": OnnxRuntime, "python": Python,
+    }  # fmt: skip
+    children: dict[str, type[BaseModel]] = {
+        "server": Server, "limits": Limits, "ray": Ray, "models": Model, "slo": Slo, "inputs": Tensor, "outputs": Tensor,
+        "ragged": Ragged, "batching": Batching, "autoscaling": Autoscaling, **kinds,
+    }  # fmt: skip
+    current: type[BaseModel] = Config
+    for part in location[:-1]:
+        current = children.get(str(part), current)
+    return list(current.model_fields)

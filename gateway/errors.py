@@ -1,0 +1,120 @@
+"""One tree of errors. The class says whose fault it is; each protocol maps `Code` to its own status in one table.
+
+    GatewayError
+    ├── ConfigError              the operator's file
+    ├── RequestError             the client
+    │   ├── InvalidArgument
+    │   ├── NotFound             model, version, region
+    │   ├── TooLarge
+    │   ├── Unauthenticated
+    │   ├── Forbidden
+    │   ├── Cancelled            the client went away or cancelled
+    │   └── Unsupported
+    ├── Unavailable              the load or the state of the server: never executed, safe to retry
+    │   ├── NotReady             the model is not loaded (yet)
+    │   ├── Overloaded           queue full, or shed because it would be late
+    │   └── BackendUnreachable
+    ├── DeadlineExceeded         too late; may have been executed
+    ├── BackendFailed            the model
+    └── InternalError            us
+"""
+
+import enum
+
+
+class Code(enum.Enum):
+    """What went wrong, in no protocol's terms."""
+
+    INVALID_ARGUMENT = "invalid_argument"
+    NOT_FOUND = "not_found"
+    NOT_READY = "not_ready"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    TOO_LARGE = "too_large"
+    OVERLOADED = "overloaded"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    CANCELLED = "cancelled"
+    BACKEND_FAILED = "backend_failed"
+    BACKEND_UNREACHABLE = "backend_unreachable"
+    UNSUPPORTED = "unsupported"
+    CONFIG = "config"
+    INTERNAL = "internal"
+
+
+class GatewayError(Exception):
+    """The root. message: what was wrong, with the value, what was expected, and the key to change."""
+
+    code: Code = Code.INTERNAL
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ConfigError(GatewayError):
+    code = Code.CONFIG
+
+
+class RequestError(GatewayError):
+    code = Code.INVALID_ARGUMENT
+
+
+class InvalidArgument(RequestError):
+    code = Code.INVALID_ARGUMENT
+
+
+class NotFound(RequestError):
+    code = Code.NOT_FOUND
+
+
+class TooLarge(RequestError):
+    code = Code.TOO_LARGE
+
+
+class Unauthenticated(RequestError):
+    code = Code.UNAUTHENTICATED
+
+
+class Forbidden(RequestError):
+    code = Code.FORBIDDEN
+
+
+class Cancelled(RequestError):
+    code = Code.CANCELLED
+
+
+class Unsupported(RequestError):
+    code = Code.UNSUPPORTED
+
+
+class Unavailable(GatewayError):
+    """Never executed; safe to retry. retry_after_s: when a retry is worth it; None means unknown."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.args = (message, retry_after_s)  # so that it survives pickling between Ray processes
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(Unavailable):
+    code = Code.NOT_READY
+
+
+class Overloaded(Unavailable):
+    code = Code.OVERLOADED
+
+
+class BackendUnreachable(Unavailable):
+    code = Code.BACKEND_UNREACHABLE
+
+
+class DeadlineExceeded(GatewayError):
+    code = Code.DEADLINE_EXCEEDED
+
+
+class BackendFailed(GatewayError):
+    code = Code.BACKEND_FAILED
+
+
+class InternalError(GatewayError):
+    code = Code.INTERNAL

@@ -1,0 +1,161 @@
+"""What REST and gRPC share: tensor bytes to numpy views and back, and the checks of a request against its model.
+
+Messages follow Triton's where clients search for them (PROTOCOL: "expected 2 inputs but got 1 inputs for model").
+"""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from backends.base import ModelSpec, Tensors, TensorSpec
+from backends.datatypes import NUMPY, datatype_of
+from gateway.errors import InvalidArgument
+
+_LENGTH = struct.Struct("<I")
+_BYTES = NUMPY["BYTES"]
+
+Buffer = bytes | bytearray | memoryview
+
+
+def tensor_from_bytes(name: str, datatype: str, shape: Sequence[int], buffer: Buffer) -> np.ndarray:
+    """View raw v2 bytes (row-major, little-endian) as an array of `shape`; BYTES elements are copied out.
+
+    Raises: InvalidArgument, if the bytes are not exactly those of the shape, or the datatype is unknown.
+    """
+    dtype = numpy_dtype(name, datatype)
+    count = prod(shape)
+    if dtype is _BYTES:
+        return _bytes_elements(name, count, buffer).reshape(shape)
+    expected = count * dtype.itemsize
+    got = len(buffer)
+    if got != expected:
+        raise InvalidArgument(
+            f"unexpected total byte size {got} for input '{name}', expecting {expected} ({datatype} {list(shape)})"
+        )
+    return np.frombuffer(buffer, dtype).reshape(shape)
+
+
+def numpy_dtype(name: str, datatype: object) -> np.dtype:
+    """Raises: InvalidArgument, if the protocol has no such datatype."""
+    dtype = NUMPY.get(datatype) if isinstance(datatype, str) else None
+    if dtype is None:
+        raise InvalidArgument(f"input '{name}': unknown datatype {datatype!r}, expected one of {', '.join(NUMPY)}")
+    return dtype
+
+
+def _bytes_elements(name: str, count: int, buffer: Buffer) -> np.ndarray:
+    view = memoryview(buffer)
+    total = len(view)
+    # Each element takes at least its length: a shape that promises more cannot be allocated for.
+    if count * 4 > total:
+        raise InvalidArgument(f"input '{name}': {total} bytes cannot hold the {count} BYTES elements of its shape")
+    elements = np.empty(count, dtype=object)
+    at = 0
+    for i in range(count):
+        if at + 4 > total:
+            raise InvalidArgument(f"input '{name}': BYTES data ends within the length of element {i} of {count}")
+        (length,) = _LENGTH.unpack_from(view, at)
+        at += 4
+        if at + length > total:
+            raise InvalidArgument(
+                f"input '{name}': BYTES element {i} of {count} has length {length}, but only {total - at} bytes are left"
+            )
+        elements[i] = bytes(view[at : at + length])
+        at += length
+    if at != total:
+        raise InvalidArgument(f"input '{name}': {total - at} bytes are left after the {count} BYTES elements of its shape")
+    return elements
+
+
+def tensor_to_bytes(array: np.ndarray) -> Buffer:
+    """Raw v2 bytes of an array: a view where it is contiguous, BYTES elements with their 4-byte lengths.
+
+    str elements are encoded as UTF-8.
+    """
+    if array.dtype.kind not in "OSU":
+        return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    parts: list[bytes] = []
+    for element in array.reshape(-1):
+        raw = element if type(element) is bytes else element.encode() if isinstance(element, str) else bytes(element)
+        parts.append(_LENGTH.pack(len(raw)))
+        parts.append(raw)
+    return b"".join(parts)
+
+
+def check_input(spec: ModelSpec, model: str, name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
+    """Check one input's name, datatype and shape before its data is looked at. Raises: InvalidArgument."""
+    expected = spec.input_by_name.get(name)
+    if expected is None:
+        names = ", ".join(f"'{known}'" for known in spec.input_by_name)
+        raise InvalidArgument(f"unexpected inference input '{name}' for model '{model}', expected {names}")
+    want = expected.shape
+    if datatype != expected.datatype or len(shape) != len(want) or any(
+        dim < 0 or (fixed >= 0 and dim != fixed) for dim, fixed in zip(shape, want, strict=True)
+    ):
+        raise InvalidArgument(
+            f"input '{name}' of model '{model}': expected {expected.datatype} {list(want)}, got {datatype} {list(shape)}"
+        )
+    return expected
+
+
+def count_rows(spec: ModelSpec, model: str, inputs: Tensors) -> int:
+    """The rows of a request, after every input passed `check_input`.
+
+    Raises: InvalidArgument, if a required input is missing, inputs differ in rows, or there are none. More rows than
+    `spec.max_rows` are fine: the batcher splits them.
+    """
+    if len(inputs) != len(spec.inputs):
+        missing = [tensor.name for tensor in spec.inputs if tensor.name not in inputs and not tensor.optional]
+        if missing:
+            raise InvalidArgument(
+                f"expected {len(spec.inputs)} inputs but got {len(inputs)} inputs for model '{model}': missing "
+                + ", ".join(f"'{name}'" for name in missing)
+            )
+    if spec.max_rows == 0:
+        return 1
+    rows = -1
+    for name, array in inputs.items():
+        if rows < 0:
+            rows, first = array.shape[0], name
+        elif array.shape[0] != rows:
+            raise InvalidArgument(
+                f"input '{name}' of model '{model}' has {array.shape[0]} rows, but input '{first}' has {rows}: "
+                "all inputs of a request need the same first dimension"
+            )
+    if rows < 1:
+        raise InvalidArgument(f"model '{model}': a request needs at least 1 row, got {max(rows, 0)}")
+    return rows
+
+
+def check_outputs(spec: ModelSpec, model: str, names: Iterable[str]) -> None:
+    """Raises: InvalidArgument, naming an output the model does not have."""
+    for name in names:
+        if name not in spec.output_by_name:
+            raise InvalidArgument(f"unexpected inference output '{name}' for model '{model}'")
+
+
+def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool) -> np.ndarray:
+    """The k best classes of each row as BYTES "score:index[:label]" (classification extension).
+
+    Shapes: (rows, *classes) -> (rows, min(k, classes)) if batched, else the whole array is one row and the result (min(k, n),).
+    Order: score falling, then index rising.
+    """
+    rows = array.reshape(array.shape[0], -1) if batched else array.reshape(1, -1)
+    k = min(k, rows.shape[1])
+    best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :k]
+    out = np.empty(best.shape, dtype=object)
+    for row in range(best.shape[0]):
+        for column in range(k):
+            index = int(best[row, column])
+            label = f":{labels[index]}" if index < len(labels) else ""
+            score = rows[row, index]
+            text = f"{score:f}" if array.dtype.kind == "f" else f"{score}"
+            out[row, column] = f"{text}:{index}{label}".encode()
+    return out if batched else out[0]
+
+
+def datatypes_of(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """The v2 datatype of each array."""
+    return {name: datatype_of(array) for name, array in tensors.items()}

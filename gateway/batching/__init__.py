@@ -1,0 +1,1 @@
+"""Queues to batches: pure functions of (state, event, now). Nothing here waits or does I/O."""

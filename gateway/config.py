@@ -126,6 +126,7 @@ class Backend(_Strict):
     name: str | None = None  # None: the kind
     placement: Literal["embedded", "replicas"] = "embedded"
     sessions: int = Field(default=1, ge=1, le=256)
+    isolation: Literal["thread", "process"] = "thread"  # of each session; process: for code that holds the GIL or may crash
     replicas: int = Field(default=1, ge=1)
     autoscaling: Autoscaling | None = None
     resources: dict[str, float] = {}  # of one replica, as Ray counts them
@@ -178,7 +179,6 @@ class Python(Backend):
     kind: Literal["python"]
     model: str
     class_options: dict[str, Any] = {}
-    isolation: Literal["thread", "process"] = "thread"
 
 
 AnyBackend = Annotated[Synthetic | Torch | OnnxRuntime | Python, Field(discriminator="kind")]

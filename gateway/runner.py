@@ -1,0 +1,60 @@
+"""Where a closed batch goes: to workers of this process, or in one call to a replica elsewhere."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from backends.base import ModelSpec, Tensors
+from gateway.batching.batch import Batch
+from gateway.errors import GatewayError
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How one batch ended: outputs or an error, and when the model began and ended on it (`Clock.now_ns` of this process).
+
+    session_lost: the error is the session's, not the batch's: the same requests may well succeed on another session.
+    """
+
+    started_ns: int
+    finished_ns: int
+    outputs: Tensors | None = None
+    error: GatewayError | None = None
+    session_lost: bool = False
+
+
+class BatchRunner(Protocol):
+    """Runs batches, several at once. All methods on the event loop's thread.
+
+    Life: open -> start … -> close. `on_change` is set by the lane before open and called on the loop whenever free_slots or
+    `available` changed for another reason than a batch of this lane ending.
+    """
+
+    on_change: Callable[[], None]
+
+    @property
+    def free_slots(self) -> int:
+        """How many batches may be started now."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """How many batches run at once when all is well."""
+        ...
+
+    @property
+    def available(self) -> bool:
+        """False while no batch can run and none is expected to soon: what waits should be refused."""
+        ...
+
+    async def open(self) -> ModelSpec:
+        """Load the model. Raises: BackendFailed, BackendUnreachable."""
+        ...
+
+    def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
+        """Run one batch; on_done is called exactly once, on the loop, never from within start."""
+        ...
+
+    async def close(self) -> None:
+        """Wait for what runs, then free everything."""
+        ...

@@ -1,8 +1,8 @@
 """The contract every backend keeps.
 
-A backend module offers `load(options) -> Model`. A `Model` is loaded once per process and opens k `Session`s that run in
-parallel, each on a thread (or in a process) of its own. Life of a model: load -> open_session (k times) -> warm-up by the
-worker pool -> run … -> close of every session -> close of the model.
+A backend module offers `load(declared, **options) -> Model`; callers use `backends.load`. A `Model` is loaded once per
+process and opens k `Session`s that run in parallel, each on a thread of its own. Life of a model: load -> open_session (k times)
+-> warm-up by the worker pool -> run … -> close of every session -> close of the model.
 
 Errors a backend may raise, each a fault of
 
@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+
+from backends.datatypes import NUMPY
 
 
 class BackendError(Exception):
@@ -107,8 +109,44 @@ class Model(Protocol):
     @property
     def device(self) -> Device: ...
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the weights take, once per process however many sessions share them; 0: unknown."""
+        ...
+
     def open_session(self, index: int) -> Session:
         """Open session `index` (0 .. k-1). Called on the thread that will run it. Raises: LoadFailed."""
         ...
 
     def close(self) -> None: ...
+
+
+def check_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors) -> None:
+    """Hold a model to its spec: every output there, of its datatype, and as many rows as went in.
+
+    Raises: ExecutionFailed, naming the output.
+    """
+    rows = next(iter(inputs.values())).shape[0] if spec.max_rows and inputs else 0
+    for expected in spec.outputs:
+        array = outputs.get(expected.name)
+        if array is None:
+            raise ExecutionFailed(f"output {expected.name!r} is missing, the model gave {sorted(outputs)}")
+        if array.dtype != NUMPY[expected.datatype]:
+            raise ExecutionFailed(f"output {expected.name!r}: expected {expected.datatype}, the model gave {array.dtype}")
+        if spec.max_rows and (array.ndim == 0 or array.shape[0] != rows):
+            raise ExecutionFailed(f"output {expected.name!r}: expected {rows} rows, the model gave shape {list(array.shape)}")
+
+
+def example_inputs(spec: ModelSpec, rows: int, length: int = 1) -> Tensors:
+    """Inputs to warm up or compile with: ones (a valid token, an attended position), and b"example" for BYTES.
+
+    Shapes: (rows, *per_row), every other open dimension being `length`.
+    """
+    inputs: Tensors = {}
+    for tensor in spec.inputs:
+        shape = [length if size < 0 else size for size in tensor.shape]
+        if spec.max_rows:
+            shape[0] = rows
+        fill = b"example" if tensor.datatype == "BYTES" else 1
+        inputs[tensor.name] = np.full(shape, fill, NUMPY[tensor.datatype])
+    return inputs

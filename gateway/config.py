@@ -150,6 +150,10 @@ class Synthetic(Backend):
     fixed_ms: float = Field(default=1.0, ge=0)
     row_ms: float = Field(default=0.1, ge=0)
     spin: bool = False
+    output: Literal["echo", "sum"] = "echo"
+    faults: dict[Literal["fail", "lose", "hang", "exit", "short"], float] = {}  # brought about by this value in an input
+    load_ms: float = Field(default=0.0, ge=0)
+    fail_opens: int = Field(default=0, ge=0)  # so many openings of a session fail before one succeeds
 
 
 class Torch(Backend):

@@ -1,0 +1,75 @@
+"""Loaded models, whatever runs them: one contract (`base`), one module per library, imported when it is asked for."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
+
+from backends.base import BackendError, Device, ExecutionFailed, LoadFailed, Model, ModelSpec, Session, Tensors, check_outputs
+
+# kind -> the module whose `load(declared, **options) -> Model` is called. A module imports its library only
+# inside load, and says in a LoadFailed what to install where it is missing.
+BACKENDS: Final[dict[str, str]] = {
+    "synthetic": "backends.synthetic",
+    "torch": "backends.torch",
+    "onnxruntime": "backends.onnxruntime",
+    "python": "backends.python",
+}
+
+
+def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *, max_rows: int = 32) -> Model:
+    """Load a model into this process; its sessions' outputs are checked against its spec.
+
+    options: the backend's own, `gateway.config.Backend.options()`.
+    spec: what the operator declared; inputs or outputs left empty, and everything if None, are read from the artifact. What is
+    declared is checked against the artifact where that can tell. Its platform is ignored.
+    max_rows: the most rows one execution takes, where no spec says so.
+    Raises: LoadFailed.
+    """
+    if kind not in BACKENDS:
+        raise LoadFailed(f"unknown backend kind {kind!r}, expected one of {', '.join(BACKENDS)}")
+    declared = spec if spec is not None else ModelSpec(platform="", inputs=(), outputs=(), max_rows=max_rows)
+    try:
+        model: Model = import_module(BACKENDS[kind]).load(declared, **options)
+    except BackendError:
+        raise
+    except Exception as exc:  # whatever an artifact or a user's code throws while loading is a fault of the load
+        raise LoadFailed(f"{kind}: {type(exc).__name__}: {exc}") from exc
+    return _Checked(model)
+
+
+class _Checked:
+    """A model whose outputs are checked in one place, so that no backend and no caller can forget to."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.spec: ModelSpec = model.spec
+        self.device: Device = model.device
+        self.memory_bytes: int = model.memory_bytes
+
+    def open_session(self, index: int) -> Session:
+        return _CheckedSession(self._model.open_session(index), self.spec)
+
+    def close(self) -> None:
+        self._model.close()
+
+
+class _CheckedSession:
+    __slots__ = ("_close", "_run", "_spec")
+
+    def __init__(self, session: Session, spec: ModelSpec) -> None:
+        self._run = session.run
+        self._close = session.close
+        self._spec = spec
+
+    def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
+        try:
+            outputs = self._run(inputs, parameters)
+        except BackendError:
+            raise
+        except Exception as exc:  # a seam that missed a foreign exception still costs one batch only
+            raise ExecutionFailed(f"{type(exc).__name__}: {exc}") from exc
+        check_outputs(self._spec, inputs, outputs)
+        return outputs
+
+    def close(self) -> None:
+        self._close()

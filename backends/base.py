@@ -1,8 +1,8 @@
 """The contract every backend keeps.
 
 A backend module offers `load(declared, **options) -> Model`; callers use `backends.load`. A `Model` is loaded once per
-process and opens k `Session`s that run in parallel, each on a thread of its own. Life of a model: load -> open_session (k times)
--> warm-up by the worker pool -> run … -> close of every session -> close of the model.
+process and opens k `Session`s that run in parallel, each on a thread of its own. Life of a model: load -> open_session
+(k times) -> warm-up by the worker pool -> run … -> close of every session -> close of the model.
 
 Errors a backend may raise, each a fault of
 

@@ -1,0 +1,36 @@
+"""What stops a load test before there is a result, and the exit codes of the command line.
+
+    LoadtestError
+    ├── UsageError          the user's arguments or files; nothing was started
+    └── TargetError         the target cannot be asked what the test needs to know (metadata, contract)
+
+A target that fails *under load* is no exception: its failures are counted in the result.
+"""
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """What CI sees. The first that applies, from INVALID down."""
+
+    MET = 0  # also: nothing was asked to be met
+    MISSED = 1  # the SLO is missed or undecided; no candidate meets it
+    USAGE = 2
+    INVALID = 3  # the generator could not do what was asked: the figures mean nothing
+    REGRESSION = 4
+
+
+class LoadtestError(Exception):
+    """message: what was wrong, with the value, what was expected, and the option or key to change."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UsageError(LoadtestError):
+    """The arguments or a file are wrong."""
+
+
+class TargetError(LoadtestError):
+    """The target did not answer a question that the test depends on."""
+
+    exit_code = ExitCode.MISSED

@@ -4,13 +4,14 @@ Messages follow Triton's where clients search for them (PROTOCOL: "expected 2 in
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
 
 import numpy as np
 
 from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY, datatype_of
+from gateway.config import Ragged
 from gateway.errors import InvalidArgument
 
 _LENGTH = struct.Struct("<I")
@@ -75,7 +76,7 @@ def tensor_to_bytes(array: np.ndarray) -> Buffer:
     str elements are encoded as UTF-8.
     """
     if array.dtype.kind not in "OSU":
-        return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     parts: list[bytes] = []
     for element in array.reshape(-1):
         raw = element if type(element) is bytes else element.encode() if isinstance(element, str) else bytes(element)
@@ -91,8 +92,10 @@ def check_input(spec: ModelSpec, model: str, name: str, datatype: str, shape: Se
         names = ", ".join(f"'{known}'" for known in spec.input_by_name)
         raise InvalidArgument(f"unexpected inference input '{name}' for model '{model}', expected {names}")
     want = expected.shape
-    if datatype != expected.datatype or len(shape) != len(want) or any(
-        dim < 0 or (fixed >= 0 and dim != fixed) for dim, fixed in zip(shape, want, strict=True)
+    if (
+        datatype != expected.datatype
+        or len(shape) != len(want)
+        or any(dim < 0 or (fixed >= 0 and dim != fixed) for dim, fixed in zip(shape, want, strict=True))
     ):
         raise InvalidArgument(
             f"input '{name}' of model '{model}': expected {expected.datatype} {list(want)}, got {datatype} {list(shape)}"
@@ -127,6 +130,23 @@ def count_rows(spec: ModelSpec, model: str, inputs: Tensors) -> int:
     if rows < 1:
         raise InvalidArgument(f"model '{model}': a request needs at least 1 row, got {max(rows, 0)}")
     return rows
+
+
+def shape_key(spec: ModelSpec, ragged: Ragged | None, inputs: Tensors) -> Hashable:
+    """Say which requests of a model may share a batch: those with equal keys.
+
+    The key holds the per-row shapes of the inputs that may differ between requests; axis 1 of a padded (ragged) input may
+    differ within a batch and is left out. None, where every request of the model fits every other.
+    """
+    if spec.max_rows == 0:
+        return None
+    padded: Mapping[str, float] = ragged.pad if ragged is not None else {}
+    key = []
+    for tensor in spec.inputs:
+        name = tensor.name
+        if (tensor.optional or -1 in tensor.shape[1:]) and name in inputs:
+            key.append((name, inputs[name].shape[2 if name in padded else 1 :]))
+    return tuple(key) or None
 
 
 def check_outputs(spec: ModelSpec, model: str, names: Iterable[str]) -> None:

@@ -1,0 +1,45 @@
+"""Which requests may share a batch."""
+
+import numpy as np
+
+from backends.base import ModelSpec, TensorSpec
+from gateway.config import Ragged
+from gateway.protocols.tensors import shape_key
+
+
+def _spec(*inputs: TensorSpec, max_rows: int = 8) -> ModelSpec:
+    return ModelSpec("test", inputs, (TensorSpec("OUT", "FP32", (-1, 1)),), max_rows)
+
+
+def test_fixed_rows_always_fit_each_other() -> None:
+    spec = _spec(TensorSpec("A", "FP32", (-1, 4)))
+    assert shape_key(spec, None, {"A": np.zeros((3, 4))}) is None
+
+
+def test_rows_of_different_shape_do_not_share_a_batch() -> None:
+    spec = _spec(TensorSpec("A", "FP32", (-1, -1)))
+    short, long = ({"A": np.zeros((1, n))} for n in (4, 5))
+    assert shape_key(spec, None, short) != shape_key(spec, None, long)
+    assert shape_key(spec, None, short) == shape_key(spec, None, {"A": np.zeros((7, 4))})
+
+
+def test_a_padded_axis_may_differ() -> None:
+    spec = _spec(TensorSpec("A", "FP32", (-1, -1, 3)), TensorSpec("B", "FP32", (-1, -1)))
+    ragged = Ragged(pad={"A": 0.0})
+    first = {"A": np.zeros((1, 4, 3)), "B": np.zeros((1, 2))}
+    longer_a = {"A": np.zeros((1, 9, 3)), "B": np.zeros((1, 2))}
+    longer_b = {"A": np.zeros((1, 4, 3)), "B": np.zeros((1, 3))}
+    assert shape_key(spec, ragged, first) == shape_key(spec, ragged, longer_a)
+    assert shape_key(spec, ragged, first) != shape_key(spec, ragged, longer_b)
+
+
+def test_an_absent_optional_input_keeps_requests_apart() -> None:
+    spec = _spec(TensorSpec("A", "FP32", (-1, 4)), TensorSpec("B", "FP32", (-1, 1), optional=True))
+    alone = {"A": np.zeros((1, 4))}
+    both = {"A": np.zeros((1, 4)), "B": np.zeros((1, 1))}
+    assert shape_key(spec, None, alone) != shape_key(spec, None, both)
+
+
+def test_a_model_without_batch_dimension_needs_no_key() -> None:
+    spec = _spec(TensorSpec("A", "FP32", (-1, -1)), max_rows=0)
+    assert shape_key(spec, None, {"A": np.zeros((3, 4))}) is None

@@ -4,6 +4,7 @@
     ├── ConfigError              the operator's file
     ├── RequestError             the client
     │   ├── InvalidArgument
+    │   ├── AlreadyExists        a region of this name
     │   ├── NotFound             model, version, region
     │   ├── TooLarge
     │   ├── Unauthenticated
@@ -26,6 +27,7 @@ class Code(enum.Enum):
     """What went wrong, in no protocol's terms."""
 
     INVALID_ARGUMENT = "invalid_argument"
+    ALREADY_EXISTS = "already_exists"
     NOT_FOUND = "not_found"
     NOT_READY = "not_ready"
     UNAUTHENTICATED = "unauthenticated"
@@ -61,6 +63,10 @@ class RequestError(GatewayError):
 
 class InvalidArgument(RequestError):
     code = Code.INVALID_ARGUMENT
+
+
+class AlreadyExists(RequestError):
+    code = Code.ALREADY_EXISTS
 
 
 class NotFound(RequestError):

@@ -1,0 +1,190 @@
+"""Regions as clients use them, with a second instance standing for a second ingress process of the node."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
+from gateway.shared_memory import SharedMemoryRegions
+from gateway.types import RegionRef
+
+
+@pytest.fixture
+def segment() -> Iterator[Callable[[bytes], str]]:
+    """Make POSIX shared memory objects with given content; returns their keys."""
+    made: list[str] = []
+
+    def make(content: bytes) -> str:
+        key = f"/gateway-test-{uuid.uuid4().hex}"
+        Path(f"/dev/shm{key}").write_bytes(content)
+        made.append(key)
+        return key
+
+    yield make
+    for key in made:
+        Path(f"/dev/shm{key}").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def regions(tmp_path: Path) -> Iterator[SharedMemoryRegions]:
+    regions = SharedMemoryRegions(tmp_path / "regions")
+    yield regions
+    regions.close()
+
+
+@pytest.fixture
+def neighbour(regions: SharedMemoryRegions, tmp_path: Path) -> Iterator[SharedMemoryRegions]:
+    """Another process's view of the same directory."""
+    neighbour = SharedMemoryRegions(tmp_path / "regions")
+    yield neighbour
+    neighbour.close()
+
+
+def test_a_registered_slice_is_read_and_written_at_its_offset(
+    regions: SharedMemoryRegions, segment: Callable[[bytes], str]
+) -> None:
+    key = segment(b"0123456789abcdef")
+    regions.register("r", key, 4, 8)
+    assert bytes(regions.read(RegionRef("r", 2, 3))) == b"678"
+    regions.write(RegionRef("r", 0, 8), b"WXYZ")
+    assert Path(f"/dev/shm{key}").read_bytes() == b"0123WXYZ89abcdef"
+
+
+def test_a_registration_through_one_process_holds_in_the_others(
+    regions: SharedMemoryRegions, neighbour: SharedMemoryRegions, segment: Callable[[bytes], str]
+) -> None:
+    regions.register("r", segment(b"first..."), 0, 8)
+    assert bytes(neighbour.read(RegionRef("r", 0, 5))) == b"first"
+    assert neighbour.status() == regions.status()
+
+
+def test_a_region_taken_back_through_one_process_is_gone_in_the_others(
+    regions: SharedMemoryRegions, neighbour: SharedMemoryRegions, segment: Callable[[bytes], str]
+) -> None:
+    regions.register("r", segment(b"first..."), 0, 8)
+    neighbour.read(RegionRef("r", 0, 5))
+    regions.unregister("r")
+    with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
+        neighbour.read(RegionRef("r", 0, 5))
+
+
+def test_a_renewed_registration_is_read_from_its_new_object(
+    regions: SharedMemoryRegions, neighbour: SharedMemoryRegions, segment: Callable[[bytes], str]
+) -> None:
+    regions.register("r", segment(b"first..."), 0, 8)
+    neighbour.read(RegionRef("r", 0, 5))
+    regions.unregister("r")
+    regions.register("r", segment(b"second.."), 0, 8)
+    assert bytes(neighbour.read(RegionRef("r", 0, 6))) == b"second"
+
+
+def test_status_lists_regions_by_name(regions: SharedMemoryRegions, segment: Callable[[bytes], str]) -> None:
+    key = segment(bytes(16))
+    regions.register("b", key, 0, 8)
+    regions.register("a/../x \N{SNOWMAN}", key, 8, 8)
+    assert regions.status("b") == [{"name": "b", "key": key, "offset": 0, "byte_size": 8}]
+    assert [region["name"] for region in regions.status()] == ["a/../x \N{SNOWMAN}", "b"]
+    with pytest.raises(NotFound, match="Unable to find system shared memory region: 'c'"):
+        regions.status("c")
+
+
+def test_an_empty_name_unregisters_all(regions: SharedMemoryRegions, segment: Callable[[bytes], str]) -> None:
+    key = segment(bytes(16))
+    regions.register("a", key, 0, 8)
+    regions.register("b", key, 8, 8)
+    regions.unregister()
+    assert regions.status() == []
+
+
+def test_unregistering_an_unknown_region_is_no_error(regions: SharedMemoryRegions) -> None:
+    regions.unregister("nobody")
+
+
+def test_a_name_that_is_taken_is_refused_and_keeps_its_region(
+    regions: SharedMemoryRegions, neighbour: SharedMemoryRegions, segment: Callable[[bytes], str]
+) -> None:
+    first = segment(b"first...")
+    regions.register("r", first, 0, 8)
+    with pytest.raises(AlreadyExists, match="shared memory region 'r' already in manager"):
+        neighbour.register("r", segment(b"second.."), 0, 8)
+    assert regions.status("r")[0]["key"] == first
+
+
+@pytest.mark.parametrize("key", ["", "/", "..", "/..", "/../etc/passwd", "a/b", "//etc/passwd", "/a\0b", "/" + "x" * 256])
+def test_a_key_cannot_leave_the_shared_memory_directory(regions: SharedMemoryRegions, key: str) -> None:
+    with pytest.raises(InvalidArgument, match="Unable to open shared memory region"):
+        regions.register("r", key, 0, 1)
+
+
+def test_a_symbolic_link_is_not_followed(regions: SharedMemoryRegions, segment: Callable[[bytes], str], tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(16))
+    key = segment(b"")
+    os.unlink(f"/dev/shm{key}")
+    os.symlink(tmp_path / "secret", f"/dev/shm{key}")
+    with pytest.raises(InvalidArgument, match="Unable to open shared memory region"):
+        regions.register("r", key, 0, 8)
+
+
+def test_a_missing_object_is_refused(regions: SharedMemoryRegions) -> None:
+    with pytest.raises(InvalidArgument, match="Unable to open shared memory region: '/gateway-test-none'"):
+        regions.register("r", "/gateway-test-none", 0, 8)
+
+
+@pytest.mark.parametrize(("offset", "byte_size"), [(0, 17), (9, 8), (-1, 4), (0, 0), (0, -1), (1 << 63, 1)])
+def test_a_region_outside_of_its_object_is_refused(
+    regions: SharedMemoryRegions, segment: Callable[[bytes], str], offset: int, byte_size: int
+) -> None:
+    with pytest.raises(InvalidArgument, match="outside of its 16 bytes"):
+        regions.register("r", segment(bytes(16)), offset, byte_size)
+    assert regions.status() == []
+
+
+@pytest.mark.parametrize(("offset", "byte_size"), [(0, 9), (8, 1), (-1, 4), (0, -1), (1 << 63, 1)])
+def test_a_slice_outside_of_its_region_is_refused(
+    regions: SharedMemoryRegions, segment: Callable[[bytes], str], offset: int, byte_size: int
+) -> None:
+    regions.register("r", segment(bytes(16)), 0, 8)
+    with pytest.raises(InvalidArgument, match="Invalid offset"):
+        regions.read(RegionRef("r", offset, byte_size))
+    with pytest.raises(InvalidArgument, match="Invalid offset"):
+        regions.write(RegionRef("r", offset, byte_size), b"")
+
+
+def test_results_longer_than_their_slice_are_refused(regions: SharedMemoryRegions, segment: Callable[[bytes], str]) -> None:
+    regions.register("r", segment(bytes(16)), 0, 16)
+    with pytest.raises(InvalidArgument, match="at least 5 bytes"):
+        regions.write(RegionRef("r", 0, 4), b"12345")
+
+
+def test_an_object_truncated_after_its_registration_is_an_error_and_not_a_crash(
+    regions: SharedMemoryRegions, segment: Callable[[bytes], str]
+) -> None:
+    key = segment(bytes(16))
+    regions.register("r", key, 0, 16)
+    regions.read(RegionRef("r", 0, 16))
+    os.truncate(f"/dev/shm{key}", 4)
+    with pytest.raises(InvalidArgument, match="shorter than registered"):
+        regions.read(RegionRef("r", 0, 16))
+    with pytest.raises(InvalidArgument, match="shorter than registered"):
+        regions.write(RegionRef("r", 8, 8), b"12345678")
+
+
+def test_what_was_read_stays_when_the_client_writes_on(regions: SharedMemoryRegions, segment: Callable[[bytes], str]) -> None:
+    key = segment(b"before..")
+    regions.register("r", key, 0, 8)
+    view = regions.read(RegionRef("r", 0, 8))
+    Path(f"/dev/shm{key}").write_bytes(b"after...")
+    assert bytes(view) == b"before.."
+
+
+def test_switched_off_everything_is_unsupported(tmp_path: Path) -> None:
+    regions = SharedMemoryRegions(tmp_path / "regions", enabled=False)
+    with pytest.raises(Unsupported, match=r"server\.system_shared_memory"):
+        regions.register("r", "/x", 0, 1)
+    with pytest.raises(Unsupported):
+        regions.read(RegionRef("r", 0, 1))
+    assert regions.status() == []
+    assert not (tmp_path / "regions").exists()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
 
-from backends.base import BackendError, Device, ExecutionFailed, LoadFailed, Model, ModelSpec, Session, Tensors, check_outputs
+from backends.base import BackendError, Device, LoadFailed, Model, ModelSpec, Session, Tensors, check_outputs
 
 # kind -> the module whose `load(declared, **options) -> Model` is called. A module imports its library only
 # inside load, and says in a LoadFailed what to install where it is missing.
@@ -62,12 +62,7 @@ class _CheckedSession:
         self._spec = spec
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
-        try:
-            outputs = self._run(inputs, parameters)
-        except BackendError:
-            raise
-        except Exception as exc:  # a seam that missed a foreign exception still costs one batch only
-            raise ExecutionFailed(f"{type(exc).__name__}: {exc}") from exc
+        outputs = self._run(inputs, parameters)
         check_outputs(self._spec, inputs, outputs)
         return outputs
 

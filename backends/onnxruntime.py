@@ -1,0 +1,168 @@
+"""ONNX Runtime: an .onnx file, int8 models included, on CPU or CUDA.
+
+With one intra-op thread `run` computes on the calling thread, so k sessions share one InferenceSession and its weights. With
+more, an InferenceSession has a thread pool of its own and k sessions would queue for it: then each session loads its own.
+The pool's threads do not spin between runs, since sessions share the cores with the listeners and with each other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec
+from backends.datatypes import NUMPY
+
+_DATATYPES = {
+    "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64", "tensor(float16)": "FP16", "tensor(float)": "FP32", "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}  # fmt: skip  # bfloat16 is missing: ONNX Runtime's Python API has no numpy type for it
+_DEVICE_FAULTS = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN", "Failed to allocate memory", "bad allocation")
+
+
+def load(declared: ModelSpec, *, model: str, threads: int = 1, device: str = "cpu") -> "OnnxRuntimeModel":
+    """model: the path of an .onnx file. Tensors are read from it; declared ones must agree with them."""
+    try:
+        import onnxruntime
+    except ImportError as exc:
+        raise LoadFailed(f"ONNX Runtime cannot be imported ({exc}): pip install 'serving-gateway[onnx]'") from exc
+    if not Path(model).is_file():
+        raise LoadFailed(f"{model}: no such file; `gateway compile` builds the examples' and exports your own")
+    if device == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise LoadFailed(f"device 'cuda': onnxruntime {onnxruntime.__version__} has no CUDA provider: install onnxruntime-gpu")
+    session = _open(model, threads, device)
+    inputs = _tensors(model, session.get_inputs(), "input")
+    outputs = _tensors(model, session.get_outputs(), "output")
+    row_sizes = declared.row_sizes
+    if declared.max_rows:
+        firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
+        if firsts == {declared.max_rows}:
+            row_sizes = (declared.max_rows,)  # exported with fixed rows: every batch is padded to them
+        elif firsts != {-1}:
+            shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*inputs, *outputs))
+            raise LoadFailed(
+                f"{model}: max_rows {declared.max_rows} needs a first dimension that is open (or is {declared.max_rows}) in every "
+                f"tensor, got {shapes}: export it so, or set max_rows to 0"
+            )
+        inputs = _open_rows(inputs)
+        outputs = _open_rows(outputs)
+    if declared.inputs:
+        inputs = _narrowed(model, inputs, declared.inputs, "input")
+    if declared.outputs:
+        outputs = _narrowed(model, outputs, declared.outputs, "output")
+    spec = ModelSpec("onnxruntime_onnx", inputs, outputs, declared.max_rows, row_sizes)
+    return OnnxRuntimeModel(spec, session, model, threads, device)
+
+
+def _open(model: str, threads: int, device: str) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3  # what it would warn of either raises or is no concern of an operator
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device == "cuda":
+        # Its own stream per InferenceSession comes by default; heuristic search keeps the first run of a new shape short.
+        providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=providers)
+    except Exception as exc:
+        raise LoadFailed(f"{model}: {exc}") from exc
+
+
+def _tensors(model: str, nodes: Any, what: str) -> tuple[TensorSpec, ...]:
+    for node in nodes:
+        if node.type not in _DATATYPES:
+            raise LoadFailed(f"{model}: {what} {node.name!r} is {node.type}, which the gateway cannot pass")
+    return tuple(
+        TensorSpec(node.name, _DATATYPES[node.type], tuple(size if isinstance(size, int) else -1 for size in node.shape))
+        for node in nodes
+    )
+
+
+def _open_rows(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(replace(tensor, shape=(-1, *tensor.shape[1:])) for tensor in tensors)
+
+
+def _narrowed(model: str, found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], what: str) -> tuple[TensorSpec, ...]:
+    """The declared tensors, after each is checked against the artifact's; a declared size may stand for an open one."""
+    by_name = {tensor.name: tensor for tensor in found}
+    if what == "input" and (missing := set(by_name) - {tensor.name for tensor in declared}):
+        raise LoadFailed(f"{model}: needs the inputs {sorted(missing)}, which the configuration does not list")
+    for tensor in declared:
+        artifact = by_name.get(tensor.name)
+        if artifact is None:
+            raise LoadFailed(f"{model}: has no {what} {tensor.name!r}, only {sorted(by_name)}")
+        agrees = len(artifact.shape) == len(tensor.shape) and all(
+            -1 in (stated, size) or stated == size for stated, size in zip(tensor.shape, artifact.shape, strict=True)
+        )
+        if artifact.datatype != tensor.datatype or not agrees:
+            raise LoadFailed(
+                f"{model}: {what} {tensor.name!r} is {artifact.datatype} {list(artifact.shape)}, "
+                f"the configuration says {tensor.datatype} {list(tensor.shape)}"
+            )
+    return declared
+
+
+class OnnxRuntimeModel:
+    def __init__(self, spec: ModelSpec, session: Any, model: str, threads: int, device: str) -> None:
+        self.spec = spec
+        self.device = Device(device)
+        self.memory_bytes = sum(file.stat().st_size for file in Path(model).parent.glob(f"{Path(model).name}*"))
+        self._first: Any = session
+        self._model = model
+        self._threads = threads
+
+    def open_session(self, index: int) -> "OnnxRuntimeSession":
+        if self._first is None:
+            raise LoadFailed("the model is closed")
+        shared = index == 0 or (self._threads == 1 and self.device.kind == "cpu")
+        return OnnxRuntimeSession(self.spec, self._first if shared else _open(self._model, self._threads, self.device.kind))
+
+    def close(self) -> None:
+        self._first = None
+
+
+class OnnxRuntimeSession:
+    def __init__(self, spec: ModelSpec, session: Any) -> None:
+        self._session = session
+        self._names = [tensor.name for tensor in spec.outputs]
+        self._string_inputs = [tensor.name for tensor in spec.inputs if tensor.datatype == "BYTES"]
+        self._string_outputs = [tensor.name for tensor in spec.outputs if tensor.datatype == "BYTES"]
+
+    def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
+        if self._session is None:
+            raise SessionLost("the session is closed")
+        feeds = inputs
+        if self._string_inputs:
+            feeds = inputs | {name: _decoded(name, inputs[name]) for name in self._string_inputs if name in inputs}
+        try:
+            results = self._session.run(self._names, feeds)
+        except Exception as exc:
+            message = f"{type(exc).__name__}: {exc}"
+            lost = isinstance(exc, MemoryError) or any(fault in message for fault in _DEVICE_FAULTS)
+            raise (SessionLost if lost else ExecutionFailed)(message) from exc
+        outputs: Tensors = dict(zip(self._names, results, strict=True))
+        for name in self._string_outputs:
+            outputs[name] = _encoded(outputs[name])
+        return outputs
+
+    def close(self) -> None:
+        self._session = None
+
+
+def _decoded(name: str, array: np.ndarray) -> np.ndarray:
+    try:
+        return np.array([element.decode() for element in array.flat], NUMPY["BYTES"]).reshape(array.shape)
+    except UnicodeDecodeError as exc:
+        raise ExecutionFailed(f"input {name!r}: ONNX strings are UTF-8, but an element is not: {exc}") from exc
+
+
+def _encoded(array: np.ndarray) -> np.ndarray:
+    return np.array([element.encode() for element in array.flat], NUMPY["BYTES"]).reshape(array.shape)

@@ -1,0 +1,226 @@
+"""PyTorch: TorchScript (.pt), torch.export (.pt2), an AOTInductor package (.pt2), or a factory of an nn.Module.
+
+Calling convention: the inputs are passed by position in the spec's order (None for an optional one left out); a tensor, a tuple
+or list in the spec's order, or a mapping by name comes back. Sessions share one module, which must not change in `forward`.
+
+Threads: ATen keeps its number of intra-op threads per calling thread (an OpenMP setting), so each session sets its own when it
+is opened on its thread: k sessions use k · threads cores. `torch.set_num_threads` also sets what threads started later begin
+with; Inductor bakes the number in effect into its kernels when it compiles them. (Seen with torch 2.13 on CPU, 2026-11.)
+
+Arrays become tensors without a copy, read-only ones included (through DLPack, which does not warn); BF16 passes as int16.
+"""
+
+import contextlib
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from backends.base import BackendError, Device, ExecutionFailed, LoadFailed, ModelSpec, Session, SessionLost, Tensors
+from backends.source import is_source, load_object
+
+if TYPE_CHECKING:
+    import torch
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def load(
+    declared: ModelSpec,
+    *,
+    model: str,
+    factory_options: Mapping[str, Any] | None = None,
+    precision: str = "fp32",
+    compile: bool = False,
+    threads: int = 1,
+    device: str = "cpu",
+) -> "TorchModel":
+    """model: a path, or `module:factory` / `path/to/file.py:factory`, called with factory_options, which returns an nn.Module.
+
+    precision: bf16 runs under autocast; int8 quantises the Linear layers of a factory's module dynamically (CPU).
+    compile: torch.compile with dynamic shapes; the first runs, at warm-up, take up to a minute.
+    """
+    try:
+        import torch
+    except ImportError as exc:
+        raise LoadFailed(f"PyTorch cannot be imported ({exc}): pip install 'serving-gateway[torch]'") from exc
+    if not declared.inputs or not declared.outputs:
+        raise LoadFailed(f"{model}: PyTorch models do not tell their tensors: set `inputs` and `outputs` of the model")
+    for tensor in (*declared.inputs, *declared.outputs):
+        if tensor.datatype == "BYTES":
+            raise LoadFailed(f"{model}: PyTorch has no strings, but {tensor.name!r} is BYTES: use a python model before it")
+    target = torch.device(device)
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise LoadFailed(f"device {device!r}: PyTorch {torch.__version__} sees no CUDA device")
+    torch.set_num_threads(threads)  # of the loading thread, and what Inductor compiles for
+    call, platform, memory_bytes = _load_callable(torch, model, dict(factory_options or {}), target, precision)
+    if compile:
+        call = torch.compile(call, dynamic=True)
+    spec = ModelSpec(platform, declared.inputs, declared.outputs, declared.max_rows, declared.row_sizes)
+    return TorchModel(spec, call, target, precision == "bf16", threads, memory_bytes)
+
+
+def _load_callable(
+    torch: Any,  # the module, imported by the caller
+    model: str,
+    factory_options: dict[str, Any],
+    device: "torch.device",
+    precision: str,
+) -> tuple[Callable[..., Any], str, int]:
+    """What to call, its platform's name, and the bytes of its weights."""
+    if is_source(model):
+        module = load_object(model)(**factory_options)
+        if not isinstance(module, torch.nn.Module):
+            raise LoadFailed(f"{model}: expected an nn.Module from the factory, got {type(module).__name__}")
+        module = module.eval().requires_grad_(False)
+        if precision == "int8":
+            module = _int8(torch, module)
+        return module.to(device), "pytorch", _weight_bytes(module)
+    if precision == "int8":
+        raise LoadFailed(
+            f"precision int8 quantises a factory's module, but {model} is an artifact: quantise it when you export it"
+        )
+    path = Path(model)
+    if not path.is_file():
+        raise LoadFailed(f"{model}: no such file")
+    if path.suffix != ".pt2":
+        with warnings.catch_warnings():  # torch.jit is deprecated upstream, but it is what many artifacts are
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = torch.jit.load(str(path), map_location=device).eval()
+        return module, "pytorch_torchscript", _weight_bytes(module)
+    if _is_aot_inductor(path):
+        index = -1 if device.index is None else device.index
+        return torch._inductor.aoti_load_package(str(path), device_index=index), "pytorch_aot_inductor", path.stat().st_size
+    module = torch.export.load(path).module().to(device)
+    return module, "pytorch_export", _weight_bytes(module)
+
+
+def _is_aot_inductor(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any("aotinductor/" in name for name in archive.namelist())
+    except zipfile.BadZipFile as exc:
+        raise LoadFailed(f"{path}: not a .pt2 archive: {exc}") from exc
+
+
+def _int8(torch: Any, module: Any) -> Any:
+    with warnings.catch_warnings():  # deprecated in favour of torchao, which is not needed for this one function
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear}, dtype=torch.qint8)
+
+
+def _weight_bytes(module: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
+
+
+class TorchModel:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        call: Callable[..., Any],
+        device: "torch.device",
+        autocast: bool,
+        threads: int,
+        memory_bytes: int,
+    ) -> None:
+        self.spec = spec
+        self.device = Device("cpu" if device.type == "cpu" else device.type, device.index or 0)
+        self.memory_bytes = memory_bytes
+        self._call: Callable[..., Any] | None = call
+        self._device = device
+        self._autocast = autocast
+        self._threads = threads
+
+    def open_session(self, index: int) -> Session:
+        import torch
+
+        if self._call is None:
+            raise LoadFailed("the model is closed")
+        torch.set_num_threads(self._threads)
+        return CpuSession(self.spec, self._call, self._autocast)
+
+    def close(self) -> None:
+        self._call = None
+
+
+class CpuSession:
+    def __init__(self, spec: ModelSpec, call: Callable[..., Any], autocast: bool) -> None:
+        import torch
+
+        self._spec = spec
+        self._call: Callable[..., Any] | None = call
+        self._torch = torch
+        self._autocast = autocast
+
+    def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
+        torch = self._torch
+        if self._call is None:
+            raise SessionLost("the session is closed")
+        arguments = [None if (array := inputs.get(tensor.name)) is None else to_tensor(array) for tensor in self._spec.inputs]
+        try:
+            # Grad mode and autocast are per thread and must be entered for every run.
+            with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16) if self._autocast else contextlib.nullcontext():
+                results = self._call(*arguments)
+                return named_outputs(self._spec, results)
+        except BackendError:
+            raise
+        except Exception as exc:
+            raise mapped(exc) from exc
+
+    def close(self) -> None:
+        self._call = None
+
+
+def mapped(exc: Exception) -> BackendError:
+    """The seam: what PyTorch raised, as ours. A device out of memory or lost costs the session, all else the batch."""
+    import torch
+
+    lost = isinstance(exc, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError)
+    message = f"{type(exc).__name__}: {str(exc).strip().splitlines()[-1] if str(exc).strip() else ''}"
+    return SessionLost(message) if lost else ExecutionFailed(message)
+
+
+def to_tensor(array: np.ndarray) -> "torch.Tensor":
+    """View an array as a CPU tensor; copied only where it is not contiguous or not aligned."""
+    import torch
+
+    array = np.require(array, requirements=("C", "A"))  # DLPack of negative strides aborts the process (torch 2.13)
+    if array.dtype == _BF16:
+        return torch.utils.dlpack.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
+    return torch.utils.dlpack.from_dlpack(array)
+
+
+def to_array(tensor: "torch.Tensor") -> np.ndarray:
+    """View a CPU tensor as an array."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(_BF16)
+    return tensor.numpy()
+
+
+def named_outputs(spec: ModelSpec, results: Any) -> Tensors:
+    """A module's results by output name, as arrays. Results of autocast come back in the declared datatype."""
+    import torch
+
+    if isinstance(results, torch.Tensor):
+        results = (results,)
+    if isinstance(results, Mapping):
+        named = {output.name: results[output.name] for output in spec.outputs if output.name in results}
+    else:
+        if len(results) != len(spec.outputs):
+            raise ExecutionFailed(f"the module returned {len(results)} tensors, the spec has {len(spec.outputs)} outputs")
+        named = {output.name: result for output, result in zip(spec.outputs, results, strict=True)}
+    outputs: Tensors = {}
+    for output in spec.outputs:
+        tensor = named.get(output.name)
+        if tensor is None:
+            continue  # the check of outputs names it
+        if output.datatype == "FP32" and tensor.dtype == torch.bfloat16:
+            tensor = tensor.float()
+        outputs[output.name] = to_array(tensor.cpu())
+    return outputs

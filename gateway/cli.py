@@ -1,0 +1,124 @@
+"""`gateway serve | check | compile`: the only reader of arguments and environment."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from gateway.config import Config, load_config
+from gateway.errors import ConfigError, GatewayError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0, 1 (the gateway failed), 2 (usage or configuration)."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        code: int = arguments.run(arguments)
+        return code
+    except ConfigError as exc:
+        print(exc.message, file=sys.stderr)
+        return 2
+    except GatewayError as exc:
+        print(f"gateway: {exc.message}", file=sys.stderr)
+        return 1
+    except OSError as exc:
+        print(f"gateway: {exc}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gateway", description="A model-serving gateway that batches to an SLO.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve the models of a configuration file")
+    serve.add_argument("config", metavar="CONFIG", help="a YAML file, see configs/gateway.yaml")
+    serve.add_argument("--no-ray", action="store_true", help="one plain process, without Ray")
+    serve.add_argument("--host", help="address to listen on, instead of server.host")
+    serve.add_argument("--http-port", type=int, metavar="N", help="instead of server.http_port; 0: any free port")
+    serve.add_argument("--grpc-port", type=int, metavar="N", help="instead of server.grpc_port; 0: any free port")
+    serve.set_defaults(run=_serve)
+    check = commands.add_parser("check", help="validate a configuration file without starting anything")
+    check.add_argument("config", metavar="CONFIG")
+    check.set_defaults(run=_check)
+    return parser
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    config = load_config(arguments.config)
+    for model in config.models:
+        slo = f"p99 {model.slo.p99_ms:g} ms" if model.slo else "no SLO"
+        lanes = ", ".join(f"{b.label} ({b.placement}, {b.sessions} sessions)" for b in model.backends)
+        print(f"{model.name} version {model.version}: {slo}, policy {model.batching.policy}, on {lanes}")
+    print(f"{arguments.config}: valid")
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    config = load_config(arguments.config)
+    given = {"host": arguments.host, "http_port": arguments.http_port, "grpc_port": arguments.grpc_port}
+    server = config.server.model_copy(update={key: value for key, value in given.items() if value is not None})
+    for key in ("http_port", "grpc_port"):
+        port = getattr(server, key)
+        if port is not None and not 0 <= port <= 65535:
+            raise ConfigError(f"--{key.replace('_', '-')}: {port}: expected 0 to 65535")
+    config = config.model_copy(update={"server": server})
+    if arguments.no_ray:
+        return _serve_plain(config)
+    from gateway.cluster import run_on_ray  # Ray takes a second to import, which `check` and `--no-ray` need not pay
+
+    return run_on_ray(config, announce)
+
+
+def _serve_plain(config: Config) -> int:
+    with tempfile.TemporaryDirectory(prefix="gateway-") as temporary:
+        run_dir = Path(config.server.run_dir or temporary)
+        use_run_dir(run_dir)
+        import uvloop
+
+        return uvloop.run(_serve_until_signal(config, run_dir))
+
+
+def use_run_dir(run_dir: Path) -> None:
+    """Create the node's directory and point prometheus_client at it. Before gateway.metrics is imported: see there."""
+    metrics_dir = run_dir / "metrics"
+    metrics_dir.mkdir(parents=True, exist_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
+
+
+async def _serve_until_signal(config: Config, run_dir: Path) -> int:
+    from gateway.ingress import Ingress
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    ingress = Ingress(config, run_dir=run_dir, reuse_port=False)
+    started = asyncio.ensure_future(ingress.start())
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if started.done():
+        try:
+            announce(config, *started.result())
+            await stopped
+        finally:
+            stopped.cancel()
+            await ingress.drain()
+    else:
+        started.cancel()
+        await asyncio.gather(started, return_exceptions=True)
+        await ingress.drain()
+    return 0
+
+
+def announce(config: Config, http: int | None, grpc: int | None) -> None:
+    """Tell on standard output, in one line a program can read, that requests are answered and where."""
+    parts = [f"{name}={config.server.host}:{port}" for name, port in (("http", http), ("grpc", grpc)) if port is not None]
+    print("gateway ready", *parts, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

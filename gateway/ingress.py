@@ -1,0 +1,114 @@
+"""One ingress process: its models, its two listeners, and the order in which they come and go."""
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from backends.base import ModelSpec
+from gateway.clock import Clock, LoopClock
+from gateway.config import Backend, Config, Model
+from gateway.errors import ConfigError
+from gateway.grpc_server import GrpcServer
+from gateway.http_server import HttpServer
+from gateway.metrics import FLUSH_INTERVAL_S, Metrics
+from gateway.repository import OpenRunner, Repository, RepositoryControl
+from gateway.rest_routes import RestRoutes
+from gateway.shared_memory import SharedMemoryRegions
+from gateway.workers import WorkerPool
+
+log = logging.getLogger(__name__)
+
+
+class Ports(NamedTuple):
+    """Where the listeners are; None: there is none."""
+
+    http: int | None
+    grpc: int | None
+
+
+class Ingress:
+    """Life: start -> drain. On one event loop. open_runner: how lanes get their runner; None: sessions in this process only."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        run_dir: Path,
+        open_runner: OpenRunner | None = None,
+        control: RepositoryControl | None = None,
+        reuse_port: bool = False,
+    ) -> None:
+        """run_dir: of this node, shared by its ingress processes. reuse_port: several of them listen on the same ports."""
+        self._config = config
+        self._clock = LoopClock(asyncio.get_running_loop())
+        self.metrics = Metrics(model.slo.p99_ms / 1e3 for model in config.models if model.slo)
+        self.repository = Repository(
+            config,
+            open_runner=open_runner or self._open_pool,
+            metrics=self.metrics,
+            clock=self._clock,
+            regions=SharedMemoryRegions(run_dir / "regions", enabled=config.server.system_shared_memory),
+            control=control,
+        )
+        self._reuse_port = reuse_port
+        self._http: HttpServer | None = None
+        self._grpc: GrpcServer | None = None
+        self._flushing: asyncio.Task[None] | None = None
+
+    async def start(self) -> Ports:
+        """Load the models, then listen. Raises: GatewayError, OSError (a port is taken)."""
+        server = self._config.server
+        await self.repository.start()
+        self._flushing = asyncio.create_task(self._flush_metrics())
+        http = grpc = None
+        if server.http_port is not None:
+            routes = RestRoutes(self.repository, server.limits, expose_metrics=self._expose_metrics)
+            self._http = HttpServer(routes, server.limits)
+            http = await self._http.start(server.host, server.http_port, reuse_port=self._reuse_port)
+        if server.grpc_port is not None:
+            self._grpc = GrpcServer(self.repository, server.limits)
+            grpc = await self._grpc.start(server.host, server.grpc_port, reuse_port=self._reuse_port)
+        return Ports(http, grpc)
+
+    async def drain(self) -> None:
+        """Stop accepting, answer what is in flight within drain_timeout_s, then close everything. A second call does nothing."""
+        timeout_s = self._config.server.drain_timeout_s
+        listeners = [listener.drain(timeout_s) for listener in (self._http, self._grpc) if listener is not None]
+        self._http = self._grpc = None
+        await asyncio.gather(*listeners)
+        try:
+            await asyncio.wait_for(self.repository.close(), timeout_s + 1.0)
+        except TimeoutError:
+            log.error("%d requests were not answered within drain_timeout_s %g", self.repository.pending, timeout_s)
+        if self._flushing is not None:
+            self._flushing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._flushing
+        self.metrics.flush()
+
+    def healthy(self) -> bool:
+        """Whether every model that should be served can be."""
+        return self.repository.ready()
+
+    def _open_pool(self, model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
+        if backend.placement != "embedded":
+            raise ConfigError(
+                f"model '{model.name}': backend {backend.label} has placement '{backend.placement}', which needs Ray: "
+                "start without --no-ray, or set placement: embedded"
+            )
+        return open_pool(model, backend, declared, self._clock)
+
+    def _expose_metrics(self) -> tuple[str, bytes]:
+        return self.metrics.expose()
+
+    async def _flush_metrics(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+            self.metrics.flush()
+
+
+def open_pool(model: Model, backend: Backend, declared: ModelSpec, clock: Clock) -> WorkerPool:
+    """The workers of one backend in this process, not yet open."""
+    return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)

@@ -1,0 +1,228 @@
+"""One queue and one runner of one model version on one backend: the only place where a request waits.
+
+Life: open -> submit … -> close. Everything happens on the event loop. Arrivals of one loop tick are stepped together at its end, so that
+requests that came in one read share a batch; ends of batches step at once, so that a free worker never idles for a tick.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from backends.base import ModelSpec, Tensors
+from gateway.batching.batch import Batch, Part
+from gateway.batching.batcher import Batcher
+from gateway.clock import Clock, Timer
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, NotReady
+from gateway.metrics import LaneMetrics
+from gateway.runner import BatchRunner, Execution
+from gateway.types import InferRequest, InferResponse
+
+OnDone = Callable[[InferResponse | GatewayError], None]
+
+trace_log = logging.getLogger("gateway.trace")
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One accepted request until it is answered.
+
+    retried: first rows of the parts that were run a second time. pieces: (first row, outputs) of the parts that are done, if split.
+    """
+
+    on_done: OnDone
+    rows_left: int
+    retried: tuple[int, ...] = ()
+    pieces: list[tuple[int, Tensors]] = field(default_factory=list)
+
+
+class Lane:
+    """See the module. Every accepted request is answered exactly once."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        spec: ModelSpec,
+        batcher: Batcher,
+        runner: BatchRunner,
+        metrics: LaneMetrics,
+        clock: Clock,
+        call_soon: Callable[[Callable[[], None]], object],
+        trace: bool = False,
+    ) -> None:
+        """name: "model:version/backend", for messages. runner: open. call_soon: the loop's."""
+        self.name = name
+        self.spec = spec
+        self.batcher = batcher
+        self.runner = runner
+        self.metrics = metrics
+        self._clock = clock
+        self._call_soon = call_soon
+        self._trace = trace
+        self._waiting: dict[InferRequest, _Waiting] = {}
+        self._running = 0
+        self._step_due = False
+        self._timer: Timer | None = None
+        self._timer_at_ns = 0
+        self._closing = False
+        self._empty = asyncio.Event()
+        runner.on_change = self._runner_changed
+
+    def __repr__(self) -> str:
+        return f"<Lane {self.name}: {len(self._waiting)} waiting, {self._running} batches running>"
+
+    @property
+    def available(self) -> bool:
+        """Whether a request sent here can be expected to be run."""
+        return not self._closing and self.runner.available
+
+    @property
+    def pending(self) -> int:
+        """Requests accepted and not answered."""
+        return len(self._waiting)
+
+    def submit(self, request: InferRequest, on_done: OnDone) -> None:
+        """Accept a request. on_done gets its one answer or error on the loop, never within this call.
+
+        Raises: NotReady, BackendUnreachable, Overloaded, DeadlineExceeded; then on_done is not called.
+        """
+        if self._closing:
+            raise NotReady(f"model '{request.model}' is being unloaded")
+        if not self.runner.available:
+            raise BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0)
+        if request.parameters:
+            # Parameters are handed to the model with the batch: only requests that say the same may share one.
+            request.shape_key = (request.shape_key, tuple(sorted(request.parameters.items())))
+        self.batcher.add(request, self._clock.now_ns())
+        self._waiting[request] = _Waiting(on_done, request.rows)
+        if not self._step_due:
+            self._step_due = True
+            self._call_soon(self._step)
+
+    def cancel(self, request: InferRequest) -> None:
+        """Forget a request that nobody waits for any more: out of the queue now, or its result is dropped. on_done gets Cancelled."""
+        if request in self._waiting:
+            self.batcher.cancel(request)
+            self._answer(request, Cancelled("the client cancelled the request"))
+
+    async def close(self) -> None:
+        """Refuse what comes, answer what is here, then free the runner."""
+        self._closing = True
+        if self._waiting:
+            await self._empty.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.runner.close()
+
+    # deciding
+
+    def _step(self) -> None:
+        self._step_due = False
+        now_ns = self._clock.now_ns()
+        step = self.batcher.step(now_ns, self.runner.free_slots)
+        for request, error in step.shed:
+            self._answer(request, error)
+        for batch in step.batches:
+            self._running += 1
+            self.metrics.batch_closed(batch)
+            self.runner.start(batch, self._ended)
+        if step.wake_at_ns != self._timer_at_ns or self._timer is None:
+            self._arm(step.wake_at_ns)
+
+    def _arm(self, wake_at_ns: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wake_at_ns is not None:
+            self._timer_at_ns = wake_at_ns
+            self._timer = self._clock.call_at(wake_at_ns, self._woken)
+
+    def _woken(self) -> None:
+        self._timer = None
+        self._step()
+
+    def _runner_changed(self) -> None:
+        if not self.runner.available:
+            for request in list(self._waiting):
+                if self.batcher.cancel(request):
+                    self._answer(request, BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0))
+        self._step()
+
+    # a batch ended
+
+    def _ended(self, batch: Batch, execution: Execution) -> None:
+        self._running -= 1
+        now_ns = self._clock.now_ns()
+        error = execution.error
+        pieces: list[Tensors] = []
+        if execution.outputs is not None:
+            try:
+                pieces = batch.split(execution.outputs)
+            except GatewayError as exc:
+                error = exc
+            except (ValueError, IndexError, KeyError, TypeError) as exc:
+                error = BackendFailed(f"{self.name}: outputs do not fit the batch: {exc}")
+        self.batcher.finished(batch, now_ns, execution.finished_ns - execution.started_ns, error is None)
+        self.metrics.batch_done(batch, execution, failed=error is not None)
+        if self._trace:
+            trace_log.info(
+                "%s %s started_ms=%.3f computed_ms=%.3f returned_ms=%.3f error=%s",
+                self.name,
+                batch,
+                (execution.started_ns - batch.closed_ns) / 1e6,
+                (execution.finished_ns - execution.started_ns) / 1e6,
+                (now_ns - execution.finished_ns) / 1e6,
+                error,
+            )
+        if error is None:
+            for part, outputs in zip(batch.parts, pieces, strict=True):
+                self._part_done(part, outputs)
+        else:
+            for part in batch.parts:
+                self._part_failed(part, error, now_ns, to_blame=len(batch.parts) == 1 and not execution.session_lost)
+        self._step()
+
+    def _part_done(self, part: Part, outputs: Tensors) -> None:
+        request = part.request
+        waiting = self._waiting.get(request)
+        if waiting is None:
+            return  # cancelled, or another part of it failed
+        if part.rows != request.rows:
+            waiting.pieces.append((part.start, outputs))
+            waiting.rows_left -= part.rows
+            if waiting.rows_left:
+                return
+            outputs = _join(waiting.pieces)
+        if request.outputs:
+            outputs = {output.name: outputs[output.name] for output in request.outputs}
+        self._answer(request, InferResponse(request.model, request.version, request.id, outputs))
+
+    def _part_failed(self, part: Part, error: GatewayError, now_ns: int, *, to_blame: bool) -> None:
+        """Run the part once more by itself, unless it is to blame: another request of its batch, or the session, may have been."""
+        waiting = self._waiting.get(part.request)
+        if waiting is None:
+            return
+        if part.start in waiting.retried or to_blame or not self.runner.available:
+            self.batcher.cancel(part.request)
+            self._answer(part.request, error)
+        else:
+            waiting.retried += (part.start,)
+            self.metrics.retried()
+            self.batcher.retry(part, now_ns)
+
+    def _answer(self, request: InferRequest, outcome: InferResponse | GatewayError) -> None:
+        waiting = self._waiting.pop(request, None)
+        if waiting is None:
+            return  # a split request, of which another part was refused before
+        waiting.on_done(outcome)
+        if self._closing and not self._waiting:
+            self._empty.set()
+
+
+def _join(pieces: list[tuple[int, Tensors]]) -> Tensors:
+    """The outputs of a split request, in row order. Shapes: (rows of the part, *per_row) each -> (rows, *per_row)."""
+    pieces.sort(key=lambda piece: piece[0])
+    return {name: np.concatenate([outputs[name] for _, outputs in pieces]) for name in pieces[0][1]}

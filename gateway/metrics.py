@@ -1,0 +1,326 @@
+"""Prometheus metrics, cheap enough for every request, and one answer for all processes of a node.
+
+Several ingress processes share one port, so a scrape reaches any of them: prometheus_client's multiprocess mode lets each answer for all, by
+files in one directory. A write there costs 2 to 4 µs (lock, memory map), too much several times per request, so each process counts in plain
+Python lists and adds these to prometheus_client once a second and before a scrape of its own. What another process shows is therefore up to
+`FLUSH_INTERVAL_S` old.
+
+The multiprocess mode is chosen by prometheus_client when it is imported, by the environment variable PROMETHEUS_MULTIPROC_DIR; `cli` and
+`cluster` set it for the processes they start. Without it the metrics are those of this process.
+
+The statistics extension is read from the same numbers, so the two cannot disagree.
+"""
+
+import contextlib
+import os
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from gateway.batching.batch import Batch
+from gateway.errors import Code
+from gateway.runner import Execution
+
+FLUSH_INTERVAL_S: Final = 1.0
+STAGES: Final = ("decode", "queue", "batch_wait", "compute", "encode")
+
+_SECONDS: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+_MICROSECONDS: Final = (0.000005, 0.00001, 0.000025, 0.00005)  # where decode and encode lie
+_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_OK: Final = "ok"
+
+
+class _Observations:
+    """A histogram's additions since the last flush."""
+
+    __slots__ = ("_bounds", "_counts", "_sum", "_target")
+
+    def __init__(self, target: Any, bounds: tuple[float, ...]) -> None:
+        self._target = target
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def flush(self) -> None:
+        # prometheus_client offers no bulk observation; these two fields are what its own `observe` adds to.
+        for index, count in enumerate(self._counts):
+            if count:
+                self._target._buckets[index].inc(count)
+                self._counts[index] = 0
+        if self._sum:
+            self._target._sum.inc(self._sum)
+            self._sum = 0.0
+
+
+class Metrics:
+    """All metrics of this process. Its users get a `LaneMetrics` or `EndpointMetrics` once and count on that."""
+
+    def __init__(self, slo_s: Iterable[float] = ()) -> None:
+        """slo_s: the models' objectives; each becomes a bucket edge of the latency histogram, so that attainment can be read exactly."""
+        directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        self._directory = Path(directory) if directory else None
+        self._registry = CollectorRegistry()
+        latency = tuple(sorted({*_SECONDS, *slo_s}))
+        stage = (*_MICROSECONDS, *_SECONDS)
+        model = ("model", "version")
+        lane = (*model, "backend")
+        self._latency_bounds, self._stage_bounds = latency, stage
+        own: dict[str, Any] = {"registry": self._registry}
+        live: dict[str, Any] = {**own, "multiprocess_mode": "livesum"}
+        self._requests = Counter(
+            "gateway_requests", "Requests answered, by the code of the answer", (*model, "protocol", "code"), **own
+        )
+        self._latency = Histogram(
+            "gateway_request_duration_seconds", "Successful requests, from whole request read to answer encoded", (*model, "protocol"),
+            buckets=latency, **own,
+        )  # fmt: skip
+        self._failed_seconds = Counter(
+            "gateway_failed_request_seconds", "Time of requests that ended in an error", (*model, "protocol"), **own
+        )
+        self._stage = Histogram(
+            "gateway_stage_duration_seconds", "Time of a request in each stage", (*model, "stage"), buckets=stage, **own
+        )
+        self._rows_done = Counter("gateway_rows", "Rows inferred with success", model, **own)
+        self._batch_rows = Histogram("gateway_batch_rows", "Rows of a batch, without padding", lane, buckets=_ROWS, **own)
+        self._batches = Counter("gateway_batches", "Batches closed, by the reason why", (*lane, "reason"), **own)
+        self._padding = Counter("gateway_padding_rows", "Rows executed that belong to no request", lane, **own)
+        self._executions = Counter("gateway_executions", "Batches executed, by rows", (*lane, "rows"), **own)
+        self._compute = Counter("gateway_compute_seconds", "Time of executions, by rows", (*lane, "rows"), **own)
+        self._failed = Counter("gateway_failed_executions", "Batches that ended in an error", lane, **own)
+        self._retries = Counter("gateway_retries", "Requests run a second time, alone", lane, **own)
+        self._queue_rows = Gauge("gateway_queue_rows", "Rows that wait", lane, **live)
+        self._queue_requests = Gauge("gateway_queue_requests", "Requests that wait", lane, **live)
+        self._workers = Gauge("gateway_workers", "Sessions that can run batches", lane, **live)
+        self._busy = Gauge("gateway_busy_workers", "Sessions that run a batch", lane, **live)
+        self._last_inference = Gauge(
+            "gateway_last_inference_timestamp_seconds", "When the last request was answered", model, multiprocess_mode="max", **own
+        )
+        self._flushed: list[Callable[[], None]] = []
+        self._endpoints: dict[tuple[str, str, str], EndpointMetrics] = {}
+        if self._directory is not None:
+            _forget_dead_processes(self._directory)
+
+    def lane(self, model: str, version: str, backend: str) -> "LaneMetrics":
+        """What one lane counts on."""
+        return LaneMetrics(self, model, version, backend)
+
+    def endpoint(self, model: str, version: str, protocol: str) -> "EndpointMetrics":
+        """What one protocol counts the requests of one model on. model: empty for requests that named none that exists."""
+        labels = (model, version, protocol)
+        if labels not in self._endpoints:
+            self._endpoints[labels] = EndpointMetrics(self, *labels)
+        return self._endpoints[labels]
+
+    def flush(self) -> None:
+        """Add what was counted since the last call to prometheus_client."""
+        for flush in self._flushed:
+            flush()
+
+    def expose(self) -> tuple[str, bytes]:
+        """Content type and body of /metrics, for all processes of the node. Reads files: some milliseconds."""
+        return CONTENT_TYPE_LATEST, generate_latest(self._node_registry())
+
+    def statistics(self) -> "dict[tuple[str, str], ModelStatistics]":
+        """Per (model, version), over all processes of the node."""
+        found: dict[tuple[str, str], ModelStatistics] = defaultdict(ModelStatistics)
+        for family in self._node_registry().collect():
+            for sample in family.samples:
+                labels = sample.labels
+                if labels.get("model"):
+                    found[labels["model"], labels["version"]].add(sample.name, labels, sample.value)
+        return found
+
+    def _node_registry(self) -> CollectorRegistry:
+        self.flush()
+        if self._directory is None:
+            return self._registry
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=str(self._directory))
+        return registry
+
+
+class LaneMetrics:
+    """Counted by one lane."""
+
+    def __init__(self, metrics: Metrics, model: str, version: str, backend: str) -> None:
+        labels = (model, version, backend)
+        self._rows = _Observations(metrics._batch_rows.labels(*labels), _ROWS)
+        stages = {
+            stage: _Observations(metrics._stage.labels(model, version, stage), metrics._stage_bounds)
+            for stage in ("queue", "batch_wait", "compute")
+        }
+        self._queue, self._wait, self._run = stages["queue"], stages["batch_wait"], stages["compute"]
+        self._reasons: dict[str, int] = defaultdict(int)
+        self._executed: dict[int, tuple[int, int]] = {}
+        self._padding = 0
+        self._rows_done = 0
+        self._retries = 0
+        self._failed = 0
+        self._gauges: Callable[[], tuple[int, int, int, int]] | None = None
+        self._metrics = metrics
+        self._labels = labels
+        metrics._flushed.append(self._flush)
+
+    def watch(self, gauges: Callable[[], tuple[int, int, int, int]] | None) -> None:
+        """gauges: gives rows waiting, requests waiting, workers, busy workers, asked at each flush; None: the lane is gone."""
+        self._gauges = gauges
+        if gauges is None:
+            self._flush()
+            for gauge in (self._metrics._queue_rows, self._metrics._queue_requests, self._metrics._workers, self._metrics._busy):
+                gauge.labels(*self._labels).set(0)
+            self._metrics._flushed.remove(self._flush)
+
+    def batch_closed(self, batch: Batch) -> None:
+        self._reasons[batch.reason] += 1
+        self._rows.add(batch.rows)
+        self._padding += batch.padded_rows - batch.rows
+        closed_ns = batch.closed_ns
+        add = self._queue.add
+        for part in batch.parts:
+            add((closed_ns - part.request.arrival_ns) * 1e-9)
+
+    def batch_done(self, batch: Batch, execution: Execution, *, failed: bool) -> None:
+        compute_ns = execution.finished_ns - execution.started_ns
+        requests = len(batch.parts)
+        self._wait.add((execution.started_ns - batch.closed_ns) * 1e-9, requests)
+        self._run.add(compute_ns * 1e-9, requests)
+        count, total_ns = self._executed.get(batch.rows, (0, 0))
+        self._executed[batch.rows] = (count + 1, total_ns + compute_ns)
+        if failed:
+            self._failed += 1
+        else:
+            self._rows_done += batch.rows
+
+    def retried(self) -> None:
+        self._retries += 1
+
+    def _flush(self) -> None:
+        metrics, labels = self._metrics, self._labels
+        for observations in (self._rows, self._queue, self._wait, self._run):
+            observations.flush()
+        for reason, count in self._reasons.items():
+            metrics._batches.labels(*labels, reason).inc(count)
+        for rows, (count, total_ns) in self._executed.items():
+            metrics._executions.labels(*labels, rows).inc(count)
+            metrics._compute.labels(*labels, rows).inc(total_ns * 1e-9)
+        self._reasons.clear()
+        self._executed.clear()
+        if self._rows_done:
+            metrics._rows_done.labels(*labels[:2]).inc(self._rows_done)
+        for counter, count in ((metrics._padding, self._padding), (metrics._retries, self._retries), (metrics._failed, self._failed)):
+            counter.labels(*labels).inc(count)
+        self._padding = self._rows_done = self._retries = self._failed = 0
+        if self._gauges is not None:
+            gauges = (metrics._queue_rows, metrics._queue_requests, metrics._workers, metrics._busy)
+            for gauge, value in zip(gauges, self._gauges(), strict=True):
+                gauge.labels(*labels).set(value)
+
+
+class EndpointMetrics:
+    """Counted by one protocol's edge for one model."""
+
+    def __init__(self, metrics: Metrics, model: str, version: str, protocol: str) -> None:
+        self._metrics = metrics
+        self._labels = (model, version, protocol)
+        self._latency = _Observations(metrics._latency.labels(model, version, protocol), metrics._latency_bounds)
+        self._decode = _Observations(metrics._stage.labels(model, version, "decode"), metrics._stage_bounds)
+        self._encode = _Observations(metrics._stage.labels(model, version, "encode"), metrics._stage_bounds)
+        self._codes: dict[str, int] = defaultdict(int)
+        self._failed_ns = 0
+        metrics._flushed.append(self._flush)
+
+    def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int) -> None:
+        """Count a success. Stamps: whole request read, decoded, outcome known, answer encoded."""
+        self._codes[_OK] += 1
+        self._decode.add((decoded_ns - arrival_ns) * 1e-9)
+        self._encode.add((encoded_ns - encoding_ns) * 1e-9)
+        self._latency.add((encoded_ns - arrival_ns) * 1e-9)
+
+    def failed(self, code: Code, arrival_ns: int, answered_ns: int) -> None:
+        """Count an error."""
+        self._codes[code.value] += 1
+        self._failed_ns += answered_ns - arrival_ns
+
+    def _flush(self) -> None:
+        if self._codes.get(_OK):
+            self._metrics._last_inference.labels(*self._labels[:2]).set(time.time())
+        for observations in (self._latency, self._decode, self._encode):
+            observations.flush()
+        for code, count in self._codes.items():
+            self._metrics._requests.labels(*self._labels, code).inc(count)
+        self._codes.clear()
+        if self._failed_ns:
+            self._metrics._failed_seconds.labels(*self._labels).inc(self._failed_ns * 1e-9)
+            self._failed_ns = 0
+
+
+@dataclass(slots=True)
+class Total:
+    """How often, and the time of all together."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+class ModelStatistics:
+    """The numbers of the statistics extension for one model version, over all its backends and protocols."""
+
+    def __init__(self) -> None:
+        self.last_inference_s = 0.0
+        self.rows = 0
+        self.success = Total()
+        self.failed = Total()
+        self.stages = {stage: Total() for stage in STAGES}
+        self.executions_by_rows: dict[int, Total] = defaultdict(Total)
+
+    def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        """Take in one sample of the exposition."""
+        if name == "gateway_stage_duration_seconds_sum":
+            self.stages[labels["stage"]].seconds += value
+        elif name == "gateway_stage_duration_seconds_count":
+            self.stages[labels["stage"]].count += int(value)
+        elif name == "gateway_rows_total":
+            self.rows += int(value)
+        elif name == "gateway_executions_total":
+            self.executions_by_rows[int(labels["rows"])].count += int(value)
+        elif name == "gateway_compute_seconds_total":
+            self.executions_by_rows[int(labels["rows"])].seconds += value
+        elif name == "gateway_last_inference_timestamp_seconds":
+            self.last_inference_s = max(self.last_inference_s, value)
+        elif name == "gateway_requests_total":
+            (self.success if labels["code"] == _OK else self.failed).count += int(value)
+        elif name == "gateway_request_duration_seconds_sum":
+            self.success.seconds += value
+        elif name == "gateway_failed_request_seconds_total":
+            self.failed.seconds += value
+
+
+def _forget_dead_processes(directory: Path) -> None:
+    """Drop the gauges of processes of this node that ended without saying so."""
+    for pid in set(_pids(directory)):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            mark_process_dead(pid, path=str(directory))
+        except PermissionError:
+            continue
+
+
+def _pids(directory: Path) -> Iterator[int]:
+    for path in directory.glob("gauge_live*_*.db"):
+        with contextlib.suppress(ValueError):
+            yield int(path.stem.rsplit("_", 1)[1])

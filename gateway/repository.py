@@ -1,0 +1,385 @@
+"""The models this process serves, their lanes, and what both protocol edges ask of them.
+
+A model version is UNAVAILABLE -> LOADING -> READY -> UNLOADING -> UNAVAILABLE. A load of a READY one builds the new lanes beside the old, swaps, then
+drains the old, so that no request is lost. With several ingress processes a load or unload by a client is published through `control`, and
+every process applies it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version as package_version
+from typing import Any, Final, Protocol
+
+from backends.base import ModelSpec, TensorSpec
+from backends.datatypes import config_datatype
+from gateway.batching.batcher import Batcher
+from gateway.batching.policies import POLICIES
+from gateway.clock import Clock
+from gateway.config import Backend, Config, Model, Ragged, Tensor
+from gateway.errors import BackendFailed, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.lane import Lane, OnDone
+from gateway.metrics import Metrics, ModelStatistics, Total
+from gateway.router import choose
+from gateway.runner import BatchRunner
+from gateway.shared_memory import SharedMemoryRegions
+from gateway.types import InferRequest
+
+OpenRunner = Callable[[Model, Backend, ModelSpec], BatchRunner]
+
+# Only what works is advertised. Source: Triton docs/protocol/extension_*.md.
+EXTENSIONS: Final = (
+    "classification",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+log = logging.getLogger(__name__)
+
+
+class RepositoryControl(Protocol):
+    """How a load or unload reaches every ingress process."""
+
+    async def publish(self, name: str, loaded: bool) -> None:
+        """Return once every process has applied it. Raises: GatewayError, the first that a process met."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class ServedModel:
+    """One model version. wanted: whether it should be loaded. lanes: in order of price; empty unless READY."""
+
+    config: Model
+    wanted: bool = False
+    state: str = "UNAVAILABLE"
+    reason: str = ""
+    spec: ModelSpec = field(default_factory=lambda: ModelSpec("", (), (), 0))
+    lanes: tuple[Lane, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def version(self) -> str:
+        return self.config.version
+
+    @property
+    def ragged(self) -> Ragged | None:
+        return self.config.ragged
+
+
+class Repository:
+    """See the module. On the event loop's thread. `generation` changes whenever what `model` answers may have changed."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        open_runner: OpenRunner,
+        metrics: Metrics,
+        clock: Clock,
+        regions: SharedMemoryRegions,
+        control: RepositoryControl | None = None,
+    ) -> None:
+        """open_runner: makes the runner of a lane, not yet open. control: None in a process that serves alone."""
+        self.regions = regions
+        self.metrics = metrics
+        self.generation = 0
+        self._config = config
+        self._open_runner = open_runner
+        self._clock = clock
+        self._control = control
+        self._closing = False
+        self._changes = asyncio.Lock()  # one load or unload at a time
+        self._models: dict[str, dict[str, ServedModel]] = {}
+        for model in config.models:
+            self._models.setdefault(model.name, {})[model.version] = ServedModel(model, wanted=model.load_at_start)
+
+    async def start(self) -> None:
+        """Load what is to be loaded at start. Raises: GatewayError, of the first model that fails."""
+        for served in self._all():
+            if served.wanted:
+                await self._load(served)
+
+    async def close(self) -> None:
+        """Refuse new requests, answer those that are here, free the models."""
+        self._closing = True
+        await asyncio.gather(*(self._unload(served) for served in self._all()))
+
+    # requests
+
+    def model(self, name: str, version: str = "") -> ServedModel:
+        """The model version to serve; an empty version means the highest that is ready. Raises: NotFound, NotReady."""
+        versions = self._models.get(name)
+        if versions is None:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        if version:
+            served = versions.get(version)
+            if served is None:
+                raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
+        else:
+            served = max(versions.values(), key=lambda served: (served.state == "READY", int(served.version)))
+        if served.state != "READY":
+            suffix = f": {served.reason}" if served.reason else ""
+            raise NotReady(f"Request for unknown model: '{name}' has no available versions ({served.state.lower()}{suffix})")
+        return served
+
+    def infer(self, request: InferRequest, on_done: OnDone) -> None:
+        """Hand a validated request to a lane. on_done gets its one answer or error, later. Raises: GatewayError; then it gets none."""
+        if self._closing:
+            raise NotReady("the server is shutting down", retry_after_s=1.0)
+        choose(self.model(request.model, request.version).lanes).submit(request, on_done)
+
+    def cancel(self, request: InferRequest) -> None:
+        """Nobody waits for this request any more."""
+        for served in self._models.get(request.model, {}).values():
+            for lane in served.lanes:
+                lane.cancel(request)
+
+    # state
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        """Whether every model that should be loaded can be served."""
+        if self._closing:
+            return False
+        return all(self._serves(served) for served in self._all() if served.wanted)
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Raises: NotFound, for a name that is in no configuration."""
+        try:
+            return not self._closing and self._serves(self.model(name, version))
+        except NotReady:
+            return False
+
+    @property
+    def pending(self) -> int:
+        """Requests accepted and not answered."""
+        return sum(lane.pending for served in self._all() for lane in served.lanes)
+
+    def server_metadata(self) -> dict[str, Any]:
+        return {"name": "serving-gateway", "version": package_version("serving-gateway"), "extensions": list(EXTENSIONS)}
+
+    def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """Raises: NotFound, NotReady."""
+        served = self.model(name, version)
+        versions = [known.version for known in self._models[name].values() if known.state == "READY"]
+
+        def plain(tensor: TensorSpec) -> dict[str, Any]:
+            return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+
+        return {
+            "name": name,
+            "versions": sorted(versions, key=int),
+            "platform": served.spec.platform,
+            "inputs": [plain(tensor) for tensor in served.spec.inputs],
+            "outputs": [plain(tensor) for tensor in served.spec.outputs],
+        }
+
+    def model_config(self, name: str, version: str = "") -> dict[str, Any]:
+        """Triton's ModelConfig in its JSON form, as far as it has a meaning here. Raises: NotFound, NotReady."""
+        served = self.model(name, version)
+        spec, batching = served.spec, served.config.batching
+        batched = spec.max_rows > 0
+
+        def plain(tensor: TensorSpec) -> dict[str, Any]:
+            dims = tensor.shape[1:] if batched else tensor.shape
+            return {"name": tensor.name, "data_type": config_datatype(tensor.datatype), "dims": list(dims)}
+
+        config: dict[str, Any] = {
+            "name": name,
+            "platform": spec.platform,
+            "backend": served.lanes[0].name.rsplit("/", 1)[1],
+            "version_policy": {"specific": {"versions": [int(known) for known in sorted(self._models[name], key=int)]}},
+            "max_batch_size": spec.max_rows,
+            "input": [plain(tensor) | ({"optional": True} if tensor.optional else {}) for tensor in spec.inputs],
+            "output": [plain(tensor) for tensor in spec.outputs],
+            "instance_group": [
+                {"name": backend.label, "kind": "KIND_CPU", "count": backend.sessions} for backend in served.config.backends
+            ],
+            "default_model_filename": "",
+            "parameters": {"batching_policy": {"string_value": batching.policy}},
+        }
+        if batched:
+            config["dynamic_batching"] = {
+                "preferred_batch_size": list(spec.row_sizes),
+                "max_queue_delay_microseconds": round(batching.max_delay_ms * 1000) if batching.policy == "fixed" else 0,
+            }
+        return config
+
+    def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """The statistics extension, over all processes of this node. Empty name: every ready model. Raises: NotFound, NotReady."""
+        if name:
+            wanted = [served for served in self._models.get(name, {}).values() if served.state == "READY"]
+            if version or not wanted:
+                wanted = [self.model(name, version)]
+        else:
+            wanted = [served for served in self._all() if served.state == "READY"]
+        found = self.metrics.statistics()
+        return {"model_stats": [_statistics(served, found[served.name, served.version]) for served in wanted]}
+
+    def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
+        """The repository index: name, version, state, and the reason of what is not ready."""
+        rows = []
+        for served in self._all():
+            if served.state == "READY":
+                rows.append({"name": served.name, "version": served.version, "state": "READY"})
+            elif not ready_only:
+                rows.append({"name": served.name, "version": served.version, "state": served.state, "reason": served.reason})
+        return rows
+
+    # load and unload
+
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+        """Load or reload every version of a model, in every ingress process.
+
+        Raises: InvalidArgument, for a name that is in no configuration; Unsupported, for parameters; BackendFailed.
+        """
+        if parameters:
+            raise Unsupported(f"load of model '{name}': parameters {sorted(parameters)} are not supported; change the configuration")
+        await self._change(name, loaded=True)
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Unload every version of a model, in every ingress process. Models here have no dependents. Raises: InvalidArgument."""
+        await self._change(name, loaded=False)
+
+    async def _change(self, name: str, *, loaded: bool) -> None:
+        if not self._config.server.model_control:
+            raise Unsupported("load and unload by clients are switched off: server.model_control is false")
+        if name not in self._models:
+            verb = "load" if loaded else "unload"
+            raise InvalidArgument(f"failed to {verb} '{name}', no such model in the configuration")
+        if self._control is None:
+            await self.apply(name, loaded)
+        else:
+            await self._control.publish(name, loaded)
+
+    async def apply(self, name: str, loaded: bool) -> None:
+        """Bring a model of this process to the published state. Raises: BackendFailed."""
+        async with self._changes:
+            for served in self._models[name].values():
+                served.wanted = loaded
+                await (self._load(served) if loaded else self._unload(served))
+
+    async def _load(self, served: ServedModel) -> None:
+        if self._closing:
+            raise NotReady("the server is shutting down", retry_after_s=1.0)
+        old = served.lanes
+        if not old:
+            served.state = "LOADING"
+        try:
+            lanes = await self._open_lanes(served.config)
+        except GatewayError as exc:
+            served.reason = f"failed to load '{served.name}' version {served.version}: {exc.message}"
+            served.state = "READY" if old else "UNAVAILABLE"
+            raise BackendFailed(served.reason) from exc
+        served.lanes, served.spec = lanes, lanes[0].spec
+        served.state, served.reason = "READY", ""
+        self.generation += 1
+        for lane in old:
+            await self._close_lane(lane)
+        log.info("model %s version %s is ready on %s", served.name, served.version, ", ".join(lane.name for lane in lanes))
+
+    async def _unload(self, served: ServedModel) -> None:
+        lanes, served.lanes = served.lanes, ()
+        self.generation += 1
+        if lanes:
+            served.state = "UNLOADING"
+            for lane in lanes:
+                await self._close_lane(lane)
+        served.state, served.reason = "UNAVAILABLE", "unloaded"
+
+    async def _open_lanes(self, model: Model) -> tuple[Lane, ...]:
+        declared = ModelSpec("", _specs(model.inputs), _specs(model.outputs), model.max_rows)
+        lanes: list[Lane] = []
+        try:
+            for backend in sorted(model.backends, key=lambda backend: backend.usd_per_hour or 0.0):
+                runner = self._open_runner(model, backend, declared)
+                spec = await runner.open()
+                if lanes and (spec.inputs, spec.outputs) != (lanes[0].spec.inputs, lanes[0].spec.outputs):
+                    await runner.close()
+                    raise BackendFailed(
+                        f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
+                        f"but {lanes[0].name} has {lanes[0].spec.inputs} and {lanes[0].spec.outputs}"
+                    )
+                lanes.append(self._lane(model, backend, runner, spec))
+        except GatewayError:
+            for lane in lanes:
+                await self._close_lane(lane)
+            raise
+        return tuple(lanes)
+
+    def _lane(self, model: Model, backend: Backend, runner: BatchRunner, spec: ModelSpec) -> Lane:
+        batching = model.batching
+        batcher = Batcher(
+            POLICIES[batching.policy](batching),
+            max_rows=min(spec.max_rows, batching.max_rows or spec.max_rows),
+            row_sizes=spec.row_sizes,
+            workers=runner.slots,
+            max_queue_rows=batching.max_queue_rows,
+            slo_ns=round(model.slo.p99_ms * 1e6) if model.slo else None,
+            ragged=model.ragged,
+        )
+        return Lane(
+            name=f"{model.name}:{model.version}/{backend.label}",
+            spec=spec,
+            batcher=batcher,
+            runner=runner,
+            metrics=self.metrics.lane(model.name, model.version, backend.label),
+            clock=self._clock,
+            call_soon=asyncio.get_running_loop().call_soon,
+            trace=batching.trace,
+        )
+
+    async def _close_lane(self, lane: Lane) -> None:
+        await lane.close()
+        lane.metrics.watch(None)
+
+    def _all(self) -> list[ServedModel]:
+        return [served for versions in self._models.values() for served in versions.values()]
+
+    def _serves(self, served: ServedModel) -> bool:
+        return served.state == "READY" and any(lane.available for lane in served.lanes)
+
+
+def _specs(tensors: tuple[Tensor, ...] | None) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(t.name, t.datatype, t.shape, t.optional, t.labels) for t in tensors or ())
+
+
+def _statistics(served: ServedModel, found: ModelStatistics) -> dict[str, Any]:
+    def duration(total: Total) -> dict[str, int]:
+        return {"count": total.count, "ns": round(total.seconds * 1e9)}
+
+    nothing = duration(Total())
+    stages = found.stages
+    return {
+        "name": served.name,
+        "version": served.version,
+        "last_inference": round(found.last_inference_s * 1000),
+        "inference_count": found.rows,
+        "execution_count": sum(total.count for total in found.executions_by_rows.values()),
+        "inference_stats": {
+            "success": duration(found.success),
+            "fail": duration(found.failed),
+            "queue": duration(stages["queue"]),
+            "compute_input": duration(stages["batch_wait"]),
+            "compute_infer": duration(stages["compute"]),
+            "compute_output": duration(stages["encode"]),
+            "cache_hit": nothing,
+            "cache_miss": nothing,
+        },
+        "batch_stats": [
+            {"batch_size": rows, "compute_input": nothing, "compute_infer": duration(total), "compute_output": nothing}
+            for rows, total in sorted(found.executions_by_rows.items())
+        ],
+    }
+

@@ -1,0 +1,161 @@
+"""One closed batch: which rows of which requests, joined to the model's inputs and cut back from its outputs."""
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import numpy as np
+
+from backends.base import Tensors
+from gateway.config import Ragged
+from gateway.errors import BackendFailed
+from gateway.types import InferRequest
+
+
+class Part(NamedTuple):
+    """Rows `start` to `start + rows` of one request; the whole request unless it is larger than a batch may be."""
+
+    request: InferRequest
+    start: int
+    rows: int
+
+    @property
+    def whole(self) -> bool:
+        return self.rows == self.request.rows
+
+
+class Batch:
+    """Requests that run in one execution, in the order they were dispatched.
+
+    Life: closed by the batcher (`closed_ns`, `reason`), concat and split on a worker's thread, then given back to
+    `Batcher.finished`. `str()` is its trace.
+    """
+
+    __slots__ = ("batched", "closed_ns", "expected_ns", "group", "left_rows", "oldest_ns", "padded_rows", "parts", "ragged",
+                 "reason", "rows")  # fmt: skip
+
+    def __init__(
+        self,
+        parts: list[Part],
+        *,
+        rows: int,
+        padded_rows: int,
+        reason: str,
+        closed_ns: int,
+        oldest_ns: int,
+        group: Hashable = None,
+        left_rows: int = 0,
+        expected_ns: int = 0,
+        ragged: Ragged | None = None,
+        batched: bool = True,
+    ) -> None:
+        """padded_rows: the rows the model sees. oldest_ns: earliest arrival among the parts. left_rows: what was left waiting.
+
+        group: what the batcher keyed its queue by. expected_ns: predicted service time, 0 if the policy does not predict.
+        batched: False for a model without a batch dimension, whose one request passes through untouched.
+        """
+        self.parts = parts
+        self.rows = rows
+        self.padded_rows = padded_rows
+        self.reason = reason
+        self.closed_ns = closed_ns
+        self.oldest_ns = oldest_ns
+        self.group = group
+        self.left_rows = left_rows
+        self.expected_ns = expected_ns
+        self.ragged = ragged
+        self.batched = batched
+
+    def __str__(self) -> str:
+        return (
+            f"closed={self.reason} requests={len(self.parts)} rows={self.rows} padded={self.padded_rows} left={self.left_rows} "
+            f"waited_ms={(self.closed_ns - self.oldest_ns) / 1e6:.3f} expected_ms={self.expected_ns / 1e6:.3f} "
+            f"group={self.group}"
+        )
+
+    def concat(self) -> Tensors:
+        """Join the parts' inputs.
+
+        Shapes: (padded_rows, *per_row); ragged inputs padded along axis 1 to the smallest bucket that holds the longest.
+        Padding rows repeat the last row: always a valid input, which zeros need not be.
+        Ownership: views on the request for a single part that needs no padding, else new arrays. Thread: the worker's.
+        Raises: ValueError (numpy's), if the requests' shapes do not fit together although their shape keys are equal.
+        """
+        parts = self.parts
+        first = parts[0]
+        if not self.batched:
+            return first.request.inputs
+        missing_rows = self.padded_rows - self.rows
+        if len(parts) == 1 and not missing_rows and self.ragged is None:
+            if first.whole:
+                return first.request.inputs
+            end = first.start + first.rows
+            return {name: array[first.start : end] for name, array in first.request.inputs.items()}
+        joined: Tensors = {}
+        for name in first.request.inputs:
+            pieces = [
+                part.request.inputs[name] if part.whole else part.request.inputs[name][part.start : part.start + part.rows]
+                for part in parts
+            ]
+            if missing_rows:
+                pieces.append(np.repeat(pieces[-1][-1:], missing_rows, axis=0))
+            if self.ragged is not None and name in self.ragged.pad:
+                joined[name] = _join_ragged(pieces, self.ragged, name, self.padded_rows)
+            else:
+                joined[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return joined
+
+    def split(self, outputs: Tensors) -> list[Tensors]:
+        """Cut the model's outputs back into one set per part, in order.
+
+        Shapes: every output is (at least rows, *per_row); padding rows are dropped, `ragged.crop` outputs cut along axis 1 to
+        the request's own length. Ownership: views. Raises: BackendFailed, if an output has fewer rows than the batch.
+        """
+        if not self.batched:
+            return [outputs]
+        for name, array in outputs.items():
+            if array.ndim == 0 or array.shape[0] < self.rows:
+                raise BackendFailed(f"output '{name}' has shape {list(array.shape)}, expected {self.rows} rows as in the batch")
+        if len(self.parts) == 1 and self.padded_rows == self.rows and self.ragged is None:
+            return [outputs]
+        crop = self.ragged.crop if self.ragged is not None else ()
+        pieces: list[Tensors] = []
+        at = 0
+        for part in self.parts:
+            end = at + part.rows
+            piece = {name: array[at:end] for name, array in outputs.items()}
+            for name in crop:
+                if name in piece:
+                    piece[name] = piece[name][:, : ragged_length(part.request, self.ragged)]
+            pieces.append(piece)
+            at = end
+        return pieces
+
+
+def ragged_length(request: InferRequest, ragged: Ragged | None) -> int:
+    """The longest axis 1 among a request's ragged inputs; 0 if it has none."""
+    if ragged is None:
+        return 0
+    inputs = request.inputs
+    return max((inputs[name].shape[1] for name in ragged.pad if name in inputs), default=0)
+
+
+def bucket_of(length: int, buckets: tuple[int, ...]) -> int:
+    """The smallest bucket that holds `length`; the length itself where no bucket does."""
+    for bucket in buckets:
+        if length <= bucket:
+            return bucket
+    return length
+
+
+def _join_ragged(pieces: list[np.ndarray], ragged: Ragged, name: str, rows: int) -> np.ndarray:
+    width = bucket_of(max(piece.shape[1] for piece in pieces), ragged.buckets)
+    first = pieces[0]
+    if all(piece.shape[1] == width for piece in pieces):
+        return first if len(pieces) == 1 else np.concatenate(pieces)
+    joined = np.full((rows, width, *first.shape[2:]), ragged.pad[name], dtype=first.dtype)
+    at = 0
+    for piece in pieces:
+        end = at + piece.shape[0]
+        joined[at:end, : piece.shape[1]] = piece
+        at = end
+    return joined

@@ -1,0 +1,322 @@
+"""The queue of one lane and the one place where its requests become batches.
+
+Theory of operation. Requests that may share a batch (equal shape keys) wait in one `Queue`, ordered by deadline. `step` first
+answers what is too late, then runs retries alone, then asks the policy queue by queue, the most urgent first, until no worker
+is free or the policy waits. The batcher keeps what must hold under every policy: limits, order, splitting of large requests,
+expiry, cancellation; the policy only says when and how many.
+
+A batch closes on an arrival or when a worker frees; `Step.wake_at_ns` serves the rest: a policy that holds, and the deadline of
+what waits. Nothing here waits or reads a clock.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import Final, NamedTuple
+
+from gateway.batching.batch import Batch, Part, bucket_of, ragged_length
+from gateway.batching.policies import Decision, Policy
+from gateway.batching.queue import NEVER, Entry, Limits, Queue, State, deadline_of, virtual_deadline
+from gateway.config import Ragged
+from gateway.errors import DeadlineExceeded, GatewayError, Overloaded
+from gateway.types import InferRequest
+
+_EMPTY_QUEUES_KEPT = 64
+
+
+class Step(NamedTuple):
+    """What the lane does next.
+
+    batches: to run, at most as many as slots were free. shed: requests to answer with their error, each once; none of their
+    rows will be dispatched any more, though parts of a large one may be running.
+    wake_at_ns: call step again then, if no arrival and no freed slot came before; calling earlier is harmless, so a timer
+    that is already set earlier can stay. None: no timer is needed.
+    """
+
+    batches: list[Batch]
+    shed: list[tuple[InferRequest, GatewayError]]
+    wake_at_ns: int | None
+
+
+NOTHING: Final = Step([], [], None)
+
+
+class Batcher:
+    """Forms the batches of one lane. Every request added leaves exactly once: in batches, shed, or cancelled.
+
+    Life: add and cancel as they come; step after arrivals, when a slot frees and at wake_at_ns; finished for every batch that
+    step returned, whatever became of it.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_rows: int,
+        row_sizes: tuple[int, ...] = (),
+        workers: int = 1,
+        max_queue_rows: int = 4096,
+        slo_ns: int | None = None,
+        ragged: Ragged | None = None,
+    ) -> None:
+        """max_rows: 0 for a model without a batch dimension, whose requests run one by one. slo_ns: None: none is promised."""
+        self._policy = policy
+        self._batched = max_rows > 0
+        self._max_rows = max(1, min(max_rows, row_sizes[-1]) if row_sizes else max_rows)
+        self._max_queue_rows = max_queue_rows
+        self._slo_ns = slo_ns
+        self._ragged = ragged
+        self._limits = Limits(self._max_rows, row_sizes, slo_ns)
+        self._by_length = policy.by_length and ragged is not None
+        policy.bind(self._limits)
+
+        self._state = State(workers)
+        self._requests = 0
+        self._sequence = 0
+        self._retries: deque[Part] = deque()
+        self._row_ns = 0.0  # service time per row, averaged; 0: nothing has run yet
+
+    def __repr__(self) -> str:
+        return f"Batcher(requests={self._requests}, rows={self._state.rows}, in_flight={len(self._state.in_flight)})"
+
+    @property
+    def queue_rows(self) -> int:
+        """Rows that wait, retries not counted."""
+        return self._state.rows
+
+    @property
+    def queue_requests(self) -> int:
+        """Requests of which something waits, retries not counted."""
+        return self._requests
+
+    @property
+    def oldest_ns(self) -> int | None:
+        """Arrival of the oldest request that waits."""
+        if not self._requests:
+            return None
+        return min(queue.oldest_ns for queue in self._state.queues.values())
+
+    @property
+    def workers(self) -> int:
+        """Workers that are alive, busy or not."""
+        return self._state.workers
+
+    @workers.setter
+    def workers(self, workers: int) -> None:
+        self._state.workers = workers
+
+    def add(self, request: InferRequest, now_ns: int) -> None:
+        """Let a validated request wait.
+
+        Raises: Overloaded, if the queue has no room (an empty queue takes any request); DeadlineExceeded.
+        """
+        rows = request.rows if self._batched else 1
+        state = self._state
+        if state.rows + rows > self._max_queue_rows and state.rows:
+            raise Overloaded(
+                f"model '{request.model}': {state.rows} rows are waiting, {rows} more would exceed max_queue_rows "
+                f"{self._max_queue_rows}",
+                self._retry_after_s(),
+            )
+        deadline_ns = deadline_of(request, self._slo_ns)
+        if deadline_ns < now_ns:
+            raise _too_late(request, deadline_ns, now_ns)
+        group = self._group_of(request)
+        queue = state.queues.get(group)
+        if queue is None:
+            queue = self._new_queue(group)
+        self._sequence += 1
+        queue.push((virtual_deadline(request, deadline_ns), self._sequence, deadline_ns, rows, request))
+        state.rows += rows
+        self._requests += 1
+        self._policy.arrived(queue, rows, now_ns)
+
+    def cancel(self, request: InferRequest) -> bool:
+        """Take what still waits of a request out of the queue. True if nothing of it was ever dispatched."""
+        queue = self._state.queues.get(self._group_of(request))
+        rows = 0
+        if queue is not None:
+            rows = queue.remove(request, virtual_deadline(request, deadline_of(request, self._slo_ns)))
+        if rows:
+            self._state.rows -= rows
+            self._requests -= 1
+        if self._retries:
+            kept = [part for part in self._retries if part.request is not request]
+            if len(kept) < len(self._retries):
+                self._retries = deque(kept)
+                return False
+        return rows == (request.rows if self._batched else 1)
+
+    def retry(self, part: Part, now_ns: int) -> None:
+        """Run a part of a failed batch again: alone, and before all that waits."""
+        self._retries.append(part)
+
+    def step(self, now_ns: int, free_slots: int) -> Step:
+        """Decide what runs now. free_slots: batches that can start at once."""
+        if not self._requests and not self._retries:
+            return NOTHING
+        batches: list[Batch] = []
+        shed: list[tuple[InferRequest, GatewayError]] = []
+        queues = self._state.queues
+        for queue in queues.values():
+            if queue.entries and queue.entries[0][0] < now_ns:
+                self._expire(queue, now_ns, shed)
+        while self._retries and free_slots > len(batches):
+            self._run_retry(now_ns, batches, shed)
+        wake_at_ns = NEVER
+        while self._requests and free_slots > len(batches):
+            waiting = [queue for queue in queues.values() if queue.entries]
+            if len(waiting) > 1:
+                waiting.sort(key=_urgency)
+            wake_at_ns = NEVER
+            for queue in waiting:
+                decision = self._policy.decide(queue, self._state, now_ns, free_slots - len(batches))
+                if decision.shed:
+                    self._shed(queue, decision.shed, shed)
+                if decision.rows and queue.entries:
+                    self._close(queue, decision, now_ns, batches, shed)
+                    break
+                if decision.wake_at_ns is not None and decision.wake_at_ns < wake_at_ns:
+                    wake_at_ns = decision.wake_at_ns
+            else:
+                break
+        if self._requests:
+            for queue in queues.values():
+                if queue.entries:
+                    wake_at_ns = min(wake_at_ns, queue.first_deadline_ns + 1)
+        return Step(batches, shed, wake_at_ns if wake_at_ns < NEVER else None)
+
+    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
+        """Take a batch off the running ones. compute_ns: execution alone; ok: False if it failed or was lost."""
+        self._state.in_flight.pop(batch, None)
+        if ok:
+            row_ns = compute_ns / batch.rows
+            self._row_ns += 0.1 * (row_ns - self._row_ns) if self._row_ns else row_ns
+        self._policy.finished(batch, now_ns, compute_ns, ok)
+
+    def _group_of(self, request: InferRequest) -> Hashable:
+        if not self._by_length or self._ragged is None:
+            return request.shape_key
+        return request.shape_key, bucket_of(ragged_length(request, self._ragged), self._ragged.buckets)
+
+    def _new_queue(self, group: Hashable) -> Queue:
+        queues = self._state.queues
+        if len(queues) >= _EMPTY_QUEUES_KEPT:  # clients choose shapes, and could choose many
+            for key in [key for key, queue in queues.items() if not queue.entries]:
+                del queues[key]
+        queue = queues[group] = Queue(group)
+        return queue
+
+    def _expire(self, queue: Queue, now_ns: int, shed: list[tuple[InferRequest, GatewayError]]) -> None:
+        for _, _, deadline_ns, rows, request in queue.expired(now_ns):
+            self._state.rows -= rows
+            self._requests -= 1
+            shed.append((request, _too_late(request, deadline_ns, now_ns)))
+
+    def _shed(self, queue: Queue, entries: Sequence[Entry], shed: list[tuple[InferRequest, GatewayError]]) -> None:
+        retry_after_s = self._retry_after_s()
+        for entry in entries:
+            if queue.entries[0] is entry:
+                queue.pop()
+            else:
+                queue.remove_entry(entry)
+            self._state.rows -= entry[3]
+            self._requests -= 1
+            message = f"model '{entry[4].model}': overloaded, the request would have been answered after its deadline"
+            shed.append((entry[4], Overloaded(message, retry_after_s)))
+
+    def _run_retry(self, now_ns: int, batches: list[Batch], shed: list[tuple[InferRequest, GatewayError]]) -> None:
+        part = self._retries.popleft()
+        deadline_ns = deadline_of(part.request, self._slo_ns)
+        if deadline_ns >= now_ns:
+            self._dispatch([part], part.rows, "retry", now_ns, part.request.arrival_ns, part.request.shape_key, 0, batches)
+            return
+        shed.append((part.request, _too_late(part.request, deadline_ns, now_ns)))
+        self.cancel(part.request)
+
+    def _close(
+        self,
+        queue: Queue,
+        decision: Decision,
+        now_ns: int,
+        batches: list[Batch],
+        shed: list[tuple[InferRequest, GatewayError]],
+    ) -> None:
+        limit = min(decision.rows, self._max_rows)
+        entries = queue.entries
+        parts: list[Part] = []
+        rows = 0
+        oldest_ns = NEVER
+        while entries and rows < limit:
+            _, _, deadline_ns, waiting, request = entries[0]
+            if deadline_ns < now_ns:  # a lower class, behind its virtual deadline
+                queue.pop()
+                self._requests -= 1
+                self._state.rows -= waiting
+                shed.append((request, _too_late(request, deadline_ns, now_ns)))
+                continue
+            start = request.rows - waiting if self._batched else 0
+            taken = waiting
+            if rows + waiting > limit:
+                if waiting > self._max_rows or start:
+                    taken = limit - rows  # larger than a batch: its parts fill what is left of batches
+                elif rows:
+                    break
+            if taken == waiting:
+                queue.pop()
+                self._requests -= 1
+            else:
+                queue.take_rows(taken)
+            parts.append(Part(request, start, taken))
+            rows += taken
+            if request.arrival_ns < oldest_ns:
+                oldest_ns = request.arrival_ns
+        if not parts:
+            return
+        self._state.rows -= rows
+        reason = "full" if decision.reason == "idle" and rows >= self._max_rows else decision.reason
+        self._dispatch(parts, rows, reason, now_ns, oldest_ns, queue.group, decision.expected_ns, batches)
+
+    def _dispatch(
+        self,
+        parts: list[Part],
+        rows: int,
+        reason: str,
+        now_ns: int,
+        oldest_ns: int,
+        group: Hashable,
+        expected_ns: int,
+        batches: list[Batch],
+    ) -> None:
+        batch = Batch(
+            parts,
+            rows=rows,
+            padded_rows=self._limits.padded(rows),
+            reason=reason,
+            closed_ns=now_ns,
+            oldest_ns=oldest_ns,
+            group=group,
+            left_rows=self._state.rows,
+            expected_ns=expected_ns,
+            ragged=self._ragged,
+            batched=self._batched,
+        )
+        self._state.in_flight[batch] = None
+        batches.append(batch)
+
+    def _retry_after_s(self) -> float | None:
+        """The time in which what waits now will have been served."""
+        if not self._row_ns:
+            return None
+        return self._state.rows * self._row_ns / max(1, self._state.workers) / 1e9
+
+
+def _urgency(queue: Queue) -> tuple[int, int]:
+    return queue.entries[0][:2]
+
+
+def _too_late(request: InferRequest, deadline_ns: int, now_ns: int) -> DeadlineExceeded:
+    waited_ms = (now_ns - request.arrival_ns) / 1e6
+    limit_ms = (deadline_ns - request.arrival_ns) / 1e6
+    return DeadlineExceeded(
+        f"model '{request.model}': the request waited {waited_ms:.1f} ms, its deadline was {limit_ms:.1f} ms after arrival"
+    )

@@ -1,0 +1,179 @@
+"""What waits: one queue per group of requests that may share a batch, in the order of their deadlines.
+
+A deque kept sorted: arrivals with one SLO come in order and are appended; only a mix of deadlines or priorities inserts.
+Unlike a heap it can be walked in order, which the adaptive policy's lookahead does, and nothing stays in it once removed.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from gateway.batching.batch import Batch
+from gateway.types import InferRequest
+
+NEVER = 1 << 62
+"""The deadline of a request that has none."""
+
+# (virtual deadline, sequence number, deadline, rows that still wait, request). A plain tuple: it is made and compared once
+# per request, in C (a NamedTuple costs 0.25 µs more to make, CPython 3.11, 2 GHz Xeon).
+Entry = tuple[int, int, int, int, InferRequest]
+
+PATIENCE_NS = 1_000_000_000
+"""Virtual time to deadline of a request without one, so that requests with deadlines cannot starve it."""
+
+_DEFAULT_PRIORITY = 2
+_LOWEST_PRIORITY = 4
+
+
+def deadline_of(request: InferRequest, slo_ns: int | None) -> int:
+    """The first of arrival + SLO and the client's own deadline; `NEVER` if there is neither."""
+    own = request.deadline_ns
+    if slo_ns is None:
+        return NEVER if own is None else own
+    promised = request.arrival_ns + slo_ns
+    return promised if own is None or promised < own else own
+
+
+def virtual_deadline(request: InferRequest, deadline_ns: int) -> int:
+    """What the queue is ordered by: arrival + weight · (deadline - arrival).
+
+    Weights by priority: 1 -> 1/2, 2 (and 0, the default) -> 1, 3 -> 2, 4 and above -> 4. Time passes for every class, so none
+    starves.
+    """
+    arrival = request.arrival_ns
+    if deadline_ns == NEVER:
+        deadline_ns = arrival + PATIENCE_NS
+    priority = request.priority
+    if priority == 0 or priority == _DEFAULT_PRIORITY:
+        return deadline_ns
+    span = max(deadline_ns - arrival, 0)
+    if priority < _DEFAULT_PRIORITY:
+        return arrival + span // 2
+    return arrival + (span << (min(priority, _LOWEST_PRIORITY) - _DEFAULT_PRIORITY))
+
+
+class Queue:
+    """The waiting requests of one group, by virtual deadline; first come, first served among equals."""
+
+    __slots__ = ("_finite", "_in_order", "entries", "group", "rows")
+
+    def __init__(self, group: Hashable) -> None:
+        self.group = group
+        self.entries: deque[Entry] = deque()
+        self.rows = 0
+        self._finite = 0  # entries that have a deadline
+        self._in_order = True  # entries stand as they arrived, so the first is the oldest
+
+    def __repr__(self) -> str:
+        return f"Queue(group={self.group!r}, requests={len(self.entries)}, rows={self.rows})"
+
+    def push(self, entry: Entry) -> None:
+        entries = self.entries
+        if not entries or entries[-1] < entry:
+            entries.append(entry)
+        else:
+            insort(entries, entry)
+            self._in_order = False
+        self.rows += entry[3]
+        if entry[2] != NEVER:
+            self._finite += 1
+
+    def pop(self) -> Entry:
+        """Take the first."""
+        entry = self.entries.popleft()
+        self.rows -= entry[3]
+        if entry[2] != NEVER:
+            self._finite -= 1
+        if not self.entries:
+            self._in_order = True
+        return entry
+
+    def take_rows(self, rows: int) -> None:
+        """Take rows off the first, of which some stay."""
+        key, sequence, deadline_ns, waiting, request = self.entries[0]
+        self.entries[0] = (key, sequence, deadline_ns, waiting - rows, request)
+        self.rows -= rows
+
+    def remove(self, request: InferRequest, key: int) -> int:
+        """Take out a request, given its virtual deadline. Returns the rows that waited; 0: it is not here."""
+        entries = self.entries
+        at = bisect_left(entries, (key,))
+        while at < len(entries) and entries[at][0] == key:
+            entry = entries[at]
+            if entry[4] is request:
+                self._delete(at, entry)
+                return entry[3]
+            at += 1
+        return 0
+
+    def remove_entry(self, entry: Entry) -> None:
+        """Take out an entry that is in the queue."""
+        self._delete(bisect_left(self.entries, entry[:2]), entry)
+
+    def expired(self, now_ns: int) -> list[Entry]:
+        """Take out those whose deadline has passed; lower classes at the latest when their virtual deadline has."""
+        if not self._finite or self.entries[0][0] >= now_ns:
+            return []
+        late = []
+        for entry in self.entries:
+            if entry[0] >= now_ns:
+                break
+            if entry[2] < now_ns:
+                late.append(entry)
+        for entry in late:
+            if entry is self.entries[0]:
+                self.pop()
+            else:
+                self.remove_entry(entry)
+        return late
+
+    @property
+    def first_deadline_ns(self) -> int:
+        """Of the first in the queue; `NEVER` if it has none or nothing waits."""
+        return self.entries[0][2] if self.entries else NEVER
+
+    @property
+    def oldest_ns(self) -> int:
+        """The earliest arrival; `NEVER` if nothing waits."""
+        if not self.entries:
+            return NEVER
+        if self._in_order:
+            return self.entries[0][4].arrival_ns
+        return min(entry[4].arrival_ns for entry in self.entries)
+
+    def _delete(self, at: int, entry: Entry) -> None:
+        del self.entries[at]
+        self.rows -= entry[3]
+        if entry[2] != NEVER:
+            self._finite -= 1
+        if not self.entries:
+            self._in_order = True
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a policy must keep to. max_rows: of one batch. row_sizes: the only sizes that run, ascending; empty: any."""
+
+    max_rows: int
+    row_sizes: tuple[int, ...] = ()
+    slo_ns: int | None = None
+
+    def padded(self, rows: int) -> int:
+        """The rows that run when `rows` are in the batch."""
+        for size in self.row_sizes:
+            if rows <= size:
+                return size
+        return rows
+
+
+class State:
+    """What a policy may look at: all queues of the lane and the batches that run."""
+
+    __slots__ = ("in_flight", "queues", "rows", "workers")
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.queues: dict[Hashable, Queue] = {}
+        self.in_flight: dict[Batch, None] = {}
+        self.rows = 0

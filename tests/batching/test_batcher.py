@@ -1,0 +1,242 @@
+from collections.abc import Hashable
+
+import pytest
+
+from gateway.batching.batch import Batch
+from gateway.batching.batcher import Batcher
+from gateway.batching.policies import Fixed, Greedy, Policy
+from gateway.batching.queue import PATIENCE_NS
+from gateway.errors import DeadlineExceeded, Overloaded
+from gateway.types import InferRequest
+
+MS = 1_000_000
+
+
+def request(
+    arrival_ms: float = 0, *, rows: int = 1, timeout_ms: float | None = None, priority: int = 0, key: Hashable = None
+) -> InferRequest:
+    arrival_ns = round(arrival_ms * MS)
+    deadline_ns = None if timeout_ms is None else arrival_ns + round(timeout_ms * MS)
+    return InferRequest(
+        "m", "1", "", {}, rows, arrival_ns=arrival_ns, deadline_ns=deadline_ns, priority=priority, shape_key=key
+    )
+
+
+def batcher_of(
+    policy: Policy | None = None,
+    *requests: InferRequest,
+    max_rows: int = 8,
+    row_sizes: tuple[int, ...] = (),
+    max_queue_rows: int = 100,
+    slo_ns: int | None = None,
+) -> Batcher:
+    batcher = Batcher(policy or Greedy(), max_rows=max_rows, row_sizes=row_sizes, max_queue_rows=max_queue_rows, slo_ns=slo_ns)
+    for one in requests:
+        batcher.add(one, one.arrival_ns)
+    return batcher
+
+
+def requests_of(batch: Batch) -> list[InferRequest]:
+    return [part.request for part in batch.parts]
+
+
+def test_nothing_waits_and_nothing_happens() -> None:
+    batcher = batcher_of()
+    assert batcher.step(0, 1) == ([], [], None)
+    assert (batcher.queue_rows, batcher.queue_requests, batcher.oldest_ns) == (0, 0, None)
+
+
+def test_greedy_takes_what_waits_in_order_of_arrival() -> None:
+    asked = [request(at, rows=2) for at in (0, 1, 2)]
+    (batch,) = batcher_of(None, *asked).step(3 * MS, 1).batches
+    assert requests_of(batch) == asked
+    assert (batch.rows, batch.padded_rows, batch.reason, batch.closed_ns, batch.oldest_ns) == (6, 6, "idle", 3 * MS, 0)
+
+
+def test_no_batch_is_closed_without_a_free_slot() -> None:
+    batcher = batcher_of(None, request())
+    assert batcher.step(0, 0).batches == []
+    assert batcher.queue_requests == 1
+
+
+def test_batches_never_exceed_max_rows_nor_the_free_slots() -> None:
+    batcher = batcher_of(None, *(request(rows=3) for _ in range(7)))
+    batches = batcher.step(0, 3).batches
+    assert [batch.rows for batch in batches] == [6, 6, 6]  # 3 + 3, and a third would make 9 > 8
+    assert batcher.queue_rows == 3
+
+
+def test_the_earliest_deadline_leaves_first() -> None:
+    late, soon = request(timeout_ms=90), request(timeout_ms=10)
+    (batch,) = batcher_of(None, late, soon, max_rows=1).step(0, 1).batches
+    assert requests_of(batch) == [soon]
+
+
+def test_the_slo_bounds_the_clients_deadline_and_equal_deadlines_keep_their_order() -> None:
+    patient, plain = request(0, timeout_ms=1000), request(0)
+    (batch,) = batcher_of(None, patient, plain, slo_ns=50 * MS).step(0, 1).batches
+    assert requests_of(batch) == [patient, plain]
+
+
+def test_a_request_without_deadline_is_not_starved_by_those_that_have_one() -> None:
+    plain = request(0)
+    urgent = request(PATIENCE_NS / MS, timeout_ms=10)
+    (batch,) = batcher_of(None, plain, urgent, max_rows=1).step(PATIENCE_NS, 1).batches
+    assert requests_of(batch) == [plain]
+
+
+def test_priorities_scale_the_deadline_and_time_passes_for_every_class() -> None:
+    low, default, high = request(0, priority=3), request(0), request(0, priority=1)
+    (batch,) = batcher_of(None, low, default, high, slo_ns=100 * MS).step(0, 1).batches
+    assert requests_of(batch) == [high, default, low]
+    later_high = request(160, priority=1)  # 160 + 100/2 = 210 > 0 + 2·100
+    (batch,) = batcher_of(None, request(0, priority=3, timeout_ms=100), later_high, max_rows=1).step(100 * MS, 1).batches
+    assert batch.parts[0].request.priority == 3
+
+
+def test_requests_of_different_shape_never_share_a_batch() -> None:
+    asked = [request(i, key=i % 2) for i in range(4)]
+    first, second = batcher_of(None, *asked).step(4 * MS, 2).batches
+    assert requests_of(first) == asked[0::2]
+    assert requests_of(second) == asked[1::2]
+
+
+def test_many_shapes_leave_no_queues_behind() -> None:
+    batcher = batcher_of()
+    for i in range(1000):
+        batcher.add(request(i, key=i), i * MS)
+        assert len(batcher.step(i * MS, 1).batches) == 1
+    assert batcher.queue_requests == 0
+
+
+def test_a_request_larger_than_a_batch_is_split_and_fills_what_is_left() -> None:
+    small, large, last = request(rows=3), request(rows=20), request(rows=1)
+    batches = batcher_of(None, small, large, last).step(0, 9).batches
+    assert [[(part.start, part.rows) for part in batch.parts] for batch in batches] == [
+        [(0, 3), (0, 5)],
+        [(5, 8)],
+        [(13, 7), (0, 1)],
+    ]
+
+
+def test_a_request_that_fits_a_batch_is_never_split() -> None:
+    batches = batcher_of(None, request(rows=5), request(rows=5)).step(0, 9).batches
+    assert [batch.rows for batch in batches] == [5, 5]
+
+
+def test_compiled_sizes_pad_up() -> None:
+    (batch,) = batcher_of(None, *(request() for _ in range(3)), row_sizes=(1, 4, 8)).step(0, 1).batches
+    assert (batch.rows, batch.padded_rows) == (3, 4)
+
+
+def test_without_a_batch_dimension_requests_run_one_by_one() -> None:
+    batches = batcher_of(None, request(), request(), max_rows=0).step(0, 9).batches
+    assert [(batch.rows, batch.batched) for batch in batches] == [(1, False), (1, False)]
+
+
+def test_an_expired_request_is_answered_and_never_executed() -> None:
+    slow, fine = request(0, timeout_ms=5), request(0, timeout_ms=50)
+    step = batcher_of(None, slow, fine).step(6 * MS, 1)
+    assert [requests_of(batch) for batch in step.batches] == [[fine]]
+    ((asked, error),) = step.shed
+    assert asked is slow
+    assert isinstance(error, DeadlineExceeded)
+    assert "waited 6.0 ms, its deadline was 5.0 ms" in error.message
+
+
+def test_an_expired_low_priority_request_is_never_executed_either() -> None:
+    low = request(0, priority=4, timeout_ms=5)  # its place in the queue is that of 0 + 4·5 ms
+    step = batcher_of(None, low).step(6 * MS, 1)
+    assert step.batches == []
+    assert [asked for asked, _ in step.shed] == [low]
+
+
+def test_the_step_asks_to_be_woken_when_the_first_deadline_has_passed() -> None:
+    batcher = batcher_of(None, request(0, timeout_ms=5))
+    wake_at_ns = batcher.step(0, 0).wake_at_ns
+    assert wake_at_ns == 5 * MS + 1
+    assert len(batcher.step(wake_at_ns, 0).shed) == 1
+    assert batcher.step(wake_at_ns, 0).wake_at_ns is None
+
+
+def test_a_request_that_comes_too_late_is_not_taken() -> None:
+    with pytest.raises(DeadlineExceeded):
+        batcher_of().add(request(0, timeout_ms=5), 6 * MS)
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    batcher = batcher_of(None, *(request(rows=4) for _ in range(2)), max_queue_rows=8)
+    with pytest.raises(Overloaded, match="8 rows are waiting, 1 more would exceed max_queue_rows 8") as refused:
+        batcher.add(request(), 0)
+    assert refused.value.retry_after_s is None  # nothing has run yet
+    (batch,) = batcher.step(0, 1).batches
+    batcher.finished(batch, 80 * MS, 80 * MS, ok=True)
+    batcher.add(request(rows=8), 80 * MS)
+    with pytest.raises(Overloaded) as refused:
+        batcher.add(request(), 80 * MS)
+    assert refused.value.retry_after_s == pytest.approx(0.08)  # 8 rows at 80/8 ms
+
+
+def test_an_empty_queue_takes_a_request_larger_than_its_limit() -> None:
+    assert batcher_of(None, request(rows=50), max_queue_rows=8).queue_rows == 50
+
+
+def test_a_cancelled_request_leaves_at_once() -> None:
+    asked = [request(i) for i in range(3)]
+    batcher = batcher_of(None, *asked, slo_ns=50 * MS)
+    assert batcher.cancel(asked[1])
+    assert not batcher.cancel(asked[1])
+    assert batcher.queue_rows == 2
+    (batch,) = batcher.step(3 * MS, 1).batches
+    assert requests_of(batch) == [asked[0], asked[2]]
+    assert not batcher.cancel(asked[0])
+
+
+def test_cancelling_takes_the_rest_of_a_half_dispatched_request() -> None:
+    large = request(rows=20)
+    batcher = batcher_of(None, large)
+    batcher.step(0, 1)
+    assert not batcher.cancel(large)
+    assert batcher.queue_rows == 0
+
+
+def test_a_failed_part_runs_again_alone_and_first() -> None:
+    asked = [request() for _ in range(2)]
+    batcher = batcher_of(None, *asked)
+    (batch,) = batcher.step(0, 1).batches
+    batcher.finished(batch, MS, MS, ok=False)
+    batcher.add(request(1), MS)
+    for part in batch.parts:
+        batcher.retry(part, MS)
+    batches = batcher.step(MS, 3).batches
+    assert [(batch.reason, batch.rows) for batch in batches] == [("retry", 1), ("retry", 1), ("idle", 1)]
+    assert [requests_of(batch)[0] for batch in batches[:2]] == asked
+
+
+def test_a_retry_whose_deadline_has_passed_or_that_was_cancelled_is_not_executed() -> None:
+    late, gone = request(0, timeout_ms=5), request(0)
+    batcher = batcher_of(None, late, gone)
+    (batch,) = batcher.step(0, 1).batches
+    for part in batch.parts:
+        batcher.retry(part, MS)
+    assert not batcher.cancel(gone)
+    step = batcher.step(6 * MS, 1)
+    assert step.batches == []
+    assert [asked for asked, _ in step.shed] == [late]
+
+
+def test_fixed_waits_for_size_or_delay_even_with_an_idle_worker() -> None:
+    batcher = batcher_of(Fixed(5 * MS), request(0), request(1))
+    step = batcher.step(1 * MS, 1)
+    assert (step.batches, step.wake_at_ns) == ([], 5 * MS)
+    assert batcher.step(2 * MS, 1).batches == []  # early is harmless
+    (batch,) = batcher.step(5 * MS, 1).batches
+    assert (batch.rows, batch.reason) == (2, "delay")
+    full = batcher_of(Fixed(5 * MS), *(request() for _ in range(9)))
+    (batch,) = full.step(0, 2).batches
+    assert (batch.rows, batch.reason) == (8, "full")
+
+
+def test_a_batch_tells_its_life() -> None:
+    (batch,) = batcher_of(None, *(request(rows=4) for _ in range(3))).step(2 * MS, 1).batches
+    assert str(batch) == "closed=full requests=2 rows=8 padded=8 left=4 waited_ms=2.000 expected_ms=0.000 group=None"

@@ -136,7 +136,7 @@ class Backend(_Strict):
     @property
     def label(self) -> str:
         """The lane's name in metrics and messages."""
-        return self.name or self.kind  # type: ignore[attr-defined,no-any-return]  # every kind adds its literal
+        return self.name or self.kind  # type: ignore[attr-defined]  # every kind adds its literal
 
     def options(self) -> dict[str, Any]:
         """The backend's own options: what its `load` takes."""
@@ -268,7 +268,9 @@ def parse_config(document: object, *, source: str) -> Config:
     try:
         return Config.model_validate(document)
     except ValidationError as exc:
-        faults = [_describe(error, document, source) for error in exc.errors()]
+        # A faulty element makes pydantic also call its list too short: that says nothing new.
+        errors = exc.errors()
+        faults = [_describe(error, document, source) for error in errors if error["type"] != "too_short" or not error["input"]]
         raise ConfigError("\n".join(faults)) from exc
 
 

@@ -1,7 +1,7 @@
 """Tensors as one byte string, for the private channels between our own processes.
 
-Layout: 4-byte little-endian length of the head, the head (MessagePack: tensors as [name, datatype, shape, byte size], extra), then
-the tensors' bytes in that order, each in the v2 raw form. Nothing in a frame can name code, unlike a pickle.
+Layout: 4-byte little-endian length of the head, the head (MessagePack: tensors as [name, datatype, shape, byte size], extra),
+then the tensors' bytes in that order, each in the v2 raw form. Nothing in a frame can name code, unlike a pickle.
 """
 
 import struct

@@ -73,7 +73,10 @@ class Ingress:
         return Ports(http, grpc)
 
     async def drain(self) -> None:
-        """Stop accepting, answer what is in flight within drain_timeout_s, then close everything. A second call does nothing."""
+        """Stop accepting, answer what is in flight within drain_timeout_s, then close everything.
+
+        A second call does nothing.
+        """
         timeout_s = self._config.server.drain_timeout_s
         listeners = [listener.drain(timeout_s) for listener in (self._http, self._grpc) if listener is not None]
         self._http = self._grpc = None

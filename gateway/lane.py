@@ -1,7 +1,8 @@
 """One queue and one runner of one model version on one backend: the only place where a request waits.
 
-Life: open -> submit … -> close. Everything happens on the event loop. Arrivals of one loop tick are stepped together at its end, so that
-requests that came in one read share a batch; ends of batches step at once, so that a free worker never idles for a tick.
+Life: open -> submit … -> close. Everything happens on the event loop. Arrivals of one loop tick are stepped together at its
+end, so that requests that came in one read share a batch; ends of batches step at once, so that a free worker never idles for
+a tick.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ trace_log = logging.getLogger("gateway.trace")
 class _Waiting:
     """One accepted request until it is answered.
 
-    retried: first rows of the parts that were run a second time. pieces: (first row, outputs) of the parts that are done, if split.
+    retried: first rows of the parts that were run a second time. pieces: (first row, outputs) of the parts that are done, if
+    split.
     """
 
     on_done: OnDone
@@ -103,7 +105,10 @@ class Lane:
             self._call_soon(self._step)
 
     def cancel(self, request: InferRequest) -> None:
-        """Forget a request that nobody waits for any more: out of the queue now, or its result is dropped. on_done gets Cancelled."""
+        """Forget a request that nobody waits for any more: out of the queue now, or its result is dropped.
+
+        on_done gets Cancelled.
+        """
         if request in self._waiting:
             self.batcher.cancel(request)
             self._answer(request, Cancelled("the client cancelled the request"))
@@ -201,7 +206,7 @@ class Lane:
         self._answer(request, InferResponse(request.model, request.version, request.id, outputs))
 
     def _part_failed(self, part: Part, error: GatewayError, now_ns: int, *, to_blame: bool) -> None:
-        """Run the part once more by itself, unless it is to blame: another request of its batch, or the session, may have been."""
+        """Run the part once more by itself, unless it is to blame: another request, or the session, may have been."""
         waiting = self._waiting.get(part.request)
         if waiting is None:
             return

@@ -1,12 +1,13 @@
 """Prometheus metrics, cheap enough for every request, and one answer for all processes of a node.
 
-Several ingress processes share one port, so a scrape reaches any of them: prometheus_client's multiprocess mode lets each answer for all, by
-files in one directory. A write there costs 2 to 4 µs (lock, memory map), too much several times per request, so each process counts in plain
-Python lists and adds these to prometheus_client once a second and before a scrape of its own. What another process shows is therefore up to
-`FLUSH_INTERVAL_S` old.
+Several ingress processes share one port, so a scrape reaches any of them: prometheus_client's multiprocess mode lets each
+answer for all, by files in one directory. A write there costs 2 to 4 µs (lock, memory map), too much several times per
+request, so each process counts in plain Python lists and adds these to prometheus_client once a second and before a scrape of
+its own. What another process shows is therefore up to `FLUSH_INTERVAL_S` old.
 
-The multiprocess mode is chosen by prometheus_client when it is imported, by the environment variable PROMETHEUS_MULTIPROC_DIR; `cli` and
-`cluster` set it for the processes they start. Without it the metrics are those of this process.
+The multiprocess mode is chosen by prometheus_client when it is imported, by the environment variable
+PROMETHEUS_MULTIPROC_DIR; `cli` and `cluster` set it for the processes they start. Without it the metrics are those of this
+process.
 
 The statistics extension is read from the same numbers, so the two cannot disagree.
 """
@@ -70,7 +71,7 @@ class Metrics:
     """All metrics of this process. Its users get a `LaneMetrics` or `EndpointMetrics` once and count on that."""
 
     def __init__(self, slo_s: Iterable[float] = ()) -> None:
-        """slo_s: the models' objectives; each becomes a bucket edge of the latency histogram, so that attainment can be read exactly."""
+        """slo_s: the models' objectives; each becomes a bucket edge of the latency histogram, to read attainment exactly."""
         directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self._directory = Path(directory) if directory else None
         self._registry = CollectorRegistry()
@@ -85,9 +86,12 @@ class Metrics:
             "gateway_requests", "Requests answered, by the code of the answer", (*model, "protocol", "code"), **own
         )
         self._latency = Histogram(
-            "gateway_request_duration_seconds", "Successful requests, from whole request read to answer encoded", (*model, "protocol"),
-            buckets=latency, **own,
-        )  # fmt: skip
+            "gateway_request_duration_seconds",
+            "Successful requests, from whole request read to answer encoded",
+            (*model, "protocol"),
+            buckets=latency,
+            **own,
+        )
         self._failed_seconds = Counter(
             "gateway_failed_request_seconds", "Time of requests that ended in an error", (*model, "protocol"), **own
         )
@@ -107,7 +111,11 @@ class Metrics:
         self._workers = Gauge("gateway_workers", "Sessions that can run batches", lane, **live)
         self._busy = Gauge("gateway_busy_workers", "Sessions that run a batch", lane, **live)
         self._last_inference = Gauge(
-            "gateway_last_inference_timestamp_seconds", "When the last request was answered", model, multiprocess_mode="max", **own
+            "gateway_last_inference_timestamp_seconds",
+            "When the last request was answered",
+            model,
+            multiprocess_mode="max",
+            **own,
         )
         self._flushed: list[Callable[[], None]] = []
         self._endpoints: dict[tuple[str, str, str], EndpointMetrics] = {}
@@ -149,7 +157,7 @@ class Metrics:
         if self._directory is None:
             return self._registry
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, path=str(self._directory))
+        MultiProcessCollector(registry, path=str(self._directory))  # type: ignore[no-untyped-call]  # prometheus_client's
         return registry
 
 
@@ -180,7 +188,12 @@ class LaneMetrics:
         self._gauges = gauges
         if gauges is None:
             self._flush()
-            for gauge in (self._metrics._queue_rows, self._metrics._queue_requests, self._metrics._workers, self._metrics._busy):
+            for gauge in (
+                self._metrics._queue_rows,
+                self._metrics._queue_requests,
+                self._metrics._workers,
+                self._metrics._busy,
+            ):
                 gauge.labels(*self._labels).set(0)
             self._metrics._flushed.remove(self._flush)
 
@@ -221,7 +234,11 @@ class LaneMetrics:
         self._executed.clear()
         if self._rows_done:
             metrics._rows_done.labels(*labels[:2]).inc(self._rows_done)
-        for counter, count in ((metrics._padding, self._padding), (metrics._retries, self._retries), (metrics._failed, self._failed)):
+        for counter, count in (
+            (metrics._padding, self._padding),
+            (metrics._retries, self._retries),
+            (metrics._failed, self._failed),
+        ):
             counter.labels(*labels).inc(count)
         self._padding = self._rows_done = self._retries = self._failed = 0
         if self._gauges is not None:
@@ -315,7 +332,7 @@ def _forget_dead_processes(directory: Path) -> None:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
-            mark_process_dead(pid, path=str(directory))
+            mark_process_dead(pid, path=str(directory))  # type: ignore[no-untyped-call]  # prometheus_client's
         except PermissionError:
             continue
 

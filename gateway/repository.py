@@ -1,8 +1,8 @@
 """The models this process serves, their lanes, and what both protocol edges ask of them.
 
-A model version is UNAVAILABLE -> LOADING -> READY -> UNLOADING -> UNAVAILABLE. A load of a READY one builds the new lanes beside the old, swaps, then
-drains the old, so that no request is lost. With several ingress processes a load or unload by a client is published through `control`, and
-every process applies it.
+A model version is UNAVAILABLE -> LOADING -> READY -> UNLOADING -> UNAVAILABLE. A load of a READY one builds the new lanes
+beside the old, swaps, then drains the old, so that no request is lost. With several ingress processes a load or unload by a
+client is published through `control`, and every process applies it.
 """
 
 import asyncio
@@ -132,7 +132,10 @@ class Repository:
         return served
 
     def infer(self, request: InferRequest, on_done: OnDone) -> None:
-        """Hand a validated request to a lane. on_done gets its one answer or error, later. Raises: GatewayError; then it gets none."""
+        """Hand a validated request to a lane.
+
+        on_done gets its one answer or error, later. Raises: GatewayError; then it gets none.
+        """
         if self._closing:
             raise NotReady("the server is shutting down", retry_after_s=1.0)
         choose(self.model(request.model, request.version).lanes).submit(request, on_done)
@@ -217,7 +220,10 @@ class Repository:
         return config
 
     def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
-        """The statistics extension, over all processes of this node. Empty name: every ready model. Raises: NotFound, NotReady."""
+        """The statistics extension, over all processes of this node.
+
+        Empty name: every ready model. Raises: NotFound, NotReady.
+        """
         if name:
             wanted = [served for served in self._models.get(name, {}).values() if served.state == "READY"]
             if version or not wanted:
@@ -245,11 +251,16 @@ class Repository:
         Raises: InvalidArgument, for a name that is in no configuration; Unsupported, for parameters; BackendFailed.
         """
         if parameters:
-            raise Unsupported(f"load of model '{name}': parameters {sorted(parameters)} are not supported; change the configuration")
+            raise Unsupported(
+                f"load of model '{name}': parameters {sorted(parameters)} are not supported; change the configuration"
+            )
         await self._change(name, loaded=True)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Unload every version of a model, in every ingress process. Models here have no dependents. Raises: InvalidArgument."""
+        """Unload every version of a model, in every ingress process.
+
+        Models here have no dependents. Raises: InvalidArgument.
+        """
         await self._change(name, loaded=False)
 
     async def _change(self, name: str, *, loaded: bool) -> None:
@@ -382,4 +393,3 @@ def _statistics(served: ServedModel, found: ModelStatistics) -> dict[str, Any]:
             for rows, total in sorted(found.executions_by_rows.items())
         ],
     }
-

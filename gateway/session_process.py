@@ -1,8 +1,8 @@
 """A model in processes of its own: one process per session, spoken to in frames over a private socket pair.
 
-For code that holds the GIL or may crash. The child is `python -m gateway.session_process FD`; it gets one frame with what to load, answers with the
-model's spec, then runs one batch per frame. It ends when its socket does, so it cannot outlive the gateway. A child that dies, is killed or
-breaks the framing is a lost session.
+For code that holds the GIL or may crash. The child is `python -m gateway.session_process FD`; it gets one frame with what to
+load, answers with the model's spec, then runs one batch per frame. It ends when its socket does, so it cannot outlive the
+gateway. A child that dies, is killed or breaks the framing is a lost session.
 """
 
 import os
@@ -32,6 +32,7 @@ class ProcessModel:
         self._spare: ProcessSession | None = ProcessSession(self._load)
         self.spec = self._spare.spec
         self.device = Device("cpu")
+        self.memory_bytes = 0  # the children's, which this process does not see
 
     def open_session(self, index: int) -> "ProcessSession":
         with self._lock:
@@ -53,7 +54,9 @@ class ProcessSession:
             # The path is handed on, so that a model file beside the gateway's start directory is found in the child as well.
             env = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
             command = [sys.executable, "-m", "gateway.session_process", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL, start_new_session=True
+            )
         self._socket = ours
         try:
             _, answer = self._exchange({}, load)

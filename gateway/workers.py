@@ -1,12 +1,13 @@
 """k sessions of one model in parallel, each on a thread of its own.
 
 A worker is a thread, the session it opened, and at most one batch. The loop hands it a batch through a queue of its own; it
-concatenates, runs, and posts the end back to the loop. So the loop never waits for a model, and a session is only ever used by the
-thread that opened it.
+concatenates, runs, and posts the end back to the loop. So the loop never waits for a model, and a session is only ever used
+by the thread that opened it.
 
-A session that is lost (SessionLost, or a run past `hang_timeout_s`) is dropped with its worker, its batch ends with `session_lost`, and a
-new worker opens a new session after a back-off that doubles from 0.1 s to 10 s. A thread that hangs cannot be ended: it is abandoned, and
-what it may still return is ignored. Only isolation `process` gives the memory and the core back, since there the process is killed.
+A session that is lost (SessionLost, or a run past `hang_timeout_s`) is dropped with its worker, its batch ends with
+`session_lost`, and a new worker opens a new session after a back-off that doubles from 0.1 s to 10 s. A thread that hangs
+cannot be ended: it is abandoned, and what it may still return is ignored. Only isolation `process` gives the memory and the
+core back, since there the process is killed.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ from gateway.session_process import ProcessModel
 
 _BACKOFF_FIRST_S: Final = 0.1
 _BACKOFF_MOST_S: Final = 10.0
-# After this many failed rebuilds in a row with no worker left, what waits is refused rather than kept for a session that may never come.
+# After this many failed rebuilds in a row with no worker left, what waits is refused rather than kept for a session that may
+# never come.
 _REBUILDS_BEFORE_UNAVAILABLE: Final = 3
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,10 @@ class WorkerPool:
     """A `BatchRunner` over the sessions of this process."""
 
     def __init__(self, backend: Backend, declared: ModelSpec, *, name: str, clock: Clock) -> None:
-        """declared: what the operator states of the model; empty inputs or outputs are read from the artifact. name: for logs and threads."""
+        """declared: what the operator states of the model; empty inputs or outputs are read from the artifact.
+
+        name: for logs and threads.
+        """
         self.on_change: Callable[[], None] = lambda: None
         self._backend = backend
         self._declared = declared
@@ -173,9 +178,13 @@ class WorkerPool:
         now_ns = self._clock.now_ns()
         limit_ns = round(self._backend.hang_timeout_s * 1e9)
         for worker in [worker for worker in self._busy if now_ns - worker.started_ns >= limit_ns]:
-            log.error("%s: session %d ran for over %g s and is abandoned", self._name, worker.index, self._backend.hang_timeout_s)
+            log.error(
+                "%s: session %d ran for over %g s and is abandoned", self._name, worker.index, self._backend.hang_timeout_s
+            )
             worker.abandon()
-            error = BackendFailed(f"{self._name}: the model did not return within hang_timeout_s {self._backend.hang_timeout_s:g}")
+            error = BackendFailed(
+                f"{self._name}: the model did not return within hang_timeout_s {self._backend.hang_timeout_s:g}"
+            )
             self._ended(worker, Execution(worker.started_ns, now_ns, error=error, session_lost=True))
         if self._busy:
             oldest_ns = min(worker.started_ns for worker in self._busy)

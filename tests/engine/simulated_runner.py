@@ -1,0 +1,54 @@
+"""A `BatchRunner` in simulated time, for tests of the lane."""
+
+from collections.abc import Callable
+
+from backends.base import ModelSpec, TensorSpec
+from gateway.batching.batch import Batch
+from gateway.errors import BackendFailed
+from gateway.runner import Execution
+from tests.simulation import SimulatedClock
+
+SPEC = ModelSpec("simulated", (TensorSpec("X", "FP32", (-1, 1)),), (TensorSpec("Y", "FP32", (-1, 1)),), max_rows=4)
+
+
+class SimulatedRunner:
+    """k workers that take fixed_ns + row_ns · rows and give back what they got; `faults` are consumed one per batch."""
+
+    def __init__(self, clock: SimulatedClock, *, workers: int = 1, fixed_ns: int = 1_000_000, row_ns: int = 0) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.slots = workers
+        self.available = True
+        self.batches: list[Batch] = []
+        self.faults: list[str] = []
+        self.closed = False
+        self._clock = clock
+        self._busy = 0
+        self._fixed_ns = fixed_ns
+        self._row_ns = row_ns
+
+    @property
+    def free_slots(self) -> int:
+        return self.slots - self._busy
+
+    async def open(self) -> ModelSpec:
+        return SPEC
+
+    def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
+        self._busy += 1
+        self.batches.append(batch)
+        started_ns = self._clock.now_ns()
+        fault = self.faults.pop(0) if self.faults else ""
+
+        def end() -> None:
+            self._busy -= 1
+            now_ns = self._clock.now_ns()
+            if fault:
+                error = BackendFailed(f"told to: {fault}")
+                on_done(batch, Execution(started_ns, now_ns, error=error, session_lost=fault == "lost"))
+            else:
+                on_done(batch, Execution(started_ns, now_ns, outputs={"Y": batch.concat()["X"]}))
+
+        self._clock.call_at(started_ns + self._fixed_ns + self._row_ns * batch.padded_rows, end)
+
+    async def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,279 @@
+"""The lane in simulated time: every request ends in exactly one answer or error, whatever the runner does."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.batching.batcher import Batcher
+from gateway.batching.policies import POLICIES
+from gateway.config import Batching
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, GatewayError, NotReady, Overloaded
+from gateway.lane import Lane
+from gateway.metrics import Metrics
+from gateway.types import InferRequest, InferResponse, OutputRequest
+from tests.engine.simulated_runner import SPEC, SimulatedRunner
+from tests.simulation import SimulatedClock, run_simulated
+
+MS = 1_000_000
+
+
+class Bench:
+    """One lane over a simulated runner, and what became of each request by its id."""
+
+    def __init__(self, clock: SimulatedClock, *, slo_ms: int | None = None, max_queue_rows: int = 100, **runner: int) -> None:
+        self.clock = clock
+        self.runner = SimulatedRunner(clock, **runner)
+        batching = Batching(policy="greedy", max_queue_rows=max_queue_rows)
+        batcher = Batcher(
+            POLICIES["greedy"](batching),
+            max_rows=SPEC.max_rows,
+            workers=self.runner.slots,
+            max_queue_rows=max_queue_rows,
+            slo_ns=slo_ms * MS if slo_ms else None,
+        )
+        self.lane = Lane(
+            name="m:1/simulated",
+            spec=SPEC,
+            batcher=batcher,
+            runner=self.runner,
+            metrics=Metrics().lane("m", "1", "simulated"),
+            clock=clock,
+            call_soon=asyncio.get_running_loop().call_soon,
+        )
+        self.ended: dict[str, list[InferResponse | GatewayError]] = {}
+
+    def send(self, name: str, rows: int = 1, timeout_ms: int | None = None, **fields: Any) -> InferRequest:
+        now_ns = self.clock.now_ns()
+        values = np.arange(rows, dtype=np.float32).reshape(rows, 1) + 10 * (len(self.ended) + 1)
+        request = InferRequest("m", "1", name, {"X": values}, rows, now_ns, **fields)
+        request.deadline_ns = now_ns + timeout_ms * MS if timeout_ms else None
+        ended = self.ended.setdefault(name, [])
+        self.lane.submit(request, ended.append)
+        return request
+
+    def outcome(self, name: str) -> InferResponse | GatewayError:
+        (only,) = self.ended[name]
+        return only
+
+    async def pass_ms(self, ms: float) -> None:
+        await asyncio.sleep(ms / 1000)
+
+
+def simulate(main: Callable[[SimulatedClock], Coroutine[Any, Any, None]]) -> None:
+    run_simulated(main)
+
+
+def test_requests_of_one_tick_share_a_batch() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        sent = [bench.send(name) for name in "abc"]
+        await bench.pass_ms(2)
+        assert [batch.rows for batch in bench.runner.batches] == [3]
+        for request in sent:
+            outcome = bench.outcome(request.id)
+            assert isinstance(outcome, InferResponse)
+            assert np.array_equal(outcome.outputs["Y"], request.inputs["X"])
+
+    simulate(main)
+
+
+def test_what_waits_runs_when_a_worker_frees() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.send("a")
+        await bench.pass_ms(0.5)
+        bench.send("b")
+        bench.send("c")
+        await bench.pass_ms(0.6)  # a ends at 1.0
+        assert [batch.rows for batch in bench.runner.batches] == [1, 2]
+        assert bench.runner.batches[1].closed_ns - bench.runner.batches[0].closed_ns == 1 * MS
+
+    simulate(main)
+
+
+def test_a_request_larger_than_a_batch_is_split_and_joined_in_order() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, workers=2)
+        request = bench.send("large", rows=10)
+        await bench.pass_ms(5)
+        assert [batch.rows for batch in bench.runner.batches] == [4, 4, 2]
+        outcome = bench.outcome("large")
+        assert isinstance(outcome, InferResponse)
+        assert np.array_equal(outcome.outputs["Y"], request.inputs["X"])
+
+    simulate(main)
+
+
+def test_only_the_outputs_asked_for_come_back() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.send("a", outputs=(OutputRequest("Y"),))
+        await bench.pass_ms(2)
+        outcome = bench.outcome("a")
+        assert isinstance(outcome, InferResponse)
+        assert list(outcome.outputs) == ["Y"]
+
+    simulate(main)
+
+
+def test_a_failed_batch_runs_each_request_once_more_alone() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.runner.faults = ["failed", "", "failed"]
+        for name in "abc":
+            bench.send(name)
+        await bench.pass_ms(6)
+        assert [batch.rows for batch in bench.runner.batches] == [3, 1, 1, 1]
+        assert isinstance(bench.outcome("a"), InferResponse)
+        assert isinstance(bench.outcome("b"), BackendFailed)
+        assert isinstance(bench.outcome("c"), InferResponse)
+
+    simulate(main)
+
+
+def test_a_request_that_fails_alone_is_not_run_again() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.runner.faults = ["failed"]
+        bench.send("a")
+        await bench.pass_ms(3)
+        assert len(bench.runner.batches) == 1
+        assert isinstance(bench.outcome("a"), BackendFailed)
+
+    simulate(main)
+
+
+def test_a_lost_session_costs_no_request() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.runner.faults = ["lost"]
+        bench.send("a")
+        await bench.pass_ms(3)
+        assert isinstance(bench.outcome("a"), InferResponse)
+
+    simulate(main)
+
+
+def test_parts_of_a_split_request_are_retried_each_for_itself() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, workers=2)
+        bench.runner.faults = ["lost", "lost"]  # both parts, side by side
+        request = bench.send("large", rows=8)
+        await bench.pass_ms(6)
+        outcome = bench.outcome("large")
+        assert isinstance(outcome, InferResponse)
+        assert np.array_equal(outcome.outputs["Y"], request.inputs["X"])
+
+    simulate(main)
+
+
+def test_a_request_waiting_past_its_deadline_is_answered_then_and_never_run() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, fixed_ns=10 * MS)
+        bench.send("a")
+        await bench.pass_ms(1)
+        bench.send("late", timeout_ms=3)
+        await bench.pass_ms(3.1)
+        assert isinstance(bench.outcome("late"), DeadlineExceeded)
+        await bench.pass_ms(20)
+        assert len(bench.runner.batches) == 1
+
+    simulate(main)
+
+
+def test_a_split_request_that_is_refused_halfway_is_answered_once() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, fixed_ns=10 * MS)
+        bench.runner.faults = ["", "lost"]
+        bench.send("large", rows=12, timeout_ms=15)  # batches at 0 and 10; the third, and the retry, would start too late
+        await bench.pass_ms(60)
+        assert isinstance(bench.outcome("large"), DeadlineExceeded)
+        assert len(bench.runner.batches) == 2
+
+    simulate(main)
+
+
+def test_a_cancelled_request_leaves_the_queue_and_is_never_run() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, fixed_ns=10 * MS)
+        bench.send("a")
+        await bench.pass_ms(1)
+        gone = bench.send("gone")
+        bench.lane.cancel(gone)
+        assert isinstance(bench.outcome("gone"), Cancelled)
+        await bench.pass_ms(30)
+        assert len(bench.runner.batches) == 1
+
+    simulate(main)
+
+
+def test_a_request_cancelled_while_it_runs_drops_its_result() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        running = bench.send("running")
+        await bench.pass_ms(0.5)
+        bench.lane.cancel(running)
+        bench.lane.cancel(running)
+        await bench.pass_ms(2)
+        assert isinstance(bench.outcome("running"), Cancelled)
+
+    simulate(main)
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, max_queue_rows=4)
+        bench.send("a", rows=4)
+        with pytest.raises(Overloaded):
+            bench.send("b")
+        assert bench.ended["b"] == []
+
+    simulate(main)
+
+
+def test_a_runner_without_hope_refuses_what_waits_and_what_comes() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, fixed_ns=5 * MS)
+        bench.send("running")
+        await bench.pass_ms(1)
+        bench.send("waiting")
+        bench.runner.available = False
+        bench.runner.on_change()
+        assert isinstance(bench.outcome("waiting"), BackendUnreachable)
+        with pytest.raises(BackendUnreachable):
+            bench.send("new")
+        await bench.pass_ms(10)
+        assert isinstance(bench.outcome("running"), InferResponse)
+
+    simulate(main)
+
+
+def test_closing_answers_what_is_here_and_refuses_what_comes() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        for index in range(10):
+            bench.send(str(index))
+        closing = asyncio.ensure_future(bench.lane.close())
+        await asyncio.sleep(0)
+        with pytest.raises(NotReady):
+            bench.send("new")
+        await closing
+        assert bench.runner.closed
+        assert all(isinstance(bench.outcome(str(index)), InferResponse) for index in range(10))
+
+    simulate(main)
+
+
+def test_requests_with_unlike_parameters_do_not_share_a_batch() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, workers=3)
+        bench.send("a", parameters={"beam": 1})
+        bench.send("b", parameters={"beam": 2})
+        bench.send("c", parameters={"beam": 1})
+        await bench.pass_ms(3)
+        assert sorted(batch.rows for batch in bench.runner.batches) == [1, 2]
+
+    simulate(main)

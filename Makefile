@@ -1,0 +1,57 @@
+# `make demo` and `make test` do all their set-up in .venv; a second run starts at once.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+TRITON := .venv-triton
+
+.PHONY: setup triton demo serve test lint types bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    serve a real model on Ray, embed sentences over REST and gRPC, show latency and metrics, recommend a backend"
+	@echo "make serve   the same gateway, kept running until Ctrl-C"
+	@echo "make test    all tests (sets up; a real Triton server as well, on linux x86_64)"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   the benchmarks behind the figures of the docs"
+
+setup: $(VENV)/.ready
+
+# torch first and pinned: a plain `torch` may bring several GB of CUDA; where pip finds a CPU build of this version it takes that.
+$(VENV)/.ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,onnx,minilm,dev]'
+	touch $@
+TORCH ?= torch==2.13.0
+
+models/.ready: $(VENV)/.ready
+	$(BIN)/gateway compile examples --out models
+	touch $@
+
+triton: $(TRITON)/.ready
+# The real tritonserver that parity tests compare with. It pins numpy < 2, hence an environment of its own.
+$(TRITON)/.ready:
+	@if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
+	  test -x $(TRITON)/bin/python || $(PYTHON) -m venv $(TRITON); \
+	  $(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check nvidia-pytriton==0.7.0 && touch $@; \
+	else echo "no tritonserver for $$(uname -sm): tests that compare with it are skipped"; fi
+
+demo: models/.ready
+	$(BIN)/python -m gateway.demo
+
+serve: models/.ready
+	$(BIN)/gateway serve configs/examples/minilm.yaml
+
+test: models/.ready triton
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: models/.ready triton
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) $(TRITON) models build *.egg-info

@@ -1,0 +1,186 @@
+"""Models come and go under traffic, and what the protocol edges are told of them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from backends.base import ModelSpec
+from gateway.clock import LoopClock
+from gateway.config import Backend, Model, parse_config
+from gateway.errors import BackendFailed, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.metrics import Metrics
+from gateway.repository import Repository
+from gateway.shared_memory import SharedMemoryRegions
+from gateway.types import InferRequest, InferResponse
+from gateway.workers import WorkerPool
+
+TWO_VERSIONS = """
+models:
+  - {name: m, version: "1", slo: {p99_ms: 500}, backends: [{kind: synthetic, fixed_ms: 1, load_ms: 30}]}
+  - {name: m, version: "10", backends: [{kind: synthetic, fixed_ms: 1}]}
+  - {name: later, load_at_start: false, max_rows: 0, backends: [{kind: synthetic}]}
+  - {name: broken, load_at_start: false, backends: [{kind: synthetic, fail_opens: 1000}]}
+"""
+
+
+@asynccontextmanager
+async def repository_of(text: str, tmp_path: Path) -> AsyncIterator[Repository]:
+    clock = LoopClock(asyncio.get_running_loop())
+
+    def open_runner(model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
+        return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
+
+    repository = Repository(
+        parse_config(yaml.safe_load(text), source="x.yaml"),
+        open_runner=open_runner,
+        metrics=Metrics(),
+        clock=clock,
+        regions=SharedMemoryRegions(tmp_path / "regions"),
+    )
+    await repository.start()
+    try:
+        yield repository
+    finally:
+        await repository.close()
+
+
+def with_repository(tmp_path: Path, main: Callable[[Repository], Coroutine[Any, Any, None]], text: str = TWO_VERSIONS) -> None:
+    async def run() -> None:
+        async with repository_of(text, tmp_path) as repository:
+            await main(repository)
+
+    asyncio.run(run())
+
+
+def infer(repository: Repository, name: str = "m", version: str = "1", value: float = 1.0) -> "asyncio.Future[Any]":
+    future: asyncio.Future[InferResponse | GatewayError] = asyncio.get_running_loop().create_future()
+    inputs = {"INPUT0": np.full((1, 16), value, np.float32)}
+    repository.infer(InferRequest(name, version, "", inputs, 1, time.monotonic_ns()), future.set_result)
+    return future
+
+
+def test_an_empty_version_is_the_highest_by_number(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        assert repository.model("m").version == "10"
+        assert repository.model("m", "1").version == "1"
+        assert repository.model_metadata("m")["versions"] == ["1", "10"]
+
+    with_repository(tmp_path, main)
+
+
+def test_unknown_names_and_versions_are_told_in_tritons_words(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        with pytest.raises(NotFound, match="Request for unknown model: 'x' is not found"):
+            repository.model("x")
+        with pytest.raises(NotFound, match="Request for unknown model: 'm' version 7 is not found"):
+            repository.model("m", "7")
+        with pytest.raises(NotReady, match="'later' has no available versions"):
+            repository.model("later")
+
+    with_repository(tmp_path, main)
+
+
+def test_a_model_that_fails_to_load_at_start_stops_the_start_with_its_words(tmp_path: Path) -> None:
+    text = "models: [{name: broken, backends: [{kind: synthetic, fail_opens: 1}]}]"
+
+    async def main(repository: Repository) -> None:
+        raise AssertionError("started")
+
+    with pytest.raises(BackendFailed, match=r"failed to load 'broken' version 1: .*fail_opens"):
+        with_repository(tmp_path, main, text)
+
+
+def test_load_and_unload_change_what_is_ready(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        assert repository.ready()
+        assert not repository.model_ready("later")
+        generation = repository.generation
+        await repository.load("later", {})
+        assert repository.model_ready("later")
+        assert repository.generation > generation
+        await repository.unload("later")
+        assert not repository.model_ready("later")
+        assert {"name": "later", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"} in repository.index()
+        assert [row["name"] for row in repository.index(ready_only=True)] == ["m", "m"]
+        assert repository.ready()
+
+    with_repository(tmp_path, main)
+
+
+def test_a_failed_load_is_told_and_makes_the_server_not_ready(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        with pytest.raises(BackendFailed, match="failed to load 'broken'"):
+            await repository.load("broken", {})
+        assert not repository.ready()
+
+    with_repository(tmp_path, main)
+
+
+def test_load_takes_only_configured_names_and_no_parameters(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        with pytest.raises(InvalidArgument, match="failed to load 'x'"):
+            await repository.load("x", {})
+        with pytest.raises(Unsupported):
+            await repository.load("m", {"config": "{}"})
+
+    with_repository(tmp_path, main)
+
+
+def test_a_reload_under_traffic_loses_no_request(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        futures = []
+        reloading = asyncio.ensure_future(repository.load("m", {}))
+        while not reloading.done():
+            futures.append(infer(repository))
+            await asyncio.sleep(0.001)
+        await reloading
+        outcomes = await asyncio.gather(*futures)
+        assert len(outcomes) > 3
+        assert all(isinstance(outcome, InferResponse) for outcome in outcomes)
+
+    with_repository(tmp_path, main)
+
+
+def test_close_answers_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        futures = [infer(repository, value=index) for index in range(20)]
+        await repository.close()
+        assert all(isinstance(future.result(), InferResponse) for future in futures)
+        with pytest.raises(NotReady):
+            infer(repository)
+        assert not repository.ready()
+
+    with_repository(tmp_path, main)
+
+
+def test_statistics_count_what_was_done(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        await asyncio.gather(*(infer(repository) for _ in range(3)))
+        endpoint = repository.metrics.endpoint("m", "1", "rest")
+        for _ in range(3):
+            endpoint.done(0, 1000, 5000, 7000)
+        (stats,) = repository.statistics("m", "1")["model_stats"]
+        assert stats["inference_count"] == 3
+        assert stats["execution_count"] == sum(batch["compute_infer"]["count"] for batch in stats["batch_stats"])
+        assert stats["inference_stats"]["success"] == {"count": 3, "ns": 21000}
+        assert stats["inference_stats"]["compute_infer"]["count"] == 3
+        assert stats["inference_stats"]["compute_infer"]["ns"] >= 1_000_000
+
+    with_repository(tmp_path, main)
+
+
+def test_the_configuration_names_tritons_keys(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        config = repository.model_config("m", "1")
+        assert config["max_batch_size"] == 32
+        assert config["input"] == [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [16]}]
+        assert config["backend"] == "synthetic"
+
+    with_repository(tmp_path, main)

@@ -1,0 +1,88 @@
+"""A configuration's faults are named with file, key path, value, what was expected, and the nearest key."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.config import load_config, parse_config
+from gateway.errors import ConfigError
+
+BACKEND = "backends: [{kind: synthetic}]"
+
+
+def faults(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(yaml.safe_load(text), source="x.yaml")
+    return caught.value.message.split("\n")
+
+
+def test_the_least_configuration_has_defaults_for_the_rest() -> None:
+    config = parse_config(yaml.safe_load("models: [{name: a, backends: [{kind: synthetic}]}]"), source="x.yaml")
+    assert config.server.host == "127.0.0.1"
+    assert config.models[0].version == "1"
+    assert config.models[0].backends[0].label == "synthetic"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "models: [{name: a, backends: [{kind: onnxruntime, modle: x, model: y}]}]",
+            "x.yaml: models[0].backends[0].modle: unknown key; did you mean `model`?",
+        ),
+        (
+            "models: [{name: a, backends: [{kind: onnxruntime}]}]",
+            "x.yaml: models[0].backends[0].model: missing, expected a value",
+        ),
+        (
+            f"models: [{{name: a, slo: {{p99ms: 3, p99_ms: 3}}, {BACKEND}}}]",
+            "x.yaml: models[0].slo.p99ms: unknown key; did you mean `p99_ms`?",
+        ),
+        (
+            f"server: {{http_port: 70000}}\nmodels: [{{name: a, {BACKEND}}}]",
+            "x.yaml: server.http_port: 70000: Input should be less than or equal to 65535",
+        ),
+        (
+            f"models: [{{name: a, max_rows: -2, {BACKEND}}}]",
+            "x.yaml: models[0].max_rows: -2: Input should be greater than or equal to 0",
+        ),
+        ("models: []", "x.yaml: models: Tuple should have at least 1 item after validation, not 0"),
+        (
+            "models: [{name: a, backends: [{kind: synthetic}, {kind: synthetic}]}]",
+            "x.yaml: models[0]: backends of one model need different names, got ['synthetic', 'synthetic']: set `name`",
+        ),
+        (
+            f"models: [{{name: a, {BACKEND}}}, {{name: a, {BACKEND}}}]",
+            "x.yaml: (top level): model 'a' version '1' is listed twice",
+        ),
+        (
+            f"models: [{{name: a, ragged: {{pad: {{x: 0}}, buckets: [4, 2]}}, {BACKEND}}}]",
+            "x.yaml: models[0].ragged.buckets: expected ascending lengths without repetition",
+        ),
+    ],
+)
+def test_a_fault_is_one_line_that_says_where_and_what(text: str, expected: str) -> None:
+    assert faults(text) == [expected]
+
+
+def test_an_unknown_kind_names_the_known_ones() -> None:
+    (fault,) = faults("models: [{name: a, backends: [{kind: onnxrutime}]}]")
+    assert fault.startswith("x.yaml: models[0].backends[0]: ")
+    assert "'onnxrutime'" in fault
+    assert "'onnxruntime'" in fault
+
+
+def test_every_fault_is_told_at_once() -> None:
+    assert len(faults("server: {http_port: x}\nmodels: [{name: a, slo: {p99_ms: 0}, backends: [{kind: torch}]}]")) == 3
+
+
+def test_a_file_that_is_none_or_no_yaml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read"):
+        load_config(tmp_path / "missing.yaml")
+    (tmp_path / "bad.yaml").write_text("models: [")
+    with pytest.raises(ConfigError, match=r"bad\.yaml: not YAML"):
+        load_config(tmp_path / "bad.yaml")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match="expected a mapping with the key `models`, got list"):
+        load_config(tmp_path / "list.yaml")

@@ -1,0 +1,112 @@
+"""Who is cheapest, by how much, and how certain that is: from the search's evidence, without I/O."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.costs import replicas_for
+from loadtest.search import Outcome, Question, Standing
+
+PREDICTION_SPREAD = 0.075  # standard deviation of log(measured / predicted) capacity: 15 % is two of it
+DRAWS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The winner against the rest.
+
+    margin: how much more the runner-up costs, as a share; None if there is none.
+    probability_cheapest: that no other candidate is cheaper, by bootstrap over blocks; candidates without a measured bracket
+        enter with their estimate and its usual error.
+    flip_usd_per_hour: the winner's hourly price from which the runner-up would win.
+    """
+
+    probability_cheapest: float
+    margin: float | None
+    flip_usd_per_hour: float | None
+
+
+def judge(question: Question, outcome: Outcome, *, seed: int) -> Verdict | None:
+    """None if there is no winner."""
+    by_name = {standing.entrant.name: standing for standing in outcome.standings}
+    if outcome.winner is None:
+        return None
+    winner = by_name[outcome.winner]
+    runner_up = by_name[outcome.runner_up] if outcome.runner_up else None
+    margin = flip = None
+    if runner_up is not None:
+        margin = question.cost(runner_up.entrant, rps_of(runner_up)) / question.cost(winner.entrant, rps_of(winner)) - 1
+        flip = flip_usd_per_hour(question, winner, runner_up)
+    possible = [s for s in outcome.standings if s.predicted_rps > 0 and not any(run.failure for run in s.runs)]
+    return Verdict(_probability_cheapest(question, winner, possible, seed), margin, flip)
+
+
+def rps_of(standing: Standing) -> float:
+    """The rate a candidate is ranked by: what was proven, else what held in the sample."""
+    return standing.peak_rps or standing.held_rps
+
+
+def flip_usd_per_hour(question: Question, winner: Standing, runner_up: Standing) -> float:
+    """The winner's hourly price at which the runner-up costs the same."""
+    ours, theirs = rps_of(winner), rps_of(runner_up)
+    if question.target_rps is None:
+        return runner_up.entrant.usd_per_hour * ours / theirs
+    our_count, their_count = (replicas_for(question.target_rps, rps, question.headroom) for rps in (ours, theirs))
+    return runner_up.entrant.usd_per_hour * their_count / our_count
+
+
+def sample_peaks(standing: Standing, required: float, random: np.random.Generator, draws: int = DRAWS) -> np.ndarray:
+    """Peaks this candidate might have had, had other blocks been seen; (draws,), requests per second.
+
+    Blocks of each run are drawn with replacement and attainment made to fall with the rate. Where between two measured rates
+    it crosses `required` is not known (the curve bends sharply at the knee), so any place in log(rate) is as likely.
+    Where nothing brackets it, the estimate is spread by the usual error of predictions.
+    """
+    runs = sorted(standing.evidence, key=lambda run: run.rps)
+    if len(runs) < 2:
+        return np.asarray(standing.estimated_rps * np.exp(random.normal(0, PREDICTION_SPREAD, draws)))
+    rates = np.log([run.rps for run in runs])
+    shares = np.empty((draws, len(runs)))
+    for column, run in enumerate(runs):
+        blocks = np.array(run.blocks, dtype=float)
+        weights = random.multinomial(len(blocks), np.full(len(blocks), 1 / len(blocks)), size=draws)
+        shares[:, column] = (weights @ blocks[:, 1]) / np.maximum(weights @ blocks[:, 0], 1)
+    weight = [run.requests for run in runs]
+    places = random.random(draws)
+    return np.exp([_crossing(rates, _falling(row, weight), required, place) for row, place in zip(shares, places, strict=True)])
+
+
+def _probability_cheapest(question: Question, winner: Standing, possible: Sequence[Standing], seed: int) -> float:
+    random = np.random.default_rng(seed)
+    costs: dict[str, np.ndarray] = {}
+    for standing in possible:
+        peaks = sample_peaks(standing, question.required, random)
+        costs[standing.entrant.name] = np.array([question.cost(standing.entrant, peak) for peak in peaks])
+    rest = [cost for name, cost in costs.items() if name != winner.entrant.name]
+    if not rest:
+        return 1.0
+    return float(np.mean(costs[winner.entrant.name] <= np.min(rest, axis=0)))
+
+
+def _falling(shares: np.ndarray, weights: Sequence[float]) -> np.ndarray:
+    """The closest non-increasing sequence (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for share, weight in zip(shares, weights, strict=True):
+        pools.append((float(share), weight, 1))
+        while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
+            (mean, heavy, count), (last, light, more) = pools[-2], pools.pop()
+            pools[-1] = ((mean * heavy + last * light) / (heavy + light), heavy + light, count + more)
+    return np.concatenate([np.full(count, mean) for mean, _, count in pools])
+
+
+def _crossing(log_rates: np.ndarray, shares: np.ndarray, required: float, place: float) -> float:
+    """log(rate) at which falling shares cross `required`; place: where in the bracket, 0 to 1."""
+    above = np.flatnonzero(shares >= required)
+    if len(above) == len(shares):
+        return float(log_rates[-1])
+    if not len(above):
+        return float(log_rates[0] + math.log(max(0.5, float(shares[0]) / required)))
+    left = above[-1]
+    return float(log_rates[left] + place * (log_rates[left + 1] - log_rates[left]))

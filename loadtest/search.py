@@ -1,0 +1,462 @@
+"""Which measurement next: the search of docs/loadtest.md, as a generator that waits for nothing.
+
+It yields one `Command`, is sent the `Event` that answers it, and returns the `Outcome`. It reads no clock and no file and draws
+no random number: the same events give the same commands. So a search is tested against a simulated laboratory in no time, and
+an interrupted one resumes by being sent its journal.
+
+Stages: profile t(n, k) per group -> predict each candidate -> shortlist -> successive halving on real load -> the peak of two
+finalists by bisection on log(rate) -> overload and recovery of the winner. Each spends a share of what is left of the budget,
+so that a short budget gives a coarser answer and not none.
+"""
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from loadtest.costs import cost_per_million, fleet_usd_per_hour
+from loadtest.fleet import HEADROOM
+from loadtest.results import Verdict
+
+SHORTLIST = 5  # candidates that see real load
+KEEP_ABOVE = 0.85  # of the best per dollar, as predicted: the prediction is good to 15 %
+FINALISTS = 2
+ROUND_SECONDS = (20.0, 60.0, 180.0)
+LOAD_FACTOR = 0.9  # of the estimated capacity, in the rounds
+STEP = 1.15  # from a rate that passes (fails) to the next to try above (below), while the other side of the bracket is open
+PRECISION = 1.05  # highest failing over highest passing rate at which a peak is known well enough
+MOST_PROBES = 10  # per peak
+OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak
+LEAST_SECONDS = 4.0  # a shorter run tells nothing
+BLOCKS, BLOCK_SLOS, BLOCK_REQUESTS = 20, 10, 200  # a decisive probe: 20 blocks of at least 10 SLOs and 200 requests
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """What the search must know of a candidate. Entrants of one group share a profile."""
+
+    name: str
+    group: str
+    usd_per_hour: float
+    sessions: int
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """required: share of requests that must meet the SLO. limit_ms: its tightest limit. max_usd: None means no limit."""
+
+    entrants: tuple[Entrant, ...]
+    required: float
+    limit_ms: float
+    seconds: float
+    target_rps: float | None = None
+    headroom: float = HEADROOM
+    max_usd: float | None = None
+
+    def cost(self, entrant: Entrant, max_rps: float) -> float:
+        """What is minimised: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.
+
+        Fleets come in whole instances, so that many cost the same: the cost per million, a millionth as heavy, breaks the tie.
+        """
+        if max_rps <= 0:
+            return math.inf
+        per_million = cost_per_million(entrant.usd_per_hour, max_rps)
+        if self.target_rps is None:
+            return per_million
+        return fleet_usd_per_hour(entrant.usd_per_hour, self.target_rps, max_rps, self.headroom) + 1e-6 * per_million
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measure t(rows, concurrency) at these rows and concurrency 1 .. sessions, interleaved, on the group's widest entrant."""
+
+    entrant: str
+    group: str
+    rows: tuple[int, ...]
+    sessions: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Predict:
+    """Simulate the batcher on the group's profile."""
+
+    entrant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Offer rps, open loop, for at most `seconds`. until_decided: end as soon as the SLO is decided."""
+
+    entrant: str
+    rps: float
+    seconds: float
+    purpose: Literal["round", "peak", "overload", "recovery", "floor"]
+    until_decided: bool = True
+
+
+Command = Profile | Predict | Load
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Median time the model took for `rows` while `concurrency` ran at once."""
+
+    rows: int
+    concurrency: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """overhead_ms: the client's time less the model's, alone. failure: why there is no profile: it did not start, ran out …"""
+
+    group: str
+    timings: tuple[Timing, ...] = ()
+    overhead_ms: float = 0.0
+    seconds: float = 0.0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """rps: the largest rate at which the simulated batcher meets the SLO; 0 if it does at none."""
+
+    entrant: str
+    rps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One load run.
+
+    blocks: (requests, requests that met the SLO) of each stretch of time, warm-up excluded.
+    valid: False if the load generator could not keep up; then nothing else counts. failure: the target died or did not start.
+    seconds: of the budget, start of the candidate included. batch_rows: rows of a batch -> how many were executed.
+    """
+
+    entrant: str
+    purpose: str
+    rps: float
+    verdict: Verdict
+    blocks: tuple[tuple[int, int], ...]
+    seconds: float
+    valid: bool = True
+    failure: str = ""
+    p50_ms: float = 0.0
+    p95_ms: float = 0.0
+    p99_ms: float = 0.0
+    mean_ms: float = 0.0
+    goodput_rps: float = 0.0
+    error_rate: float = 0.0
+    queue_ms: float | None = None
+    compute_ms: float | None = None
+    overhead_ms: float | None = None
+    batch_rows: dict[int, int] = field(default_factory=dict)
+    cpu_percent: float | None = None
+    memory_percent: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def requests(self) -> int:
+        return sum(requests for requests, _ in self.blocks)
+
+    @property
+    def attainment(self) -> float | None:
+        """Share that met the SLO; None if nothing was measured."""
+        return sum(met for _, met in self.blocks) / self.requests if self.requests else None
+
+
+Event = Profiled | Predicted | Measured
+
+
+@dataclass(slots=True, eq=False)
+class Standing:
+    """What is known of one entrant so far.
+
+    required: share of requests that must meet the SLO. out: why it was dropped, "" while it is in.
+    """
+
+    entrant: Entrant
+    required: float
+    predicted_rps: float = 0.0
+    runs: list[Measured] = field(default_factory=list)
+    out: str = ""
+
+    @property
+    def evidence(self) -> list[Measured]:
+        """Valid runs that say something about the peak. A rate measured again is judged by its last run."""
+        telling = (run for run in self.runs if run.valid and not run.failure and run.purpose != "overload" and run.requests)
+        return list({run.rps: run for run in telling}.values())
+
+    @property
+    def failing_rps(self) -> float | None:
+        """The lowest rate that fails, or that a full-length probe could not show to pass; None if there is none."""
+        stuck = (run.rps for run in self.evidence if run.verdict == "fail" or (run.verdict != "pass" and run.purpose == "peak"))
+        return min(stuck, default=None)
+
+    @property
+    def peak_rps(self) -> float:
+        """The highest rate that passes below the lowest that does not; 0 if there is none."""
+        ceiling = self.failing_rps or math.inf
+        return max((run.rps for run in self.evidence if run.verdict == "pass" and run.rps < ceiling), default=0.0)
+
+    @property
+    def held_rps(self) -> float:
+        """The highest rate at which the SLO held in the sample, proven or not; 0 if there is none."""
+        held = {run.rps: (run.attainment or 0.0) >= self.required and run.verdict != "fail" for run in self.evidence}
+        ceiling = min((rps for rps, good in held.items() if not good), default=math.inf)
+        return max((rps for rps, good in held.items() if good and rps < ceiling), default=0.0)
+
+    @property
+    def estimated_rps(self) -> float:
+        """The best guess of the peak: what is bracketed, else what load says, else the prediction."""
+        passing, failing = self.peak_rps, self.failing_rps
+        if failing is not None and passing:
+            return math.sqrt(passing * failing)
+        if failing is None:
+            doubtful = [run.rps for run in self.evidence if (run.attainment or 0.0) < self.required]
+            return min([max(self.predicted_rps, passing), *(0.95 * rps for rps in doubtful)])
+        lowest = next(run for run in self.evidence if run.rps == failing)
+        # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.
+        return failing * min(0.95, max(0.5, lowest.attainment or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """standings: in the order of the entrants. winner, runner_up: entrants' names. verified: None if there was no time to.
+
+    floor: if nobody meets the SLO, the best that could be had, at hardly any load.
+    """
+
+    standings: tuple[Standing, ...]
+    profiles: dict[str, Profiled]
+    winner: str | None
+    runner_up: str | None
+    verified: bool | None
+    floor: Measured | None
+    seconds: float
+    usd: float
+    notes: tuple[str, ...]
+
+
+Steps = Generator[Command, Event, None]
+
+
+def search(question: Question) -> Generator[Command, Event, Outcome]:
+    """Run the whole search. Send each event in answer to the command before it."""
+    return (yield from _Search(question).run())
+
+
+def decisive_seconds(limit_ms: float, rps: float) -> float:
+    """How long a probe must last before it can pass."""
+    return BLOCKS * max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / rps)
+
+
+def profile_rows(max_rows: int) -> tuple[int, ...]:
+    """1, 2, 4, … and max_rows."""
+    return tuple(sorted({*(2**n for n in range(max_rows.bit_length())), max_rows}))
+
+
+class _Search:
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._standings = {entrant.name: Standing(entrant, question.required) for entrant in question.entrants}
+        self._profiles: dict[str, Profiled] = {}
+        self._seconds = 0.0
+        self._usd = 0.0
+        self._verified: bool | None = None
+        self._floor: Measured | None = None
+        self._notes: list[str] = []
+
+    def run(self) -> Generator[Command, Event, Outcome]:
+        yield from self._profile()
+        yield from self._predict()
+        shortlist = self._shortlist()
+        yield from self._halve(shortlist)
+        yield from self._peaks(shortlist)
+        if proven := self._ranked():
+            yield from self._verify(proven[0])
+        else:
+            yield from self._seek_floor()
+        ranked = self._ranked()
+        return Outcome(
+            standings=tuple(self._standings.values()),
+            profiles=self._profiles,
+            winner=ranked[0].entrant.name if ranked else None,
+            runner_up=ranked[1].entrant.name if len(ranked) > 1 else None,
+            verified=self._verified,
+            floor=self._floor,
+            seconds=self._seconds,
+            usd=self._usd,
+            notes=tuple(self._notes),
+        )
+
+    def _profile(self) -> Steps:
+        groups: dict[str, list[Entrant]] = {}
+        for entrant in self._question.entrants:
+            groups.setdefault(entrant.group, []).append(entrant)
+        # A fifth of the budget for all groups; beyond 30 s a profile gets no better.
+        seconds = min(30.0, max(2.0, 0.2 * self._question.seconds / len(groups)))
+        for group, entrants in groups.items():
+            widest = max(entrants, key=lambda entrant: entrant.sessions)
+            rows = profile_rows(max(entrant.max_rows for entrant in entrants))
+            if self._affords(seconds, widest):
+                event = yield Profile(widest.name, group, rows, widest.sessions, seconds)
+                assert isinstance(event, Profiled)
+            else:
+                event = Profiled(group, failure="the budget did not reach it")
+            self._spend(event.seconds, widest)
+            self._profiles[group] = event
+            for entrant in entrants:
+                self._standings[entrant.name].out = event.failure
+
+    def _predict(self) -> Steps:
+        for standing in self._in():
+            event = yield Predict(standing.entrant.name)
+            assert isinstance(event, Predicted)
+            standing.predicted_rps = event.rps
+            if event.rps <= 0:
+                standing.out = "by its profile it misses the SLO even alone"
+
+    def _shortlist(self) -> list[Standing]:
+        ranked = sorted(self._in(), key=self._cost)
+        for place, standing in enumerate(ranked):
+            worth = self._cost(ranked[0]) / self._cost(standing)
+            if place < FINALISTS:
+                continue  # the runner-up is measured too: else the margin is a guess
+            if worth < KEEP_ABOVE:
+                standing.out = f"predicted at {worth:.0%} of the best per dollar"
+            elif place >= SHORTLIST:
+                standing.out = f"predicted as number {place + 1}, of which {SHORTLIST} are tried"
+        return [standing for standing in ranked if not standing.out]
+
+    def _halve(self, shortlist: list[Standing]) -> Steps:
+        alive = list(shortlist)
+        for number, wanted in enumerate(ROUND_SECONDS):
+            if len(alive) <= FINALISTS:
+                return
+            seconds = min(wanted, 0.35 * self._left_seconds() / len(alive) / 2)
+            if seconds < LEAST_SECONDS:
+                self._notes.append(f"no time for round {number + 1}: finalists were chosen by what was known before it")
+                break
+            for standing in alive:
+                yield from self._load(standing, LOAD_FACTOR * standing.estimated_rps, seconds, "round")
+            alive = sorted((standing for standing in alive if not standing.out), key=self._cost)
+            keep = max(FINALISTS, math.ceil(len(alive) / 2))
+            for standing in alive[keep:]:
+                standing.out = f"number {alive.index(standing) + 1} of {len(alive)} in round {number + 1}"
+            alive = alive[:keep]
+        for standing in alive[FINALISTS:]:
+            standing.out = "not among the finalists"
+
+    def _peaks(self, shortlist: list[Standing]) -> Steps:
+        """Find the peaks of the finalists; where one has none, the next of the shortlist takes its place."""
+        untried = sorted(shortlist, key=lambda standing: (bool(standing.out), self._cost(standing)))
+        places = FINALISTS
+        while untried and places and self._affords(LEAST_SECONDS, untried[0].entrant):
+            standing = untried.pop(0)
+            if any(run.failure for run in standing.runs):
+                continue
+            standing.out = ""
+            yield from self._bisect(standing, until=self._seconds + 0.85 * self._left_seconds() / places)
+            if standing.held_rps:
+                places -= 1
+            else:
+                standing.out = standing.out or "misses the SLO at every rate that was tried"
+
+    def _bisect(self, standing: Standing, until: float) -> Steps:
+        rps = standing.estimated_rps
+        for _ in range(MOST_PROBES):
+            passing, failing = standing.peak_rps, standing.failing_rps
+            if passing and failing:
+                if failing / passing <= PRECISION:
+                    return
+                rps = math.sqrt(passing * failing)
+            elif passing:
+                rps = max(standing.estimated_rps, passing * STEP)
+            elif failing:
+                rps = min(standing.estimated_rps, failing / STEP)
+            seconds = min(3 * decisive_seconds(self._question.limit_ms, rps), until - self._seconds)
+            if seconds < LEAST_SECONDS or not self._affords(seconds, standing.entrant):
+                return
+            yield from self._load(standing, rps, seconds, "peak")
+            if standing.out:
+                return
+
+    def _verify(self, winner: Standing) -> Steps:
+        peak = winner.peak_rps or winner.held_rps
+        seconds = min(60.0, max(LEAST_SECONDS, 0.4 * self._left_seconds()))
+        yield from self._load(winner, OVERLOAD * peak, seconds, "overload", until_decided=False)
+        yield from self._load(winner, SAFE * peak, seconds, "recovery")
+        last = winner.runs[-1]
+        if last.purpose == "recovery" and last.valid:
+            self._verified = last.verdict != "fail"
+            if not self._verified:
+                self._notes.append(f"after an overload {winner.entrant.name} misses the SLO at {SAFE:g} of its claimed peak")
+
+    def _seek_floor(self) -> Steps:
+        """Nobody meets the SLO: measure what the quickest can do with hardly any load."""
+        best: tuple[float, Standing] | None = None
+        for standing in self._standings.values():
+            profile = self._profiles.get(standing.entrant.group)
+            alone = [timing.ms for timing in profile.timings if timing.rows == 1] if profile else []
+            if profile and alone and (best is None or min(alone) + profile.overhead_ms < best[0]):
+                best = min(alone) + profile.overhead_ms, standing
+        if best is None:
+            return
+        alone_ms, standing = best
+        yield from self._load(standing, 100 / alone_ms, 20.0, "floor", until_decided=False)  # a tenth of one session
+        self._floor = standing.runs[-1] if standing.runs and standing.runs[-1].purpose == "floor" else None
+
+    def _load(
+        self,
+        standing: Standing,
+        rps: float,
+        seconds: float,
+        purpose: Literal["round", "peak", "overload", "recovery", "floor"],
+        *,
+        until_decided: bool = True,
+    ) -> Steps:
+        """One run; one that was not valid is tried once more. Nothing, if the budget does not allow it."""
+        for attempt in range(2):
+            if not self._affords(seconds, standing.entrant):
+                return
+            event = yield Load(standing.entrant.name, rps, seconds, purpose, until_decided)
+            assert isinstance(event, Measured)
+            standing.runs.append(event)
+            self._spend(event.seconds, standing.entrant)
+            if event.failure:
+                standing.out = event.failure
+            if event.valid or event.failure:
+                return
+            if attempt:
+                standing.out = f"the load generator could not offer {rps:.4g}/s: {'; '.join(event.notes)}"
+
+    def _cost(self, standing: Standing) -> float:
+        return self._question.cost(standing.entrant, standing.estimated_rps)
+
+    def _ranked(self) -> list[Standing]:
+        """Finalists at whose rate the SLO held, cheapest first; one that is proven stands before one that is not."""
+        held = [standing for standing in self._standings.values() if not standing.out and standing.held_rps]
+
+        def key(standing: Standing) -> tuple[bool, float]:
+            proven = standing.peak_rps
+            return not proven, self._question.cost(standing.entrant, proven or standing.held_rps)
+
+        return sorted(held, key=key)
+
+    def _in(self) -> Sequence[Standing]:
+        return [standing for standing in self._standings.values() if not standing.out]
+
+    def _left_seconds(self) -> float:
+        return max(0.0, self._question.seconds - self._seconds)
+
+    def _affords(self, seconds: float, entrant: Entrant) -> bool:
+        usd = self._usd + seconds / 3600 * entrant.usd_per_hour
+        return self._left_seconds() >= seconds and (self._question.max_usd is None or usd <= self._question.max_usd)
+
+    def _spend(self, seconds: float, entrant: Entrant) -> None:
+        self._seconds += seconds
+        self._usd += seconds / 3600 * entrant.usd_per_hour

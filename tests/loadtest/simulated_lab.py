@@ -1,0 +1,119 @@
+"""A laboratory without hardware: answers the search's commands from known cost models, with noise from a seed.
+
+Every candidate has a true peak, where attainment falls through the SLO's share, steeply; blocks near the knee scatter more than
+independent requests would, as measured ones do.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import t as student
+
+from loadtest.results import Verdict
+from loadtest.search import (
+    BLOCK_REQUESTS,
+    BLOCK_SLOS,
+    BLOCKS,
+    Command,
+    Event,
+    Load,
+    Measured,
+    Outcome,
+    Predict,
+    Predicted,
+    Profiled,
+    Question,
+    Timing,
+    search,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Of one candidate. bias: predicted over true peak. failure: what it dies of when it is started."""
+
+    peak_rps: float
+    bias: float = 1.0
+    failure: str = ""
+
+
+@functools.cache
+def quantile(degrees: int) -> float:
+    return float(student.ppf(0.995, degrees))
+
+
+class SimulatedLab:
+    """events: the journal, in order. start_s: what starting a candidate costs each time another is wanted."""
+
+    def __init__(self, question: Question, truths: Mapping[str, Truth], *, seed: int = 0, start_s: float = 5.0) -> None:
+        self._question = question
+        self._truths = truths
+        self._random = np.random.default_rng(seed)
+        self._start_s = start_s
+        self._running = ""
+        self.commands: list[Command] = []
+        self.events: list[Event] = []
+
+    def run(self) -> Outcome:
+        steps = search(self._question)
+        command = next(steps)
+        while True:
+            event = self.answer(command)
+            self.commands.append(command)
+            self.events.append(event)
+            try:
+                command = steps.send(event)
+            except StopIteration as stop:
+                outcome: Outcome = stop.value
+                return outcome
+
+    def answer(self, command: Command) -> Event:
+        truth = self._truths[command.entrant]
+        if isinstance(command, Predict):
+            return Predicted(command.entrant, truth.peak_rps * truth.bias)
+        start_s = 0.0 if self._running == command.entrant else self._start_s
+        self._running = command.entrant
+        if isinstance(command, Load):
+            if truth.failure:
+                return Measured(command.entrant, command.purpose, command.rps, "fail", (), start_s, failure=truth.failure)
+            return self._load(command, truth.peak_rps, start_s)
+        if truth.failure:
+            return Profiled(command.group, seconds=start_s, failure=truth.failure)
+        timings = tuple(Timing(rows, 1, 5 + 2.0 * rows) for rows in command.rows)
+        return Profiled(command.group, timings, 0.5, start_s + command.seconds)
+
+    def _load(self, load: Load, peak_rps: float, start_s: float) -> Measured:
+        limit_ms, required = self._question.limit_ms, self._question.required
+        block_s = max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / load.rps)
+        count = max(1, int(load.seconds / block_s))
+        # 1 far below the peak, `required` at it, half of it 10 % above.
+        miss = (1 - required) * math.exp(min(35 * (load.rps / peak_rps - 1), 20))
+        share = 1 / (1 + miss) if miss < 1 else max(0.0, 0.5 - (load.rps / peak_rps - 1.1))
+        spread = 0.5 * (1 - share)
+        blocks: list[tuple[int, int]] = []
+        verdict: Verdict = "undecided"
+        for _ in range(count):
+            requests = max(1, round(load.rps * block_s))
+            met = min(1.0, max(0.0, self._random.normal(share, spread)))
+            blocks.append((requests, round(met * requests)))
+            verdict = self._judge(blocks)
+            if load.until_decided and verdict != "undecided":
+                break
+        p99_ms = limit_ms * (0.4 + 0.6 * load.rps / peak_rps)
+        seconds = start_s + len(blocks) * block_s
+        goodput = load.rps * share
+        return Measured(
+            load.entrant, load.purpose, load.rps, verdict, tuple(blocks), seconds, p99_ms=p99_ms, goodput_rps=goodput
+        )
+
+    def _judge(self, blocks: list[tuple[int, int]]) -> Verdict:
+        if len(blocks) < 5:
+            return "undecided"
+        shares = np.array([met / requests for requests, met in blocks])
+        half = quantile(len(shares) - 1) * shares.std(ddof=1) / math.sqrt(len(shares))
+        if shares.mean() + half < self._question.required:
+            return "fail"
+        return "pass" if len(blocks) >= BLOCKS and shares.mean() - half >= self._question.required else "undecided"

@@ -30,8 +30,8 @@ class Batch:
     `Batcher.finished`. `str()` is its trace.
     """
 
-    __slots__ = ("batched", "closed_ns", "expected_ns", "group", "left_rows", "oldest_ns", "padded_rows", "parts", "ragged",
-                 "reason", "rows")  # fmt: skip
+    __slots__ = ("batched", "busy", "closed_ns", "expected_ns", "group", "left_rows", "oldest_ns", "padded_rows", "parts",
+                 "ragged", "reason", "rows")  # fmt: skip
 
     def __init__(
         self,
@@ -47,11 +47,13 @@ class Batch:
         expected_ns: int = 0,
         ragged: Ragged | None = None,
         batched: bool = True,
+        busy: int = 1,
     ) -> None:
         """padded_rows: the rows the model sees. oldest_ns: earliest arrival among the parts. left_rows: what was left waiting.
 
         group: what the batcher keyed its queue by. expected_ns: predicted service time, 0 if the policy does not predict.
-        batched: False for a model without a batch dimension, whose one request passes through untouched.
+        busy: workers that run with it, its own included. batched: False for a model without a batch dimension, whose one
+        request passes through untouched.
         """
         self.parts = parts
         self.rows = rows
@@ -64,6 +66,7 @@ class Batch:
         self.expected_ns = expected_ns
         self.ragged = ragged
         self.batched = batched
+        self.busy = busy
 
     def __str__(self) -> str:
         return (

@@ -79,6 +79,11 @@ class Batcher:
         return f"Batcher(requests={self._requests}, rows={self._state.rows}, in_flight={len(self._state.in_flight)})"
 
     @property
+    def policy(self) -> Policy:
+        """What decides, with what it has learned."""
+        return self._policy
+
+    @property
     def queue_rows(self) -> int:
         """Rows that wait, retries not counted."""
         return self._state.rows
@@ -299,6 +304,7 @@ class Batcher:
             expected_ns=expected_ns,
             ragged=self._ragged,
             batched=self._batched,
+            busy=len(self._state.in_flight) + 1,
         )
         self._state.in_flight[batch] = None
         batches.append(batch)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 from backends.base import BackendError, Device, LoadFailed, Model, ModelSpec, Session, Tensors, check_outputs
@@ -13,6 +14,11 @@ BACKENDS: Final[dict[str, str]] = {
     "torch": "backends.torch",
     "onnxruntime": "backends.onnxruntime",
     "python": "backends.python",
+}
+
+# kind -> the module whose `build(artifact, declared, **how)` makes the artifact that kind loads.
+BUILDERS: Final[dict[str, str]] = {
+    "onnxruntime": "backends.onnx_export",
 }
 
 
@@ -35,6 +41,21 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
     except Exception as exc:  # whatever an artifact or a user's code throws while loading is a fault of the load
         raise LoadFailed(f"{kind}: {type(exc).__name__}: {exc}") from exc
     return _Checked(model)
+
+
+def build(kind: str, artifact: Path, spec: ModelSpec, **how: Any) -> str:
+    """Make the artifact that a backend of this kind loads, verified; answers with one line for the operator.
+
+    how: `gateway.config.Build`'s keys, and `lengths`, the padded lengths it will be run with. Raises: LoadFailed.
+    """
+    if kind not in BUILDERS:
+        raise LoadFailed(f"nothing is built for kind {kind!r}, only for {', '.join(BUILDERS)}")
+    try:
+        return str(import_module(BUILDERS[kind]).build(artifact, spec, **how))
+    except BackendError:
+        raise
+    except Exception as exc:  # exporters raise whatever they like
+        raise LoadFailed(f"{artifact}: cannot be built from {how.get('source')}: {type(exc).__name__}: {exc}") from exc
 
 
 class _Checked:

@@ -45,8 +45,8 @@ def load(declared: ModelSpec, *, model: str, threads: int = 1, device: str = "cp
         elif firsts != {-1}:
             shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*inputs, *outputs))
             raise LoadFailed(
-                f"{model}: max_rows {declared.max_rows} needs a first dimension that is open (or is {declared.max_rows}) in every "
-                f"tensor, got {shapes}: export it so, or set max_rows to 0"
+                f"{model}: max_rows {declared.max_rows} needs a first dimension that is open (or is {declared.max_rows}) in "
+                f"every tensor, got {shapes}: export it so, or set max_rows to 0"
             )
         inputs = _open_rows(inputs)
         outputs = _open_rows(outputs)

@@ -140,7 +140,16 @@ class Backend(_Strict):
 
     def options(self) -> dict[str, Any]:
         """The backend's own options: what its `load` takes."""
-        return self.model_dump(exclude={*Backend.model_fields, "kind"})
+        return self.model_dump(exclude={*Backend.model_fields, "kind", "build"})
+
+
+class Build(_Strict):
+    """How `gateway compile` makes the artifact that a backend's `model` names."""
+
+    source: str  # of an nn.Module: `module:factory` or `path/to/file.py:factory`
+    options: dict[str, Any] = {}  # given to the factory
+    precision: Literal["fp32", "int8"] = "fp32"  # int8: dynamically quantised weights of matrix products
+    opset: int = Field(default=18, ge=11, le=30)
 
 
 class Synthetic(Backend):
@@ -173,6 +182,7 @@ class OnnxRuntime(Backend):
 
     kind: Literal["onnxruntime"]
     model: str
+    build: Build | None = None
     threads: int = Field(default=1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
 
@@ -304,7 +314,7 @@ def _keys_beside(location: tuple[Any, ...]) -> list[str]:
     }  # fmt: skip
     children: dict[str, type[BaseModel]] = {
         "server": Server, "limits": Limits, "ray": Ray, "models": Model, "slo": Slo, "inputs": Tensor, "outputs": Tensor,
-        "ragged": Ragged, "batching": Batching, "autoscaling": Autoscaling, **kinds,
+        "ragged": Ragged, "batching": Batching, "autoscaling": Autoscaling, "build": Build, **kinds,
     }  # fmt: skip
     current: type[BaseModel] = Config
     for part in location[:-1]:

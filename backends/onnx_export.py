@@ -1,0 +1,145 @@
+"""A factory's nn.Module to an .onnx file with open rows and lengths, checked against the module it came from."""
+
+import contextlib
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from backends.base import LoadFailed, ModelSpec, Tensors, example_inputs
+from backends.source import load_object
+
+if TYPE_CHECKING:
+    import torch
+
+TOLERANCE = 1e-4  # between the module and its fp32 export, element by element
+_INT8_COSINE = 0.97  # between the two outputs as vectors, for dynamically quantised weights
+_PROTOBUF_LIMIT_BYTES = 2 << 30
+
+
+def build(
+    artifact: Path,
+    declared: ModelSpec,
+    *,
+    source: str,
+    options: Mapping[str, Any],
+    precision: str = "fp32",
+    opset: int = 18,
+    lengths: tuple[int, ...] = (),
+) -> str:
+    """Export, verify, and only then put the file in its place. Answers with one line for the operator.
+
+    source: `module:factory` or `path/to/file.py:factory`; its module takes the declared inputs by position.
+    precision: fp32, or int8 for dynamically quantised weights of matrix products. lengths: open sizes to verify with.
+    Raises: LoadFailed, if the export fails or computes something else than the module.
+    """
+    if not declared.inputs or not declared.outputs:
+        raise LoadFailed(f"{artifact}: an export needs the model's `inputs` and `outputs` stated")
+    module = load_object(source)(**options).eval().requires_grad_(False)
+    artifact.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=artifact.parent, prefix=".export-") as folder:
+        exported = Path(folder) / artifact.name
+        _export(module, declared, exported, opset)
+        if precision == "int8":
+            exported = _quantised(exported)
+        difference, cosine = _compare(module, exported, declared, lengths)
+        if precision == "fp32" and not difference <= TOLERANCE:
+            raise LoadFailed(f"{artifact}: the export differs from {source} by {difference:.2g}, more than {TOLERANCE:g}")
+        if precision == "int8" and not cosine >= _INT8_COSINE:
+            raise LoadFailed(f"{artifact}: int8 keeps a cosine of only {cosine:.3f} to {source}, less than {_INT8_COSINE:g}")
+        for file in exported.parent.iterdir():
+            if file.name.startswith(exported.name):
+                os.replace(file, artifact.parent / file.name.replace(exported.name, artifact.name, 1))
+    return f"{artifact}: {precision} from {source}, max abs difference {difference:.1e}, cosine {cosine:.6f}"
+
+
+def _export(module: "torch.nn.Module", declared: ModelSpec, path: Path, opset: int) -> None:
+    import torch
+
+    # Sizes that differ from each other and from 1, so that the exporter takes none for a constant or for another.
+    example = example_inputs(declared, 3, 7)
+    arguments = tuple(torch.from_numpy(array) for array in example.values())
+    open_sizes = tuple(
+        {axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size < 0} for tensor in declared.inputs
+    )
+    weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+    with _quiet():
+        program: Any = torch.onnx.export(
+            module,
+            arguments,
+            dynamo=True,
+            verbose=False,
+            input_names=list(declared.input_by_name),
+            output_names=list(declared.output_by_name),
+            dynamic_shapes=open_sizes,
+            opset_version=opset,
+        )
+    # An operator's own value can have the name an output is given, which makes the file invalid (torch 2.13: "embedding").
+    names = {*declared.input_by_name, *declared.output_by_name}
+    ends = set(map(id, program.model.graph.outputs))
+    for node in program.model.graph:
+        for value in node.outputs:
+            if value.name in names and id(value) not in ends:
+                value.name += "_inner"
+    program.save(str(path), external_data=weights_bytes > 0.9 * _PROTOBUF_LIMIT_BYTES)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what exporters warn of: deprecated functions of their own, packages they would register if they were there."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _quantised(path: Path) -> Path:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    target = path.parent / "int8" / path.name
+    target.parent.mkdir()
+    with _quiet():
+        quantize_dynamic(str(path), str(target), weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"])
+    return target
+
+
+def _compare(module: "torch.nn.Module", path: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> tuple[float, float]:
+    """The greatest absolute difference and the least cosine over all outputs, for several rows and lengths."""
+    import torch
+
+    from backends.onnxruntime import load
+
+    session = load(declared, model=str(path)).open_session(0)
+    greatest, least = 0.0, 1.0
+    for rows in {1, min(3, declared.max_rows) or 1, min(8, declared.max_rows) or 1}:
+        for length in lengths or (5, 16):
+            inputs = _random_inputs(declared, rows, length)
+            with torch.inference_mode():
+                results = module(*(torch.from_numpy(array) for array in inputs.values()))
+            expected = [results] if isinstance(results, torch.Tensor) else list(results)
+            outputs = session.run(inputs, {})
+            for tensor, given in zip(declared.outputs, expected, strict=True):
+                want, got = given.double().numpy().ravel(), outputs[tensor.name].astype(np.float64).ravel()
+                greatest = max(greatest, float(np.abs(want - got).max()))
+                least = min(least, float(want @ got) / max(float(np.linalg.norm(want)) * float(np.linalg.norm(got)), 1e-30))
+    return greatest, least
+
+
+def _random_inputs(declared: ModelSpec, rows: int, length: int) -> Tensors:
+    """Floats around 0; integers of 0 and 1 that begin with 1, which are tokens and attention masks alike."""
+    generator = np.random.default_rng(0)
+    inputs = example_inputs(declared, rows, length)
+    for array in inputs.values():
+        if array.dtype.kind == "f":
+            array[...] = generator.standard_normal(array.shape)
+        elif array.dtype.kind in "iu":
+            array[..., 1:] = generator.integers(0, 2, array[..., 1:].shape)
+    return inputs

@@ -1,0 +1,87 @@
+"""`gateway compile CONFIG`: make the artifacts that the configuration's backends name and say how to build.
+
+What an artifact was built from is recorded beside it, in ARTIFACT.build.json; one whose record still holds is left alone, so a
+second run only compares. A file without such a record is the user's own and is never replaced.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import backends
+from backends.base import BackendError, ModelSpec, TensorSpec
+from gateway.config import Backend, Build, Config, Model
+from gateway.errors import ConfigError, NotFound
+
+
+def compile_config(config: Config, *, names: Iterable[str] = (), report: Callable[[str], None] = print) -> None:
+    """Build what is missing or no longer what the configuration says. names: only these models; empty: all.
+
+    Raises: NotFound, ConfigError (the artifact cannot be built as configured).
+    """
+    wanted = set(names)
+    unknown = wanted - {model.name for model in config.models}
+    if unknown:
+        raise NotFound(f"no model {', '.join(sorted(unknown))} in the configuration")
+    for model in config.models:
+        for backend in model.backends:
+            build: Build | None = getattr(backend, "build", None)
+            if build is not None and (not wanted or model.name in wanted):
+                report(_compiled(model, backend, build))
+
+
+def _compiled(model: Model, backend: Any, build: Build) -> str:
+    artifact = Path(backend.model)
+    record_path = artifact.with_name(artifact.name + ".build.json")
+    record = _record(model, backend, build)
+    if artifact.exists():
+        if not record_path.exists():
+            return f"{artifact}: not built by this command, left as it is"
+        if json.loads(record_path.read_text(encoding="utf-8")) == record:
+            return f"{artifact}: up to date"
+    lengths = model.ragged.buckets if model.ragged else ()
+    try:
+        line = backends.build(backend.kind, artifact, stated_spec(model), lengths=lengths, **build.model_dump())
+    except BackendError as exc:
+        raise ConfigError(f"{model.name}: {backend.label}: {exc}") from exc
+    record_path.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return line
+
+
+def stated_spec(model: Model) -> ModelSpec:
+    """What the operator said of a model's tensors; empty where he left it to the artifact."""
+
+    def tensors(stated: Iterable[Any]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(t.name, t.datatype, t.shape, t.optional, t.labels) for t in stated)
+
+    return ModelSpec("", tensors(model.inputs or ()), tensors(model.outputs or ()), model.max_rows)
+
+
+def _record(model: Model, backend: Backend, build: Build) -> dict[str, Any]:
+    """All that the artifact depends on, as JSON gives it back."""
+    place = build.source.rpartition(":")[0]
+    if not place.endswith(".py"):
+        found = find_spec(place)
+        place = (found and found.origin) or ""
+    code = Path(place)
+    record = {
+        "build": build.model_dump(),
+        "source_sha256": hashlib.sha256(code.read_bytes()).hexdigest() if code.is_file() else None,
+        "inputs": [tensor.model_dump() for tensor in model.inputs or ()],
+        "outputs": [tensor.model_dump() for tensor in model.outputs or ()],
+        "max_rows": model.max_rows,
+        "lengths": model.ragged.buckets if model.ragged else (),
+        "libraries": {name: _version(name) for name in ("torch", "onnxruntime")},
+    }
+    return dict(json.loads(json.dumps(record)))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

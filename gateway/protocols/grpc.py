@@ -1,0 +1,312 @@
+"""gRPC messages of the v2 protocol to requests and back: pure functions of a message and a model's specs.
+
+The messages are tritonclient's, so that no second copy of the `inference` protobuf package exists in the process (two that
+register it clash). Input bytes become views on `raw_input_contents`; responses are always raw.
+"""
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+from grpc import StatusCode
+from tritonclient.grpc import service_pb2 as pb
+
+from backends.base import ModelSpec, Tensors
+from backends.datatypes import NUMPY, datatype_of
+from gateway.config import Ragged
+from gateway.errors import Code, InvalidArgument, Unavailable
+from gateway.protocols.tensors import (
+    Buffer,
+    check_input,
+    check_outputs,
+    classify,
+    count_rows,
+    shape_key,
+    tensor_from_bytes,
+    tensor_to_bytes,
+)
+from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
+
+ReadRegion = Callable[[RegionRef], Buffer]
+WriteRegion = Callable[[RegionRef, Buffer], None]
+
+STATUS: Final[dict[Code, StatusCode]] = {
+    Code.INVALID_ARGUMENT: StatusCode.INVALID_ARGUMENT,
+    Code.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
+    Code.NOT_FOUND: StatusCode.NOT_FOUND,
+    Code.NOT_READY: StatusCode.UNAVAILABLE,
+    Code.UNAUTHENTICATED: StatusCode.UNAUTHENTICATED,
+    Code.FORBIDDEN: StatusCode.PERMISSION_DENIED,
+    Code.TOO_LARGE: StatusCode.INVALID_ARGUMENT,
+    Code.OVERLOADED: StatusCode.UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED: StatusCode.DEADLINE_EXCEEDED,
+    Code.CANCELLED: StatusCode.CANCELLED,
+    Code.BACKEND_FAILED: StatusCode.INTERNAL,
+    Code.BACKEND_UNREACHABLE: StatusCode.UNAVAILABLE,
+    Code.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
+    Code.CONFIG: StatusCode.INTERNAL,
+    Code.INTERNAL: StatusCode.INTERNAL,
+}
+
+# Source: KServe grpc_predict_v2.proto, InferTensorContents. FP16 and BF16 have no typed form.
+_CONTENTS: Final = {
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_CLASSIFIABLE: Final = frozenset(_CONTENTS) - {"BOOL", "BYTES"}  # as in Triton
+_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
+_LONGEST_TIMEOUT_US: Final = 1 << 52  # 142 years; beyond is no timeout, and the deadline stays within 64 bits
+
+
+def decode(
+    message: pb.ModelInferRequest,
+    *,
+    model: str,
+    version: str,
+    spec: ModelSpec,
+    ragged: Ragged | None,
+    arrival_ns: int,
+    remaining_s: float | None,
+    read_region: ReadRegion,
+) -> InferRequest:
+    """Read and check one request for a model that was found.
+
+    remaining_s: until the call's own deadline; None when it has none. Inputs are views on the message's bytes, or copies of
+    shared memory. Raises: InvalidArgument, and what read_region raises.
+    """
+    inputs = _inputs(message, model, spec, read_region)
+    parameters: dict[str, ParameterValue] = {}
+    priority = 0
+    deadline_ns = None if remaining_s is None else arrival_ns + int(remaining_s * 1e9)
+    if message.parameters:
+        parameters = _parameters(message.parameters)
+        priority = _natural(parameters.pop("priority", 0), "priority")
+        timeout_us = _timeout(parameters.pop("timeout", 0))
+        if timeout_us > 0:
+            given_ns = arrival_ns + timeout_us * 1000
+            deadline_ns = given_ns if deadline_ns is None else min(deadline_ns, given_ns)
+    return InferRequest(
+        model,
+        version,
+        message.id,
+        inputs,
+        count_rows(spec, model, inputs),
+        arrival_ns,
+        _outputs(message.outputs, model, spec) if message.outputs else (),
+        parameters,
+        deadline_ns,
+        priority,
+        shape_key(spec, ragged, inputs),
+    )
+
+
+def encode(response: InferResponse, request: InferRequest, spec: ModelSpec, write_region: WriteRegion) -> pb.ModelInferResponse:
+    """Write the answer to a request: raw contents in the order of outputs, empty for those that went to shared memory.
+
+    Raises: InvalidArgument (an output cannot be classified, or its region is too small), and what write_region raises.
+    """
+    message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
+    asked = {output.name: output for output in request.outputs if output.classification or output.region}
+    for name, array in response.outputs.items():
+        wish = asked.get(name)
+        if wish is not None and wish.classification:
+            labels = spec.output_by_name[name].labels
+            array = classify(array, wish.classification, labels, batched=spec.max_rows > 0)
+        raw = tensor_to_bytes(array)
+        if wish is not None and wish.region is not None:
+            write_region(wish.region, raw)
+            raw = b""
+        message.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+        message.raw_output_contents.append(bytes(raw))
+    for key, value in response.parameters.items():
+        _set_parameter(message.parameters[key], value)
+    return message
+
+
+def trailers(error: Exception) -> tuple[tuple[str, str], ...]:
+    """When a retry is worth it, if the error says so.
+
+    `retry-after` in seconds, as over HTTP, for people and proxies; `grpc-retry-pushback-ms` is what gRPC clients with a retry
+    policy obey. Source: gRFC A6, "Pushback".
+    """
+    after_s = error.retry_after_s if isinstance(error, Unavailable) else None
+    if after_s is None:
+        return ()
+    return (("retry-after", f"{after_s:g}"), ("grpc-retry-pushback-ms", str(max(1, round(after_s * 1000)))))
+
+
+def _inputs(message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_region: ReadRegion) -> Tensors:
+    raw = message.raw_input_contents
+    given, used = len(raw), 0
+    inputs: Tensors = {}
+    for tensor in message.inputs:
+        name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
+        check_input(spec, model, name, datatype, shape)
+        if name in inputs:
+            raise InvalidArgument(f"input '{name}' already exists in request for model '{model}'")
+        region = _region(tensor.parameters, name) if tensor.parameters else None
+        if region is not None:
+            if tensor.HasField("contents"):
+                raise InvalidArgument(
+                    f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
+                )
+            inputs[name] = tensor_from_bytes(name, datatype, shape, read_region(region))
+        elif not given:
+            inputs[name] = _typed(tensor, model, name, datatype, shape)
+        elif tensor.HasField("contents"):
+            raise InvalidArgument(
+                f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model}'"
+            )
+        elif used < given:
+            inputs[name] = tensor_from_bytes(name, datatype, shape, raw[used])
+            used += 1
+        else:
+            raise InvalidArgument(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
+    if used < given:
+        raise InvalidArgument(f"raw_input_contents has {given} entries, but only {used} inputs for model '{model}' use one")
+    return inputs
+
+
+def _typed(tensor: Any, model: str, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray:
+    count = prod(shape)
+    fields = tensor.contents.ListFields()
+    if not fields and (count or not tensor.HasField("contents")):
+        raise InvalidArgument(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
+    expected = _CONTENTS.get(datatype)
+    if expected is None:
+        raise InvalidArgument(f"input '{name}': {datatype} has no typed contents, use raw_input_contents")
+    values: Any = ()
+    if fields:
+        field, values = fields[0]
+        if len(fields) > 1 or field.name != expected:
+            got = ", ".join(field.name for field, _ in fields)
+            raise InvalidArgument(f"input '{name}' of model '{model}': expected {datatype} in {expected}, got {got}")
+    if len(values) != count:
+        raise InvalidArgument(
+            f"input '{name}' of model '{model}': expected {count} elements for {datatype} {list(shape)}, got {len(values)}"
+        )
+    array = np.empty(count, NUMPY[datatype])
+    try:
+        array[:] = values
+    except OverflowError as exc:
+        raise InvalidArgument(f"input '{name}' of model '{model}': a value is out of range for {datatype}: {exc}") from exc
+    return array.reshape(shape)
+
+
+def _outputs(tensors: Any, model: str, spec: ModelSpec) -> tuple[OutputRequest, ...]:
+    check_outputs(spec, model, (tensor.name for tensor in tensors))
+    # A repeated output is answered once, as in Triton.
+    return tuple({tensor.name: _output(tensor, spec) for tensor in tensors}.values())
+
+
+def _output(tensor: Any, spec: ModelSpec) -> OutputRequest:
+    name = tensor.name
+    if not tensor.parameters:
+        return OutputRequest(name)
+    region = _region(tensor.parameters, name)
+    if "classification" not in tensor.parameters:
+        return OutputRequest(name, region=region)
+    classes = _integer(tensor.parameters["classification"], "classification")
+    if classes < 1:
+        raise InvalidArgument(f"output '{name}': invalid value {classes} for 'classification' parameter, expected at least 1")
+    if region is not None:
+        raise InvalidArgument(f"output '{name}' can't set both 'shared_memory_region' and 'classification'")
+    datatype = spec.output_by_name[name].datatype
+    if datatype not in _CLASSIFIABLE:
+        raise InvalidArgument(f"class result not available for output '{name}' due to unsupported type '{datatype}'")
+    return OutputRequest(name, classification=classes)
+
+
+def _region(parameters: Mapping[str, Any], name: str) -> RegionRef | None:
+    """The shared memory a tensor's parameters name, if they do."""
+    if "shared_memory_region" not in parameters:
+        if "shared_memory_byte_size" in parameters:
+            raise InvalidArgument(
+                f"'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor '{name}'"
+            )
+        return None
+    if parameters["shared_memory_region"].WhichOneof("parameter_choice") != "string_param":
+        raise InvalidArgument(
+            f"invalid value type for 'shared_memory_region' parameter for tensor '{name}', expected string_param."
+        )
+    if "shared_memory_byte_size" not in parameters:
+        raise InvalidArgument(
+            f"'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor '{name}'"
+        )
+    byte_size = _integer(parameters["shared_memory_byte_size"], "shared_memory_byte_size")
+    offset = _integer(parameters["shared_memory_offset"], "shared_memory_offset") if "shared_memory_offset" in parameters else 0
+    return RegionRef(parameters["shared_memory_region"].string_param, offset, byte_size)
+
+
+def _parameters(choices: Mapping[str, Any]) -> dict[str, ParameterValue]:
+    parameters: dict[str, ParameterValue] = {}
+    for key, choice in choices.items():
+        kind = choice.WhichOneof("parameter_choice")
+        if kind is None:
+            raise InvalidArgument(
+                f"invalid value type for '{key}' parameter, expected int64_param, uint64_param, double_param, bool_param, or "
+                "string_param."
+            )
+        if key == _FINAL_RESPONSE:
+            _boolean(choice, key)
+            continue  # every model here gives one response, which is the final one: there is nothing to switch
+        if key.startswith("triton_"):
+            raise InvalidArgument(
+                f"parameter '{key}': keys starting with 'triton_' are reserved; only {_FINAL_RESPONSE} is allowed"
+            )
+        if key in ("sequence_start", "sequence_end"):
+            _boolean(choice, key)
+        parameters[key] = getattr(choice, kind)
+    return parameters
+
+
+def _natural(value: ParameterValue, key: str) -> int:
+    if type(value) is not int:
+        raise InvalidArgument(f"invalid value type for '{key}' parameter, expected int64_param or uint64_param.")
+    if value < 0:
+        raise InvalidArgument(f"invalid value {value} for '{key}', expected value >= 0.")
+    return value
+
+
+def _timeout(value: ParameterValue) -> int:
+    """Microseconds; 0 or less means none, as does one of centuries."""
+    if type(value) is not int:
+        raise InvalidArgument("invalid value type for 'timeout' parameter, expected int64_param.")
+    return value if value < _LONGEST_TIMEOUT_US else 0
+
+
+def _integer(choice: Any, key: str) -> int:
+    kind = choice.WhichOneof("parameter_choice")
+    if kind not in ("int64_param", "uint64_param"):
+        raise InvalidArgument(f"invalid value type for '{key}' parameter, expected int64_param.")
+    value: int = getattr(choice, kind)
+    return value
+
+
+def _boolean(choice: Any, key: str) -> bool:
+    if choice.WhichOneof("parameter_choice") != "bool_param":
+        raise InvalidArgument(f"invalid value type for '{key}' parameter, expected bool_param.")
+    value: bool = choice.bool_param
+    return value
+
+
+def _set_parameter(choice: Any, value: ParameterValue) -> None:
+    if isinstance(value, bool):
+        choice.bool_param = value
+    elif isinstance(value, int):
+        choice.int64_param = value
+    elif isinstance(value, float):
+        choice.double_param = value
+    else:
+        choice.string_param = value

@@ -1,0 +1,468 @@
+"""gRPC messages in, requests out, and back. The reference for well-formed messages is tritonclient's own encoder."""
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from grpc import StatusCode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc._utils import _get_inference_request
+
+from backends.base import ModelSpec, TensorSpec
+from backends.datatypes import NUMPY
+from gateway.errors import Code, GatewayError, InvalidArgument, NotFound, Overloaded
+from gateway.protocols.grpc import STATUS, decode, encode, trailers
+from gateway.protocols.tensors import Buffer
+from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
+
+Tensor = pb.ModelInferRequest.InferInputTensor
+Wish = pb.ModelInferRequest.InferRequestedOutputTensor
+
+ADD_SUB = ModelSpec(
+    "test",
+    (TensorSpec("INPUT0", "FP32", (-1, 4)), TensorSpec("INPUT1", "FP32", (-1, 4))),
+    (TensorSpec("OUTPUT0", "FP32", (-1, 4), labels=("zero", "one")), TensorSpec("OUTPUT1", "FP32", (-1, 4))),
+    max_rows=8,
+)
+ROW = np.arange(4, dtype=np.float32)
+RAW = ROW.tobytes()
+
+
+def identity(datatype: str, *, max_rows: int = 8) -> ModelSpec:
+    return ModelSpec(
+        "test", (TensorSpec("INPUT0", datatype, (-1, -1)),), (TensorSpec("OUTPUT0", datatype, (-1, -1)),), max_rows
+    )
+
+
+def no_region(ref: RegionRef) -> Buffer:
+    raise NotFound(f"Unable to find shared memory region: '{ref.region}'")
+
+
+def read(message: pb.ModelInferRequest, spec: ModelSpec = ADD_SUB, **options: Any) -> InferRequest:
+    given = {"arrival_ns": 1_000, "remaining_s": None, "ragged": None, "read_region": no_region, **options}
+    return decode(message, model="m", version="1", spec=spec, **given)
+
+
+def write(response: InferResponse, request: InferRequest, spec: ModelSpec = ADD_SUB) -> pb.ModelInferResponse:
+    return encode(response, request, spec, lambda ref, buffer: None)
+
+
+def pair(**fields: Any) -> pb.ModelInferRequest:
+    """A good request for ADD_SUB, with fields replaced."""
+    inputs = [Tensor(name=name, datatype="FP32", shape=[1, 4]) for name in ("INPUT0", "INPUT1")]
+    return pb.ModelInferRequest(**{"inputs": inputs, "raw_input_contents": [RAW, RAW], **fields})
+
+
+def parameter(value: bool | int | float | str) -> pb.InferParameter:
+    kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+    return pb.InferParameter(**{kind: value})
+
+
+def samples(datatype: str) -> np.ndarray:
+    """Shape (2, 3)."""
+    if datatype == "BYTES":
+        return np.array([[b"", b"a", b"\0\xff"], ["ö".encode(), b"x" * 300, b"5"]], dtype=object)
+    if datatype == "BOOL":
+        return np.array([[True, False, True], [False, False, True]])
+    return np.array([[0, 1, 2], [3, 100, 127]]).astype(NUMPY[datatype])
+
+
+@pytest.mark.parametrize("datatype", [name for name in NUMPY if name != "BF16"])  # the client makes BF16 of FP32
+def test_what_the_client_encodes_is_decoded(datatype: str) -> None:
+    array = samples(datatype)
+    tensor = InferInput("INPUT0", list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    message = _get_inference_request(
+        model_name="m",
+        inputs=[tensor],
+        model_version="",
+        request_id="7",
+        outputs=None,
+        sequence_id=0,
+        sequence_start=False,
+        sequence_end=False,
+        priority=0,
+        timeout=None,
+        parameters=None,
+    )
+    request = read(message, identity(datatype))
+    assert request.id == "7"
+    assert request.rows == 2
+    assert request.inputs["INPUT0"].dtype == NUMPY[datatype]
+    assert request.inputs["INPUT0"].tolist() == array.tolist()
+
+
+def test_bf16_is_two_bytes_per_element() -> None:
+    array = samples("BF16")
+    message = pb.ModelInferRequest(
+        inputs=[Tensor(name="INPUT0", datatype="BF16", shape=[2, 3])], raw_input_contents=[array.tobytes()]
+    )
+    assert read(message, identity("BF16")).inputs["INPUT0"].tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field"),
+    [
+        ("BOOL", "bool_contents"), ("INT8", "int_contents"), ("INT16", "int_contents"), ("INT32", "int_contents"),
+        ("INT64", "int64_contents"), ("UINT8", "uint_contents"), ("UINT16", "uint_contents"), ("UINT32", "uint_contents"),
+        ("UINT64", "uint64_contents"), ("FP32", "fp32_contents"), ("FP64", "fp64_contents"), ("BYTES", "bytes_contents"),
+    ],
+)  # fmt: skip
+def test_typed_contents_are_decoded(datatype: str, field: str) -> None:
+    array = samples(datatype)
+    tensor = Tensor(name="INPUT0", datatype=datatype, shape=[2, 3])
+    getattr(tensor.contents, field).extend(array.reshape(-1).tolist())
+    request = read(pb.ModelInferRequest(inputs=[tensor]), identity(datatype))
+    assert request.inputs["INPUT0"].dtype == NUMPY[datatype]
+    assert request.inputs["INPUT0"].tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("datatype", list(NUMPY))
+def test_what_is_encoded_the_client_decodes(datatype: str) -> None:
+    array = samples(datatype)
+    request = InferRequest("m", "1", "7", {}, 2, 0)
+    message = write(InferResponse("m", "1", "7", {"OUTPUT0": array}), request, identity(datatype))
+    result = InferResult(pb.ModelInferResponse.FromString(message.SerializeToString()))
+    assert (message.model_name, message.model_version, message.id) == ("m", "1", "7")
+    assert message.outputs[0].datatype == datatype
+    assert result.as_numpy("OUTPUT0").tolist() == array.tolist()
+
+
+def test_numeric_inputs_are_views_of_the_message() -> None:
+    array = read(pair()).inputs["INPUT0"]
+    assert array.base is not None
+    assert not array.flags.writeable
+
+
+def test_outputs_are_answered_once_and_in_the_order_asked_for() -> None:
+    request = read(pair(outputs=[Wish(name="OUTPUT1"), Wish(name="OUTPUT0"), Wish(name="OUTPUT1")]))
+    assert request.outputs == (OutputRequest("OUTPUT1"), OutputRequest("OUTPUT0"))
+
+
+def test_the_clients_outputs_and_parameters_are_understood() -> None:
+    shared, classes = InferRequestedOutput("OUTPUT1"), InferRequestedOutput("OUTPUT0", class_count=2)
+    shared.set_shared_memory("r", 16, 32)
+    message = _get_inference_request(
+        model_name="m",
+        inputs=[],
+        model_version="",
+        request_id="",
+        outputs=[shared, classes],
+        sequence_id=5,
+        sequence_start=True,
+        sequence_end=False,
+        priority=2,
+        timeout=7,
+        parameters={"top_k": 3, "ratio": 0.5, "note": "x", "on": True},
+    )
+    message.inputs.extend(pair().inputs)
+    message.raw_input_contents.extend([RAW, RAW])
+    request = read(message)
+    assert request.outputs == (
+        OutputRequest("OUTPUT1", region=RegionRef("r", 32, 16)),
+        OutputRequest("OUTPUT0", classification=2),
+    )
+    assert request.priority == 2
+    assert request.deadline_ns == 1_000 + 7_000
+    assert request.parameters == {
+        "top_k": 3, "ratio": 0.5, "note": "x", "on": True, "sequence_id": 5, "sequence_start": True, "sequence_end": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("timeout_us", "remaining_s", "deadline_ns"),
+    [
+        (None, None, None),
+        (None, 0.5, 1_000 + 500_000_000),
+        (7, None, 1_000 + 7_000),
+        (7, 0.5, 1_000 + 7_000),
+        (600_000, 0.5, 1_000 + 500_000_000),
+        (0, None, None),
+        (-1, None, None),
+        ((1 << 63) - 1, None, None),
+    ],
+)
+def test_the_deadline_is_the_earlier_of_the_calls_and_the_parameters(
+    timeout_us: int | None, remaining_s: float | None, deadline_ns: int | None
+) -> None:
+    parameters = {} if timeout_us is None else {"timeout": parameter(timeout_us)}
+    assert read(pair(parameters=parameters), remaining_s=remaining_s).deadline_ns == deadline_ns
+
+
+def test_shared_memory_inputs_take_no_raw_entry() -> None:
+    shared = {
+        "shared_memory_region": parameter("r"),
+        "shared_memory_byte_size": parameter(16),
+        "shared_memory_offset": parameter(8),
+    }
+    message = pair(raw_input_contents=[RAW])
+    for key, value in shared.items():
+        message.inputs[0].parameters[key].CopyFrom(value)
+    seen: list[RegionRef] = []
+
+    def read_region(ref: RegionRef) -> Buffer:
+        seen.append(ref)
+        return bytes(16)
+
+    request = read(message, read_region=read_region)
+    assert seen == [RegionRef("r", 8, 16)]
+    assert request.inputs["INPUT0"].tolist() == [[0, 0, 0, 0]]
+    assert request.inputs["INPUT1"].tolist() == [ROW.tolist()]
+
+
+def tensor(name: str = "INPUT1", datatype: str = "FP32", shape: tuple[int, ...] = (1, 4), **fields: Any) -> Any:
+    return Tensor(name=name, datatype=datatype, shape=shape, **fields)
+
+
+def shared(**parameters: bool | int | float | str) -> dict[str, pb.InferParameter]:
+    return {key: parameter(value) for key, value in parameters.items()}
+
+
+FIRST = tensor("INPUT0")
+TYPED = pb.InferTensorContents(fp32_contents=[1, 2, 3, 4])
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no input": ({"inputs": [], "raw_input_contents": []}, "expected 2 inputs but got 0 inputs for model 'm'"),
+    "one input": (
+        {"inputs": [FIRST], "raw_input_contents": [RAW]},
+        "expected 2 inputs but got 1 inputs for model 'm'.*'INPUT1'",
+    ),
+    "unknown input": ({"inputs": [FIRST, tensor("X")]}, "unexpected inference input 'X' for model 'm'"),
+    "input twice": ({"inputs": [FIRST, FIRST]}, "input 'INPUT0' already exists"),
+    "wrong datatype": ({"inputs": [FIRST, tensor(datatype="INT32")]}, "expected FP32 .* got INT32"),
+    "no datatype": ({"inputs": [FIRST, tensor(datatype="")]}, "expected FP32"),
+    "wrong dimension": ({"inputs": [FIRST, tensor(shape=(1, 5))]}, r"expected FP32 \[-1, 4\], got FP32 \[1, 5\]"),
+    "wrong rank": ({"inputs": [FIRST, tensor(shape=(4,))]}, r"got FP32 \[4\]"),
+    "negative dimension": ({"inputs": [FIRST, tensor(shape=(-1, 4))]}, r"got FP32 \[-1, 4\]"),
+    "huge dimension": ({"inputs": [FIRST, tensor(shape=((1 << 63) - 1, 4))]}, "unexpected total byte size 16"),
+    "rows differ": (
+        {"inputs": [FIRST, tensor(shape=(2, 4))], "raw_input_contents": [RAW, RAW * 2]},
+        "2 rows, but input 'INPUT0' has 1",
+    ),
+    "no rows": (
+        {"inputs": [tensor("INPUT0", shape=(0, 4)), tensor(shape=(0, 4))], "raw_input_contents": [b"", b""]},
+        "at least 1 row",
+    ),
+    "truncated": ({"raw_input_contents": [RAW, RAW[:-1]]}, "unexpected total byte size 15 for input 'INPUT1', expecting 16"),
+    "too long": ({"raw_input_contents": [RAW, RAW + RAW]}, "unexpected total byte size 32"),
+    "too few raw": ({"raw_input_contents": [RAW]}, "unable to find data for input tensor 'INPUT1' for model 'm'"),
+    "too many raw": ({"raw_input_contents": [RAW] * 3}, "3 entries, but only 2 inputs"),
+    "no data": ({"raw_input_contents": []}, "unable to find data for input tensor 'INPUT0' for model 'm'"),
+    "raw and typed": (
+        {"inputs": [FIRST, tensor(contents=TYPED)]},
+        "contents field must not be specified when using raw_input_contents",
+    ),
+    "typed too few": (
+        {"inputs": [tensor("INPUT0", contents=pb.InferTensorContents(fp32_contents=[1])), tensor()], "raw_input_contents": []},
+        "expected 4 elements .* got 1",
+    ),
+    "typed wrong field": (
+        {
+            "inputs": [tensor("INPUT0", contents=pb.InferTensorContents(fp64_contents=[1] * 4)), tensor()],
+            "raw_input_contents": [],
+        },
+        "expected FP32 in fp32_contents, got fp64_contents",
+    ),
+    "typed two fields": (
+        {
+            "inputs": [tensor("INPUT0", contents=pb.InferTensorContents(fp32_contents=[1] * 4, int_contents=[1])), tensor()],
+            "raw_input_contents": [],
+        },
+        "got int_contents, fp32_contents",
+    ),
+    "unknown output": ({"outputs": [Wish(name="X")]}, "unexpected inference output 'X' for model 'm'"),
+    "no classes": (
+        {"outputs": [Wish(name="OUTPUT0", parameters=shared(classification=0))]},
+        "invalid value 0 for 'classification'",
+    ),
+    "classes as text": (
+        {"outputs": [Wish(name="OUTPUT0", parameters=shared(classification="2"))]},
+        "invalid value type for 'classification' parameter, expected int64_param",
+    ),
+    "classes into a region": (
+        {
+            "outputs": [
+                Wish(name="OUTPUT0", parameters=shared(classification=1, shared_memory_region="r", shared_memory_byte_size=16))
+            ]
+        },
+        "can't set both",
+    ),
+    "region without size": (
+        {"inputs": [FIRST, tensor(parameters=shared(shared_memory_region="r"))]},
+        "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor 'INPUT1'",
+    ),
+    "size without region": (
+        {"inputs": [FIRST, tensor(parameters=shared(shared_memory_byte_size=16))]},
+        "can not be specified without 'shared_memory_region'",
+    ),
+    "region as number": (
+        {"inputs": [FIRST, tensor(parameters=shared(shared_memory_region=1, shared_memory_byte_size=16))]},
+        "invalid value type for 'shared_memory_region'",
+    ),
+    "size as text": (
+        {"inputs": [FIRST, tensor(parameters=shared(shared_memory_region="r", shared_memory_byte_size="16"))]},
+        "invalid value type for 'shared_memory_byte_size'",
+    ),
+    "region and contents": (
+        {"inputs": [FIRST, tensor(contents=TYPED, parameters=shared(shared_memory_region="r", shared_memory_byte_size=16))]},
+        "unexpected 'content' provided when using shared memory",
+    ),
+    "timeout as text": ({"parameters": shared(timeout="1")}, "invalid value type for 'timeout' parameter"),
+    "timeout as float": ({"parameters": shared(timeout=1.5)}, "invalid value type for 'timeout' parameter"),
+    "priority as text": ({"parameters": shared(priority="1")}, "invalid value type for 'priority' parameter"),
+    "priority as truth": ({"parameters": shared(priority=True)}, "invalid value type for 'priority' parameter"),
+    "negative priority": ({"parameters": shared(priority=-1)}, "invalid value -1 for 'priority'"),
+    "start as number": ({"parameters": shared(sequence_start=1)}, "invalid value type for 'sequence_start'"),
+    "reserved key": ({"parameters": shared(triton_x=True)}, "keys starting with 'triton_' are reserved"),
+    "final flag as number": ({"parameters": shared(triton_enable_empty_final_response=1)}, "expected bool_param"),
+    "no value": ({"parameters": {"x": pb.InferParameter()}}, "invalid value type for 'x' parameter"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_an_invalid_argument(case: str) -> None:
+    fields, message = BAD[case]
+    with pytest.raises(InvalidArgument, match=message):
+        read(pair(**fields))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"), [("INT8", 128), ("INT8", -129), ("INT16", 1 << 15), ("UINT8", 256), ("UINT16", 1 << 16)]
+)
+def test_a_typed_value_out_of_range_is_refused(datatype: str, value: int) -> None:
+    tensor = Tensor(name="INPUT0", datatype=datatype, shape=[1, 1])
+    field = tensor.contents.uint_contents if datatype.startswith("U") else tensor.contents.int_contents
+    field.append(value)
+    with pytest.raises(InvalidArgument, match=f"out of range for {datatype}"):
+        read(pb.ModelInferRequest(inputs=[tensor]), identity(datatype))
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_half_precision_has_no_typed_form(datatype: str) -> None:
+    tensor = Tensor(name="INPUT0", datatype=datatype, shape=[1, 1], contents=pb.InferTensorContents(fp32_contents=[1]))
+    with pytest.raises(InvalidArgument, match="use raw_input_contents"):
+        read(pb.ModelInferRequest(inputs=[tensor]), identity(datatype))
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "FP16", "BF16", "BYTES"])
+def test_only_numbers_are_classified(datatype: str) -> None:
+    array = samples(datatype)[:1]
+    wish = Wish(name="OUTPUT0", parameters=shared(classification=1))
+    raw = array.tobytes() if datatype != "BYTES" else b"\1\0\0\0a" * 3
+    message = pb.ModelInferRequest(
+        inputs=[Tensor(name="INPUT0", datatype=datatype, shape=[1, 3])], raw_input_contents=[raw], outputs=[wish]
+    )
+    with pytest.raises(InvalidArgument, match=f"unsupported type '{datatype}'"):
+        read(message, identity(datatype))
+
+
+def test_the_best_classes_are_answered_with_their_labels() -> None:
+    request = read(pair(outputs=[Wish(name="OUTPUT0", parameters=shared(classification=3))]))
+    message = write(InferResponse("m", "1", "", {"OUTPUT0": np.array([[0.5, 2, -1, 0.5]], np.float32)}), request)
+    assert message.outputs[0].datatype == "BYTES"
+    assert list(message.outputs[0].shape) == [1, 3]
+    # equal scores: the lower index first; labels are there for 0 and 1 only
+    assert InferResult(message).as_numpy("OUTPUT0").tolist() == [[b"2.000000:1:one", b"0.500000:0:zero", b"0.500000:3"]]
+
+
+def test_an_output_for_a_region_leaves_an_empty_raw_entry() -> None:
+    request = InferRequest("m", "1", "", {}, 1, 0, outputs=(OutputRequest("OUTPUT0", region=RegionRef("r", 8, 16)),))
+    written: list[tuple[RegionRef, bytes]] = []
+    response = InferResponse("m", "1", "", {"OUTPUT0": ROW[None], "OUTPUT1": ROW[None]})
+    message = encode(response, request, ADD_SUB, lambda ref, buffer: written.append((ref, bytes(buffer))))
+    assert written == [(RegionRef("r", 8, 16), RAW)]
+    assert list(message.raw_output_contents) == [b"", RAW]
+
+
+def test_parameters_of_a_response_keep_their_kind() -> None:
+    response = InferResponse("m", "1", "", {}, {"a": True, "b": 1, "c": 0.5, "d": "x"})
+    message = write(response, InferRequest("m", "1", "", {}, 1, 0))
+    kinds = {key: choice.WhichOneof("parameter_choice") for key, choice in message.parameters.items()}
+    assert kinds == {"a": "bool_param", "b": "int64_param", "c": "double_param", "d": "string_param"}
+
+
+def test_every_code_has_a_status() -> None:
+    assert set(STATUS) == set(Code)
+    assert StatusCode.OK not in STATUS.values()
+
+
+def test_an_overload_tells_when_to_come_back() -> None:
+    assert trailers(Overloaded("full", retry_after_s=0.25)) == (("retry-after", "0.25"), ("grpc-retry-pushback-ms", "250"))
+    assert trailers(Overloaded("full")) == ()
+    assert trailers(NotFound("x")) == ()
+
+
+# Properties: whatever a client sends, the answer is a request or an error of ours.
+
+int64 = st.integers(-(1 << 63), (1 << 63) - 1)
+parameters = st.dictionaries(
+    st.sampled_from(
+        ["timeout", "priority", "sequence_id", "sequence_start", "classification", "shared_memory_region", "triton_x", "x",
+         "shared_memory_byte_size", "shared_memory_offset", "triton_enable_empty_final_response"]
+    ),
+    st.one_of(
+        st.builds(parameter, st.one_of(st.booleans(), int64, st.floats(), st.text(max_size=3))),
+        st.just(pb.InferParameter()),
+    ),
+    max_size=3,
+)  # fmt: skip
+contents = st.one_of(
+    st.just(pb.InferTensorContents()),
+    st.builds(
+        pb.InferTensorContents,
+        fp32_contents=st.lists(st.floats(width=32), max_size=5),
+        int_contents=st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=5),
+        bytes_contents=st.lists(st.binary(max_size=4), max_size=5),
+    ),
+)
+tensors = st.builds(
+    lambda name, datatype, shape, parameters, contents: Tensor(
+        name=name, datatype=datatype, shape=shape, parameters=parameters, **({} if contents is None else {"contents": contents})
+    ),
+    st.sampled_from(["INPUT0", "INPUT1", "X", ""]),
+    st.sampled_from([*NUMPY, "FP99", ""]),
+    st.lists(st.one_of(st.integers(-1, 5), int64), max_size=3),
+    parameters,
+    st.one_of(st.none(), contents),
+)
+messages = st.builds(
+    pb.ModelInferRequest,
+    id=st.text(max_size=3),
+    parameters=parameters,
+    inputs=st.lists(tensors, max_size=3),
+    outputs=st.lists(st.builds(Wish, name=st.sampled_from(["OUTPUT0", "OUTPUT1", "X"]), parameters=parameters), max_size=3),
+    raw_input_contents=st.lists(st.one_of(st.binary(max_size=40), st.just(RAW)), max_size=3),
+)
+specs = st.one_of(
+    st.just(ADD_SUB),
+    st.builds(
+        lambda datatype, max_rows: identity(datatype, max_rows=max_rows), st.sampled_from(list(NUMPY)), st.sampled_from([0, 8])
+    ),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(messages, specs)
+def test_any_message_is_a_request_or_an_error_of_ours(message: pb.ModelInferRequest, spec: ModelSpec) -> None:
+    with contextlib.suppress(GatewayError):
+        request = read(message, spec, read_region=lambda ref: bytes(max(0, min(ref.byte_size, 64))))
+        for name, array in request.inputs.items():
+            assert array.dtype == NUMPY[spec.input_by_name[name].datatype]
+            assert spec.max_rows == 0 or array.shape[0] == request.rows
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.binary(max_size=60), st.integers(0, 200))
+def test_any_bytes_are_no_message_or_a_request_or_an_error_of_ours(noise: bytes, at: int) -> None:
+    good = pair().SerializeToString()
+    at = min(at, len(good))
+    for data in (noise, good[:at], good[:at] + noise + good[at + len(noise) :]):
+        # grpc answers INTERNAL to what is no message, before any of our code.
+        with contextlib.suppress(GatewayError, DecodeError):
+            read(pb.ModelInferRequest.FromString(data))

@@ -1,0 +1,493 @@
+"""The Open Inference Protocol v2 over HTTP, pure: bodies to `InferRequest`s, `InferResponse`s to bodies, codes to
+statuses.
+
+How a body is read: msgspec parses the envelope and only skims over each input's `data` (`msgspec.Raw`); once the
+envelope has named the input, and the model's specification has accepted its datatype and shape, `data` is parsed
+straight into a list of that datatype's kind, which is where a wrong element is found, and packed into an array. Behind
+the JSON (binary extension) tensors are views on the body.
+
+Where the protocol is silent this does what Triton 2.51 does, seen on a real one, with these differences, each a fault
+there: malformed JSON and values of the wrong kind are 400, not 500; a number that overflows FP32 is refused, not made
+infinite; bytes that are no text are refused as JSON output, not sent as broken JSON. NaN, Infinity and -Infinity are
+read and written as these words, which JSON lacks and every v2 client has.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from itertools import chain
+from math import prod
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+import orjson
+
+from backends.base import ModelSpec, Tensors, TensorSpec
+from backends.datatypes import NUMPY
+from gateway.config import Ragged
+from gateway.errors import Code, InvalidArgument
+from gateway.protocols.tensors import (
+    Buffer,
+    check_input,
+    check_outputs,
+    classify,
+    count_rows,
+    shape_key,
+    tensor_from_bytes,
+    tensor_to_bytes,
+)
+from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
+
+STATUS: Final[dict[Code, int]] = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.ALREADY_EXISTS: 400,  # as Triton answers for a region of the same name
+    Code.UNAUTHENTICATED: 401,
+    Code.FORBIDDEN: 403,
+    Code.NOT_FOUND: 404,
+    Code.TOO_LARGE: 413,
+    Code.CANCELLED: 499,  # nobody is left to read it
+    Code.BACKEND_FAILED: 500,
+    Code.CONFIG: 500,
+    Code.INTERNAL: 500,
+    Code.UNSUPPORTED: 501,
+    Code.NOT_READY: 503,
+    Code.OVERLOADED: 503,
+    Code.BACKEND_UNREACHABLE: 503,
+    Code.DEADLINE_EXCEEDED: 504,
+}
+
+ReadRegion = Callable[[RegionRef], Buffer]
+WriteRegion = Callable[[RegionRef, Buffer], None]
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_NO_JSON: Final = frozenset(("FP16", "BF16"))
+_RESERVED: Final = "triton_"
+
+# datatype -> struct format, and what its JSON elements are
+_FORMATS: Final = {
+    "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
+    "FP32": "f", "FP64": "d", "BOOL": "?",
+}  # fmt: skip
+_KINDS: Final[dict[str, type]] = {"BOOL": bool, "FP32": float, "FP64": float, "BYTES": str} | dict.fromkeys(
+    (name for name in _FORMATS if "INT" in name), int
+)
+
+
+class _Input(msgspec.Struct, gc=False):
+    name: str
+    datatype: str
+    shape: list[_Size]
+    parameters: dict[str, ParameterValue] | None = None
+    data: msgspec.Raw | None = None
+
+
+class _Output(msgspec.Struct, gc=False):
+    name: str
+    parameters: dict[str, ParameterValue] | None = None
+
+
+class _Body(msgspec.Struct, gc=False):
+    inputs: list[_Input]
+    id: str = ""
+    outputs: list[_Output] | None = None
+    parameters: dict[str, ParameterValue] | None = None
+
+
+class _LooseInput(msgspec.Struct, gc=False):
+    """As _Input, with data already parsed by a reader that knows NaN."""
+
+    name: str
+    datatype: str
+    shape: list[_Size]
+    parameters: dict[str, ParameterValue] | None = None
+    data: Any = None
+
+
+class _LooseBody(msgspec.Struct, gc=False):
+    inputs: list[_LooseInput]
+    id: str = ""
+    outputs: list[_Output] | None = None
+    parameters: dict[str, ParameterValue] | None = None
+
+
+_body_decoder: Final = msgspec.json.Decoder(_Body)
+_data_decoders: Final[dict[tuple[type, int], msgspec.json.Decoder[Any]]] = {}
+
+
+def error_body(message: str) -> bytes:
+    """The body of every answer that is an error."""
+    return orjson.dumps({"error": message.encode(errors="replace").decode()})
+
+
+def header_length(value: bytes | None, body_bytes: int) -> int | None:
+    """Read Inference-Header-Content-Length; None: there was none, the whole body is JSON. Raises: InvalidArgument."""
+    if value is None:
+        return None
+    length = int(value) if value.isdigit() and len(value) < 19 else -1
+    if not 0 <= length <= body_bytes:
+        raise InvalidArgument(f"inference header size should be in range (0, {body_bytes}), got: {value.decode('latin-1')}")
+    return length
+
+
+class ModelCodec:
+    """Reads requests for one model version and writes its answers."""
+
+    def __init__(self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None, json_depth: int) -> None:
+        """json_depth: the deepest nesting of `data`."""
+        self.model = model
+        self.version = version
+        self.spec = spec
+        self._ragged = ragged
+        self._json_depth = json_depth
+        self._all_binary = tuple(OutputRequest(output.name, binary=True) for output in spec.outputs)
+        self._without_json = next((output for output in spec.outputs if output.datatype in _NO_JSON), None)
+        self._order = {output.name: position for position, output in enumerate(spec.outputs)}
+        self._head = f'"model_name":{_text(model)},"model_version":{_text(version)}'.encode()
+        self._output_heads = {output.name: _output_head(output.name, output.datatype) for output in spec.outputs}
+
+    # decode
+
+    def decode(self, body: Buffer, header_bytes: int | None, arrival_ns: int, read_region: ReadRegion) -> InferRequest:
+        """Read and validate one request.
+
+        header_bytes: of the JSON before the tensors; None: all is JSON; 0: all is one raw tensor. Tensors that came as bytes
+        are views on the body. Raises: InvalidArgument, NotFound (a region).
+        """
+        if header_bytes is None:
+            message, tail = _parse(body), memoryview(b"")
+        elif header_bytes == 0:
+            return self._decode_raw(body, arrival_ns)
+        else:
+            view = memoryview(body)
+            message, tail = _parse(view[:header_bytes]), view[header_bytes:]
+        inputs: Tensors = {}
+        at = 0
+        for entry in message.inputs:
+            name = entry.name
+            if name in inputs:
+                raise InvalidArgument(f"input '{name}' already exists in request")
+            shape = entry.shape
+            check_input(self.spec, self.model, name, entry.datatype, shape)
+            if entry.parameters is None and entry.data is not None:
+                inputs[name] = self._from_json(name, entry.datatype, shape, entry.data)
+                continue
+            source = _source(entry)
+            if source == "data":
+                inputs[name] = self._from_json(name, entry.datatype, shape, entry.data)
+            elif source == "binary_data_size":
+                size = _parameter(entry.parameters, "binary_data_size", int, 0, f"input '{name}'")
+                missing = at + size - len(tail)
+                if missing > 0:
+                    raise InvalidArgument(
+                        f"unexpected size for input '{name}', expecting {missing} additional bytes for model '{self.model}'"
+                    )
+                inputs[name] = tensor_from_bytes(name, entry.datatype, shape, tail[at : at + size])
+                at += size
+            else:
+                ref = _region(entry.parameters, f"input '{name}'")
+                inputs[name] = tensor_from_bytes(name, entry.datatype, shape, read_region(ref))
+        if at != len(tail):
+            raise InvalidArgument(
+                f"unexpected additional input data for model '{self.model}': {len(tail) - at} bytes after those of its inputs"
+            )
+        rows = count_rows(self.spec, self.model, inputs)
+        request = InferRequest(self.model, self.version, message.id, inputs, rows, arrival_ns)
+        request.shape_key = shape_key(self.spec, self._ragged, inputs)
+        binary = False
+        if message.parameters:
+            binary = self._take_parameters(request, message.parameters)
+        if message.outputs:
+            request.outputs = self._outputs(message.outputs, binary)
+        elif binary:
+            request.outputs = self._all_binary
+        elif self._without_json is not None:
+            raise _no_json_output(self._without_json)
+        return request
+
+    def _from_json(self, name: str, datatype: str, shape: list[int], data: Any) -> np.ndarray:
+        """Shapes: nested or flat `data`, in row-major order -> shape. BYTES: strings as UTF-8."""
+        kind = _KINDS.get(datatype)
+        if kind is None:
+            raise InvalidArgument(
+                f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input '{name}'"
+            )
+        depth = _depth(data)
+        if not 0 < depth <= self._json_depth:
+            what = f"lists nested {depth} deep" if depth else "no list"
+            raise InvalidArgument(
+                f"input '{name}': data: got {what}, expected a list, flat or nested, at most {self._json_depth} deep"
+            )
+        try:
+            if type(data) is msgspec.Raw:
+                decoder = _data_decoders.get((kind, depth))
+                if decoder is None:
+                    decoder = _data_decoders[kind, depth] = msgspec.json.Decoder(_nested(kind, depth))
+                flat = decoder.decode(data)
+            else:
+                flat = msgspec.convert(data, _nested(kind, depth))
+        except ValueError as exc:
+            raise InvalidArgument(f"input '{name}': data: expected {datatype} elements: {exc}") from exc
+        for _ in range(depth - 1):
+            flat = list(chain.from_iterable(flat))
+        count = prod(shape)
+        if len(flat) != count:
+            raise InvalidArgument(f"input '{name}': data has {len(flat)} elements, expected {count} for shape {shape}")
+        if kind is str:
+            elements = np.empty(count, NUMPY["BYTES"])
+            elements[:] = [text.encode() for text in flat]
+            return elements.reshape(shape)
+        try:
+            packed = struct.pack(f"<{count}{_FORMATS[datatype]}", *flat)
+        except (struct.error, OverflowError):
+            raise _out_of_range(name, datatype, flat) from None
+        return np.frombuffer(packed, NUMPY[datatype]).reshape(shape)
+
+    def _decode_raw(self, body: Buffer, arrival_ns: int) -> InferRequest:
+        """The body is the one input's bytes; its shape follows from the specification, with one row. All outputs are binary."""
+        if len(self.spec.inputs) != 1:
+            raise InvalidArgument(
+                f"Raw request must only have 1 input to be deduced, but model '{self.model}' has {len(self.spec.inputs)} inputs"
+            )
+        (spec,) = self.spec.inputs
+        shape = list(spec.shape)
+        if self.spec.max_rows:
+            shape[0] = 1
+        variable = [axis for axis, dim in enumerate(shape) if dim < 0]
+        if len(variable) > 1:
+            raise InvalidArgument(
+                f"The shape of the raw input '{spec.name}' can not be deduced because there are more than one variable-sized "
+                f"dimension: {list(spec.shape)}"
+            )
+        if spec.datatype == "BYTES":
+            for axis in variable:
+                shape[axis] = 1
+            if prod(shape) != 1:
+                raise InvalidArgument(
+                    f"raw input '{spec.name}': the body is one BYTES element, expected shape {list(spec.shape)}"
+                )
+            elements = np.empty(1, NUMPY["BYTES"])
+            elements[0] = bytes(body)
+            tensor = elements.reshape(shape)
+        else:
+            if variable:
+                step = prod(dim for dim in shape if dim >= 0) * NUMPY[spec.datatype].itemsize
+                shape[variable[0]] = len(body) // step if step else 0
+            tensor = tensor_from_bytes(spec.name, spec.datatype, shape, body)
+        inputs = {spec.name: tensor}
+        return InferRequest(
+            self.model, self.version, "", inputs, count_rows(self.spec, self.model, inputs), arrival_ns, self._all_binary,
+            shape_key=shape_key(self.spec, self._ragged, inputs),
+        )  # fmt: skip
+
+    def _take_parameters(self, request: InferRequest, parameters: dict[str, ParameterValue]) -> bool:
+        """Take the parameters that are ours, leave the model's. Returns: whether outputs are binary by default."""
+        binary: bool = _parameter(parameters, "binary_data_output", bool, False, "request")
+        parameters.pop("binary_data_output", None)
+        timeout_us = _parameter(parameters, "timeout", int, 0, "request")
+        if timeout_us:
+            request.deadline_ns = request.arrival_ns + timeout_us * 1000
+        parameters.pop("timeout", None)
+        request.priority = _parameter(parameters, "priority", int, 0, "request")
+        parameters.pop("priority", None)
+        for key in parameters:
+            if key.startswith(_RESERVED):
+                raise InvalidArgument(
+                    f"parameter '{key}': keys starting with '{_RESERVED}' are reserved and should not be specified"
+                )
+        request.parameters = parameters
+        return binary
+
+    def _outputs(self, entries: list[_Output], binary: bool) -> tuple[OutputRequest, ...]:
+        """What is asked of each output; in the model's order, and each once, as Triton answers."""
+        check_outputs(self.spec, self.model, [entry.name for entry in entries])
+        wanted: dict[str, OutputRequest] = {}
+        for entry in entries:
+            name, parameters = entry.name, entry.parameters
+            if parameters:
+                where = f"output '{name}'"
+                output = OutputRequest(
+                    name,
+                    classification=_parameter(parameters, "classification", int, 0, where),
+                    binary=_parameter(parameters, "binary_data", bool, binary, where),
+                    region=_region(parameters, where) if "shared_memory_region" in parameters else None,
+                )
+            else:
+                output = OutputRequest(name, binary=binary)
+            if output.classification and output.region is not None:
+                raise InvalidArgument(f"output '{name}': shared memory and classification exclude each other")
+            if not (output.binary or output.classification or output.region):
+                spec = self.spec.output_by_name[name]
+                if spec.datatype in _NO_JSON:
+                    raise _no_json_output(spec)
+            wanted[name] = output
+        return tuple(sorted(wanted.values(), key=lambda output: self._order[output.name]))
+
+    # encode
+
+    def encode(
+        self, request: InferRequest, response: InferResponse, write_region: WriteRegion
+    ) -> tuple[list[Buffer], int | None]:
+        """Write an answer. Returns: the body's parts, and the length of its JSON if tensors follow it, else None.
+
+        Parts are views on the response's tensors. Raises: InvalidArgument (an output that has no JSON form, a region that is
+        too small), NotFound (a region).
+        """
+        asked = {output.name: output for output in request.outputs} if request.outputs else None
+        entries: list[bytes] = []
+        tail: list[Buffer] = []
+        for name, array in response.outputs.items():
+            output = asked[name] if asked is not None else None
+            head = self._output_heads[name]
+            datatype = ""
+            if output is not None and output.classification:
+                datatype = "BYTES"
+                labels = self.spec.output_by_name[name].labels
+                array = classify(array, output.classification, labels, batched=self.spec.max_rows > 0)
+                head = _output_head(name, datatype)
+            head += ",".join(map(str, array.shape)).encode()
+            if output is not None and output.region is not None:
+                write_region(output.region, tensor_to_bytes(array))
+                entries.append(head + b"]}")
+            elif output is not None and output.binary:
+                raw = tensor_to_bytes(array)
+                entries.append(b'%b],"parameters":{"binary_data_size":%d}}' % (head, len(raw)))
+                tail.append(raw)
+            else:
+                entries.append(
+                    b'%b],"data":%b}' % (head, _to_json(name, datatype or self.spec.output_by_name[name].datatype, array))
+                )
+        head = b'{"id":%b,%b' % (orjson.dumps(response.id), self._head) if response.id else b"{" + self._head
+        if response.parameters:
+            head += b',"parameters":' + orjson.dumps(response.parameters)
+        text = b'%b,"outputs":[%b]}' % (head, entries[0] if len(entries) == 1 else b",".join(entries))
+        if tail or (asked is not None and any(output.binary and output.region is None for output in asked.values())):
+            return [text, *tail], len(text)
+        return [text], None
+
+
+def _parse(message: Buffer) -> _Body | _LooseBody:
+    try:
+        return _body_decoder.decode(message)
+    except msgspec.ValidationError as exc:
+        raise InvalidArgument(f"malformed inference request: {exc}") from exc
+    except RecursionError:
+        raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
+    except ValueError as exc:
+        text = bytes(message)
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
+    # Python's reader knows the words that JSON lacks, as Triton's and its clients' do.
+    try:
+        return msgspec.convert(json.loads(text), _LooseBody)
+    except RecursionError:
+        raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
+    except ValueError as exc:
+        raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
+
+
+def _source(entry: _Input | _LooseInput) -> str:
+    """Where an input's elements are: data, binary_data_size or shared_memory_region. Raises: InvalidArgument unless in one."""
+    parameters = entry.parameters or {}
+    found = ["data"] if entry.data is not None else []
+    found += (key for key in ("binary_data_size", "shared_memory_region") if key in parameters)
+    if len(found) == 1:
+        return found[0]
+    but = "But set " + " ".join(f"'{key}'" for key in found) if found else "But no field is set"
+    raise InvalidArgument(
+        f"input '{entry.name}': Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+        f"'shared_memory_region' in 'parameters'. {but}"
+    )
+
+
+def _parameter(parameters: dict[str, ParameterValue] | None, key: str, kind: type[Any], default: Any, where: str) -> Any:
+    """A parameter of ours: a boolean, text, or an integer from 0. Raises: InvalidArgument."""
+    value = (parameters or {}).get(key, default)
+    if type(value) is not kind or (kind is int and not 0 <= value <= 1 << 62):
+        expected = {bool: "true or false", str: "a string"}.get(kind, "an integer from 0 to 2^62")
+        raise InvalidArgument(f"{where}: parameter '{key}': got {value!r}, expected {expected}")
+    return value
+
+
+def _region(parameters: dict[str, ParameterValue] | None, where: str) -> RegionRef:
+    if "shared_memory_byte_size" not in (parameters or {}):
+        raise InvalidArgument(f"{where}: parameter 'shared_memory_byte_size' is missing beside 'shared_memory_region'")
+    return RegionRef(
+        _parameter(parameters, "shared_memory_region", str, "", where),
+        _parameter(parameters, "shared_memory_offset", int, 0, where),
+        _parameter(parameters, "shared_memory_byte_size", int, 0, where),
+    )
+
+
+def _depth(data: Any) -> int:
+    """How many lists `data` opens with, one within the other; 0: it is no list."""
+    depth = 0
+    if type(data) is msgspec.Raw:
+        for byte in memoryview(data):
+            if byte == 0x5B:
+                depth += 1
+            elif byte not in b" \t\r\n":
+                break
+    else:
+        while isinstance(data, list):
+            depth += 1
+            data = data[0] if data else None
+    return depth
+
+
+def _nested(kind: type, depth: int) -> Any:
+    nested: Any = kind
+    for _ in range(depth):
+        nested = list[nested]
+    return nested
+
+
+def _out_of_range(name: str, datatype: str, flat: Sequence[Any]) -> InvalidArgument:
+    """Name the element that does not fit; one of them does not."""
+    code = f"<{_FORMATS[datatype]}"
+    for index, value in enumerate(flat):
+        try:
+            struct.pack(code, value)
+        except (struct.error, OverflowError):
+            dtype = NUMPY[datatype]
+            bounds = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
+            return InvalidArgument(
+                f"input '{name}': data element {index} is {value}, expected {datatype} ({bounds.min} to {bounds.max})"
+            )
+    raise AssertionError("every element fits")
+
+
+def _no_json_output(spec: TensorSpec) -> InvalidArgument:
+    return InvalidArgument(
+        f"sending {spec.datatype} data via JSON is not supported. Please use the binary data format for output '{spec.name}'"
+    )
+
+
+def _output_head(name: str, datatype: str) -> bytes:
+    return f'{{"name":{_text(name)},"datatype":"{datatype}","shape":['.encode()
+
+
+def _text(value: str) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _to_json(name: str, datatype: str, array: np.ndarray) -> bytes:
+    """A flat JSON list, as Triton writes it. Floats: the shortest digits that give the same value of that datatype."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if datatype == "BYTES":
+        try:
+            return orjson.dumps([element if isinstance(element, str) else bytes(element).decode() for element in flat])
+        except UnicodeDecodeError as exc:
+            raise InvalidArgument(
+                f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})"
+            ) from exc
+    text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
+    if flat.dtype.kind == "f" and b"null" in text:  # orjson's word for what is not finite
+        return b"[%b]" % b",".join(_number(value) for value in flat)
+    return text
+
+
+def _number(value: Any) -> bytes:
+    if np.isfinite(value):
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"NaN" if np.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"

@@ -1,0 +1,371 @@
+"""Paths to calls on the repository to answers: what the HTTP listener serves.
+
+A path is parsed once and remembered. An inference request takes no task and no future: decoded, it is handed to the repository,
+whose answer comes back through a callback that encodes and responds.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+import msgspec
+import orjson
+
+from gateway.config import Limits
+from gateway.errors import GatewayError, InvalidArgument, NotFound, Unavailable, Unsupported
+from gateway.http_server import JSON, Exchange
+from gateway.metrics import EndpointMetrics
+from gateway.protocols.rest import STATUS, ModelCodec, error_body, header_length
+from gateway.protocols.tensors import Buffer
+from gateway.repository import Repository
+from gateway.types import InferRequest, InferResponse
+
+_BINARY: Final = b"application/octet-stream"
+_PATHS_REMEMBERED: Final = 4096  # a client that invents paths must not fill the memory
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+Action = Callable[[Exchange, "Route"], None]
+
+
+class Route(NamedTuple):
+    """What a path means. name: of the model or region, unquoted; empty where the path has none."""
+
+    methods: dict[bytes, Action]
+    name: str = ""
+    version: str = ""
+
+
+class _Loaded(NamedTuple):
+    """What an infer route needs of its model."""
+
+    codec: ModelCodec
+    metrics: EndpointMetrics
+
+
+class _ModelControl(msgspec.Struct):
+    parameters: dict[str, Any] = {}
+
+
+class _Index(msgspec.Struct):
+    ready: bool = False
+
+
+class _Register(msgspec.Struct):
+    key: str
+    byte_size: int
+    offset: int = 0
+
+
+class RestRoutes:
+    """The handler of an `HttpServer`."""
+
+    def __init__(
+        self, repository: Repository, limits: Limits, *, expose_metrics: Callable[[], tuple[str, bytes]] | None = None
+    ) -> None:
+        """expose_metrics: content type and body of /metrics; None: there is no such path."""
+        self._repository = repository
+        self._limits = limits
+        self._expose_metrics = expose_metrics
+        self._routes: dict[bytes, Route] = {}
+        self._loaded: dict[tuple[str, str], _Loaded] = {}
+        self._generation = -1
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server_actions: dict[str, dict[bytes, Action]] = {
+            "": _get(self._server_metadata),
+            "health/live": _get(self._live),
+            "health/ready": _get(self._ready),
+            "models/stats": _get(self._statistics),
+            "repository/index": _post(self._index),
+            "systemsharedmemory/status": _get(self._region_status),
+            "systemsharedmemory/unregister": _post(self._unregister),
+            "cudasharedmemory/status": _get(self._cuda_status),
+            "cudasharedmemory/unregister": _post(self._cuda_unregister),
+            "logging": _get(self._unsupported) | _post(self._unsupported),
+            "trace/setting": _get(self._unsupported) | _post(self._unsupported),
+        }
+        self._model_actions: dict[str, dict[bytes, Action]] = {
+            "": _get(self._model_metadata),
+            "ready": _get(self._model_ready),
+            "config": _get(self._model_config),
+            "stats": _get(self._statistics),
+            "infer": _post(self._infer),
+            "trace/setting": _get(self._unsupported) | _post(self._unsupported),
+        }
+        self._control_actions: dict[str, dict[bytes, Action]] = {"load": _post(self._load), "unload": _post(self._unload)}
+        self._region_actions: dict[str, dict[str, dict[bytes, Action]]] = {
+            "systemsharedmemory": {
+                "status": _get(self._region_status),
+                "register": _post(self._register),
+                "unregister": _post(self._unregister),
+            },
+            "cudasharedmemory": {
+                "status": _get(self._cuda_region_status),
+                "register": _post(self._cuda_register),
+                "unregister": _post(self._cuda_unregister),
+            },
+        }
+
+    def __call__(self, exchange: Exchange) -> None:
+        """Answer an exchange, now or later."""
+        route = self._routes.get(exchange.path)
+        try:
+            if route is None:
+                route = self._remember(exchange.path)
+            action = route.methods.get(exchange.method)
+            if action is None:
+                allowed = b"Allow: " + b", ".join(route.methods) + b"\r\n"
+                exchange.respond(405, error_body("Method Not Allowed"), headers=allowed)
+            else:
+                action(exchange, route)
+        except GatewayError as exc:
+            respond_error(exchange, exc)
+
+    # paths
+
+    def _remember(self, path: bytes) -> Route:
+        route = self._parse(path)
+        if len(self._routes) >= _PATHS_REMEMBERED:
+            self._routes.clear()
+        self._routes[path] = route
+        return route
+
+    def _parse(self, path: bytes) -> Route:
+        """Raises: NotFound."""
+        # Split before unquoting: a quoted slash belongs to a name.
+        try:
+            parts = [unquote(part, errors="strict") for part in path.decode("ascii").split("/")[1:]]
+        except UnicodeDecodeError:
+            raise InvalidArgument("the path is not percent-quoted UTF-8") from None
+        match parts:
+            case ["ping"]:
+                return Route(_get(self._ping))
+            case ["metrics"] if self._expose_metrics is not None:
+                return Route(_get(self._metrics))
+            case ["v2"] | ["v2", ""]:
+                return Route(self._server_actions[""])
+            case ["v2", "models", name, "versions", version, *rest] if name and _is_version(version):
+                actions, key = self._model_actions, "/".join(rest)
+                if key in actions and (key or not rest):
+                    return Route(actions[key], name, version)
+            case ["v2", "models", name, *rest] if name and (name != "stats" or rest):
+                actions, key = self._model_actions, "/".join(rest)
+                if key in actions and (key or not rest):
+                    return Route(actions[key], name)
+            case ["v2", "repository", "models", name, verb] if name and verb in self._control_actions:
+                return Route(self._control_actions[verb], name)
+            case ["v2", kind, "region", name, verb] if name and verb in self._region_actions.get(kind, ()):
+                return Route(self._region_actions[kind][verb], name)
+            case ["v2", *rest] if (key := "/".join(rest)) in self._server_actions:
+                return Route(self._server_actions[key])
+        raise NotFound("Not Found")
+
+    # the server
+
+    def _server_metadata(self, exchange: Exchange, route: Route) -> None:
+        _respond_json(exchange, self._repository.server_metadata())
+
+    def _live(self, exchange: Exchange, route: Route) -> None:
+        live = self._repository.live()
+        _respond_json(exchange, {"live": live}, 200 if live else 503)
+
+    def _ready(self, exchange: Exchange, route: Route) -> None:
+        ready = self._repository.ready()
+        _respond_json(exchange, {"ready": ready}, 200 if ready else 503)
+
+    def _ping(self, exchange: Exchange, route: Route) -> None:
+        exchange.respond(200 if self._repository.ready() else 503)
+
+    def _metrics(self, exchange: Exchange, route: Route) -> None:
+        assert self._expose_metrics is not None
+        content_type, body = self._expose_metrics()
+        exchange.respond(200, body, content_type.encode())
+
+    def _unsupported(self, exchange: Exchange, route: Route) -> None:
+        raise Unsupported(f"{exchange.path.decode()} is not offered by this server")
+
+    # models
+
+    def _model_metadata(self, exchange: Exchange, route: Route) -> None:
+        _respond_json(exchange, self._repository.model_metadata(route.name, route.version))
+
+    def _model_config(self, exchange: Exchange, route: Route) -> None:
+        _respond_json(exchange, self._repository.model_config(route.name, route.version))
+
+    def _model_ready(self, exchange: Exchange, route: Route) -> None:
+        try:
+            ready = self._repository.model_ready(route.name, route.version)
+        except NotFound:
+            ready = False
+        if ready:
+            _respond_json(exchange, {"name": route.name, "ready": True})
+        else:
+            exchange.respond(400, error_body("Model version not ready"))
+
+    def _statistics(self, exchange: Exchange, route: Route) -> None:
+        _respond_json(exchange, self._repository.statistics(route.name, route.version))
+
+    def _index(self, exchange: Exchange, route: Route) -> None:
+        _respond_json(exchange, self._repository.index(_read_json(exchange.body, _Index).ready))
+
+    def _load(self, exchange: Exchange, route: Route) -> None:
+        control = _read_json(exchange.body, _ModelControl)
+        self._run(exchange, self._repository.load(route.name, control.parameters))
+
+    def _unload(self, exchange: Exchange, route: Route) -> None:
+        dependents = _read_json(exchange.body, _ModelControl).parameters.get("unload_dependents", False)
+        if not isinstance(dependents, bool):
+            raise InvalidArgument(f"parameter 'unload_dependents': got {dependents!r}, expected true or false")
+        self._run(exchange, self._repository.unload(route.name, dependents))
+
+    def _run(self, exchange: Exchange, change: Awaitable[None]) -> None:
+        """Answer once a change of the repository is done. It goes on if the client goes away."""
+
+        async def change_and_answer() -> None:
+            try:
+                await change
+            except GatewayError as exc:
+                respond_error(exchange, exc)
+            else:
+                exchange.respond(200)
+
+        task = asyncio.get_running_loop().create_task(change_and_answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # shared memory
+
+    def _region_status(self, exchange: Exchange, route: Route) -> None:
+        _respond_json(exchange, self._repository.regions.status(route.name))
+
+    def _register(self, exchange: Exchange, route: Route) -> None:
+        region = _read_json(exchange.body, _Register)
+        if region.byte_size < 0 or region.offset < 0:
+            raise InvalidArgument(
+                f"shared memory region '{route.name}': got offset {region.offset} and byte_size {region.byte_size}, expected "
+                "numbers from 0"
+            )
+        self._repository.regions.register(route.name, region.key, region.offset, region.byte_size)
+        exchange.respond(200)
+
+    def _unregister(self, exchange: Exchange, route: Route) -> None:
+        self._repository.regions.unregister(route.name)
+        exchange.respond(200)
+
+    def _cuda_status(self, exchange: Exchange, route: Route) -> None:
+        _respond_json(exchange, [])
+
+    def _cuda_region_status(self, exchange: Exchange, route: Route) -> None:
+        raise NotFound(f"Unable to find cuda shared memory region: '{route.name}'")
+
+    def _cuda_register(self, exchange: Exchange, route: Route) -> None:
+        raise Unsupported(f"cuda shared memory region '{route.name}': only system shared memory is offered by this server")
+
+    def _cuda_unregister(self, exchange: Exchange, route: Route) -> None:
+        exchange.respond(200)  # there can be none
+
+    # inference
+
+    def _infer(self, exchange: Exchange, route: Route) -> None:
+        repository = self._repository
+        if repository.generation != self._generation:
+            self._loaded.clear()
+            self._generation = repository.generation
+        loaded = self._loaded.get((route.name, route.version)) or self._load_codec(route)
+        arrival_ns = exchange.arrival_ns
+        try:
+            body = exchange.body
+            header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
+            request = loaded.codec.decode(body, header_bytes, arrival_ns, repository.regions.read)
+            pending = _Pending(repository, exchange, request, loaded)
+            repository.infer(request, pending.done)
+        except GatewayError as exc:
+            loaded.metrics.failed(exc.code, arrival_ns, time.monotonic_ns())
+            respond_error(exchange, exc)
+        else:
+            exchange.on_disconnect = pending.cancel
+
+    def _load_codec(self, route: Route) -> _Loaded:
+        try:
+            served = self._repository.model(route.name, route.version)
+        except GatewayError as exc:
+            # Not counted under the name that was asked for: a client could fill the memory with names.
+            now_ns = time.monotonic_ns()
+            self._repository.metrics.endpoint("", "", "rest").failed(exc.code, now_ns, now_ns)
+            raise
+        loaded = self._loaded[route.name, route.version] = _Loaded(
+            ModelCodec(served.name, served.version, served.spec, served.ragged, self._limits.json_depth),
+            self._repository.metrics.endpoint(served.name, served.version, "rest"),
+        )
+        return loaded
+
+
+class _Pending:
+    """One request that is with the repository."""
+
+    __slots__ = ("_decoded_ns", "_exchange", "_loaded", "_repository", "_request")
+
+    def __init__(self, repository: Repository, exchange: Exchange, request: InferRequest, loaded: _Loaded) -> None:
+        self._repository = repository
+        self._exchange = exchange
+        self._request = request
+        self._loaded = loaded
+        self._decoded_ns = time.monotonic_ns()
+
+    def done(self, outcome: InferResponse | GatewayError) -> None:
+        """Encode and answer (called by the repository)."""
+        encoding_ns = time.monotonic_ns()
+        exchange, request, (codec, metrics) = self._exchange, self._request, self._loaded
+        exchange.on_disconnect = None
+        if isinstance(outcome, InferResponse):
+            try:
+                parts, json_bytes = codec.encode(request, outcome, self._repository.regions.write)
+            except GatewayError as exc:
+                outcome = exc
+            else:
+                if json_bytes is None:
+                    exchange.respond(200, parts)
+                else:
+                    exchange.respond(200, parts, _BINARY, b"Inference-Header-Content-Length: %d\r\n" % json_bytes)
+                metrics.done(request.arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
+                return
+        metrics.failed(outcome.code, request.arrival_ns, encoding_ns)
+        respond_error(exchange, outcome)
+
+    def cancel(self) -> None:
+        """The client went away."""
+        self._repository.cancel(self._request)
+
+
+def respond_error(exchange: Exchange, error: GatewayError) -> None:
+    """Answer with an error; one that is safe to retry says when."""
+    headers = b""
+    if isinstance(error, Unavailable):
+        headers = b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_after_s or 1.0))
+    exchange.respond(STATUS[error.code], error_body(error.message), JSON, headers)
+
+
+def _respond_json(exchange: Exchange, value: object, status: int = 200) -> None:
+    exchange.respond(status, orjson.dumps(value))
+
+
+def _get(action: Action) -> dict[bytes, Action]:
+    return {b"GET": action, b"HEAD": action}
+
+
+def _post(action: Action) -> dict[bytes, Action]:
+    return {b"POST": action}
+
+
+def _is_version(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _read_json(body: Buffer, kind: type[_Struct]) -> _Struct:
+    """Read a small JSON object; an empty body is an empty one. Raises: InvalidArgument."""
+    try:
+        return msgspec.json.decode(bytes(body) or b"{}", type=kind)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc

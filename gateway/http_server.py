@@ -29,7 +29,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import httptools
 import numpy as np
@@ -240,8 +240,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     # the transport's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Both loops give one that reads and writes; uvloop's is no subclass of asyncio's.
+        self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
         server = self._server
         server.connections.add(self)

@@ -11,7 +11,6 @@ Arrays become tensors without a copy, read-only ones included (through DLPack, w
 """
 
 import contextlib
-import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -88,9 +87,7 @@ def _load_callable(
     if not path.is_file():
         raise LoadFailed(f"{model}: no such file")
     if path.suffix != ".pt2":
-        with warnings.catch_warnings():  # torch.jit is deprecated upstream, but it is what many artifacts are
-            warnings.simplefilter("ignore", DeprecationWarning)
-            module = torch.jit.load(str(path), map_location=device).eval()
+        module = torch.jit.load(str(path), map_location=device).eval()
         return module, "pytorch_torchscript", _weight_bytes(module)
     if _is_aot_inductor(path):
         index = -1 if device.index is None else device.index
@@ -108,9 +105,8 @@ def _is_aot_inductor(path: Path) -> bool:
 
 
 def _int8(torch: Any, module: Any) -> Any:
-    with warnings.catch_warnings():  # deprecated in favour of torchao, which is not needed for this one function
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear}, dtype=torch.qint8)
+    # Deprecated in favour of torchao, a package that this one function does not need yet.
+    return torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear}, dtype=torch.qint8)
 
 
 def _weight_bytes(module: Any) -> int:

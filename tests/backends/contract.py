@@ -1,0 +1,117 @@
+"""The backends the contract test runs on, each serving the same Linear(16, 4)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backends.base import ModelSpec, Tensors, TensorSpec
+
+MAX_ROWS = 8
+SPEC = ModelSpec("", (TensorSpec("INPUT0", "FP32", (-1, 16)),), (TensorSpec("OUTPUT0", "FP32", (-1, 4)),), MAX_ROWS)
+LINEAR = "configs/examples/linear.py:linear"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One backend. options: given the directory to put artifacts in. skip: why it cannot run here, or None.
+
+    bad: an input it fails on. tolerance: of its outputs to the module's, relative to their size.
+    """
+
+    kind: str
+    options: Callable[[Path], dict[str, Any]]
+    skip: Callable[[], str | None] = lambda: None
+    bad: Tensors = field(default_factory=lambda: {"INPUT0": np.ones((2, 15), np.float32)})
+    tolerance: float = 1e-5
+    slow: bool = False
+
+
+def expected(inputs: np.ndarray) -> np.ndarray:
+    """What Linear(16, 4) gives, computed by numpy."""
+    from backends.source import load_object
+
+    module = load_object(LINEAR)()
+    weight, bias = (parameter.detach().numpy() for parameter in (module.weight, module.bias))
+    return inputs @ weight.T + bias
+
+
+class Linear:
+    """The model as a user's Python class."""
+
+    inputs = (("INPUT0", "FP32", (-1, 16)),)
+    outputs = (("OUTPUT0", "FP32", (-1, 4)),)
+
+    def predict(self, inputs: Tensors) -> Tensors:
+        return {"OUTPUT0": expected(inputs["INPUT0"])}
+
+
+def torchscript(folder: Path) -> dict[str, Any]:
+    import torch
+
+    from backends.source import load_object
+
+    path = folder / "linear.pt"
+    torch.jit.trace(load_object(LINEAR)(), torch.zeros(2, 16)).save(path)
+    return {"model": str(path)}
+
+
+def exported(folder: Path) -> dict[str, Any]:
+    import torch
+
+    path = folder / "linear.pt2"
+    torch.export.save(_program(), path)
+    return {"model": str(path)}
+
+
+def aot_inductor(folder: Path) -> dict[str, Any]:
+    import torch
+
+    path = folder / "linear-aoti.pt2"
+    torch._inductor.aoti_compile_and_package(_program(), package_path=str(path))
+    return {"model": str(path)}
+
+
+def _program() -> Any:
+    import torch
+
+    from backends.source import load_object
+
+    rows = torch.export.Dim("rows", min=1, max=MAX_ROWS)
+    return torch.export.export(load_object(LINEAR)(), (torch.zeros(2, 16),), dynamic_shapes=({0: rows},))
+
+
+def onnx(folder: Path) -> dict[str, Any]:
+    import backends
+
+    path = folder / "linear.onnx"
+    if not path.exists():
+        backends.build("onnxruntime", path, SPEC, source=LINEAR, options={})
+    return {"model": str(path)}
+
+
+def needs(module: str) -> Callable[[], str | None]:
+    from importlib.util import find_spec
+
+    return lambda: None if find_spec(module) else f"{module} is not installed"
+
+
+CASES: dict[str, Case] = {
+    "synthetic": Case(
+        "synthetic",
+        lambda folder: {"fixed_ms": 0, "row_ms": 0, "output": "sum", "faults": {"fail": -7}},
+        bad={"INPUT0": np.full((2, 16), -7, np.float32)},
+    ),
+    "python": Case("python", lambda folder: {"model": f"{__file__}:Linear"}),
+    "onnxruntime": Case("onnxruntime", onnx, needs("onnxruntime")),
+    "onnxruntime-2-threads": Case("onnxruntime", lambda folder: {**onnx(folder), "threads": 2}, needs("onnxruntime")),
+    "torch": Case("torch", lambda folder: {"model": LINEAR}, needs("torch")),
+    "torch-bf16": Case("torch", lambda folder: {"model": LINEAR, "precision": "bf16"}, needs("torch"), tolerance=0.02),
+    "torch-int8": Case("torch", lambda folder: {"model": LINEAR, "precision": "int8"}, needs("torch"), tolerance=0.05),
+    "torch-torchscript": Case("torch", torchscript, needs("torch")),
+    "torch-export": Case("torch", exported, needs("torch"), slow=True),
+    "torch-aot-inductor": Case("torch", aot_inductor, needs("torch"), slow=True),
+    "torch-compile": Case("torch", lambda folder: {"model": LINEAR, "compile": True}, needs("torch"), slow=True),
+}  # fmt: skip

@@ -130,6 +130,7 @@ class Backend(_Strict):
     replicas: int = Field(default=1, ge=1)
     autoscaling: Autoscaling | None = None
     resources: dict[str, float] = {}  # of one replica, as Ray counts them
+    surge: bool = True  # an upgrade starts the new replica beside the old, so needs its resources once more; false: after it
     usd_per_hour: float | None = Field(default=None, gt=0)
     hang_timeout_s: float = Field(default=60.0, gt=0)  # a run longer than this counts as lost
 

@@ -15,12 +15,14 @@ from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch, Part, bucket_of, ragged_length
 from gateway.batching.policies import Decision, Policy
-from gateway.batching.queue import NEVER, Entry, Limits, Queue, State, deadline_of, virtual_deadline
+from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State, deadline_of, virtual_deadline
 from gateway.config import Ragged
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded
 from gateway.types import InferRequest
 
 _EMPTY_QUEUES_KEPT = 64
+_LENGTHS: Final = tuple(round(8 * 2 ** (step / 3)) for step in range(43))
+"""Bucket edges for models that take any length: a batch then wastes a fifth at most."""
 
 
 class Step(NamedTuple):
@@ -163,7 +165,7 @@ class Batcher:
         shed: list[tuple[InferRequest, GatewayError]] = []
         queues = self._state.queues
         for queue in queues.values():
-            if queue.entries and queue.entries[0][0] < now_ns:
+            if queue.entries:
                 self._expire(queue, now_ns, shed)
         while self._retries and free_slots > len(batches):
             self._run_retry(now_ns, batches, shed)
@@ -178,7 +180,7 @@ class Batcher:
                 if decision.shed:
                     self._shed(queue, decision.shed, shed)
                 if decision.rows and queue.entries:
-                    self._close(queue, decision, now_ns, batches, shed)
+                    self._close(queue, decision, now_ns, batches)
                     break
                 if decision.wake_at_ns is not None and decision.wake_at_ns < wake_at_ns:
                     wake_at_ns = decision.wake_at_ns
@@ -201,7 +203,8 @@ class Batcher:
     def _group_of(self, request: InferRequest) -> Hashable:
         if not self._by_length or self._ragged is None:
             return request.shape_key
-        return request.shape_key, bucket_of(ragged_length(request, self._ragged), self._ragged.buckets)
+        length = ragged_length(request, self._ragged)
+        return LengthGroup(request.shape_key, bucket_of(length, self._ragged.buckets or _LENGTHS))
 
     def _new_queue(self, group: Hashable) -> Queue:
         queues = self._state.queues
@@ -238,33 +241,28 @@ class Batcher:
         shed.append((part.request, _too_late(part.request, deadline_ns, now_ns)))
         self.cancel(part.request)
 
-    def _close(
-        self,
-        queue: Queue,
-        decision: Decision,
-        now_ns: int,
-        batches: list[Batch],
-        shed: list[tuple[InferRequest, GatewayError]],
-    ) -> None:
-        limit = min(decision.rows, self._max_rows)
-        entries = queue.entries
+    def _close(self, queue: Queue, decision: Decision, now_ns: int, batches: list[Batch]) -> None:
         parts: list[Part] = []
+        rows = self._take(queue, min(decision.rows, self._max_rows), parts)
+        for other, more in decision.fill:
+            rows += self._take(other, min(more, self._max_rows - rows), parts)
+        self._state.rows -= rows
+        reason = "full" if decision.reason == "idle" and rows >= self._max_rows else decision.reason
+        oldest_ns = min(part.request.arrival_ns for part in parts)
+        self._dispatch(parts, rows, reason, now_ns, oldest_ns, queue.group, decision.expected_ns, batches)
+
+    def _take(self, queue: Queue, limit: int, parts: list[Part]) -> int:
+        """Move requests from the front into parts, `limit` rows at most; but one whole request if there are no parts yet."""
+        entries = queue.entries
         rows = 0
-        oldest_ns = NEVER
         while entries and rows < limit:
-            _, _, deadline_ns, waiting, request = entries[0]
-            if deadline_ns < now_ns:  # a lower class, behind its virtual deadline
-                queue.pop()
-                self._requests -= 1
-                self._state.rows -= waiting
-                shed.append((request, _too_late(request, deadline_ns, now_ns)))
-                continue
+            _, _, _, waiting, request = entries[0]
             start = request.rows - waiting if self._batched else 0
             taken = waiting
             if rows + waiting > limit:
                 if waiting > self._max_rows or start:
                     taken = limit - rows  # larger than a batch: its parts fill what is left of batches
-                elif rows:
+                elif parts:
                     break
             if taken == waiting:
                 queue.pop()
@@ -273,13 +271,7 @@ class Batcher:
                 queue.take_rows(taken)
             parts.append(Part(request, start, taken))
             rows += taken
-            if request.arrival_ns < oldest_ns:
-                oldest_ns = request.arrival_ns
-        if not parts:
-            return
-        self._state.rows -= rows
-        reason = "full" if decision.reason == "idle" and rows >= self._max_rows else decision.reason
-        self._dispatch(parts, rows, reason, now_ns, oldest_ns, queue.group, decision.expected_ns, batches)
+        return rows
 
     def _dispatch(
         self,

@@ -16,6 +16,7 @@ class Decision(NamedTuple):
     wake_at_ns: when to ask again although nothing happens. None: at the next event.
     shed: entries to answer with Overloaded; they leave the queue before the batch is formed.
     expected_ns: predicted service time of the batch; 0: unknown.
+    fill: further queues and the rows to take from each, once the first has given its rows.
     """
 
     rows: int
@@ -23,6 +24,7 @@ class Decision(NamedTuple):
     wake_at_ns: int | None = None
     shed: Sequence[Entry] = ()
     expected_ns: int = 0
+    fill: Sequence[tuple[Queue, int]] = ()
 
 
 WAIT: Final = Decision(0)
@@ -101,7 +103,14 @@ class Fixed:
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
 
 
+def _adaptive() -> Policy:
+    from gateway.batching.adaptive import Adaptive
+
+    return Adaptive()
+
+
 POLICIES: Final[dict[str, Callable[[Batching], Policy]]] = {
+    "adaptive": lambda batching: _adaptive(),
     "greedy": lambda batching: Greedy(),
     "fixed": lambda batching: Fixed(round(batching.max_delay_ms * 1e6)),
 }

@@ -8,6 +8,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.batching.batch import Batch
 from gateway.types import InferRequest
@@ -53,10 +54,17 @@ def virtual_deadline(request: InferRequest, deadline_ns: int) -> int:
     return arrival + (span << (min(priority, _LOWEST_PRIORITY) - _DEFAULT_PRIORITY))
 
 
+class LengthGroup(NamedTuple):
+    """A group of requests whose ragged length falls into one bucket. length: the bucket's upper edge."""
+
+    shape_key: Hashable
+    length: int
+
+
 class Queue:
     """The waiting requests of one group, by virtual deadline; first come, first served among equals."""
 
-    __slots__ = ("_finite", "_in_order", "entries", "group", "rows")
+    __slots__ = ("_finite", "_in_order", "_low_ns", "entries", "group", "rows")
 
     def __init__(self, group: Hashable) -> None:
         self.group = group
@@ -64,6 +72,7 @@ class Queue:
         self.rows = 0
         self._finite = 0  # entries that have a deadline
         self._in_order = True  # entries stand as they arrived, so the first is the oldest
+        self._low_ns = NEVER  # no deadline of a lower class, which may stand behind later ones, is before this
 
     def __repr__(self) -> str:
         return f"Queue(group={self.group!r}, requests={len(self.entries)}, rows={self.rows})"
@@ -76,8 +85,11 @@ class Queue:
             insort(entries, entry)
             self._in_order = False
         self.rows += entry[3]
-        if entry[2] != NEVER:
+        deadline_ns = entry[2]
+        if deadline_ns != NEVER:
             self._finite += 1
+            if entry[0] > deadline_ns and deadline_ns < self._low_ns:
+                self._low_ns = deadline_ns
 
     def pop(self) -> Entry:
         """Take the first."""
@@ -112,26 +124,35 @@ class Queue:
         self._delete(bisect_left(self.entries, entry[:2]), entry)
 
     def expired(self, now_ns: int) -> list[Entry]:
-        """Take out those whose deadline has passed; lower classes at the latest when their virtual deadline has."""
-        if not self._finite or self.entries[0][0] >= now_ns:
+        """Take out those whose deadline has passed."""
+        entries = self.entries
+        if not self._finite or (entries[0][0] >= now_ns and self._low_ns >= now_ns):
             return []
+        low = self._low_ns < now_ns
         late = []
-        for entry in self.entries:
-            if entry[0] >= now_ns:
-                break
+        for entry in entries:
             if entry[2] < now_ns:
                 late.append(entry)
+            elif not low and entry[0] >= now_ns:
+                break
         for entry in late:
-            if entry is self.entries[0]:
+            if entry is entries[0]:
                 self.pop()
             else:
                 self.remove_entry(entry)
+        if low:
+            self._low_ns = min((entry[2] for entry in entries if entry[0] > entry[2]), default=NEVER)
         return late
 
     @property
     def first_deadline_ns(self) -> int:
-        """Of the first in the queue; `NEVER` if it has none or nothing waits."""
-        return self.entries[0][2] if self.entries else NEVER
+        """When the first of those that wait may expire; `NEVER` if nothing does."""
+        return min(self.entries[0][2], self._low_ns) if self.entries else NEVER
+
+    @property
+    def has_lower_class(self) -> bool:
+        """Whether deadlines may stand in the queue behind later ones."""
+        return self._low_ns != NEVER
 
     @property
     def oldest_ns(self) -> int:

@@ -1,0 +1,359 @@
+"""The policy that needs no setting but the SLO: `adaptive`.
+
+Theory of operation (docs/batching.md has the derivation and the figures). T(n) is the expected and Q(n) the pessimistic service
+time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue.
+
+    n_s   smallest n with 0.9·k·n/T(n) >= λ                                   sustains the rate
+    n_c   max(largest n with Q(n) <= .55 D, min(n_s, largest with Q(n) <= .85 D))   cap: two batches fit in one SLO
+    n_o   largest n with n <= λ·(D - Q(n))                                    overload: what can be collected fresh
+    n_e   largest n with Q(n) <= d_1 - now                                    what the first can still wait for
+
+Whenever a worker is idle and something waits:
+
+ 1. Shed every first that cannot be in time even alone.
+ 2. Take min(n_e, n_c, what waits).
+ 3. If the first in line forces a batch smaller than n_o although more waits, look ahead: walk the rest in batches of n_c over
+    the workers' predicted free times. If a first would be late there, shed from the front until a batch of n_o fits: one
+    decision instead of a dozen small batches.
+ 4. If this is the only idle worker and what waits is not a full batch, hold it while waiting for the next arrival costs less
+    than leaving it to the next worker that frees (rule H).
+ 5. Compiled sizes: rather run the next smaller size full than the larger one padded, if that serves more rows per second.
+ 6. Room that is left is filled with shorter requests of the same shape key, where padding them costs no more than their own
+    batch would.
+
+If even a fresh request would be late by what was learned, one request at a time still runs: or the policy would never learn that
+the backend has become faster again. Without an SLO nothing is shed, and the cap is the batch that minimises the mean latency of what waits.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Hashable, Iterator
+from heapq import heapify, heapreplace
+from itertools import islice
+from math import sqrt
+from typing import Final
+
+from gateway.batching.batch import Batch
+from gateway.batching.policies import Decision
+from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State
+from gateway.batching.service_model import ServiceCurve, ServiceModel
+
+_ARRIVALS: Final = 128
+_STREAMS: Final = 256
+_UTILISATION: Final = 0.9
+_CAP: Final = 0.55
+_CAP_AT_MOST: Final = 0.85
+_LOOKAHEAD_BATCHES: Final = 64
+_PADDING_WASTE: Final = 1.15
+
+
+class _Stream:
+    """The requests of one queue: how fast they come and how long they take."""
+
+    __slots__ = ("_arrivals", "_rows", "curve")
+
+    def __init__(self, curve: ServiceCurve) -> None:
+        self.curve = curve
+        self._arrivals: deque[tuple[int, int]] = deque(maxlen=_ARRIVALS)
+        self._rows = 0
+
+    def arrived(self, rows: int, now_ns: int) -> None:
+        arrivals = self._arrivals
+        if len(arrivals) == _ARRIVALS:
+            self._rows -= arrivals[0][1]
+        arrivals.append((now_ns, rows))
+        self._rows += rows
+
+    def rate(self, now_ns: int) -> float:
+        """Rows per nanosecond over the last arrivals, the current gap included."""
+        span = now_ns - self._arrivals[0][0] if self._arrivals else 0
+        return self._rows / span if span > 0 else 0.0
+
+    def work(self, now_ns: int) -> float:
+        """Workers this stream keeps busy in full batches."""
+        rate = self.curve.rates()[-1]
+        return self.rate(now_ns) / rate if rate > 0 else 0.0
+
+
+class _View:
+    """What one decision looks at: a queue's curve at the moment's speed."""
+
+    __slots__ = ("busy", "curve", "level", "now_ns", "quantile", "rate", "shape", "sizes", "workers")
+
+    def __init__(self, stream: _Stream, state: State, now_ns: int, free_slots: int) -> None:
+        curve = stream.curve
+        self.curve = curve
+        self.now_ns = now_ns
+        self.sizes = curve.sizes
+        self.shape = curve.shape()
+        self.busy = len(state.in_flight)
+        self.workers = self.busy + free_slots
+        self.rate = stream.rate(now_ns)
+        self.level = curve.level(self.busy + 1)  # T = shape · level
+        self.quantile = self.level * curve.spread  # Q = shape · quantile
+
+    def expected_ns(self, rows: float) -> float:
+        """T(rows)."""
+        at = bisect_left(self.sizes, rows)
+        return self.shape[min(at, len(self.sizes) - 1)] * self.level
+
+    def fits(self, time_ns: float) -> int:
+        """Index of the largest size with Q <= time_ns; -1: none."""
+        return bisect_right(self.shape, time_ns / self.quantile) - 1
+
+    def sustains(self, share: float) -> int:
+        """Index of the smallest size that keeps up with the arrivals on a share of the workers; beyond the last: none does."""
+        level = self.curve.level(self.workers)
+        return bisect_left(self.curve.rates(), self.rate * level / (_UTILISATION * self.workers * share))
+
+
+class Adaptive:
+    """See the module.
+
+    Latency bound: what is executed is predicted, at nine in ten, to end before its deadline; what cannot be is answered with
+    Overloaded as soon as a worker asks for work, and with DeadlineExceeded at its deadline at the latest. Without an SLO: as
+    `Greedy`, in batches no larger than serve the queue soonest.
+    """
+
+    by_length = True
+
+    def __init__(self) -> None:
+        self._limits = Limits(1)
+        self._streams: dict[Hashable, _Stream] = {}
+        self.service = ServiceModel(1)
+
+    def bind(self, limits: Limits) -> None:
+        self._limits = limits
+        self.service = ServiceModel(limits.max_rows, limits.row_sizes)
+
+    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
+        self._stream(queue.group).arrived(rows, now_ns)
+
+    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
+        if ok:
+            # The worker was taken from closing to now: hand-over and joining the inputs count, as they do for who waits.
+            self._stream(batch.group).curve.observe(batch.padded_rows, batch.busy, max(compute_ns, now_ns - batch.closed_ns))
+
+    def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
+        stream = self._stream(queue.group)
+        if not stream.curve.ready:
+            return Decision(self._limits.max_rows, "idle")
+        view = _View(stream, state, now_ns, free_slots)
+        slo_ns = self._limits.slo_ns
+        last = len(view.sizes) - 1
+        waiting = queue.rows
+        shed: list[Entry] = []
+        if slo_ns is not None:
+            waiting -= self._shed_hopeless(queue, view, shed)
+            if not waiting:
+                if view.busy or view.fits(slo_ns) >= 0:
+                    return Decision(0, shed=shed)
+                return Decision(shed.pop()[3], "probe", None, shed)
+        deadline_ns = queue.entries[len(shed)][2]
+        cap = self._cap(view, slo_ns, waiting, self._share(stream, state, now_ns))
+        fits = last if deadline_ns == NEVER else max(0, view.fits(deadline_ns - now_ns))
+        index = min(fits, cap)
+        reason = "idle"
+        if view.sizes[index] < waiting:
+            reason = "deadline" if fits < cap else "cap" if cap < last else "full"
+            if slo_ns is not None and fits < last:
+                fresh = self._fresh(view, slo_ns)
+                if view.sizes[fits] < min(view.sizes[fresh], waiting) and not self._feasible(
+                    queue, len(shed), index, cap, view, state, free_slots
+                ):
+                    waiting, fits = self._shed_front(queue, view, fresh, waiting, shed)
+                    if not waiting:
+                        return Decision(0, shed=shed)
+                    index = min(fits, fresh)
+                    reason = "overload"
+        elif free_slots == 1 and view.busy and index < cap and view.rate > 0:
+            wake_at_ns = self._hold(view, waiting, deadline_ns, state)
+            if wake_at_ns:
+                return Decision(0, "hold", wake_at_ns, shed)
+        rows = self._compiled(view, min(view.sizes[index], waiting))
+        if queue.has_lower_class and slo_ns is not None:
+            rows -= self._shed_lower(queue, view, rows, shed)
+            if not rows:
+                return Decision(0, shed=shed)
+        expected_ns = round(view.expected_ns(rows))
+        fill: list[tuple[Queue, int]] = []
+        if len(state.queues) > 1 and rows == waiting:
+            fill = self._fill(queue, view, rows, view.sizes[index if waiting > view.sizes[index] else min(fits, cap)], state)
+        return Decision(rows, reason, None, shed, expected_ns, fill)
+
+    def _shed_hopeless(self, queue: Queue, view: _View, shed: list[Entry]) -> int:
+        """Step 1. Returns the rows shed."""
+        soonest_ns = view.now_ns + view.shape[0] * view.quantile
+        rows = 0
+        for entry in queue.entries:
+            if entry[2] >= soonest_ns:
+                break
+            shed.append(entry)
+            rows += entry[3]
+        return rows
+
+    def _shed_lower(self, queue: Queue, view: _View, rows: int, shed: list[Entry]) -> int:
+        """Shed what would be late in this batch although the first is not: requests of a lower class. Returns the rows."""
+        end_ns = view.now_ns + view.expected_ns(rows) * view.curve.spread
+        seen = late = 0
+        for entry in list(islice(queue.entries, len(shed), None)):
+            seen += entry[3]
+            if seen > rows:
+                break
+            if entry[2] < end_ns and entry[0] > entry[2]:
+                shed.append(entry)
+                late += entry[3]
+        return late
+
+    def _cap(self, view: _View, slo_ns: int | None, waiting: int, share: float) -> int:
+        """Index of n_c."""
+        sustains = view.sustains(share)
+        if slo_ns is None:
+            # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
+            fixed, slope = view.curve.line_ns
+            soonest = sqrt(waiting * fixed / (slope * view.workers)) if slope > 0 else view.sizes[-1]
+            return min(max(sustains, bisect_left(view.sizes, soonest)), len(view.sizes) - 1)
+        return max(view.fits(_CAP * slo_ns), min(sustains, view.fits(_CAP_AT_MOST * slo_ns)), 0)
+
+    def _share(self, stream: _Stream, state: State, now_ns: int) -> float:
+        """The part of the workers that falls to one of several queues: its part of the work that arrives."""
+        if len(state.queues) == 1:
+            return 1.0
+        total = sum(self._stream(group).work(now_ns) for group in state.queues)
+        return max(stream.work(now_ns) / total, 0.01) if total > 0 else 1.0
+
+    def _fresh(self, view: _View, slo_ns: int) -> int:
+        """Index of n_o."""
+        low, high = 0, len(view.sizes) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if view.sizes[middle] <= view.rate * (slo_ns - view.shape[middle] * view.quantile):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _feasible(self, queue: Queue, skip: int, index: int, cap: int, view: _View, state: State, free_slots: int) -> bool:
+        """Whether all that waits will be in time if `sizes[index]` rows go now and the rest in batches of the cap."""
+        free = [max(view.now_ns, batch.closed_ns + batch.expected_ns) for batch in state.in_flight]
+        free += [view.now_ns] * (free_slots - 1)
+        free.append(view.now_ns + round(view.shape[index] * view.level))
+        heapify(free)
+        sizes, shape = view.sizes, view.shape
+        last = len(sizes) - 1
+        for deadline_ns, rows in _heads(queue, skip, sizes[index], sizes[cap]):
+            time_ns = shape[min(bisect_left(sizes, rows), last)]
+            if free[0] + time_ns * view.quantile > deadline_ns:
+                return False
+            heapreplace(free, free[0] + round(time_ns * view.level))
+        return True
+
+    def _shed_front(self, queue: Queue, view: _View, fresh: int, waiting: int, shed: list[Entry]) -> tuple[int, int]:
+        """Step 3. Returns the rows that stay and the index of what the new first allows."""
+        fits = 0
+        for entry in islice(queue.entries, len(shed), None):
+            fits = view.fits(entry[2] - view.now_ns)
+            if fits >= 0 and view.sizes[fits] >= min(view.sizes[fresh], waiting):
+                break
+            shed.append(entry)
+            waiting -= entry[3]
+        return waiting, fits
+
+    def _hold(self, view: _View, waiting: int, deadline_ns: int, state: State) -> int:
+        """Step 4. When to go at the latest; 0: now.
+
+        Rule H: with τ = 1/λ and G until the next worker frees, hold iff n(τ+ΔT) + T(n+1) + τ < G + T(λG): what the waiting and
+        the next arrival lose if they go together after it has come, against what the next arrival loses if they go without it.
+        """
+        now_ns = view.now_ns
+        gap_ns = 1.0 / view.rate
+        next_ns = view.expected_ns(waiting + 1)
+        free_ns = min(max(now_ns, batch.closed_ns + batch.expected_ns) for batch in state.in_flight) - now_ns
+        together = waiting * (gap_ns + next_ns - view.expected_ns(waiting)) + next_ns + gap_ns
+        apart = free_ns + view.expected_ns(max(1.0, view.rate * free_ns))
+        wake_at_ns = now_ns + apart - together
+        if deadline_ns != NEVER:
+            wake_at_ns = min(wake_at_ns, deadline_ns - next_ns * view.curve.spread)
+        return int(wake_at_ns) if wake_at_ns > now_ns + 1 else 0
+
+    def _compiled(self, view: _View, rows: int) -> int:
+        """Step 5."""
+        if not self._limits.row_sizes:
+            return rows
+        up = view.curve.at(rows)
+        if up and view.sizes[up] > rows and view.sizes[up - 1] / view.shape[up - 1] > rows / view.shape[up]:
+            return view.sizes[up - 1]
+        return rows
+
+    def _fill(self, queue: Queue, view: _View, rows: int, room: int, state: State) -> list[tuple[Queue, int]]:
+        """Step 6. Rows to take from queues of shorter requests, the most urgent first."""
+        fill: list[tuple[Queue, int]] = []
+        others = [
+            other
+            for other in state.queues.values()
+            if other.entries and other is not queue and _joins(other.group, queue.group)
+        ]
+        others.sort(key=lambda other: other.entries[0][0])
+        padded = self._limits.padded(rows)
+        for other in others:
+            free = padded - rows
+            take = min(other.rows, free)
+            curve = self._stream(other.group).curve
+            most = min(room, rows + other.rows) - rows
+            if most > take and curve.ready:
+                marginal_ns = (view.expected_ns(rows + most) - view.expected_ns(rows)) / most
+                alone = min(other.rows, view.sizes[-1])
+                if marginal_ns <= _PADDING_WASTE * curve.expected_ns(alone, view.busy + 1) / alone:
+                    take = most
+            if take > 0:
+                fill.append((other, take))
+                rows += take
+                padded = self._limits.padded(rows)
+        return fill
+
+    def _stream(self, group: Hashable) -> _Stream:
+        stream = self._streams.get(group)
+        if stream is None:
+            if len(self._streams) >= _STREAMS:  # clients choose shapes, and could choose many
+                del self._streams[next(iter(self._streams))]
+            stream = self._streams[group] = _Stream(self.service.curve(group))
+        return stream
+
+
+def _joins(shorter: Hashable, longer: Hashable) -> bool:
+    """Whether requests of one group may be padded to share a batch with those of the other: (shape key, length) both."""
+    return (
+        isinstance(shorter, LengthGroup)
+        and isinstance(longer, LengthGroup)
+        and shorter.shape_key == longer.shape_key
+        and shorter.length < longer.length
+    )
+
+
+def _heads(queue: Queue, skip: int, rows: int, cap: int) -> Iterator[tuple[int, int]]:
+    """The batches that would follow: deadline of the first and rows of each.
+
+    skip: entries that are shed. rows: of the batch that goes now. cap: of the batches after it.
+    """
+    entries = queue.entries
+    count = len(entries)
+    if queue.rows == count:  # one row each, as mostly: no need to look at those in between
+        at = skip + rows
+        for _ in range(_LOOKAHEAD_BATCHES):
+            if at >= count:
+                return
+            yield entries[at][2], min(cap, count - at)
+            at += cap
+        return
+    gathered, limit, deadline_ns, batches = 0, rows, NEVER, 0
+    for entry in islice(entries, skip, None):
+        if gathered and gathered + entry[3] > limit:
+            if batches:
+                yield deadline_ns, gathered
+            batches += 1
+            if batches > _LOOKAHEAD_BATCHES:
+                return
+            gathered, limit, deadline_ns = 0, cap, entry[2]
+        gathered += entry[3]
+    if batches:
+        yield deadline_ns, gathered

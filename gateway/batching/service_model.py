@@ -1,0 +1,260 @@
+"""How long a batch takes, learned while serving: T(n) expected and Q(n) for one batch in ten to exceed, in nanoseconds.
+
+Theory of operation. One `ServiceCurve` per input bucket. Three things are learned apart, as they change at different speeds:
+
+  shape    per padded size an exponentially weighted mean (0.1); sizes never seen take the least-squares line a + b·n through
+           the seen ones, bent by the nearest seen sizes' ratio to it; then made monotone.
+  level    one factor per number of workers that run at once: k sessions of one device are not independent, and a device that
+           throttles slows every size alike. It follows within some ten batches, without having to see each size again.
+  spread   the last 128 ratios of actual to predicted; Q(n) = T(n) · their 90th percentile.
+
+A sudden change shows as 16 ratios in a row above 1.3 or below 0.77: the level moves there at once and the old spread is
+forgotten. Single outliers are clipped at 2·T, but never before a size has been seen twice: that would poison the fit.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Hashable, Mapping
+from typing import Any, Final
+
+_RATE: Final = 0.1
+_FORGET: Final = 0.98
+_RATIOS: Final = 128
+_DRIFT_RUN: Final = 16
+_DRIFT_ABOVE: Final = 1.3
+_DRIFT_BELOW: Final = 0.77
+_CLIP: Final = 2.0
+_QUANTILE: Final = 0.9
+_ALL_SIZES_UP_TO: Final = 128
+_REFRESH_AT: Final = 0.01  # tables are built again when a size's mean has moved by this share
+_FORMAT: Final = 1
+
+
+def size_grid(max_rows: int, row_sizes: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The batch sizes worth telling apart, ascending: all that run, or all up to 128 and then in steps of a sixteenth."""
+    if row_sizes:
+        return tuple(size for size in row_sizes if size <= max_rows) or row_sizes[:1]
+    sizes = list(range(1, min(max_rows, _ALL_SIZES_UP_TO) + 1))
+    while sizes[-1] < max_rows:
+        sizes.append(min(max_rows, sizes[-1] + sizes[-1] // 16))
+    return tuple(sizes)
+
+
+class ServiceCurve:
+    """T and Q of one input bucket. Public sequences run parallel to `sizes`; they are replaced, not changed, when it learns.
+
+    Life: `probe` at load, `observe` for every batch. Before the first of either, `ready` is False and T is 0.
+    """
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        # per size: mean at level 1, times seen
+        self._means: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+        # weighted sums of the line: weight, x, y, xx, xy
+        self._sums = [0.0] * 5
+        self._levels: dict[int, float] = {}
+        self._ratios: deque[float] = deque(maxlen=_RATIOS)
+        self._run: list[float] = []
+        self._stale = True
+        self._shape: tuple[float, ...] = (0.0,) * len(sizes)
+        self._rates: tuple[float, ...] = (0.0,) * len(sizes)
+        self._built: dict[int, float] = {}
+        self._quantile = 1.0
+        self._until_refresh = 0
+        self.resets = 0
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._means)
+
+    @property
+    def line_ns(self) -> tuple[float, float]:
+        """(a, b) of t = a + b·rows, at level 1."""
+        return self._line()
+
+    @property
+    def spread(self) -> float:
+        """Q / T."""
+        self._refresh()
+        return self._quantile
+
+    def level(self, busy: int) -> float:
+        """How much slower than the shape it runs with so many workers busy; never seen: as with the nearest number seen."""
+        level = self._levels.get(busy)
+        if level is not None:
+            return level
+        if not self._levels:
+            return 1.0
+        return self._levels[min(self._levels, key=lambda known: (abs(known - busy), known))]
+
+    def at(self, rows: int) -> int:
+        """The index in `sizes` of the smallest that holds `rows`; the last if none does."""
+        index = bisect_left(self.sizes, rows)
+        return index if index < len(self.sizes) else index - 1
+
+    def shape(self) -> tuple[float, ...]:
+        """T by size at level 1, rising; multiply by `level(busy)`, and by `spread` for Q."""
+        self._refresh()
+        return self._shape
+
+    def rates(self) -> tuple[float, ...]:
+        """By size, the most rows per nanosecond that any size up to it reaches at level 1: rising."""
+        self._refresh()
+        return self._rates
+
+    def expected_ns(self, rows: int, busy: int = 1) -> float:
+        """T(rows)."""
+        return self.shape()[self.at(rows)] * self.level(busy)
+
+    def probe(self, rows: int, times_ns: list[int]) -> None:
+        """Learn from runs at one size before traffic; the first is the warm-up and counts only if it is the only one."""
+        for time_ns in times_ns[1:] or times_ns:
+            self._learn(rows, float(time_ns), 1.0)
+
+    def observe(self, rows: int, busy: int, time_ns: int) -> None:
+        """Learn from a batch of so many padded rows that began with so many workers busy, itself included."""
+        if not self._means:
+            self._levels[busy] = 1.0
+            self._learn(rows, float(time_ns), 1.0)
+            return
+        level = self.level(busy)
+        predicted = self.shape()[self.at(rows)] * level
+        ratio = time_ns / predicted if predicted > 0 else 1.0
+        self._ratios.append(ratio)
+        self._until_refresh -= 1
+        clipped = ratio if self._counts.get(rows, 0) < 2 else min(ratio, _CLIP)
+        self._levels[busy] = level * (1.0 + _RATE * (min(clipped, _CLIP) - 1.0))
+        self._learn(rows, clipped * predicted, level)
+        self._watch_drift(ratio)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that is worth keeping between restarts, as JSON can hold it."""
+        return {
+            "format": _FORMAT,
+            "means": [[size, mean, self._counts[size]] for size, mean in self._means.items()],
+            "sums": list(self._sums),
+            "levels": [[busy, level] for busy, level in self._levels.items()],
+            "ratios": [round(ratio, 4) for ratio in self._ratios],
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Take over what `to_dict` gave. Raises: ValueError, if it is something else; then nothing has changed."""
+        try:
+            if kept["format"] != _FORMAT:
+                raise ValueError(f"expected format {_FORMAT}, got {kept['format']}")
+            means = {int(size): float(mean) for size, mean, _ in kept["means"]}
+            counts = {int(size): int(count) for size, _, count in kept["means"]}
+            sums = [float(value) for value in kept["sums"]]
+            levels = {int(busy): float(level) for busy, level in kept["levels"]}
+            ratios = [float(ratio) for ratio in kept["ratios"]]
+        except (KeyError, TypeError) as exc:
+            raise ValueError(f"not a service curve: {exc!r}") from exc
+        if len(sums) != 5 or not means or min(means.values()) <= 0 or min(levels.values(), default=1.0) <= 0:
+            raise ValueError("not a service curve: its numbers are out of range")
+        self._means, self._counts, self._sums, self._levels = means, counts, sums, levels
+        self._ratios.clear()
+        self._ratios.extend(ratios)
+        self._stale = True
+
+    def _learn(self, rows: int, time_ns: float, level: float) -> None:
+        at_level_one = time_ns / level
+        seen = self._counts.get(rows, 0)
+        mean = self._means.get(rows, at_level_one)
+        mean += max(_RATE, 1.0 / (seen + 1)) * (at_level_one - mean)
+        self._means[rows] = mean
+        self._counts[rows] = seen + 1
+        sums = self._sums
+        for i, term in enumerate((1.0, rows, at_level_one, rows * rows, rows * at_level_one)):
+            sums[i] = sums[i] * _FORGET + term
+        built = self._built.get(rows)
+        if built is None or abs(mean - built) > _REFRESH_AT * built:
+            self._stale = True
+
+    def _watch_drift(self, ratio: float) -> None:
+        run = self._run
+        if ratio > _DRIFT_ABOVE:
+            if run and run[0] < 1.0:
+                run.clear()
+            run.append(ratio)
+        elif ratio < _DRIFT_BELOW:
+            if run and run[0] > 1.0:
+                run.clear()
+            run.append(ratio)
+        else:
+            run.clear()
+        if len(run) == _DRIFT_RUN:
+            moved = sorted(run)[_DRIFT_RUN // 2]
+            for busy in self._levels:
+                self._levels[busy] *= moved
+            for rows in self._counts:
+                self._counts[rows] = 2  # learn the shape anew, from here
+            run.clear()
+            self._ratios.clear()
+            self._until_refresh = 0
+            self.resets += 1
+
+    def _line(self) -> tuple[float, float]:
+        weight, x, y, xx, xy = self._sums
+        if not weight:
+            return 0.0, 0.0
+        spread = weight * xx - x * x
+        if spread <= 1e-9 * weight * xx:
+            return 0.0, y / x  # one size seen: more rows may cost in proportion, never more
+        slope = max(0.0, (weight * xy - x * y) / spread)
+        fixed = (y - slope * x) / weight
+        return (fixed, slope) if fixed >= 0 else (0.0, y / x)
+
+    def _refresh(self) -> None:
+        if self._until_refresh <= 0 and self._ratios:
+            ranked = sorted(self._ratios)
+            self._quantile = max(1.0, ranked[min(len(ranked) - 1, int(_QUANTILE * len(ranked)))])
+            self._until_refresh = 16
+        if not self._stale or not self._means:
+            return
+        self._stale = False
+        fixed, slope = self._line()
+        seen = sorted(self._means)
+        bends = [self._means[size] / max(fixed + slope * size, 1.0) for size in seen]
+        shape: list[float] = []
+        rates: list[float] = []
+        floor = best = 0.0
+        right = 0
+        for size in self.sizes:
+            while right < len(seen) and seen[right] < size:
+                right += 1
+            if right == len(seen):
+                bend = bends[-1]
+            elif right == 0 or seen[right] == size:
+                bend = bends[right]
+            else:
+                share = (size - seen[right - 1]) / (seen[right] - seen[right - 1])
+                bend = bends[right - 1] + share * (bends[right] - bends[right - 1])
+            floor = max(floor, (fixed + slope * size) * bend)
+            shape.append(floor)
+            best = max(best, size / floor)
+            rates.append(best)
+        self._shape = tuple(shape)
+        self._rates = tuple(rates)
+        self._built = dict(self._means)
+
+
+class ServiceModel:
+    """The curves of one lane, by input bucket.
+
+    A bucket that was never seen borrows the curve of the nearest known one until its own first batch.
+    """
+
+    def __init__(self, max_rows: int, row_sizes: tuple[int, ...] = ()) -> None:
+        self.sizes = size_grid(max_rows, row_sizes)
+        self._curves: dict[Hashable, ServiceCurve] = {}
+
+    @property
+    def curves(self) -> Mapping[Hashable, ServiceCurve]:
+        return self._curves
+
+    def curve(self, bucket: Hashable) -> ServiceCurve:
+        curve = self._curves.get(bucket)
+        if curve is None:
+            curve = self._curves[bucket] = ServiceCurve(self.sizes)
+        return curve

@@ -12,7 +12,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from tritonclient.grpc import service_pb2 as pb
@@ -60,7 +61,8 @@ class GrpcServer:
                 ("grpc.server_handshake_timeout_ms", round(limits.header_timeout_s * 1000)),
             ]
         )
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self._inference, server)
+        handlers = _handlers(self._inference)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(_HealthServicer(self._repository), server)
         names = (_SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -153,11 +155,18 @@ class InferenceServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type:
                 self._cancel(call)
         if self._draining:
             await _abort(context, NotReady("the server is shutting down", retry_after_s=1.0))
-        await reader
+        try:
+            await reader
+        except InvalidArgument as exc:
+            await _abort(context, exc)
 
-    async def _read_stream(self, messages: AsyncIterator[pb.ModelInferRequest], context: Context, stream: "_Stream") -> None:
+    async def _read_stream(
+        self, messages: AsyncIterator[pb.ModelInferRequest | InvalidArgument], context: Context, stream: "_Stream"
+    ) -> None:
         try:
             async for message in messages:
+                if isinstance(message, InvalidArgument):
+                    raise message
                 stream.calls.append(self._start(message, context))
                 stream.arrived.release()
                 await stream.room.acquire()
@@ -358,6 +367,45 @@ def _stream_reply(call: _Call, reply: pb.ModelInferResponse | GatewayError) -> p
     # One answer per request: each is the final one of its request, and says so as Triton's does.
     reply.parameters["triton_final_response"].bool_param = True
     return pb.ModelStreamInferResponse(infer_response=reply)
+
+
+def _handlers(servicer: InferenceServicer) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
+    """The table tritonclient's own registration makes, but for bytes that are no message.
+
+    There a deserializer that raises ends the call with UNKNOWN and a traceback in the log for each; here it is the client's
+    INVALID_ARGUMENT.
+    """
+    handlers = {}
+    for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+        make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        act = getattr(servicer, method.name)
+        handlers[method.name] = make(
+            act if method.server_streaming else _refusing(act),
+            request_deserializer=_parser(GetMessageClass(method.input_type)),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+    return handlers
+
+
+def _parser(message_class: Any) -> Callable[[bytes], Message | InvalidArgument]:
+    parse = message_class.FromString
+    name = message_class.DESCRIPTOR.full_name
+
+    def try_parse(data: bytes) -> Message | InvalidArgument:
+        try:
+            message: Message = parse(data)
+        except DecodeError:
+            return InvalidArgument(f"the request is no {name}")
+        return message
+
+    return try_parse
+
+
+def _refusing(act: Callable[[Any, Context], Awaitable[Message]]) -> Callable[[Any, Context], Awaitable[Message]]:
+    async def handle(message: Message | InvalidArgument, context: Context) -> Message:
+        return await _abort(context, message) if isinstance(message, InvalidArgument) else await act(message, context)
+
+    return handle
 
 
 async def _abort(context: Context, error: GatewayError) -> NoReturn:

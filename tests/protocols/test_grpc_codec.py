@@ -463,6 +463,6 @@ def test_any_bytes_are_no_message_or_a_request_or_an_error_of_ours(noise: bytes,
     good = pair().SerializeToString()
     at = min(at, len(good))
     for data in (noise, good[:at], good[:at] + noise + good[at + len(noise) :]):
-        # grpc answers INTERNAL to what is no message, before any of our code.
+        # What is no message at all is refused before.
         with contextlib.suppress(GatewayError, DecodeError):
             read(pb.ModelInferRequest.FromString(data))

@@ -1,0 +1,111 @@
+"""A gRPC listener over a real repository of synthetic models, on the loop of the test."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc
+import numpy as np
+import yaml
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from backends.base import ModelSpec
+from gateway.clock import LoopClock
+from gateway.config import Backend, Model, parse_config
+from gateway.grpc_server import GrpcServer
+from gateway.metrics import Metrics
+from gateway.repository import Repository
+from gateway.shared_memory import SharedMemoryRegions
+from gateway.workers import WorkerPool
+
+MODELS = """
+models:
+  - name: echo
+    max_rows: 8
+    inputs: [{name: INPUT0, datatype: FP32, shape: [-1, 4]}]
+    outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1, 4], labels: [zero, one, two, three]}]
+    backends: [{kind: synthetic, fixed_ms: 0.1, row_ms: 0, faults: {fail: 666}}]
+  - name: slow
+    max_rows: 1
+    batching: {max_queue_rows: 3}
+    inputs: [{name: INPUT0, datatype: FP32, shape: [-1, 4]}]
+    outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}]
+    backends: [{kind: synthetic, fixed_ms: 200, row_ms: 0}]
+  - name: hangs
+    max_rows: 1
+    inputs: [{name: INPUT0, datatype: FP32, shape: [-1, 4]}]
+    outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}]
+    backends: [{kind: synthetic, fixed_ms: 0, faults: {hang: 1}, hang_timeout_s: 1}]
+  - name: later
+    load_at_start: false
+    max_rows: 0
+    inputs: [{name: INPUT0, datatype: BYTES, shape: [-1]}]
+    outputs: [{name: OUTPUT0, datatype: BYTES, shape: [-1]}]
+    backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """url: host:port, as tritonclient takes it."""
+
+    url: str
+    repository: Repository
+    server: GrpcServer
+    channel: grpc.aio.Channel
+    stub: Any
+
+
+@asynccontextmanager
+async def serving(text: str = MODELS) -> AsyncIterator[Served]:
+    clock = LoopClock(asyncio.get_running_loop())
+
+    def open_runner(model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
+        return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
+
+    with TemporaryDirectory() as directory:
+        config = parse_config(yaml.safe_load(text), source="models.yaml")
+        regions = SharedMemoryRegions(Path(directory) / "regions", enabled=config.server.system_shared_memory)
+        repository = Repository(config, open_runner=open_runner, metrics=Metrics(), clock=clock, regions=regions)
+        await repository.start()
+        server = GrpcServer(repository, config.server.limits)
+        port = await server.start("127.0.0.1", 0)
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            try:
+                yield Served(f"127.0.0.1:{port}", repository, server, channel, stub)
+            finally:
+                await server.drain(0.1)
+                await asyncio.wait_for(repository.close(), 10)
+                regions.close()
+
+
+def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a coroutine test, for at most 30 s."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 30))
+
+    return run
+
+
+def infer_request(
+    model: str = "echo", value: float = 0.0, *, rows: int = 1, request_id: str = "", **parameters: int
+) -> pb.ModelInferRequest:
+    """rows of four values."""
+    tensor = pb.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[rows, 4])
+    return pb.ModelInferRequest(
+        model_name=model,
+        id=request_id,
+        inputs=[tensor],
+        raw_input_contents=[np.full((rows, 4), value, np.float32).tobytes()],
+        parameters={key: pb.InferParameter(int64_param=given) for key, given in parameters.items()},
+    )

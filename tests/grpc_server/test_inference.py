@@ -1,0 +1,344 @@
+"""ModelInfer and ModelStreamInfer over real sockets."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from time import monotonic
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.config import Limits
+from gateway.grpc_server import GrpcServer
+from tests.grpc_server.serving import MODELS, Served, infer_request, on_loop, serving
+
+pytestmark = pytest.mark.slow
+
+
+async def failure(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+def first_value(response: pb.ModelInferResponse) -> float:
+    return float(np.frombuffer(response.raw_output_contents[0], np.float32)[0])
+
+
+async def is_unharmed(served: Served) -> bool:
+    response = await served.stub.ModelInfer(infer_request(value=3), timeout=5)
+    return first_value(response) == 3
+
+
+async def until_pending(served: Served, count: int) -> None:
+    while served.repository.pending != count:  # noqa: ASYNC110  # the repository tells nobody
+        await asyncio.sleep(0.001)
+
+
+@on_loop
+async def test_a_request_is_answered_with_its_model_version_and_id() -> None:
+    async with serving() as served:
+        response = await served.stub.ModelInfer(infer_request(value=7, rows=2, request_id="abc"))
+        assert (response.model_name, response.model_version, response.id) == ("echo", "1", "abc")
+        assert [(o.name, o.datatype, list(o.shape)) for o in response.outputs] == [("OUTPUT0", "FP32", [2, 4])]
+        assert first_value(response) == 7
+
+
+@on_loop
+async def test_errors_have_their_status_and_text() -> None:
+    async with serving() as served:
+        unknown = await failure(served.stub.ModelInfer(infer_request("nobody")))
+        assert unknown.code() is grpc.StatusCode.NOT_FOUND
+        assert unknown.details() == "Request for unknown model: 'nobody' is not found"
+        missing = await failure(served.stub.ModelInfer(pb.ModelInferRequest(model_name="echo")))
+        assert missing.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "expected 1 inputs but got 0 inputs for model 'echo'" in str(missing.details())
+        unready = await failure(served.stub.ModelInfer(infer_request("later")))
+        assert unready.code() is grpc.StatusCode.UNAVAILABLE
+        broken = await failure(served.stub.ModelInfer(infer_request(value=666)))
+        assert broken.code() is grpc.StatusCode.INTERNAL
+        assert await is_unharmed(served)
+
+
+@on_loop
+async def test_a_full_queue_is_unavailable() -> None:
+    async with serving() as served:
+        calls = [served.stub.ModelInfer(infer_request("slow")) for _ in range(12)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        codes = [outcome.code() for outcome in outcomes if isinstance(outcome, grpc.aio.AioRpcError)]
+        assert codes
+        assert set(codes) == {grpc.StatusCode.UNAVAILABLE}
+        assert len(codes) < 12
+
+
+@on_loop
+async def test_a_cancelled_call_leaves_the_queue() -> None:
+    async with serving() as served:
+        running = served.stub.ModelInfer(infer_request("hangs", value=1))
+        await until_pending(served, 1)
+        waiting = served.stub.ModelInfer(infer_request("hangs"))
+        await until_pending(served, 2)
+        waiting.cancel()
+        await until_pending(served, 1)
+        running.cancel()
+        await until_pending(served, 0)
+
+
+@on_loop
+async def test_a_client_that_disconnects_takes_its_requests_out_of_the_queue() -> None:
+    async with serving() as served:
+        channel = grpc.aio.insecure_channel(served.url, options=[("grpc.use_local_subchannel_pool", 1)])
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+        calls = [asyncio.ensure_future(infer(infer_request("hangs", value=1).SerializeToString())) for _ in range(2)]
+        await stream.write(infer_request("hangs", value=1).SerializeToString())
+        await until_pending(served, 3)
+        await channel.close()
+        await until_pending(served, 0)
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert await is_unharmed(served)
+
+
+@on_loop
+async def test_the_deadline_of_the_call_reaches_the_queue() -> None:
+    async with serving() as served:
+        busy = served.stub.ModelInfer(infer_request("hangs", value=1))
+        await until_pending(served, 1)
+        late = await failure(served.stub.ModelInfer(infer_request("hangs"), timeout=0.05))
+        assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until_pending(served, 1)
+        busy.cancel()
+        await until_pending(served, 0)
+
+
+@on_loop
+async def test_the_timeout_parameter_is_a_deadline() -> None:
+    async with serving() as served:
+        busy = served.stub.ModelInfer(infer_request("slow"))
+        await until_pending(served, 1)
+        started = monotonic()
+        late = await failure(served.stub.ModelInfer(infer_request("slow", timeout=20_000)))
+        assert late.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+        assert monotonic() - started < 0.15  # long before the 200 ms that are ahead of it are over
+        await busy
+
+
+@on_loop
+async def test_an_overload_carries_a_retry_hint_in_its_trailers() -> None:
+    async with serving(MODELS.replace("fixed_ms: 200", "fixed_ms: 20")) as served:
+        for _ in range(3):  # what an execution takes is known then
+            await served.stub.ModelInfer(infer_request("slow"))
+        calls = [served.stub.ModelInfer(infer_request("slow")) for _ in range(12)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        overloads = [outcome for outcome in outcomes if isinstance(outcome, grpc.aio.AioRpcError)]
+        hints = [dict(error.trailing_metadata()).get("grpc-retry-pushback-ms") for error in overloads]
+        assert overloads
+        assert all(hint is None or int(hint) >= 1 for hint in hints)
+
+
+@on_loop
+async def test_compressed_requests_are_read() -> None:
+    async with serving() as served:
+        for algorithm in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+            response = await served.stub.ModelInfer(infer_request(value=7, rows=8), compression=algorithm)
+            assert first_value(response) == 7
+
+
+# streams
+
+
+@on_loop
+async def test_a_stream_answers_in_order_and_goes_on_after_errors() -> None:
+    requests = [
+        infer_request(value=1, request_id="1"),
+        infer_request("nobody", request_id="2"),
+        infer_request("slow", value=3, request_id="3"),
+        infer_request(value=666, request_id="4"),
+        infer_request(value=5, request_id="5"),
+    ]
+    async with serving() as served:
+        answers = [answer async for answer in served.stub.ModelStreamInfer(iter(requests))]
+    assert [answer.infer_response.id for answer in answers] == ["1", "2", "3", "4", "5"]
+    assert [bool(answer.error_message) for answer in answers] == [False, True, False, True, False]
+    assert answers[1].error_message == "Request for unknown model: 'nobody' is not found"
+    assert [first_value(answers[i].infer_response) for i in (0, 2, 4)] == [1, 3, 5]
+    assert all(answers[i].infer_response.parameters["triton_final_response"].bool_param for i in (0, 2, 4))
+
+
+@on_loop
+async def test_requests_of_one_stream_run_together() -> None:
+    async with serving(MODELS.replace("max_rows: 1\n    batching: {max_queue_rows: 3}", "max_rows: 8")) as served:
+        started = monotonic()
+        answers = [answer async for answer in served.stub.ModelStreamInfer(iter([infer_request("slow")] * 8))]
+        assert len(answers) == 8
+        assert monotonic() - started < 0.9  # one after the other takes 8 × 0.2 s
+
+
+@on_loop
+async def test_a_stream_of_more_than_may_be_in_flight_is_answered_whole() -> None:
+    async with serving() as served:
+        requests = [infer_request(value=i, request_id=str(i)) for i in range(500)]
+        answers = [answer async for answer in served.stub.ModelStreamInfer(iter(requests))]
+        assert [first_value(answer.infer_response) for answer in answers] == list(range(500))
+
+
+@on_loop
+async def test_an_answer_comes_while_the_stream_is_open() -> None:
+    async with serving() as served:
+        stream = served.stub.ModelStreamInfer()
+        for value in (1, 2):
+            await stream.write(infer_request(value=value))
+            assert first_value((await stream.read()).infer_response) == value
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+
+
+@on_loop
+async def test_a_cancelled_stream_leaves_the_queue() -> None:
+    async with serving() as served:
+        stream = served.stub.ModelStreamInfer()
+        for _ in range(3):
+            await stream.write(infer_request("hangs", value=1))
+        await until_pending(served, 3)
+        stream.cancel()
+        await until_pending(served, 0)
+        assert await is_unharmed(served)
+
+
+@on_loop
+async def test_an_empty_stream_ends() -> None:
+    async def nothing() -> AsyncIterator[pb.ModelInferRequest]:
+        return
+        yield
+
+    async with serving() as served:
+        assert [answer async for answer in served.stub.ModelStreamInfer(nothing())] == []
+
+
+# bad input on the wire
+
+
+@on_loop
+async def test_what_is_no_message_is_refused_and_does_no_harm() -> None:
+    async with serving() as served:
+        infer = served.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        refused = await failure(infer(b"\xff" * 100))
+        assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert refused.details() == "the request is no inference.ModelInferRequest"
+        stream = served.channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(iter([b"\xff" * 100]))
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await asyncio.wait_for(stream.read(), 5)
+        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await is_unharmed(served)
+
+
+@on_loop
+async def test_garbage_on_the_port_does_no_harm() -> None:
+    async with serving() as served:
+        host, port = served.url.split(":")
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(1000), b"\xff" * 1000, preface + b"\xff" * 1000, preface[:10], b""):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(garbage)
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+        assert await is_unharmed(served)
+
+
+@on_loop
+async def test_a_message_over_the_limit_is_refused() -> None:
+    async with serving(f"server: {{limits: {{body_bytes: 1000}}}}\n{MODELS}") as served:
+        large = await failure(served.stub.ModelInfer(infer_request(rows=1000)))
+        assert large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await is_unharmed(served)
+
+
+@on_loop
+async def test_too_much_metadata_is_refused() -> None:
+    async with serving() as served:
+        refused = await failure(served.stub.ModelInfer(infer_request(), metadata=[("x-long", "x" * 100_000)]))
+        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await is_unharmed(served)
+
+
+@on_loop
+async def test_idle_connections_do_not_stop_the_others() -> None:
+    async with serving() as served:
+        host, port = served.url.split(":")
+        idle = []
+        for _ in range(200):
+            connection = socket.socket()
+            connection.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
+            idle.append(connection)
+        assert await is_unharmed(served)
+        for connection in idle:
+            connection.close()
+
+
+# coming and going
+
+
+@on_loop
+async def test_a_drain_answers_what_is_in_flight() -> None:
+    async with serving() as served:
+        calls = [served.stub.ModelInfer(infer_request("slow", value=value)) for value in (1, 2)]
+        await until_pending(served, 2)
+        await served.server.drain(5)
+        assert [first_value(await call) for call in calls] == [1, 2]
+
+
+@on_loop
+async def test_a_drain_ends_open_streams_after_their_last_answer() -> None:
+    async with serving() as served:
+        stream = served.stub.ModelStreamInfer()
+        await stream.write(infer_request("slow", value=1))
+        await until_pending(served, 1)
+        draining = asyncio.ensure_future(served.server.drain(5))
+        assert first_value((await stream.read()).infer_response) == 1
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await stream.read()
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        await draining
+
+
+@on_loop
+async def test_a_drain_ends_in_time_with_a_model_that_hangs() -> None:
+    async with serving() as served:
+        call = served.stub.ModelInfer(infer_request("hangs", value=1))
+        await until_pending(served, 1)
+        started = monotonic()
+        await served.server.drain(0.1)
+        assert monotonic() - started < 3
+        assert (await failure(call)).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+@on_loop
+async def test_a_port_that_is_taken_is_an_os_error() -> None:
+    async with serving() as served:
+        port = int(served.url.rsplit(":", 1)[1])
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await GrpcServer(served.repository, Limits()).start("127.0.0.1", port)
+
+
+@on_loop
+async def test_requests_are_counted_by_code() -> None:
+    async with serving() as served:
+        await served.stub.ModelInfer(infer_request())
+        await failure(served.stub.ModelInfer(infer_request("nobody")))
+        await failure(served.stub.ModelInfer(pb.ModelInferRequest(model_name="echo")))
+        [_ async for _ in served.stub.ModelStreamInfer(iter([infer_request(), infer_request(value=666)]))]
+        text = served.repository.metrics.expose()[1].decode()
+        counts = {
+            line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if line.startswith("gateway_requests_total")
+        }
+        labels = '{code="%s",model="%s",protocol="grpc",version="%s"}'
+        assert counts["gateway_requests_total" + labels % ("ok", "echo", "1")] == 2
+        assert counts["gateway_requests_total" + labels % ("not_found", "", "")] == 1
+        assert counts["gateway_requests_total" + labels % ("invalid_argument", "echo", "1")] == 1
+        assert counts["gateway_requests_total" + labels % ("backend_failed", "echo", "1")] == 1

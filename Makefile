@@ -24,8 +24,9 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 TORCH ?= torch==2.13.0
 
-models/.ready: $(VENV)/.ready
-	$(BIN)/gateway compile examples --out models
+models/.ready: $(VENV)/.ready configs/examples/minilm.py configs/examples/linear.py configs/examples/minilm.yaml configs/examples/linear.yaml
+	$(BIN)/gateway compile configs/examples/minilm.yaml
+	$(BIN)/gateway compile configs/examples/linear.yaml
 	touch $@
 
 triton: $(TRITON)/.ready
@@ -37,7 +38,7 @@ $(TRITON)/.ready:
 	else echo "no tritonserver for $$(uname -sm): tests that compare with it are skipped"; fi
 
 demo: models/.ready
-	$(BIN)/python -m gateway.demo
+	$(BIN)/python configs/examples/demo.py
 
 serve: models/.ready
 	$(BIN)/gateway serve configs/examples/minilm.yaml

@@ -44,6 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="validate a configuration file without starting anything")
     check.add_argument("config", metavar="CONFIG")
     check.set_defaults(run=_check)
+    build = commands.add_parser("compile", help="make the artifacts that a configuration's backends say how to build")
+    build.add_argument("config", metavar="CONFIG")
+    build.add_argument("models", metavar="MODEL", nargs="*", help="only these; none: all")
+    build.set_defaults(run=_compile)
     return parser
 
 
@@ -54,6 +58,13 @@ def _check(arguments: argparse.Namespace) -> int:
         lanes = ", ".join(f"{b.label} ({b.placement}, {b.sessions} sessions)" for b in model.backends)
         print(f"{model.name} version {model.version}: {slo}, policy {model.batching.policy}, on {lanes}")
     print(f"{arguments.config}: valid")
+    return 0
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+    from gateway.compile import compile_config
+
+    compile_config(load_config(arguments.config), names=arguments.models)
     return 0
 
 
@@ -79,7 +90,8 @@ def _serve_plain(config: Config) -> int:
         use_run_dir(run_dir)
         import uvloop
 
-        return uvloop.run(_serve_until_signal(config, run_dir))
+        uvloop.run(_serve_until_signal(config, run_dir))
+    return 0
 
 
 def use_run_dir(run_dir: Path) -> None:
@@ -89,14 +101,14 @@ def use_run_dir(run_dir: Path) -> None:
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
 
 
-async def _serve_until_signal(config: Config, run_dir: Path) -> int:
+async def _serve_until_signal(config: Config, run_dir: Path) -> None:
     from gateway.ingress import Ingress
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    ingress = Ingress(config, run_dir=run_dir, reuse_port=False)
+    ingress = Ingress(config, run_dir=run_dir)
     started = asyncio.ensure_future(ingress.start())
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -111,7 +123,6 @@ async def _serve_until_signal(config: Config, run_dir: Path) -> int:
         started.cancel()
         await asyncio.gather(started, return_exceptions=True)
         await ingress.drain()
-    return 0
 
 
 def announce(config: Config, http: int | None, grpc: int | None) -> None:

@@ -18,7 +18,7 @@ FLOORS = {
     "router": 6,
     "repository": 7,
     "http_server": 8, "grpc_server": 8, "rest_routes": 9, "compile": 8,
-    "ingress": 10, "cluster": 11, "app": 12, "cli": 13, "demo": 14,
+    "ingress": 10, "cluster": 11, "app": 12, "cli": 13,
 }  # fmt: skip
 
 # What loadtest may use of the gateway: the pure floors, and the simulator's real batcher.
@@ -29,8 +29,8 @@ DOORS = {
     "ray": {"gateway.cluster", "gateway.app"},
     "pydantic": {"gateway.config", "loadtest.catalogue", "loadtest.spec", "loadtest.prices"},
     "httptools": {"gateway.http_server", "loadtest.http_client", "loadtest.nullserver"},
-    "torch": {"backends.torch", "backends.neuron", "backends.tensorrt"},
-    "onnxruntime": {"backends.onnxruntime"},
+    "torch": {"backends.torch", "backends.onnx_export", "backends.neuron", "backends.tensorrt"},
+    "onnxruntime": {"backends.onnxruntime", "backends.onnx_export"},
     "prometheus_client": {"gateway.metrics"},
 }
 

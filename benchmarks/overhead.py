@@ -1,0 +1,330 @@
+"""What the gateway adds to a model that costs next to nothing, beside a plain Ray Serve application, in one run.
+
+    make bench                                          everything, about 12 minutes
+    python benchmarks/overhead.py --seconds 3 --only plain,serve
+
+Servers, one after the other on this machine, each doing Linear(16, 4) by the v2 protocol, one row a request:
+
+    bare        the HTTP listener alone with a null handler (benchmarks/listener.py)
+    plain       gateway serve --no-ray: sessions in the listener's process
+    embedded    gateway serve: the same, as a Ray Serve deployment
+    replicas    gateway serve, placement: replicas: one Serve handle call per batch
+    serve       FastAPI ingress and @serve.batch on Serve's own proxies (benchmarks/serve_peer.py)
+
+Loads: wrk (REST) and h2load (gRPC), closed loop over 1, 32 and 64 connections, the same for all. Client and server share the
+machine, so only ratios within a run mean something. Needs `wrk` and `h2load` (Debian: wrk, nghttp2-client).
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+import yaml
+from tritonclient.grpc import service_pb2 as pb
+
+CONNECTIONS = (1, 32, 64)
+PROTOCOLS = ("rest-json", "rest-binary", "grpc")
+PATH = "/v2/models/linear/infer"
+ROW = np.linspace(-1, 1, 16, dtype=np.float32).reshape(1, 16)
+START_WITHIN_S = 120.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """One running server. processes: those whose CPU counts as its own."""
+
+    name: str
+    http_port: int
+    grpc_port: int
+    processes: list[psutil.Process]
+
+
+@dataclass(frozen=True)
+class Figure:
+    server: str
+    protocol: str
+    connections: int
+    rps: float
+    p50_ms: float
+    p99_ms: float
+    errors: int
+    cpu_us: float  # of the server's processes, per request
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(name: str, directory: Path) -> Iterator[Server]:
+    """Start one of the servers, and end it and all it started."""
+    http, grpc = free_port(), free_port()
+    ports = ["--http-port", str(http), "--grpc-port", str(grpc)]
+    gateway = [sys.executable, "-m", "gateway.cli", "serve"]
+    match name:
+        case "bare":
+            command = [sys.executable, "benchmarks/listener.py", "--serve-null", "--port", str(http)]
+        case "plain":
+            command = [*gateway, "configs/examples/linear.yaml", "--no-ray", *ports]
+        case "embedded":
+            command = [*gateway, "configs/examples/linear.yaml", *ports]
+        case "replicas":
+            config = yaml.safe_load(Path("configs/examples/linear.yaml").read_text())
+            config["models"][0]["backends"][0]["placement"] = "replicas"
+            path = directory / "replicas.yaml"
+            path.write_text(yaml.safe_dump(config))
+            command = [*gateway, str(path), *ports]
+        case "serve":
+            command = [sys.executable, "benchmarks/serve_peer.py", *ports]
+        case _:
+            raise SystemExit(f"unknown server {name!r}")
+    before = {process.pid for process in psutil.process_iter()}
+    log = (directory / f"{name}.log").open("w")
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        line = process.stdout.readline()
+        if "ready" not in line:
+            raise SystemExit(f"{name} did not start: {line}\n{(directory / f'{name}.log').read_text()[-3000:]}")
+        ours = [found for found in psutil.process_iter() if found.pid not in before]
+        yield Server(name, http, grpc, [found for found in ours if _serves(found)])
+    finally:
+        process.stdin.close()
+        if name != "serve":
+            process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        log.close()
+
+
+def _serves(process: psutil.Process) -> bool:
+    # Ray's own daemons (raylet, gcs, agents) idle along whatever the load; the drivers and workers are what serves.
+    try:
+        line = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return "ray::" in line or "gateway.cli" in line or "benchmarks/" in line
+
+
+def cpu_s(server: Server) -> float:
+    total = 0.0
+    for process in server.processes:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def bodies() -> dict[str, tuple[bytes, dict[str, str]]]:
+    """The request bytes and headers of each protocol, made by tritonclient."""
+    tensor = httpclient.InferInput("INPUT0", [1, 16], "FP32")
+    tensor.set_data_from_numpy(ROW, binary_data=False)
+    output = httpclient.InferRequestedOutput("OUTPUT0", binary_data=False)
+    text, _ = httpclient.InferenceServerClient.generate_request_body([tensor], outputs=[output])
+    tensor.set_data_from_numpy(ROW, binary_data=True)
+    output = httpclient.InferRequestedOutput("OUTPUT0", binary_data=True)
+    binary, length = httpclient.InferenceServerClient.generate_request_body([tensor], outputs=[output])
+    request = pb.ModelInferRequest(model_name="linear", raw_input_contents=[ROW.tobytes()])
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 16])
+    message = request.SerializeToString()
+    return {
+        "rest-json": (bytes(text), {"Content-Type": "application/json"}),
+        "rest-binary": (
+            bytes(binary),
+            {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(length)},
+        ),
+        "grpc": (b"\x00" + len(message).to_bytes(4, "big") + message, {}),
+    }
+
+
+def check(server: Server, protocol: str) -> None:
+    """The server answers this protocol with the right numbers, before it is measured."""
+    if server.name == "bare":
+        return
+    import onnxruntime
+
+    expected = onnxruntime.InferenceSession("models/linear.onnx").run(None, {"INPUT0": ROW})[0]
+    if protocol == "grpc":
+        with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as stub:
+            tensor = grpcclient.InferInput("INPUT0", [1, 16], "FP32")
+            tensor.set_data_from_numpy(ROW)
+            headers = {"application": "grpc"}
+            got = stub.infer("linear", [tensor], headers=headers).as_numpy("OUTPUT0")
+    else:
+        with httpclient.InferenceServerClient(f"127.0.0.1:{server.http_port}") as client:
+            tensor = httpclient.InferInput("INPUT0", [1, 16], "FP32")
+            tensor.set_data_from_numpy(ROW, binary_data=protocol == "rest-binary")
+            output = httpclient.InferRequestedOutput("OUTPUT0", binary_data=protocol == "rest-binary")
+            headers = bodies()[protocol][1]
+            got = client.infer("linear", [tensor], outputs=[output], headers=headers).as_numpy("OUTPUT0")
+    if not np.allclose(got, expected, atol=1e-5):
+        raise SystemExit(f"{server.name} {protocol}: wrong answer {got}, expected {expected}")
+
+
+def drive(server: Server, protocol: str, connections: int, seconds: float, directory: Path) -> Figure:
+    body, headers = bodies()[protocol]
+    before = cpu_s(server)
+    rps, p50, p99, errors, requests = (_h2load if protocol == "grpc" else _wrk)(
+        server, body, headers, connections, seconds, directory
+    )
+    used = cpu_s(server) - before
+    return Figure(server.name, protocol, connections, rps, p50, p99, errors, used / max(requests, 1) * 1e6)
+
+
+def _wrk(
+    server: Server, body: bytes, headers: dict[str, str], connections: int, seconds: float, directory: Path
+) -> tuple[float, float, float, int, int]:
+    script = directory / "post.lua"
+    quoted = "".join(f"\\{byte:03d}" for byte in body)
+    lines = [f'wrk.method = "POST"\nwrk.body = "{quoted}"']
+    lines += [f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items()]
+    lines.append(
+        "done = function(s, l, r) io.write(string.format('FIGURES %d %d %f %f %d\\n', s.requests, s.duration,"
+        " l:percentile(50), l:percentile(99), s.errors.connect + s.errors.read + s.errors.write + s.errors.status"
+        " + s.errors.timeout)) end"
+    )
+    script.write_text("\n".join(lines))
+    url = f"http://127.0.0.1:{server.http_port}{PATH}"
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "10s", "-s", str(script), url]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=True).stdout
+    found = re.search(r"FIGURES (\d+) (\d+) ([\d.]+) ([\d.]+) (\d+)", output)
+    if found is None:
+        raise SystemExit(f"wrk said: {output}")
+    requests, micros = int(found[1]), int(found[2])
+    return requests / micros * 1e6, float(found[3]) / 1e3, float(found[4]) / 1e3, int(found[5]), requests
+
+
+def _h2load(
+    server: Server, body: bytes, headers: dict[str, str], connections: int, seconds: float, directory: Path
+) -> tuple[float, float, float, int, int]:
+    data, log = directory / "message.bin", directory / "h2load.log"
+    data.write_bytes(body)
+    log.unlink(missing_ok=True)
+    command = [
+        "h2load", "-t1", f"-c{connections}", "-m1", f"-D{max(1, round(seconds))}", "-d", str(data), f"--log-file={log}",
+        "-H", "content-type: application/grpc", "-H", "te: trailers", "-H", "application: grpc",
+        f"http://127.0.0.1:{server.grpc_port}/inference.GRPCInferenceService/ModelInfer",
+    ]  # fmt: skip
+    subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=True)
+    # Each line: start in µs, HTTP status, duration in µs. A gRPC error is HTTP 200: `check` has seen right answers before.
+    rows = [line.split("\t") for line in log.read_text().splitlines()]
+    micros = np.array([int(row[2]) for row in rows if row[1] == "200"])
+    errors = sum(row[1] != "200" for row in rows)
+    p50, p99 = np.percentile(micros, (50, 99)) / 1e3
+    return len(micros) / seconds, float(p50), float(p99), errors, len(micros)
+
+
+STATIONS = (
+    ("1 listener", ("http_server.py", "grpc_server.py", "rest_routes.py")),
+    ("2+8 codec", ("protocols/",)),
+    ("3-4 lane and batcher", ("lane.py", "batching/", "repository.py", "router.py", "clock.py")),
+    ("5 workers", ("workers.py", "queue.py", "threading.py", "cluster", "frames.py")),
+    ("6 session", ("backends/", "onnxruntime")),
+    ("metrics", ("metrics.py",)),
+)
+
+
+def stations(server: Server, connections: int, seconds: float, directory: Path, cpu_us: float) -> dict[str, float]:
+    """Microseconds of CPU per request by station, from py-spy's samples of the process under load.
+
+    A sample belongs to the innermost frame of ours; what has none is the event loop, the kernel and the C libraries under it.
+    """
+    (busiest,) = sorted(server.processes, key=lambda process: sum(process.cpu_times()[:2]))[-1:]
+    out = directory / "stacks.txt"
+    spy = subprocess.Popen(
+        ["py-spy", "record", "--pid", str(busiest.pid), "--duration", str(round(seconds)), "--rate", "200", "--format", "raw",
+         "--output", str(out), "--nonblocking"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    drive(server, "rest-json", connections, seconds + 1, directory)
+    spy.wait(60)
+    counts: Counter[str] = Counter()
+    for line in out.read_text().splitlines():
+        stack, _, count = line.rpartition(" ")
+        for frame in reversed(stack.split(";")):
+            station = next((name for name, marks in STATIONS if any(mark in frame for mark in marks)), None)
+            if station:
+                break
+        counts[station or "event loop and kernel"] += int(count)
+    total = sum(counts.values()) or 1
+    return {name: cpu_us * count / total for name, count in counts.most_common()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
+    parser.add_argument("--only", default="bare,plain,embedded,replicas,serve", help="servers, comma separated")
+    parser.add_argument("--connections", default=",".join(map(str, CONNECTIONS)))
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    arguments = parser.parse_args()
+    for tool in ("wrk", "h2load"):
+        if shutil.which(tool) is None:
+            parser.error(f"{tool} is not installed (Debian: wrk, nghttp2-client)")
+    figures: list[Figure] = []
+    shares: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        for name in arguments.only.split(","):
+            with running(name, directory) as server:
+                for protocol in PROTOCOLS if name != "bare" else ("rest-json",):
+                    if name == "serve" and protocol == "rest-binary":
+                        continue  # the plain application does not speak the binary extension
+                    check(server, protocol)
+                    drive(server, protocol, 32, 1.0, directory)  # warm
+                    for connections in map(int, arguments.connections.split(",")):
+                        figure = drive(server, protocol, connections, arguments.seconds, directory)
+                        figures.append(figure)
+                        print(
+                            f"{name:9} {protocol:12} {connections:3} conns: {figure.rps:8.0f}/s p50 {figure.p50_ms:8.2f} ms"
+                            f"  p99 {figure.p99_ms:8.2f} ms  {figure.cpu_us:7.0f} µs CPU  {figure.errors} errors",
+                            flush=True,
+                        )
+                if name == "plain" and shutil.which("py-spy"):
+                    cpu_us = next(f.cpu_us for f in reversed(figures) if f.protocol == "rest-json" and f.server == name)
+                    shares = stations(server, 64, min(arguments.seconds, 6.0), directory, cpu_us)
+    report(figures, shares)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"figures": [asdict(f) for f in figures], "stations_us": shares}, indent=1))
+    return 0
+
+
+def report(figures: list[Figure], shares: dict[str, float]) -> None:
+    """Ratios to the plain Serve application of the same run, which is what the project promises."""
+    print(f"\n{os.cpu_count()} cores, client included. {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC")
+    peers = {(f.protocol, f.connections): f for f in figures if f.server == "serve"}
+    for figure in figures:
+        protocol = "grpc" if figure.protocol == "grpc" else "rest-json"
+        peer = peers.get((protocol, figure.connections))
+        if peer is not None and figure.server not in ("serve", "bare"):
+            print(
+                f"{figure.server:9} {figure.protocol:12} {figure.connections:3} connections: {figure.rps / peer.rps:6.1f} times"
+                f" Serve's rate, p99 {peer.p99_ms / figure.p99_ms:6.1f} times lower"
+            )
+    if shares:
+        print("\nCPU per REST JSON request of the plain process at 64 connections, by station:")
+        for name, micros in shares.items():
+            print(f"  {name:24} {micros:6.1f} µs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

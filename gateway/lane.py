@@ -17,7 +17,7 @@ from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.clock import Clock, Timer
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, NotReady
-from gateway.metrics import LaneMetrics
+from gateway.metrics import LaneGauges, LaneMetrics
 from gateway.runner import BatchRunner, Execution
 from gateway.types import InferRequest, InferResponse
 
@@ -72,6 +72,7 @@ class Lane:
         self._closing = False
         self._empty = asyncio.Event()
         runner.on_change = self._runner_changed
+        metrics.watch(self._gauges)
 
     def __repr__(self) -> str:
         return f"<Lane {self.name}: {len(self._waiting)} waiting, {self._running} batches running>"
@@ -121,6 +122,11 @@ class Lane:
         if self._timer is not None:
             self._timer.cancel()
         await self.runner.close()
+        self.metrics.watch(None)
+
+    def _gauges(self) -> LaneGauges:
+        live = self.runner.free_slots + self._running
+        return LaneGauges(self.batcher.queue_rows, self.batcher.queue_requests, live, self._running)
 
     # deciding
 

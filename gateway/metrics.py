@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -161,6 +161,15 @@ class Metrics:
         return registry
 
 
+class LaneGauges(NamedTuple):
+    """The state of a lane."""
+
+    queue_rows: int
+    queue_requests: int
+    workers: int  # that can run batches
+    busy_workers: int
+
+
 class LaneMetrics:
     """Counted by one lane."""
 
@@ -178,23 +187,16 @@ class LaneMetrics:
         self._rows_done = 0
         self._retries = 0
         self._failed = 0
-        self._gauges: Callable[[], tuple[int, int, int, int]] | None = None
+        self._gauges: Callable[[], LaneGauges] | None = None
         self._metrics = metrics
         self._labels = labels
         metrics._flushed.append(self._flush)
 
-    def watch(self, gauges: Callable[[], tuple[int, int, int, int]] | None) -> None:
-        """gauges: gives rows waiting, requests waiting, workers, busy workers, asked at each flush; None: the lane is gone."""
-        self._gauges = gauges
+    def watch(self, gauges: Callable[[], LaneGauges] | None) -> None:
+        """gauges: asked at each flush; None: the lane is gone."""
+        self._gauges = gauges or (lambda: LaneGauges(0, 0, 0, 0))
         if gauges is None:
             self._flush()
-            for gauge in (
-                self._metrics._queue_rows,
-                self._metrics._queue_requests,
-                self._metrics._workers,
-                self._metrics._busy,
-            ):
-                gauge.labels(*self._labels).set(0)
             self._metrics._flushed.remove(self._flush)
 
     def batch_closed(self, batch: Batch) -> None:

@@ -297,7 +297,7 @@ class Repository:
         served.state, served.reason = "READY", ""
         self.generation += 1
         for lane in old:
-            await self._close_lane(lane)
+            await lane.close()
         log.info("model %s version %s is ready on %s", served.name, served.version, ", ".join(lane.name for lane in lanes))
 
     async def _unload(self, served: ServedModel) -> None:
@@ -306,7 +306,7 @@ class Repository:
         if lanes:
             served.state = "UNLOADING"
             for lane in lanes:
-                await self._close_lane(lane)
+                await lane.close()
         served.state, served.reason = "UNAVAILABLE", "unloaded"
 
     async def _open_lanes(self, model: Model) -> tuple[Lane, ...]:
@@ -325,7 +325,7 @@ class Repository:
                 lanes.append(self._lane(model, backend, runner, spec))
         except GatewayError:
             for lane in lanes:
-                await self._close_lane(lane)
+                await lane.close()
             raise
         return tuple(lanes)
 
@@ -350,10 +350,6 @@ class Repository:
             call_soon=asyncio.get_running_loop().call_soon,
             trace=batching.trace,
         )
-
-    async def _close_lane(self, lane: Lane) -> None:
-        await lane.close()
-        lane.metrics.watch(None)
 
     def _all(self) -> list[ServedModel]:
         return [served for versions in self._models.values() for served in versions.values()]

@@ -101,11 +101,12 @@ Command = Profile | Predict | Load
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median time the model took for `rows` while `concurrency` ran at once."""
+    """Mean time the model took for `rows` while `concurrency` ran at once. spread: standard deviation of its logarithm."""
 
     rows: int
     concurrency: int
     ms: float
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +255,9 @@ def decisive_seconds(limit_ms: float, rps: float) -> float:
     return BLOCKS * max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / rps)
 
 
-def profile_rows(max_rows: int) -> tuple[int, ...]:
-    """1, 2, 4, … and max_rows."""
-    return tuple(sorted({*(2**n for n in range(max_rows.bit_length())), max_rows}))
+def powers_up_to(most: int) -> tuple[int, ...]:
+    """1, 2, 4, … and `most` itself."""
+    return tuple(sorted({*(2**n for n in range(most.bit_length())), most}))
 
 
 class _Search:
@@ -301,7 +302,7 @@ class _Search:
         seconds = min(30.0, max(2.0, 0.2 * self._question.seconds / len(groups)))
         for group, entrants in groups.items():
             widest = max(entrants, key=lambda entrant: entrant.sessions)
-            rows = profile_rows(max(entrant.max_rows for entrant in entrants))
+            rows = powers_up_to(max(entrant.max_rows for entrant in entrants))
             if self._affords(seconds, widest):
                 event = yield Profile(widest.name, group, rows, widest.sessions, seconds)
                 assert isinstance(event, Profiled)

@@ -106,7 +106,23 @@ class SimulatedLab:
         seconds = start_s + len(blocks) * block_s
         goodput = load.rps * share
         return Measured(
-            load.entrant, load.purpose, load.rps, verdict, tuple(blocks), seconds, p99_ms=p99_ms, goodput_rps=goodput
+            load.entrant,
+            load.purpose,
+            load.rps,
+            verdict,
+            tuple(blocks),
+            seconds,
+            p50_ms=0.4 * p99_ms,
+            p95_ms=0.8 * p99_ms,
+            p99_ms=p99_ms,
+            mean_ms=0.45 * p99_ms,
+            goodput_rps=goodput,
+            queue_ms=0.2 * p99_ms,
+            compute_ms=0.22 * p99_ms,
+            overhead_ms=0.03 * p99_ms,
+            batch_rows={1: 20, 2: 40, 4: 60, 8: round(load.rps)},
+            cpu_percent=min(100.0, 95 * load.rps / peak_rps),
+            memory_percent=12.0,
         )
 
     def _judge(self, blocks: list[tuple[int, int]]) -> Verdict:

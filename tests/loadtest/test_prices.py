@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from loadtest.errors import UsageError
-from loadtest.prices import NoPrice, current_catalogue, ec2_price, read_cache, sagemaker_price, spot_price, write_cache
+from loadtest.live_prices import NoPrice, current_catalogue, ec2_price, read_cache, sagemaker_price, spot_price, write_cache
 
 NOW = datetime.datetime(2026, 8, 1, 12, tzinfo=datetime.UTC)
 

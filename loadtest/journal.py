@@ -1,0 +1,69 @@
+"""What a search has measured so far, one JSON line per event: append-only, so that an interruption loses at most one of them.
+
+The first line names the question: a journal is resumed only if it answers the same one (candidates, prices, SLO, budget). The
+last line of a search that came to its end says so; after it, a new search begins.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from loadtest.errors import UsageError
+from loadtest.search import Event, Measured, Predicted, Profiled, Question
+
+KINDS: Final[dict[str, type[Event]]] = {"profiled": Profiled, "predicted": Predicted, "measured": Measured}
+FINISHED: Final = b'{"finished":true}\n'
+NAMES: Final = {kind: name for name, kind in KINDS.items()}
+
+
+class Journal:
+    """Life: open, append any number of events, finish if the search did, close. events: found when opened, oldest first."""
+
+    def __init__(self, path: Path, question: Question, *, fresh: bool = False) -> None:
+        """fresh: forget what is there. Raises: UsageError, if it belongs to another question."""
+        self._path = path
+        head = {"question": fingerprint(question)}
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() and not fresh else []
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()  # the write that an interruption cut short
+        if lines and lines[-1] == FINISHED:
+            lines = []
+        if lines and msgspec.json.decode(lines[0]) != head:
+            raise UsageError(
+                f"{path}: belongs to another question (candidates, prices, SLO or budget changed): --fresh starts anew"
+            )
+        self.events = tuple(_read(line, path, number) for number, line in enumerate(lines[1:], start=2))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(lines))
+        self._file: IO[bytes] = path.open("ab")
+        if not lines:
+            self._write(head)
+
+    def append(self, event: Event) -> None:
+        self._write({"event": NAMES[type(event)], "data": event})
+
+    def finish(self) -> None:
+        self._file.write(FINISHED)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: object) -> None:
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+
+
+def fingerprint(question: Question) -> str:
+    """Equal for equal questions."""
+    return hashlib.sha256(msgspec.json.encode(question)).hexdigest()[:16]
+
+
+def _read(line: bytes, path: Path, number: int) -> Event:
+    try:
+        record = msgspec.json.decode(line)
+        event: Event = msgspec.convert(record["data"], KINDS[record["event"]])
+    except (msgspec.MsgspecError, KeyError, TypeError) as exc:
+        raise UsageError(f"{path}: line {number} is no event: {exc}; --fresh starts anew") from exc
+    return event

@@ -1,0 +1,104 @@
+"""t(rows, concurrency) of a running candidate, in seconds rather than minutes.
+
+k users in a closed loop keep k sessions busy, each with batches of exactly the rows of one request. The model's own time comes
+from the server's statistics; where it has none, from the client's, overhead included. Sizes are visited up, then down again, so
+that a drift of the machine (clock, neighbours) spreads over all of them.
+"""
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from loadtest.results import LoadSpec, RunResult
+from loadtest.search import Timing, powers_up_to
+
+LEAST_SECONDS = 0.3  # of one visit
+P90_SIGMAS = 1.2816  # of a normal distribution, above its median
+
+
+@dataclass(frozen=True, slots=True)
+class Executions:
+    """What the server counted: rows of a batch -> (executions, their total ns)."""
+
+    by_rows: dict[int, tuple[int, int]]
+
+    def since(self, before: "Executions") -> "Executions":
+        """What was added after `before`."""
+        added = {}
+        for rows, (count, ns) in self.by_rows.items():
+            old_count, old_ns = before.by_rows.get(rows, (0, 0))
+            if count > old_count:
+                added[rows] = count - old_count, ns - old_ns
+        return Executions(added)
+
+    def mean_ms(self, rows: int) -> float | None:
+        count, ns = self.by_rows.get(rows, (0, 0))
+        return ns / count / 1e6 if count else None
+
+
+def executions(statistics: dict[str, object]) -> Executions:
+    """Read the v2 statistics extension's answer for one model. Source: Triton `extension_statistics.md`, batch_stats."""
+    by_rows: dict[int, tuple[int, int]] = {}
+    models = statistics.get("model_stats")
+    for model in models if isinstance(models, list) else ():
+        for entry in model.get("batch_stats", ()):
+            infer = entry["compute_infer"]
+            count, ns = by_rows.get(entry["batch_size"], (0, 0))
+            by_rows[entry["batch_size"]] = count + infer["count"], ns + infer["ns"]
+    return Executions(by_rows)
+
+
+class ProfileFailed(Exception):
+    """Not one request succeeded; the message says what they ended in."""
+
+
+async def profile(
+    base: LoadSpec,
+    *,
+    rows: tuple[int, ...],
+    sessions: int,
+    seconds: float,
+    limit_ms: float,
+    measure: Callable[[LoadSpec], Awaitable[RunResult]],
+    look: Callable[[], Awaitable[Executions]],
+) -> tuple[tuple[Timing, ...], float]:
+    """The timings and the overhead (client's time less the model's, one request alone), in milliseconds.
+
+    Sizes that alone take longer than the SLO's limit are left out, once one of them was seen. Raises: ProfileFailed.
+    """
+    concurrencies = powers_up_to(sessions)
+    slice_s = max(LEAST_SECONDS, seconds / (len(rows) * len(concurrencies) * 2 + 1))
+    samples: dict[tuple[int, int], list[tuple[int, float, float, float]]] = {}
+
+    async def visit(n: int, k: int) -> float:
+        before = await look()
+        result = await measure(
+            replace(base, rows=str(n), pattern=f"users:count={k}", duration_s=slice_s, warmup_s=0.0, slo=None)
+        )
+        if not result.succeeded:
+            raise ProfileFailed(
+                ", ".join(f"{count} × {error}" for error, count in result.errors.items()) or "no request ended in time"
+            )
+        model_ms = (await look()).since(before).mean_ms(n)
+        client_ms = result.service.mean
+        spread = math.log(max(1.0, result.service.p90 / result.service.p50)) / P90_SIGMAS if result.service.p50 else 0.0
+        samples.setdefault((n, k), []).append((result.succeeded, model_ms or client_ms, spread, client_ms))
+        return model_ms or client_ms
+
+    await visit(rows[0], 1)
+    samples.clear()  # that was the warm-up
+    for n in rows:
+        slowest_ms = max([await visit(n, k) for k in concurrencies])
+        if slowest_ms > limit_ms:
+            break
+    for n, k in list(reversed(samples)):
+        await visit(n, k)
+    timings = tuple(Timing(n, k, *_mean(points)[:2]) for (n, k), points in sorted(samples.items()))
+    model_ms, _, client_ms = _mean(samples[rows[0], 1])
+    return timings, max(0.0, client_ms - model_ms)
+
+
+def _mean(points: list[tuple[int, float, float, float]]) -> tuple[float, float, float]:
+    weight = sum(point[0] for point in points)
+    model, spread, client = (sum(point[0] * point[column] for point in points) / weight for column in (1, 2, 3))
+    return model, spread, client

@@ -1,0 +1,192 @@
+"""`loadtest recommend SPEC` and `loadtest plan SPEC`."""
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import os
+import platform
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadtest.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from loadtest.launchers import Launcher
+    from loadtest.recommendation import Recommendation
+    from loadtest.recommender import Step
+    from loadtest.search import Question
+    from loadtest.spec import Spec
+
+
+def add_parser(subparsers: Any) -> None:
+    recommend = subparsers.add_parser("recommend", help="find the cheapest candidate that meets an SLO")
+    recommend.set_defaults(execute=_recommend)
+    recommend.add_argument(
+        "--out", type=Path, metavar="DIR", help="for reports, runs and journal (default: loadtest-results/NAME)"
+    )
+    recommend.add_argument("--fresh", action="store_true", help="measure anew, even if an interrupted search could be resumed")
+    plan = subparsers.add_parser("plan", help="what `recommend` would start, for how long, at what cost; starts nothing")
+    plan.set_defaults(execute=_plan)
+    for parser in (recommend, plan):
+        parser.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file, see configs/loadtests/")
+        parser.add_argument("--budget-minutes", type=float, metavar="N", help="instead of budget.minutes")
+        parser.add_argument(
+            "--max-usd", type=float, metavar="N", help="instead of budget.usd; without it nothing paid is started"
+        )
+        parser.add_argument(
+            "--target-rps", type=float, metavar="N", help="instead of target_rps: the rate a fleet is wanted for"
+        )
+        parser.add_argument("--instances", type=Path, metavar="FILE", help="another catalogue than configs/instances.yaml")
+
+
+def _recommend(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from loadtest.launchers import launcher_of
+    from loadtest.recommender import question_of
+    from loadtest.report import show, write_all
+
+    spec = _read(arguments)
+    console = Console()
+    launcher = launcher_of(spec.launcher)
+    question = question_of(spec, paid=launcher.paid)
+    if launcher.paid and question.max_usd is None:
+        _show_plan(spec, question, launcher, console)
+        console.print("Nothing was started: these candidates cost money. Set --max-usd to allow it.")
+        return ExitCode.USAGE
+    folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
+    found = asyncio.run(_search(spec, question, launcher, folder, arguments.fresh, console))
+    written = write_all(found, folder)
+    show(found, console)
+    console.print("written: " + ", ".join(str(path) for path in written), soft_wrap=True)
+    return found.exit_code
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from loadtest.launchers import launcher_of
+    from loadtest.recommender import question_of
+
+    spec = _read(arguments)
+    launcher = launcher_of(spec.launcher)
+    _show_plan(spec, question_of(spec, paid=launcher.paid), launcher, Console())
+    return ExitCode.MET
+
+
+def _read(arguments: argparse.Namespace) -> "Spec":
+    from loadtest.catalogue import BUNDLED, load_catalogue
+    from loadtest.live_prices import current_catalogue
+    from loadtest.recommender import limited, price_by_metadata
+    from loadtest.spec import load_spec
+
+    own = arguments.instances
+    now = datetime.datetime.now(datetime.UTC)
+    catalogue = load_catalogue(own) if own else current_catalogue(now, instances=BUNDLED)
+    spec = load_spec(arguments.spec, catalogue)
+    spec = limited(spec, minutes=arguments.budget_minutes, usd=arguments.max_usd, target_rps=arguments.target_rps)
+    return asyncio.run(price_by_metadata(spec, catalogue))
+
+
+def _show_plan(spec: "Spec", question: "Question", launcher: "Launcher", console: "Console") -> None:
+    from rich.table import Table
+
+    from loadtest.search import FINALISTS, SHORTLIST
+
+    groups = {candidate.group for candidate in spec.candidates}
+    grid = Table(title=f"{spec.model} within {spec.slo}, launcher {spec.launcher.kind}", title_justify="left", box=None)
+    for column in ("candidate", "USD/h", "basis", "source", "flags"):
+        grid.add_column(column, justify="right" if column == "USD/h" else "left")
+    today = datetime.datetime.now(datetime.UTC).date()
+    for candidate in spec.candidates:
+        assert candidate.price is not None  # _read priced them
+        flags = ", ".join(candidate.price.flags(today))
+        grid.add_row(candidate.name, f"{candidate.usd_per_hour:.4g}", candidate.basis, candidate.price.source, flags)
+    console.print(grid)
+    loaded = min(SHORTLIST, len(spec.candidates))
+    console.print(
+        f"{len(spec.candidates)} candidates in {len(groups)} profiles; up to {loaded} see real load, "
+        f"{min(FINALISTS, loaded)} to their peak. At most {question.seconds / 60:g} minutes."
+    )
+    if launcher.paid:
+        dearest = max(candidate.usd_per_hour for candidate in spec.candidates) * question.seconds / 3600
+        bound = dearest if question.max_usd is None else min(dearest, question.max_usd)
+        console.print(f"Costs at most ${bound:.2f}.")
+    else:
+        console.print("Costs nothing: what is measured runs already, or runs here.")
+    for line in spec.warnings:
+        console.print(f"! {line}", style="yellow")
+
+
+async def _search(
+    spec: "Spec", question: "Question", launcher: "Launcher", folder: Path, fresh: bool, console: "Console"
+) -> "Recommendation":
+    from loadtest.generator import measure
+    from loadtest.journal import Journal
+    from loadtest.recommendation import build
+    from loadtest.recommender import Lab, run_search
+
+    journal = Journal(folder / "journal.jsonl", question, fresh=fresh)
+    if journal.events:
+        console.print(f"resuming after {len(journal.events)} steps found in {folder / 'journal.jsonl'}")
+    lab = Lab(spec, launcher, measure, runs=folder / "runs")
+    try:
+        with _cancelled_by_sigterm():
+            outcome = await run_search(question, lab, journal, on_step=lambda step: _tell(step, console))
+    finally:
+        journal.close()
+    now = datetime.datetime.now(datetime.UTC)
+    return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid)
+
+
+@contextlib.contextmanager
+def _cancelled_by_sigterm() -> Any:
+    """SIGTERM ends the search as Ctrl-C does: what was started is stopped, and the journal can be resumed."""
+    task = asyncio.current_task()
+    assert task is not None  # called from a coroutine
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def machine() -> str:
+    """What this machine is, in a few words."""
+    cores = len(os.sched_getaffinity(0))
+    return f"{platform.machine()} with {cores} cores, Python {platform.python_version()}"
+
+
+def _tell(step: "Step", console: "Console") -> None:
+    """One line per measurement."""
+    from rich.markup import escape
+
+    from loadtest.search import Load, Measured, Predicted, Profile, Profiled
+
+    command, event = step.command, step.event
+    mark = "[dim](journal)[/dim] " if step.resumed else ""
+    if event is None:
+        if isinstance(command, Profile):
+            console.print(f"profile  {command.entrant}, rows {', '.join(map(str, command.rows))} …", style="dim")
+        elif isinstance(command, Load):
+            console.print(
+                f"{command.purpose:8} {command.entrant}, {command.rps:.4g}/s for up to {command.seconds:.0f} s …", style="dim"
+            )
+    elif isinstance(event, Profiled):
+        alone = ", ".join(f"{t.rows}: {t.ms:.3g}" for t in event.timings if t.concurrency == 1)
+        console.print(f"{mark}profile  {command.entrant}: {escape(event.failure) or f'ms by rows {alone}'}")
+    elif isinstance(event, Predicted):
+        console.print(f"{mark}predict  {event.entrant}: {event.rps:.4g}/s")
+    elif isinstance(event, Measured):
+        style = {"pass": "green", "fail": "red"}.get(event.verdict, "yellow")
+        share = f"{event.attainment:.2%}" if event.attainment is not None else "nothing"
+        verdict = event.failure or (event.verdict if event.valid else f"INVALID ({'; '.join(event.notes)})")
+        told = f"{event.rps:.4g}/s: p99 {event.p99_ms:.3g} ms, {share} in the SLO"
+        console.print(
+            f"{mark}{event.purpose:8} {event.entrant} {told}, [{style}]{escape(verdict)}[/{style}], {event.seconds:.0f} s"
+        )

@@ -163,7 +163,12 @@ def parse_spec(document: object, catalogue: Catalogue, *, source: str) -> Spec:
     try:
         file = SpecFile.model_validate(document)
     except ValidationError as exc:
-        raise UsageError("\n".join(_describe(error, source) for error in exc.errors())) from exc
+        # pydantic also calls a list too short if its items are at fault: that is told already.
+        at_fault = [error["loc"] for error in exc.errors() if error["type"] != "too_short"]
+        told = [
+            e for e in exc.errors() if e["type"] != "too_short" or all(loc[: len(e["loc"])] != e["loc"] for loc in at_fault)
+        ]
+        raise UsageError("\n".join(_describe(error, source) for error in told)) from exc
     faults: list[str] = []
     slo = _collect(faults, source, lambda: Slo.from_yaml(file.slo))
     model = _collect(faults, source, lambda: _model(file))
@@ -173,7 +178,8 @@ def parse_spec(document: object, catalogue: Catalogue, *, source: str) -> Spec:
             expand = _Expansion(file, wanted, model, slo, catalogue, f"{source}: candidates[{index}]")
             candidates += _collect(faults, "", expand.candidates) or []
     names = [candidate.name for candidate in candidates]
-    faults += [f"{source}: candidate {name!r} is listed twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        faults.append(f"{source}: candidates: listed twice: {', '.join(twice)}")
     if faults or slo is None or model is None:
         raise UsageError("\n".join(faults))
     if slo.tightest_ms is None:
@@ -311,7 +317,7 @@ class _Expansion:
         if self.wanted.usd_per_hour is not None:
             if not self.wanted.price_source:
                 raise UsageError(
-                    f"{self.at}: price_source: missing, expected where usd_per_hour {self.wanted.usd_per_hour:g} comes from"
+                    f"{self.at}: price_source: missing, expected where {self.wanted.usd_per_hour:g} USD/h comes from"
                 )
             own = Price(usd_per_hour=self.wanted.usd_per_hour, source=self.wanted.price_source, date=self.wanted.price_date)
             return own, "own"
@@ -390,9 +396,7 @@ class _Expansion:
 
     def _check_file(self, model: object) -> None:
         if isinstance(model, str) and ":" not in model and not Path(model).exists():
-            raise UsageError(
-                f"{self.at}: backend: model {model!r} does not exist here; paths are relative to the working directory"
-            )
+            raise UsageError(f"{self.at}: backend: no file {model!r}; paths are relative to the working directory")
 
 
 def _warnings(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue) -> list[str]:

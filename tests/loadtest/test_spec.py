@@ -1,0 +1,149 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config import parse_config
+from loadtest.catalogue import Catalogue, load_catalogue
+from loadtest.errors import UsageError
+from loadtest.spec import load_spec, parse_spec
+from tests.loadtest.examples import changed, example_spec
+
+CANDIDATE = changed()["candidates"][0]
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load_catalogue()
+
+
+def test_candidates_are_instances_times_settings(catalogue: Catalogue) -> None:
+    settings = {"sessions": [1, 2], "max_rows": [4, 8]}
+    spec = example_spec(catalogue, candidates=[{**CANDIDATE, "settings": settings}])
+    assert len(spec.candidates) == 2 * 2 * 2
+    first = spec.candidates[0]
+    assert first.name == "c7i.large synthetic (sessions 1, max_rows 4)"
+    assert (first.usd_per_hour, first.sessions, first.max_rows, first.cpus) == (0.08925, 1, 4, (0, 1))
+
+
+def test_candidates_that_differ_in_sessions_and_batch_cap_share_a_profile(catalogue: Catalogue) -> None:
+    spec = example_spec(catalogue, candidates=[{**CANDIDATE, "settings": {"sessions": [1, 2], "max_rows": [4, 8]}}])
+    assert len({candidate.group for candidate in spec.candidates}) == 2  # the two instance types
+
+
+def test_every_candidates_configuration_can_be_deployed(catalogue: Catalogue) -> None:
+    for candidate in example_spec(catalogue).candidates:
+        config = parse_config(candidate.document, source="candidate")
+        assert config.models[0].slo is not None
+        assert config.models[0].slo.p99_ms == 50
+        assert config.models[0].backends[0].usd_per_hour == candidate.usd_per_hour
+
+
+def test_a_model_and_its_backend_can_be_named_in_a_gateway_file(catalogue: Catalogue, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(yaml.safe_dump({"models": [{**changed()["model"], "backends": [CANDIDATE["backend"]]}]}))
+    spec = example_spec(
+        catalogue, gateway=str(path), model="adder", candidates=[{"instances": ["c7i.large"], "backend": "synthetic"}]
+    )
+    assert spec.candidates[0].document["models"][0]["backends"][0]["fixed_ms"] == 4
+
+
+def test_a_price_of_ones_own_needs_no_instance_type(catalogue: Catalogue) -> None:
+    own = {"backend": CANDIDATE["backend"], "usd_per_hour": 0.03, "price_source": "electricity and depreciation"}
+    (candidate,) = example_spec(catalogue, candidates=[own]).candidates
+    assert candidate.price is not None
+    assert (candidate.usd_per_hour, candidate.basis, candidate.price.source) == (0.03, "own", own["price_source"])
+    assert candidate.price.date is None
+
+
+def test_running_servers_may_leave_their_instance_type_to_be_asked(catalogue: Catalogue) -> None:
+    document = changed(launcher={"kind": "url"}, model="adder", candidates=[{"url": "http://127.0.0.1:8000/"}])
+    (candidate,) = parse_spec(document, catalogue, source="s").candidates
+    assert (candidate.url, candidate.price) == ("http://127.0.0.1:8000", None)
+
+
+def test_a_local_run_that_stands_for_an_instance_type_is_reported(catalogue: Catalogue) -> None:
+    warnings = example_spec(catalogue).warnings
+    assert "c7i.large was not measured: by the spec's word this machine stands for it (cores 0, 1)" in warnings
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown instance": (
+        {"candidates": [{**CANDIDATE, "instances": ["c7i.lrge"]}]},
+        r"s\.yaml: candidates\[0\]: instances: unknown instance type 'c7i\.lrge'; the nearest are c7i\.large",
+    ),
+    "missing price": (
+        {"price": "sagemaker", "candidates": [{**CANDIDATE, "instances": ["t3.medium"]}]},
+        r"candidates\[0\]: instances: no sagemaker price is known for t3\.medium: set `usd_per_hour`",
+    ),
+    "no price at all": ({"candidates": [{"backend": CANDIDATE["backend"]}]}, r"candidates\[0\]: no price: name `instances`"),
+    "price without source": (
+        {"candidates": [{"backend": CANDIDATE["backend"], "usd_per_hour": 1}]},
+        r"price_source: missing, expected where 1 USD/h comes from",
+    ),
+    "price of zero": (
+        {"candidates": [{**CANDIDATE, "usd_per_hour": 0}]},
+        r"candidates\[0\]\.usd_per_hour: 0: .*greater than 0",
+    ),
+    "slo without number": ({"slo": {"p99_ms": None}}, r"s\.yaml: SLO: p99_ms: expected a number, got None"),
+    "slo of another kind": ({"slo": {"p99": 5}}, r"SLO: unknown key 'p99'"),
+    "slo without latency": ({"slo": {"max_error_rate": 0.1}}, r"slo: a recommendation needs a latency objective"),
+    "not standing for": (
+        {"launcher": {"kind": "local"}},
+        r"c7i\.large is not measured by running on this machine.*stands_for: \{c7i\.large: \[0, 1\]\}",
+    ),
+    "unknown launcher": ({"launcher": {"kind": "remote"}}, r"s\.yaml: launcher: .*'local', 'url'"),
+    "unknown key": ({"budgets": {"minutes": 1}}, r"s\.yaml: budgets: unknown key; did you mean `budget`\?"),
+    "unknown key below": (
+        {"candidates": [{**CANDIDATE, "setings": {}}]},
+        r"candidates\[0\]\.setings: unknown key; did you mean `settings`\?",
+    ),
+    "unknown setting": (
+        {"candidates": [{**CANDIDATE, "settings": {"session": [1]}}]},
+        r"candidates\[0\]: settings: session: unknown key; did you mean `sessions`\?",
+    ),
+    "setting out of range": (
+        {"candidates": [{**CANDIDATE, "settings": {"sessions": [0]}}]},
+        r"candidates\[0\]: settings: sessions: 0: .*greater than or equal to 1",
+    ),
+    "no device": (
+        {"candidates": [{**CANDIDATE, "backend": {"kind": "torch", "model": "m:f", "device": "cuda"}, "settings": {}}]},
+        r"c7i\.large has no device 'cuda'",
+    ),
+    "no file": (
+        {"candidates": [{**CANDIDATE, "backend": {"kind": "onnxruntime", "model": "none.onnx"}, "settings": {}}]},
+        r"backend: no file 'none\.onnx'",
+    ),
+    "twice": (
+        {"candidates": [CANDIDATE, CANDIDATE]},
+        r"s\.yaml: candidates: listed twice: c7i\.large synthetic \(sessions 1\), ",
+    ),
+    "no candidates": ({"candidates": []}, r"s\.yaml: candidates: "),
+    "no url": ({"launcher": {"kind": "url"}, "candidates": [{}]}, r"candidates\[0\]: url: missing"),
+    "url for local": ({"candidates": [{"url": "http://x"}]}, r"url: only for `launcher: \{kind: url\}`"),
+    "budget": ({"budget": {"minutes": 0}}, r"s\.yaml: budget\.minutes: 0: .*greater than 0"),
+    "unknown model name": ({"model": "other"}, r"gateway: missing, expected the configuration"),
+}
+
+
+@pytest.mark.parametrize(("keys", "message"), BAD.values(), ids=BAD.keys())
+def test_a_bad_spec_is_refused_with_one_clear_error(catalogue: Catalogue, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        parse_spec(changed(**keys), catalogue, source="s.yaml")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_all_faults_are_told_at_once(catalogue: Catalogue) -> None:
+    bad = [{**CANDIDATE, "instances": ["c7i.lrge"]}, {**CANDIDATE, "settings": {"session": [1]}}]
+    with pytest.raises(UsageError) as raised:
+        parse_spec(changed(candidates=bad), catalogue, source="s.yaml")
+    assert len(str(raised.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("text", ["", "- a list", "a: [unclosed", "\x00"])
+def test_a_file_that_is_no_spec_says_so(catalogue: Catalogue, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"spec\.yaml: (expected a mapping|cannot be read)"):
+        load_spec(path, catalogue)

@@ -1,0 +1,194 @@
+"""How a client's load or unload of a model reaches every ingress replica.
+
+A small actor holds the wanted state and a version that grows with every change. Each ingress replica keeps one call `follow`
+open to it, applies what that returns and reports. `publish` returns when all that follow have reported. The actor is detached
+and named after the application, since it must outlive any one ingress; it ends by itself when nobody has followed for a while.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayActorError
+from ray.serve._private.constants import SERVE_NAMESPACE
+
+from gateway.errors import BackendFailed, BackendUnreachable, GatewayError
+
+# A call to follow returns at least this often, so that an ingress that was killed is noticed.
+_FOLLOW_S: Final = 5.0
+_GONE_AFTER_S: Final = 2.0
+_END_AFTER_S: Final = 60.0
+_RETRY_S: Final = 0.5
+_REPORTS_KEPT: Final = 64
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Follower:
+    """One ingress replica. following: calls of it that are open. reports: version -> error, empty for success."""
+
+    following: int = 0
+    seen_s: float = 0.0
+    reports: dict[int, str] = field(default_factory=dict)
+
+    def gone(self, now_s: float) -> bool:
+        return not self.following and now_s - self.seen_s > _GONE_AFTER_S
+
+
+class ControlState:
+    """The actor's class. Its calls run on one event loop."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._wanted: dict[str, tuple[int, bool]] = {}  # model -> version of its last change, loaded
+        self._followers: dict[str, _Follower] = {}
+        self._changed = asyncio.Event()
+
+    async def follow(self, ingress: str, seen: int) -> tuple[int, dict[str, bool]]:
+        """Wait for a version past `seen`, or a while; then that version, and the models that changed since with their state."""
+        follower = self._followers.setdefault(ingress, _Follower())
+        follower.following += 1
+        if seen > self._version:
+            seen = 0  # this actor was restarted and has forgotten
+        try:
+            if seen == self._version:
+                await self._change(_FOLLOW_S)
+        finally:
+            follower.following -= 1
+            follower.seen_s = time.monotonic()
+        return self._version, {model: loaded for model, (version, loaded) in self._wanted.items() if version > seen}
+
+    async def report(self, ingress: str, version: int, error: str) -> None:
+        """Say that everything up to `version` is applied. error: empty, or what went wrong."""
+        reports = self._followers.setdefault(ingress, _Follower()).reports
+        reports[version] = error
+        for old in [known for known in reports if known < version - _REPORTS_KEPT]:
+            del reports[old]
+        self._tell()
+
+    async def publish(self, model: str, loaded: bool) -> list[str]:
+        """Change the wanted state, wait until every follower has reported on it, and return their errors."""
+        self._version += 1
+        version = self._version
+        self._wanted[model] = (version, loaded)
+        self._tell()
+        while True:
+            now_s = time.monotonic()
+            self._followers = {name: follower for name, follower in self._followers.items() if not follower.gone(now_s)}
+            reports = [
+                [error for reported, error in follower.reports.items() if reported >= version]
+                for follower in self._followers.values()
+            ]
+            if all(reports):
+                return [error for errors in reports for error in errors if error]
+            await self._change(_GONE_AFTER_S)
+
+    async def unfollowed(self) -> bool:
+        """Whether nobody follows any more."""
+        now_s = time.monotonic()
+        return all(follower.gone(now_s) for follower in self._followers.values())
+
+    async def end_when_unfollowed(self) -> None:
+        """Never returns: the actor ends."""
+        while True:
+            await asyncio.sleep(_END_AFTER_S)
+            if await self.unfollowed():
+                ray.actor.exit_actor()  # type: ignore[no-untyped-call]  # ray's
+
+    async def _change(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class SharedControl:
+    """A `RepositoryControl` over the actor, in one ingress replica. Life: follow -> publish … -> close."""
+
+    def __init__(self, name: str, *, runtime_env: dict[str, Any]) -> None:
+        """name: of the actor, the same in every ingress replica of one deployed configuration."""
+        self._name = name
+        self._runtime_env = runtime_env
+        self._ingress = uuid.uuid4().hex
+        self._following: asyncio.Task[None] | None = None
+        self._applying: asyncio.Task[None] | None = None
+
+    def follow(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
+        """Bring this process to the wanted state from now on. apply: `Repository.apply`."""
+        self._following = asyncio.get_running_loop().create_task(self._follow(apply))
+
+    async def publish(self, name: str, loaded: bool) -> None:
+        try:
+            errors = await self._actor().publish.remote(name, loaded)
+        except RayActorError as exc:
+            raise BackendUnreachable(f"repository control {self._name}: {exc}", retry_after_s=1.0) from exc
+        if errors:
+            raise BackendFailed(errors[0])
+
+    async def close(self) -> None:
+        for task in (self._following, self._applying):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    def _actor(self) -> Any:  # an actor handle has no static methods
+        return (
+            ray.remote(ControlState)
+            .options(
+                name=self._name,
+                namespace=SERVE_NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                runtime_env=self._runtime_env,
+            )
+            .remote()
+        )
+
+    async def _follow(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
+        seen = 0
+        actor = None
+        while True:
+            try:
+                if actor is None:
+                    actor = self._actor()
+                    actor.end_when_unfollowed.remote()
+                version, changes = await actor.follow.remote(self._ingress, seen)
+            except RayActorError as exc:
+                log.warning("repository control %s is lost, looking for it again: %s", self._name, exc)
+                actor = None
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if version != seen:
+                seen = version
+                # Beside following: whoever does not follow while it loads a large model would count as gone.
+                self._applying = asyncio.create_task(self._apply(self._applying, actor, version, changes, apply))
+
+    async def _apply(
+        self,
+        before: "asyncio.Task[None] | None",
+        actor: Any,  # as _actor
+        version: int,
+        changes: dict[str, bool],
+        apply: Callable[[str, bool], Awaitable[None]],
+    ) -> None:
+        if before is not None:
+            await before
+        error = ""
+        for model, loaded in changes.items():
+            try:
+                await apply(model, loaded)
+            except GatewayError as exc:
+                error = error or exc.message
+        with contextlib.suppress(RayActorError):  # nobody waits for the report any more
+            await actor.report.remote(self._ingress, version, error)

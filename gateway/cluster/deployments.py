@@ -1,0 +1,248 @@
+"""The Serve application: one deployment of ingresses, and one per backend that is placed in replicas."""
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig as ServeAutoscaling
+from ray.serve.config import AutoscalingContext, AutoscalingPolicy
+from ray.serve.handle import DeploymentHandle
+
+from backends.base import ModelSpec, TensorSpec
+from gateway.clock import LoopClock
+from gateway.cluster.control import SharedControl
+from gateway.cluster.remote import RemoteRunner
+from gateway.cluster.replica import Replica
+from gateway.config import Autoscaling, Backend, Config, Model
+from gateway.errors import ConfigError, InternalError
+from gateway.runner import BatchRunner
+from gateway.workers import WorkerPool
+
+if TYPE_CHECKING:
+    # Reads PROMETHEUS_MULTIPROC_DIR when it is imported, which the ingress replica sets before.
+    from gateway.ingress import Ingress
+
+INGRESS: Final = "ingress"
+
+# Of every replica's process, set in this one place. Serve reads them when it is imported.
+ENVIRONMENT: Final = {
+    # One event loop per process: listeners, Serve's gRPC server and calls share it, and a batch crosses no thread between them.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    # Serve refuses frames of more than 4 MiB otherwise.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str((1 << 31) - 1),
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+}
+QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
+
+_HEALTH_CHECK_S: Final = 1.0
+_HEALTH_TIMEOUT_S: Final = 10.0
+# From Serve taking a replica off its lists to the first look whether calls still run there; stale lists are younger than this.
+_DRAIN_LOOK_S: Final = 1.0
+_SHUTDOWN_MARGIN_S: Final = 10.0
+# Ingresses hold their calls back by the slots they know of; `attend` calls count as well. This limit must never be met.
+_NEVER_FULL: Final = 100_000
+
+_METRICS_S: Final = 1.0
+_LOOK_BACK_S: Final = 3.0
+
+log = logging.getLogger(__name__)
+
+
+def application(config: Config) -> serve.Application:
+    """What Serve runs for a configuration. Raises: ConfigError."""
+    server = config.server
+    if server.ingress_replicas > 1 and 0 in (server.http_port, server.grpc_port):
+        raise ConfigError(f"server.ingress_replicas: {server.ingress_replicas}: they share their ports, which cannot be 0 then")
+    backends = {
+        _deployment_name(model, backend): _backend(model, backend, config)
+        for model in config.models
+        for backend in model.backends
+        if backend.placement == "replicas"
+    }
+    resources, surge = _of_embedded(config)
+    drain_s = server.drain_timeout_s
+    ingress = serve.deployment(
+        name=INGRESS,
+        num_replicas=server.ingress_replicas,
+        ray_actor_options=_actor_options(resources),
+        graceful_shutdown_timeout_s=2 * drain_s + _SHUTDOWN_MARGIN_S,
+        max_surge_percent=100 if surge else 0,
+        **_COMMON,
+    )(IngressReplica)
+    return _versioned(ingress, config.model_dump_json()).bind(config, backends)
+
+
+class IngressReplica:
+    """The class Serve runs for an ingress: listeners in its own process, on its own event loop, past Serve's proxy."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: Config, backends: dict[str, DeploymentHandle[Any]]
+    ) -> None:
+        """backends: by deployment name; not called, but they tell Serve to shut ingresses down before what they use."""
+        self._config = config
+        self._backends = backends
+        self._application = serve.get_replica_context().app_name
+        self._pools: list[WorkerPool] = []
+        self._control: SharedControl | None = None
+        if config.server.ingress_replicas > 1:
+            name = f"gateway:{self._application}:{_digest(config.model_dump_json())}"
+            self._control = SharedControl(name, runtime_env={"env_vars": ENVIRONMENT})
+        self._ingress = self._build(Path(config.server.run_dir or _session_dir() / f"gateway-{self._application}"))
+        try:
+            self._ports = await self._ingress.start()
+        except BaseException:
+            await self._ingress.drain()
+            raise
+        if self._control is not None:
+            self._control.follow(self._ingress.repository.apply)
+
+    def _build(self, run_dir: Path) -> "Ingress":
+        metrics_dir = run_dir / "metrics"
+        metrics_dir.mkdir(parents=True, exist_ok=True)
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
+        from gateway.ingress import Ingress
+
+        # Always on shared ports: during a rolling upgrade the old and the new replica listen side by side.
+        return Ingress(self._config, run_dir=run_dir, open_runner=self._open_runner, control=self._control, reuse_port=True)
+
+    def _open_runner(self, model: Model, backend: Backend, declared: ModelSpec) -> BatchRunner:
+        clock = LoopClock(asyncio.get_running_loop())
+        name = f"{model.name}:{model.version}/{backend.label}"
+        if backend.placement == "replicas":
+            return RemoteRunner(backend, _deployment_name(model, backend), self._application, name=name, clock=clock)
+        pool = WorkerPool(backend, declared, name=name, clock=clock)
+        self._pools.append(pool)
+        return pool
+
+    async def ports(self) -> tuple[int | None, int | None]:
+        """Of HTTP and gRPC."""
+        return self._ports.http, self._ports.grpc
+
+    async def check_health(self) -> None:
+        """Serve replaces an ingress whose check fails, or does not answer because the loop is stuck.
+
+        A backend elsewhere that is down is no reason: a new ingress would not help, and requests of others would be lost.
+        """
+        if not all(pool.available for pool in self._pools):
+            raise InternalError("an embedded backend has lost all sessions and cannot rebuild them")
+
+    async def __del__(self) -> None:
+        # Serve awaits it, with the time of graceful_shutdown_timeout_s.
+        if self._control is not None:
+            await self._control.close()
+        await self._ingress.drain()
+
+
+def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+    """The autoscaling policy: enough replicas for what runs and what waits, each at its target of sessions busy at once.
+
+    Every ingress tells its queue to whichever replica it calls, so the longest of the reports counts, not their sum.
+    """
+    metrics = context.aggregated_metrics or {}
+    busy = sum(metrics.get("busy", {}).values())
+    queued = max(metrics.get("queued", {}).values(), default=0.0)
+    assert context.config is not None
+    return (busy + queued) / context.config.target_ongoing_requests, {}
+
+
+def _backend(model: Model, backend: Backend, config: Config) -> serve.Application:
+    # It ends after the ingresses that use it: see RemoteRunner.
+    drain_s = max(2 * config.server.drain_timeout_s, backend.hang_timeout_s)
+    declared = _declared(model)
+    deployment = serve.deployment(
+        name=_deployment_name(model, backend),
+        ray_actor_options=_actor_options(backend.resources),
+        graceful_shutdown_timeout_s=drain_s + 2 * _SHUTDOWN_MARGIN_S,
+        max_surge_percent=100 if backend.surge else 0,
+        **_scale(model, backend),
+        **_COMMON,
+    )(Replica)
+    return _versioned(deployment, f"{model.model_dump_json()} {backend.label}").bind(model, backend, declared)
+
+
+def _scale(model: Model, backend: Backend) -> dict[str, Any]:
+    wanted = backend.autoscaling
+    if wanted is None:
+        return {"num_replicas": backend.replicas}
+    if wanted.min_replicas == 0:
+        raise ConfigError(f"model '{model.name}': backend {backend.label}: autoscaling.min_replicas: 0: expected at least 1")
+    with warnings.catch_warnings():
+        # Serve announces that an environment variable will replace the interval, but its replicas do not read that yet (2.60).
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return {"autoscaling_config": _autoscaling(wanted, backend.sessions)}
+
+
+def _autoscaling(wanted: Autoscaling, sessions: int) -> ServeAutoscaling:
+    return ServeAutoscaling(
+        min_replicas=wanted.min_replicas,
+        max_replicas=wanted.max_replicas,
+        target_ongoing_requests=sessions * wanted.target_utilisation,
+        upscale_delay_s=wanted.upscale_delay_s,
+        downscale_delay_s=wanted.downscale_delay_s,
+        metrics_interval_s=_METRICS_S,
+        look_back_period_s=_LOOK_BACK_S,
+        policy=AutoscalingPolicy(policy_function=desired_replicas),  # type: ignore[no-untyped-call]  # ray's
+    )
+
+
+_COMMON: Final[dict[str, Any]] = {
+    "max_ongoing_requests": _NEVER_FULL,
+    "health_check_period_s": _HEALTH_CHECK_S,
+    "health_check_timeout_s": _HEALTH_TIMEOUT_S,
+    "graceful_shutdown_wait_loop_s": _DRAIN_LOOK_S,
+    "logging_config": QUIET,
+}
+
+
+def _actor_options(resources: dict[str, float]) -> dict[str, Any]:
+    """resources: as in the configuration. What is not stated is not reserved: neither are processor cores."""
+    named: dict[str, Any] = {key: resources[key] for key in ("num_cpus", "num_gpus", "memory") if key in resources}
+    custom = {key: value for key, value in resources.items() if key not in named}
+    return {"num_cpus": 0, **named, "resources": custom, "runtime_env": {"env_vars": ENVIRONMENT}}
+
+
+def _of_embedded(config: Config) -> tuple[dict[str, float], bool]:
+    """What the embedded backends need of an ingress replica, and whether all of them allow a second one beside it."""
+    resources: dict[str, float] = {}
+    embedded = [backend for model in config.models for backend in model.backends if backend.placement == "embedded"]
+    for backend in embedded:
+        for key, value in backend.resources.items():
+            resources[key] = resources.get(key, 0.0) + value
+    return resources, all(backend.surge for backend in embedded)
+
+
+def _deployment_name(model: Model, backend: Backend) -> str:
+    """Unique per backend, of characters that Serve's names and files may have."""
+    name = f"{model.name}-{model.version}-{backend.label}"
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+    return plain if plain == name else f"{plain}-{_digest(name)}"
+
+
+def _versioned(deployment: serve.Deployment, content: str) -> serve.Deployment:
+    """Say what the deployment is made of: Serve restarts its replicas when that changes; not told, at every deploy."""
+    return deployment.options(version=_digest(f"{version('serving-gateway')} {content}"), _internal=True)
+
+
+def _declared(model: Model) -> ModelSpec:
+    inputs, outputs = (
+        tuple(TensorSpec(t.name, t.datatype, t.shape, t.optional, t.labels) for t in tensors or ())
+        for tensors in (model.inputs, model.outputs)
+    )
+    return ModelSpec("", inputs, outputs, model.max_rows)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _session_dir() -> Path:
+    node: Any = ray._private.worker._global_node  # set in every process of Ray
+    return Path(node.get_session_dir_path())

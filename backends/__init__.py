@@ -14,6 +14,7 @@ BACKENDS: Final[dict[str, str]] = {
     "torch": "backends.torch",
     "onnxruntime": "backends.onnxruntime",
     "python": "backends.python",
+    "triton": "backends.triton",
 }
 
 # kind -> the module whose `build(artifact, declared, **how)` makes the artifact that kind loads.

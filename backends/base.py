@@ -81,6 +81,10 @@ class Device:
 
 Tensors = dict[str, np.ndarray]
 
+# A parameter of `Session.run` beside the client's own: `time.monotonic_ns` after which nobody waits for the outputs. For
+# sessions that call elsewhere and can hand a deadline on.
+DEADLINE_NS = "gateway.deadline_ns"
+
 
 class Session(Protocol):
     """One executable instance of a model. Used by one thread at a time, always the same one."""
@@ -89,7 +93,7 @@ class Session(Protocol):
         """Execute one batch.
 
         Shapes: every input is (rows, *per_row) and every output has the same rows, unless max_rows is 0.
-        parameters: those of the request if it runs alone, else empty.
+        parameters: those of the request if it runs alone, else empty; DEADLINE_NS beside them where it is known.
         Ownership: inputs stay the caller's; outputs are the caller's, and not reused by a later run.
         Raises: ExecutionFailed (this batch), SessionLost (this session).
         """
@@ -135,6 +139,34 @@ def check_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors) -> None:
             raise ExecutionFailed(f"output {expected.name!r}: expected {expected.datatype}, the model gave {array.dtype}")
         if spec.max_rows and (array.ndim == 0 or array.shape[0] != rows):
             raise ExecutionFailed(f"output {expected.name!r}: expected {rows} rows, the model gave shape {list(array.shape)}")
+
+
+def narrowed(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], what: str) -> tuple[TensorSpec, ...]:
+    """The declared tensors, each held against the artifact's own; a declared size may stand for an open one.
+
+    declared: empty means what was found. what: begins the messages, and ends with "input" or "output". Outputs may be left
+    out, inputs only where they are optional. Raises: LoadFailed.
+    """
+    if not declared:
+        return found
+    by_name = {tensor.name: tensor for tensor in found}
+    if what.endswith("input"):
+        missing = [tensor.name for tensor in found if not tensor.optional and tensor.name not in {t.name for t in declared}]
+        if missing:
+            raise LoadFailed(f"{what}: the model also needs {missing}, which the configuration does not list")
+    for tensor in declared:
+        artifact = by_name.get(tensor.name)
+        if artifact is None:
+            raise LoadFailed(f"{what} {tensor.name!r}: the model has none of that name, only {sorted(by_name)}")
+        agrees = len(artifact.shape) == len(tensor.shape) and all(
+            -1 in (stated, size) or stated == size for stated, size in zip(tensor.shape, artifact.shape, strict=True)
+        )
+        if artifact.datatype != tensor.datatype or not agrees:
+            raise LoadFailed(
+                f"{what} {tensor.name!r}: the model has {artifact.datatype} {list(artifact.shape)}, "
+                f"the configuration says {tensor.datatype} {list(tensor.shape)}"
+            )
+    return declared
 
 
 def example_inputs(spec: ModelSpec, rows: int, length: int = 1) -> Tensors:

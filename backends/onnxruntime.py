@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec
+from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
 from backends.datatypes import NUMPY
 
 _DATATYPES = {
@@ -50,10 +50,8 @@ def load(declared: ModelSpec, *, model: str, threads: int = 1, device: str = "cp
             )
         inputs = _open_rows(inputs)
         outputs = _open_rows(outputs)
-    if declared.inputs:
-        inputs = _narrowed(model, inputs, declared.inputs, "input")
-    if declared.outputs:
-        outputs = _narrowed(model, outputs, declared.outputs, "output")
+    inputs = narrowed(inputs, declared.inputs, f"{model}: input")
+    outputs = narrowed(outputs, declared.outputs, f"{model}: output")
     spec = ModelSpec("onnxruntime_onnx", inputs, outputs, declared.max_rows, row_sizes)
     return OnnxRuntimeModel(spec, session, model, threads, device)
 
@@ -88,26 +86,6 @@ def _tensors(model: str, nodes: Any, what: str) -> tuple[TensorSpec, ...]:
 
 def _open_rows(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     return tuple(replace(tensor, shape=(-1, *tensor.shape[1:])) for tensor in tensors)
-
-
-def _narrowed(model: str, found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], what: str) -> tuple[TensorSpec, ...]:
-    """The declared tensors, after each is checked against the artifact's; a declared size may stand for an open one."""
-    by_name = {tensor.name: tensor for tensor in found}
-    if what == "input" and (missing := set(by_name) - {tensor.name for tensor in declared}):
-        raise LoadFailed(f"{model}: needs the inputs {sorted(missing)}, which the configuration does not list")
-    for tensor in declared:
-        artifact = by_name.get(tensor.name)
-        if artifact is None:
-            raise LoadFailed(f"{model}: has no {what} {tensor.name!r}, only {sorted(by_name)}")
-        agrees = len(artifact.shape) == len(tensor.shape) and all(
-            -1 in (stated, size) or stated == size for stated, size in zip(tensor.shape, artifact.shape, strict=True)
-        )
-        if artifact.datatype != tensor.datatype or not agrees:
-            raise LoadFailed(
-                f"{model}: {what} {tensor.name!r} is {artifact.datatype} {list(artifact.shape)}, "
-                f"the configuration says {tensor.datatype} {list(tensor.shape)}"
-            )
-    return declared
 
 
 class OnnxRuntimeModel:

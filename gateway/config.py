@@ -113,7 +113,7 @@ class Slo(_Strict):
 class Batching(_Strict):
     """How requests become batches. max_delay_ms is the `fixed` policy's only."""
 
-    policy: Literal["adaptive", "greedy", "fixed"] = "greedy"
+    policy: Literal["adaptive", "greedy", "fixed"] = "adaptive"
     max_rows: Rows | None = None  # None: what the model takes
     max_delay_ms: float = Field(default=5.0, ge=0, le=60_000)
     max_queue_rows: Rows = 4096
@@ -196,7 +196,19 @@ class Python(Backend):
     class_options: dict[str, Any] = {}
 
 
-AnyBackend = Annotated[Synthetic | Torch | OnnxRuntime | Python, Field(discriminator="kind")]
+class Triton(Backend):
+    """A model on Triton Inference Server, called by gRPC, a whole batch at a time."""
+
+    kind: Literal["triton"]
+    url: str | tuple[str, ...]  # host:port of its gRPC; several: sessions spread over them, and move when one is down
+    model: str  # its name there
+    model_version: str = ""  # empty: what the server would take
+    timeout_s: float = Field(default=30.0, gt=0)  # of one call; longer means that the server hangs
+    shared_memory: bool = False  # pass tensors through /dev/shm: the server must be on this host
+    repair: bool = True  # unload and load a model whose process died: needs --model-control-mode=explicit
+
+
+AnyBackend = Annotated[Synthetic | Torch | OnnxRuntime | Python | Triton, Field(discriminator="kind")]
 
 
 class Model(_Strict):
@@ -312,6 +324,7 @@ def _keys_beside(location: tuple[Any, ...]) -> list[str]:
     """The valid keys at the place of an unknown one, found by walking the model classes along the location."""
     kinds: dict[str, type[BaseModel]] = {
         "synthetic": Synthetic, "torch": Torch, "onnxruntime": OnnxRuntime, "python": Python,
+        "triton": Triton,
     }  # fmt: skip
     children: dict[str, type[BaseModel]] = {
         "server": Server, "limits": Limits, "ray": Ray, "models": Model, "slo": Slo, "inputs": Tensor, "outputs": Tensor,

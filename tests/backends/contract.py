@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from backends.base import ModelSpec, Tensors, TensorSpec
+from tests.triton_server import VENV
 
 MAX_ROWS = 8
 SPEC = ModelSpec("", (TensorSpec("INPUT0", "FP32", (-1, 16)),), (TensorSpec("OUTPUT0", "FP32", (-1, 4)),), MAX_ROWS)
@@ -16,13 +18,15 @@ LINEAR = "configs/examples/linear.py:linear"
 
 @dataclass(frozen=True)
 class Case:
-    """One backend. options: given the directory to put artifacts in. skip: why it cannot run here, or None.
+    """One backend. options: given a directory to put artifacts in, and pytest's request for fixtures it needs.
+
+    skip: why it cannot run here, or None.
 
     bad: an input it fails on. tolerance: of its outputs to the module's, relative to their size.
     """
 
     kind: str
-    options: Callable[[Path], dict[str, Any]]
+    options: Callable[[Path, pytest.FixtureRequest], dict[str, Any]]
     skip: Callable[[], str | None] = lambda: None
     bad: Tensors = field(default_factory=lambda: {"INPUT0": np.ones((2, 15), np.float32)})
     tolerance: float = 1e-5
@@ -48,7 +52,7 @@ class Linear:
         return {"OUTPUT0": expected(inputs["INPUT0"])}
 
 
-def torchscript(folder: Path) -> dict[str, Any]:
+def torchscript(folder: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     import torch
 
     from backends.source import load_object
@@ -58,7 +62,7 @@ def torchscript(folder: Path) -> dict[str, Any]:
     return {"model": str(path)}
 
 
-def exported(folder: Path) -> dict[str, Any]:
+def exported(folder: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     import torch
 
     path = folder / "linear.pt2"
@@ -66,7 +70,7 @@ def exported(folder: Path) -> dict[str, Any]:
     return {"model": str(path)}
 
 
-def aot_inductor(folder: Path) -> dict[str, Any]:
+def aot_inductor(folder: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     import torch
 
     path = folder / "linear-aoti.pt2"
@@ -83,13 +87,21 @@ def _program() -> Any:
     return torch.export.export(load_object(LINEAR)(), (torch.zeros(2, 16),), dynamic_shapes=({0: rows},))
 
 
-def onnx(folder: Path) -> dict[str, Any]:
+def onnx(folder: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     import backends
 
     path = folder / "linear.onnx"
     if not path.exists():
         backends.build("onnxruntime", path, SPEC, source=LINEAR, options={})
     return {"model": str(path)}
+
+
+def triton(folder: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"url": request.getfixturevalue("triton").grpc_url, "model": "linear"}
+
+
+def no_triton() -> str | None:
+    return None if (VENV / "bin" / "python").exists() else "no Triton server in .venv-triton: run `make triton`"
 
 
 def needs(module: str) -> Callable[[], str | None]:
@@ -101,17 +113,23 @@ def needs(module: str) -> Callable[[], str | None]:
 CASES: dict[str, Case] = {
     "synthetic": Case(
         "synthetic",
-        lambda folder: {"fixed_ms": 0, "row_ms": 0, "output": "sum", "faults": {"fail": -7}},
+        lambda folder, request: {"fixed_ms": 0, "row_ms": 0, "output": "sum", "faults": {"fail": -7}},
         bad={"INPUT0": np.full((2, 16), -7, np.float32)},
     ),
-    "python": Case("python", lambda folder: {"model": f"{__file__}:Linear"}),
+    "python": Case("python", lambda folder, request: {"model": f"{__file__}:Linear"}),
     "onnxruntime": Case("onnxruntime", onnx, needs("onnxruntime")),
-    "onnxruntime-2-threads": Case("onnxruntime", lambda folder: {**onnx(folder), "threads": 2}, needs("onnxruntime")),
-    "torch": Case("torch", lambda folder: {"model": LINEAR}, needs("torch")),
-    "torch-bf16": Case("torch", lambda folder: {"model": LINEAR, "precision": "bf16"}, needs("torch"), tolerance=0.02),
-    "torch-int8": Case("torch", lambda folder: {"model": LINEAR, "precision": "int8"}, needs("torch"), tolerance=0.05),
+    "onnxruntime-2-threads": Case(
+        "onnxruntime", lambda folder, request: {**onnx(folder, request), "threads": 2}, needs("onnxruntime")
+    ),
+    "torch": Case("torch", lambda folder, request: {"model": LINEAR}, needs("torch")),
+    "torch-bf16": Case("torch", lambda folder, request: {"model": LINEAR, "precision": "bf16"}, needs("torch"), tolerance=0.02),
+    "torch-int8": Case("torch", lambda folder, request: {"model": LINEAR, "precision": "int8"}, needs("torch"), tolerance=0.05),
     "torch-torchscript": Case("torch", torchscript, needs("torch")),
     "torch-export": Case("torch", exported, needs("torch"), slow=True),
     "torch-aot-inductor": Case("torch", aot_inductor, needs("torch"), slow=True),
-    "torch-compile": Case("torch", lambda folder: {"model": LINEAR, "compile": True}, needs("torch"), slow=True),
+    "torch-compile": Case("torch", lambda folder, request: {"model": LINEAR, "compile": True}, needs("torch"), slow=True),
+    "triton": Case("triton", triton, no_triton, slow=True),
+    "triton-shared-memory": Case(
+        "triton", lambda folder, request: {**triton(folder, request), "shared_memory": True}, no_triton, slow=True
+    ),
 }  # fmt: skip

@@ -22,8 +22,8 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture(scope="module")
-def model(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    model = backends.load(case.kind, case.options(tmp_path_factory.mktemp("artifacts")), SPEC)
+def model(case: Case, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Model]:
+    model = backends.load(case.kind, case.options(tmp_path_factory.mktemp("artifacts"), request), SPEC)
     yield model
     model.close()
 
@@ -125,10 +125,19 @@ def test_an_unknown_option_is_a_failed_load(case: Case) -> None:
         backends.load(case.kind, {"unheard_of": 1}, SPEC)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in backends.BACKENDS if kind != "synthetic"])
-def test_a_missing_artifact_is_named(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("python", {"model": "absent.py:Model"}),
+        ("onnxruntime", {"model": "absent.onnx"}),
+        ("torch", {"model": "absent.pt"}),
+        ("torch", {"model": "absent.py:factory"}),
+        ("triton", {"model": "m", "url": "absent.invalid:1"}),
+    ],
+)
+def test_what_cannot_be_found_is_named(kind: str, options: dict[str, str]) -> None:
     with pytest.raises(LoadFailed, match="absent"):
-        backends.load(kind, {"model": str(tmp_path / "absent.py:Model" if kind == "python" else tmp_path / "absent")}, SPEC)
+        backends.load(kind, options, SPEC)
 
 
 def test_outputs_of_another_datatype_than_declared_are_refused() -> None:

@@ -1,0 +1,92 @@
+"""One session's system shared memory with a Triton server on the same host: tensors pass through it instead of the message.
+
+Worth it for large tensors only (2 cores, Triton 2.51, python backend, loopback, p50 of a call, 2026-11): 32 KiB 0.9 ms either
+way, 2 MiB 16 ms against 3.1 ms, 19 MB 120 ms against 14 ms.
+"""
+
+import contextlib
+import mmap
+import os
+import secrets
+import time
+from typing import Any, Final
+
+import numpy as np
+
+from backends.base import LoadFailed
+
+WORTH_BYTES: Final = 256 << 10  # of a tensor
+_ALIGNMENT: Final = 64
+_IN_USE_S: Final = 60.0  # after which a call that timed out here has ended on the server
+
+
+class Region:
+    """Reserved anew for every run; grows by being replaced. Its file is unlinked as soon as the server has it mapped."""
+
+    def __init__(self, connection: Any) -> None:
+        """connection: `triton.Connection`, which registers the region."""
+        self._connection = connection
+        self._name = ""
+        self._map: mmap.mmap | None = None
+        self._at = 0
+        self._abandoned: list[tuple[float, str]] = []  # since when nothing can use them, and their names
+
+    def reserve(self, sizes: list[int]) -> None:
+        """Make room for tensors of these sizes, to be taken in any order. Raises: LoadFailed, SessionLost."""
+        if self._abandoned:
+            self._unregister_abandoned()
+        needed = sum(_aligned(size) for size in sizes)
+        self._at = 0
+        if self._map is not None and len(self._map) >= needed:
+            return
+        self.close()
+        name = f"gateway-{os.getpid()}-{secrets.token_hex(6)}"
+        descriptor = os.open(f"/dev/shm/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            os.ftruncate(descriptor, needed)
+            self._map = mmap.mmap(descriptor, needed)
+            self._connection.register(name, needed)
+            self._name = name
+        finally:
+            os.close(descriptor)
+            os.unlink(f"/dev/shm/{name}")
+
+    def take(self, tensor: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """A view on the next free part, which `tensor` of the message is pointed at. Valid until the next `reserve`."""
+        assert self._map is not None
+        view: np.ndarray = np.ndarray(shape, dtype, self._map, self._at)
+        tensor.parameters["shared_memory_region"].string_param = self._name
+        tensor.parameters["shared_memory_offset"].int64_param = self._at
+        tensor.parameters["shared_memory_byte_size"].int64_param = view.nbytes
+        self._at += _aligned(view.nbytes)
+        return view
+
+    def close(self) -> None:
+        if self._name:
+            self._unregister(self._name)
+            self._name = ""
+        self._unregister_abandoned()
+        # Not closed: a view that somebody still holds would make that an error. It goes with the last of them.
+        self._map = None
+
+    def abandon(self) -> None:
+        """Take a fresh region next time: a call that timed out may still be read from and written to this one."""
+        if self._name:
+            self._abandoned.append((time.monotonic() + _IN_USE_S, self._name))
+            self._name = ""
+        self._map = None
+
+    def _unregister_abandoned(self) -> None:
+        now = time.monotonic()
+        for until, name in self._abandoned:
+            if now >= until:
+                self._unregister(name)
+        self._abandoned = [(until, name) for until, name in self._abandoned if now < until]
+
+    def _unregister(self, name: str) -> None:
+        with contextlib.suppress(LoadFailed):  # the server is gone, and its mapping with it
+            self._connection.unregister(name)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,54 @@
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from backends.source import load_object
+from tests.backends.contract import LINEAR, MAX_ROWS
+from tests.triton_server import TritonServer, triton_server, write_model
+
+CONFIG = f"""
+max_batch_size: {MAX_ROWS}
+input [{{ name: "INPUT0" data_type: TYPE_FP32 dims: [16] }}]
+output [{{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }}]
+"""
+
+# Linear(16, 4) in Triton's python backend, and faults by the first element of a batch.
+CODE = """
+import json, os, time
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        with open(os.path.join(os.path.dirname(__file__), "weights.json")) as file:
+            self.weight, self.bias = (np.array(part, np.float32) for part in json.load(file))
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            if x[0, 0] == -666:
+                os._exit(1)
+            if x[0, 0] == -1000:
+                time.sleep(1)
+            if x[0, 0] == -400:
+                responses.append(pb.InferenceResponse(error=pb.TritonError("a bad row")))
+                continue
+            responses.append(pb.InferenceResponse([pb.Tensor("OUTPUT0", x @ self.weight.T + self.bias)]))
+        return responses
+"""
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """A real Triton with the models `linear`, and `wide`, an echo of rows of 1 MiB."""
+    folder = tmp_path_factory.mktemp("triton")
+    module = load_object(LINEAR)()
+    weights = json.dumps([parameter.tolist() for parameter in (module.weight.detach(), module.bias.detach())])
+    write_model(folder / "models", "linear", CONFIG, CODE, {"1/weights.json": weights})
+    wide = CONFIG.replace("dims: [16]", "dims: [262144]").replace("dims: [4]", "dims: [262144]")
+    echo = CODE.replace("x @ self.weight.T + self.bias", "x")
+    write_model(folder / "models", "wide", wide, echo, {"1/weights.json": "[[], []]"})
+    with triton_server(folder) as server:
+        yield server

@@ -1,0 +1,171 @@
+"""What the Triton backend does beyond the contract, against a real server."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import backends
+from backends.base import DEADLINE_NS, ExecutionFailed, LoadFailed, Model, ModelSpec, SessionLost, Tensors, TensorSpec
+from tests.backends.contract import SPEC, expected
+from tests.triton_server import TritonServer, require_triton
+
+pytestmark = [pytest.mark.slow, pytest.mark.triton]
+
+UNSTATED = ModelSpec("", (), (), 32)
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    require_triton()
+
+
+@pytest.fixture
+def model(triton: TritonServer) -> Iterator[Model]:
+    model = load(triton)
+    yield model
+    model.close()
+
+
+def load(triton: TritonServer, spec: ModelSpec = SPEC, **options: Any) -> Model:
+    return backends.load("triton", {"url": triton.grpc_url, "model": "linear", **options}, spec)
+
+
+def rows(first: float = 1.0, count: int = 2) -> Tensors:
+    array = np.ones((count, 16), np.float32)
+    array[0, 0] = first
+    return {"INPUT0": array}
+
+
+def test_the_spec_is_read_from_the_server(triton: TritonServer) -> None:
+    spec = load(triton, UNSTATED).spec
+    assert (spec.inputs, spec.outputs) == (SPEC.inputs, SPEC.outputs)
+    assert spec.max_rows == 8  # the server's max_batch_size, less than the 32 declared
+    assert spec.platform == "triton_python"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (ModelSpec("", (TensorSpec("INPUT0", "FP64", (-1, 16)),), (), 8), r"'INPUT0': the model has FP32 \[-1, 16\], .* FP64"),
+        (ModelSpec("", (TensorSpec("INPUT0", "FP32", (-1, 15)),), (), 8), r"the configuration says FP32 \[-1, 15\]"),
+        (ModelSpec("", (), (TensorSpec("y", "FP32", (-1, 4)),), 8), r"output 'y': the model has none .*OUTPUT0"),
+        (ModelSpec("", (), (), 0), "takes batches of up to 8 rows, but max_rows is 0"),
+    ],
+)
+def test_what_the_server_has_is_held_against_what_was_declared(triton: TritonServer, spec: ModelSpec, message: str) -> None:
+    with pytest.raises(LoadFailed, match=message):
+        load(triton, spec)
+
+
+def test_an_unknown_model_does_not_load(triton: TritonServer) -> None:
+    with pytest.raises(LoadFailed, match="'nothing' is not ready"):
+        load(triton, model="nothing")
+
+
+def test_an_error_of_the_model_costs_the_batch_only(model: Model) -> None:
+    session = model.open_session(0)
+    with pytest.raises(ExecutionFailed, match="a bad row"):
+        session.run(rows(-400), {})
+    np.testing.assert_allclose(session.run(rows(), {})["OUTPUT0"], expected(rows()["INPUT0"]), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_whose_process_died_is_repaired_by_opening_a_session(model: Model) -> None:
+    session, other = model.open_session(0), model.open_session(1)
+    with pytest.raises(SessionLost, match="not healthy"):
+        session.run(rows(-666), {})
+    session.close()
+    started = time.monotonic()
+    repaired = model.open_session(0)
+    np.testing.assert_allclose(repaired.run(rows(), {})["OUTPUT0"], expected(rows()["INPUT0"]), rtol=1e-5, atol=1e-5)
+    assert time.monotonic() - started < 10
+    other.run(rows(), {})  # a session that was idle meanwhile
+
+
+def test_a_deadline_is_handed_on(model: Model) -> None:
+    session = model.open_session(0)
+    started = time.monotonic_ns()
+    with pytest.raises(ExecutionFailed, match="DEADLINE_EXCEEDED"):
+        session.run(rows(-1000), {DEADLINE_NS: started + 200_000_000})
+    assert time.monotonic_ns() - started < 900_000_000  # the model sleeps for 1 s
+    with pytest.raises(ExecutionFailed, match="before the call"):
+        session.run(rows(), {DEADLINE_NS: started})
+
+
+def test_a_server_that_hangs_loses_the_session(triton: TritonServer) -> None:
+    session = load(triton, timeout_s=0.2).open_session(0)
+    with pytest.raises(SessionLost, match=r"timeout_s 0\.2"):
+        session.run(rows(-1000), {})
+
+
+def test_a_session_opens_on_the_next_url_when_its_own_is_down(triton: TritonServer) -> None:
+    model = load(triton, url=["127.0.0.1:1", triton.grpc_url])
+    for index in (0, 1):
+        session = model.open_session(index)
+        session.run(rows(), {})
+        session.close()
+
+
+def test_every_url_that_is_down_is_named() -> None:
+    with pytest.raises(LoadFailed, match=r"(?s)127\.0\.0\.1:1.*UNAVAILABLE.*127\.0\.0\.1:2"):
+        backends.load("triton", {"url": ["127.0.0.1:1", "127.0.0.1:2"], "model": "m"}, SPEC)
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_large_tensors_pass(triton: TritonServer, shared_memory: bool) -> None:
+    model = load(triton, UNSTATED, model="wide", shared_memory=shared_memory)
+    session = model.open_session(0)
+    for count in (2, 5, 1):  # 5 rows make the region grow
+        array = np.random.default_rng(count).random((count, 262144), np.float32)
+        first = session.run({"INPUT0": array}, {})["OUTPUT0"]
+        session.run({"INPUT0": array + 1}, {})
+        np.testing.assert_array_equal(first, array)
+    session.close()
+    model.close()
+
+
+def test_no_region_stays_behind(triton: TritonServer) -> None:
+    from tritonclient.grpc import InferenceServerClient
+
+    before = set(Path("/dev/shm").glob("gateway-*"))
+    session = load(triton, UNSTATED, model="wide", shared_memory=True).open_session(0)
+    session.run({"INPUT0": np.zeros((1, 262144), np.float32)}, {})
+    with InferenceServerClient(triton.grpc_url) as client:
+        assert len(client.get_system_shared_memory_status().regions) == 1
+        session.close()
+        assert len(client.get_system_shared_memory_status().regions) == 0
+    assert set(Path("/dev/shm").glob("gateway-*")) == before
+
+
+def test_a_region_is_not_used_again_while_a_call_that_timed_out_may_write_to_it(triton: TritonServer) -> None:
+    session = load(triton, UNSTATED, model="wide", shared_memory=True).open_session(0)
+    late = np.full((1, 262144), -1000, np.float32)  # sleeps for 1 s, then echoes
+    with pytest.raises(ExecutionFailed):
+        session.run({"INPUT0": late}, {DEADLINE_NS: time.monotonic_ns() + 100_000_000})
+    fresh = np.ones((1, 262144), np.float32)
+    np.testing.assert_array_equal(session.run({"INPUT0": fresh}, {})["OUTPUT0"], fresh)
+    session.close()
+
+
+def test_sessions_call_at_the_same_time(model: Model) -> None:
+    failures: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            session = model.open_session(index)
+            for i in range(50):
+                inputs = rows(float(i + 100 * index))
+                np.testing.assert_allclose(session.run(inputs, {})["OUTPUT0"], expected(inputs["INPUT0"]), rtol=1e-4, atol=1e-4)
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []

@@ -37,11 +37,13 @@ def load(
     compile: bool = False,
     threads: int = 1,
     device: str = "cpu",
+    cuda_graphs: bool = False,
 ) -> "TorchModel":
     """model: a path, or `module:factory` / `path/to/file.py:factory`, called with factory_options, which returns an nn.Module.
 
     precision: bf16 runs under autocast; int8 quantises the Linear layers of a factory's module dynamically (CPU).
     compile: torch.compile with dynamic shapes; the first runs, at warm-up, take up to a minute.
+    cuda_graphs: record and replay one launch per batch shape on a CUDA device.
     """
     try:
         import torch
@@ -60,7 +62,7 @@ def load(
     if compile:
         call = torch.compile(call, dynamic=True)
     spec = ModelSpec(platform, declared.inputs, declared.outputs, declared.max_rows, declared.row_sizes)
-    return TorchModel(spec, call, target, precision == "bf16", threads, memory_bytes)
+    return TorchModel(spec, call, target, precision == "bf16", threads, cuda_graphs, memory_bytes)
 
 
 def _load_callable(
@@ -121,6 +123,7 @@ class TorchModel:
         device: "torch.device",
         autocast: bool,
         threads: int,
+        cuda_graphs: bool,
         memory_bytes: int,
     ) -> None:
         self.spec = spec
@@ -130,12 +133,17 @@ class TorchModel:
         self._device = device
         self._autocast = autocast
         self._threads = threads
+        self._cuda_graphs = cuda_graphs
 
     def open_session(self, index: int) -> Session:
         import torch
 
         if self._call is None:
             raise LoadFailed("the model is closed")
+        if self._device.type == "cuda":
+            from backends.torch_cuda import CudaSession
+
+            return CudaSession(self.spec, self._call, self._device, autocast=self._autocast, graphs=self._cuda_graphs)
         torch.set_num_threads(self._threads)
         return CpuSession(self.spec, self._call, self._autocast)
 
@@ -160,8 +168,8 @@ class CpuSession:
         try:
             # Grad mode and autocast are per thread and must be entered for every run.
             with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16) if self._autocast else contextlib.nullcontext():
-                results = self._call(*arguments)
-                return named_outputs(self._spec, results)
+                results = ordered_outputs(self._spec, self._call(*arguments))
+                return {tensor.name: to_array(result) for tensor, result in zip(self._spec.outputs, results, strict=True)}
         except BackendError:
             raise
         except Exception as exc:
@@ -199,24 +207,23 @@ def to_array(tensor: "torch.Tensor") -> np.ndarray:
     return tensor.numpy()
 
 
-def named_outputs(spec: ModelSpec, results: Any) -> Tensors:
-    """A module's results by output name, as arrays. Results of autocast come back in the declared datatype."""
+def ordered_outputs(spec: ModelSpec, results: Any) -> list["torch.Tensor"]:
+    """A module's results in the spec's order. What autocast left in half precision comes in the FP32 that was declared.
+
+    Raises: ExecutionFailed, if there are more or fewer, or one is missing.
+    """
     import torch
 
     if isinstance(results, torch.Tensor):
         results = (results,)
-    if isinstance(results, Mapping):
-        named = {output.name: results[output.name] for output in spec.outputs if output.name in results}
-    else:
-        if len(results) != len(spec.outputs):
-            raise ExecutionFailed(f"the module returned {len(results)} tensors, the spec has {len(spec.outputs)} outputs")
-        named = {output.name: result for output, result in zip(spec.outputs, results, strict=True)}
-    outputs: Tensors = {}
-    for output in spec.outputs:
-        tensor = named.get(output.name)
-        if tensor is None:
-            continue  # the check of outputs names it
-        if output.datatype == "FP32" and tensor.dtype == torch.bfloat16:
-            tensor = tensor.float()
-        outputs[output.name] = to_array(tensor.cpu())
-    return outputs
+    elif isinstance(results, Mapping):
+        missing = [tensor.name for tensor in spec.outputs if tensor.name not in results]
+        if missing:
+            raise ExecutionFailed(f"the module returned {sorted(results)}, without the outputs {missing}")
+        results = [results[tensor.name] for tensor in spec.outputs]
+    if len(results) != len(spec.outputs):
+        raise ExecutionFailed(f"the module returned {len(results)} tensors, the spec has {len(spec.outputs)} outputs")
+    return [
+        result.float() if tensor.datatype == "FP32" and result.dtype == torch.bfloat16 else result
+        for tensor, result in zip(spec.outputs, results, strict=True)
+    ]

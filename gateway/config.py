@@ -6,7 +6,7 @@ was expected, and for an unknown key the nearest one that exists.
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -149,8 +149,18 @@ class Build(_Strict):
 
     source: str  # of an nn.Module: `module:factory` or `path/to/file.py:factory`
     options: dict[str, Any] = {}  # given to the factory
-    precision: Literal["fp32", "int8"] = "fp32"  # int8: dynamically quantised weights of matrix products
+    precision: Literal["fp32", "fp16", "int8"] = "fp32"  # fp16: for GPUs; int8: dynamically quantised matrix products
     opset: int = Field(default=18, ge=11, le=30)
+
+
+class NeuronBuild(_Strict):
+    """How `gateway compile` makes a directory of Neuron artifacts: one for each of row_sizes and each of ragged.buckets."""
+
+    source: str
+    options: dict[str, Any] = {}
+    row_sizes: tuple[Rows, ...] = (1, 4, 8)
+    target: Literal["inf1", "inf2", "trn1"] = "inf2"  # compiles without the device, for it
+    compiler_arguments: tuple[str, ...] = ()  # of neuronx-cc, such as --auto-cast=matmult
 
 
 class Synthetic(Backend):
@@ -171,11 +181,13 @@ class Torch(Backend):
 
     kind: Literal["torch"]
     model: str
+    build: Build | None = None  # of a .pt2 file by AOTInductor
     factory_options: dict[str, Any] = {}
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
     compile: bool = False
     threads: int = Field(default=1, ge=1)
-    device: str = "cpu"
+    device: str = "cpu"  # or cuda, cuda:1
+    cuda_graphs: bool = False  # on cuda: one recorded launch per batch shape; the module must not branch on values
 
 
 class OnnxRuntime(Backend):
@@ -208,7 +220,30 @@ class Triton(Backend):
     repair: bool = True  # unload and load a model whose process died: needs --model-control-mode=explicit
 
 
-AnyBackend = Annotated[Synthetic | Torch | OnnxRuntime | Python | Triton, Field(discriminator="kind")]
+class TensorRt(Backend):
+    """TensorRT in this process, built from an ONNX file for the GPU it runs on."""
+
+    kind: Literal["tensorrt"]
+    model: str  # the .onnx file
+    build: Build | None = None
+    engines: str = "models/engines"  # where built engines are kept, by model, profile, GPU and TensorRT version
+    device: int = Field(default=0, ge=0)
+    cuda_graphs: bool = True  # one recorded launch per batch shape instead of one per kernel
+    workspace_mb: int = Field(default=2048, ge=1)  # the most that building may use
+
+
+class Neuron(Backend):
+    """AWS Inferentia and Trainium: compiled artifacts for each rows × length, on the cores Ray gave this process."""
+
+    kind: Literal["neuron"]
+    model: str  # a directory that `gateway compile` made
+    build: NeuronBuild | None = None
+
+
+AnyBackend = Annotated[
+    Synthetic | Torch | OnnxRuntime | Python | Triton | TensorRt | Neuron,
+    Field(discriminator="kind"),
+]
 
 
 class Model(_Strict):
@@ -322,15 +357,21 @@ def _describe(error: Any, document: Any, source: str) -> str:
 
 def _keys_beside(location: tuple[Any, ...]) -> list[str]:
     """The valid keys at the place of an unknown one, found by walking the model classes along the location."""
-    kinds: dict[str, type[BaseModel]] = {
-        "synthetic": Synthetic, "torch": Torch, "onnxruntime": OnnxRuntime, "python": Python,
-        "triton": Triton,
-    }  # fmt: skip
-    children: dict[str, type[BaseModel]] = {
-        "server": Server, "limits": Limits, "ray": Ray, "models": Model, "slo": Slo, "inputs": Tensor, "outputs": Tensor,
-        "ragged": Ragged, "batching": Batching, "autoscaling": Autoscaling, "build": Build, **kinds,
-    }  # fmt: skip
-    current: type[BaseModel] = Config
+    current: list[type[BaseModel]] = [Config]
     for part in location[:-1]:
-        current = children.get(str(part), current)
-    return list(current.model_fields)
+        tagged = [
+            model
+            for model in current
+            if "kind" in model.model_fields and part in get_args(model.model_fields["kind"].annotation)
+        ]
+        if tagged:
+            current = tagged
+        elif isinstance(part, str) and part in current[0].model_fields:
+            current = _models_in(current[0].model_fields[part].annotation) or current
+    return list(current[0].model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]

@@ -29,7 +29,7 @@ DOORS = {
     "ray": {"gateway.cluster", "gateway.app"},
     "pydantic": {"gateway.config", "loadtest.catalogue", "loadtest.spec", "loadtest.prices"},
     "httptools": {"gateway.http_server", "loadtest.http_client", "loadtest.nullserver"},
-    "torch": {"backends.torch", "backends.onnx_export", "backends.neuron", "backends.tensorrt"},
+    "torch": {"backends.torch", "backends.torch_cuda", "backends.onnx_export", "backends.neuron", "backends.tensorrt"},
     "onnxruntime": {"backends.onnxruntime", "backends.onnx_export"},
     "prometheus_client": {"gateway.metrics"},
 }

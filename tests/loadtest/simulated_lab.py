@@ -89,6 +89,7 @@ class SimulatedLab:
         limit_ms, required = self._question.limit_ms, self._question.required
         block_s = max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / load.rps)
         count = max(1, int(load.seconds / block_s))
+        peak_rps = max(peak_rps, 1e-3)  # a peak of 0: the SLO holds at no rate
         # 1 far below the peak, `required` at it, half of it 10 % above.
         miss = (1 - required) * math.exp(min(35 * (load.rps / peak_rps - 1), 20))
         share = 1 / (1 + miss) if miss < 1 else max(0.0, 0.5 - (load.rps / peak_rps - 1.1))
@@ -102,7 +103,7 @@ class SimulatedLab:
             verdict = self._judge(blocks)
             if load.until_decided and verdict != "undecided":
                 break
-        p99_ms = limit_ms * (0.4 + 0.6 * load.rps / peak_rps)
+        p99_ms = limit_ms * (0.4 + 0.6 * min(load.rps / peak_rps, 5.0))
         seconds = start_s + len(blocks) * block_s
         goodput = load.rps * share
         return Measured(

@@ -1,0 +1,169 @@
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+import yaml
+
+from gateway.config import load_config
+from loadtest import recommendation, report
+from loadtest.charts import Point
+from loadtest.errors import ExitCode, UsageError
+from loadtest.html import pareto
+from loadtest.recommendation import Recommendation
+from tests.loadtest.examples import TRUTHS, example_recommendation
+from tests.loadtest.simulated_lab import Truth
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "recommendation.json"
+IMPOSSIBLE = {name: Truth(0) for name in TRUTHS}
+
+
+@pytest.fixture(scope="module")
+def found() -> Recommendation:
+    return example_recommendation(target_rps=900)
+
+
+@pytest.fixture(scope="module")
+def nobody() -> Recommendation:
+    return example_recommendation(IMPOSSIBLE)
+
+
+def test_the_document_round_trips(found: Recommendation, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(recommendation.to_json(found))
+    assert recommendation.read(path) == found
+
+
+def test_the_published_schema_is_the_documents(found: Recommendation, nobody: Recommendation) -> None:
+    published = json.loads(SCHEMA.read_text())
+    assert published == json.loads(json.dumps(recommendation.schema())), "write it anew: json.dumps(schema(), indent=2)"
+    for document in (found, nobody):
+        jsonschema.validate(json.loads(recommendation.to_json(document)), published)
+
+
+def test_awss_names_and_units_stand_beside_ours(found: Recommendation) -> None:
+    first = json.loads(recommendation.to_json(found))["InferenceRecommendations"][0]
+    winner = found.candidate(found.winner or "")
+    assert first["EndpointConfiguration"]["InstanceType"] == "ml.c7i.large"
+    assert first["EndpointConfiguration"]["InitialInstanceCount"] == 2
+    metrics = first["Metrics"]
+    assert metrics["MaxInvocations"] == int(winner.max_rps * 60)
+    assert metrics["CostPerInference"] == pytest.approx(0.08925 / (winner.max_rps * 60 * 60))
+    assert first["ModelConfiguration"]["EnvironmentParameters"] == [{"Key": "sessions", "ValueType": "String", "Value": "2"}]
+
+
+def test_the_winner_comes_first_and_everyone_has_a_price_with_its_source(found: Recommendation) -> None:
+    assert [candidate.status for candidate in found.candidates][:2] == ["winner", "runner-up"]
+    assert found.candidates[0].name == "c7i.large synthetic (sessions 2)"
+    assert all(candidate.price.source and candidate.price.date for candidate in found.candidates)
+    assert found.exit_code == ExitCode.MET
+
+
+def test_a_mix_for_the_target_rate_is_offered_with_its_autoscaling_target(found: Recommendation) -> None:
+    assert found.fleet is not None
+    assert found.fleet.capacity_rps * found.headroom >= 900
+    assert found.autoscaling_invocations_per_minute == pytest.approx(found.candidates[0].max_rps * 0.5 * 60)
+
+
+def test_an_impossible_slo_ends_with_the_best_there_is_and_exit_code_1(nobody: Recommendation) -> None:
+    assert nobody.exit_code == ExitCode.MISSED
+    assert re.match(r"No candidate meets p99<50ms\. The best is .*: p50 .* ms, p95 .* ms, p99 .* ms at ", nobody.answer)
+    assert nobody.configuration == {}
+
+
+def test_the_configuration_to_deploy_is_valid_and_says_where_it_comes_from(found: Recommendation, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(report.configuration(found))
+    config = load_config(path)
+    assert config.models[0].backends[0].sessions == 2
+    assert path.read_text().startswith("# c7i.large synthetic (sessions 2): $0.05")
+
+
+def test_every_file_is_written(found: Recommendation, nobody: Recommendation, tmp_path: Path) -> None:
+    names = {path.name for path in report.write_all(found, tmp_path)}
+    assert names == {"report.json", "report.html", "report.md", "report.csv", "junit.xml", "gateway.yaml"}
+    assert "gateway.yaml" not in {path.name for path in report.write_all(nobody, tmp_path)}
+    assert not (tmp_path / "gateway.yaml").exists()  # not that of the earlier search
+
+
+class Page(HTMLParser):
+    """Checks nesting, and collects what could reach outside."""
+
+    VOID = frozenset({"meta", "link", "img", "br", "hr", "input"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_one_file_without_script_or_links(found: Recommendation, nobody: Recommendation) -> None:
+    for document in (found, nobody):
+        text = report.render(document, "html")
+        page = Page()
+        page.feed(text)
+        assert page.open == []
+        assert page.links == []
+        assert "script" not in page.tags
+        assert "http" not in text
+    assert report.render(found, "html").count("<svg") == 6
+
+
+def test_the_page_escapes_what_comes_from_files() -> None:
+    candidates = [{"instances": ["c7i.large"], "backend": {"kind": "synthetic", "name": "<b>&"}, "settings": {"sessions": [1]}}]
+    found = example_recommendation({"c7i.large <b>& (sessions 1)": Truth(300)}, candidates=candidates)
+    text = report.render(found, "html")
+    assert "<b>&" not in text
+    assert "&lt;b&gt;&amp;" in text
+
+
+def test_junit_fails_when_nobody_meets_the_slo(found: Recommendation, nobody: Recommendation) -> None:
+    good, bad = (ElementTree.fromstring(report.render(document, "junit")) for document in (found, nobody))
+    assert (good.get("failures"), bad.get("failures")) == ("0", "1")
+    assert bad.find("testcase/failure") is not None
+    assert good.get("tests") == str(len(good.findall("testcase")))
+
+
+def test_markdown_and_text_tell_the_answer(found: Recommendation) -> None:
+    for form in ("md", "text"):
+        text = report.render(found, form)
+        assert "c7i.large synthetic (sessions 2)" in text
+        assert "Runner-up" in text
+
+
+def test_csv_has_one_line_per_candidate(found: Recommendation) -> None:
+    lines = report.render(found, "csv").splitlines()
+    assert len(lines) == 1 + len(found.candidates)
+    assert lines[0].startswith("candidate,status,InstanceType,")
+
+
+def test_a_file_that_is_no_recommendation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("{}")
+    with pytest.raises(UsageError, match=r"x\.json: is no result of `loadtest recommend`"):
+        recommendation.read(path)
+
+
+def test_the_pareto_front_keeps_what_nothing_beats_in_both() -> None:
+    points = [Point(1, 9), Point(2, 5), Point(3, 6), Point(4, 1), Point(5, 1)]
+    assert [(point.x, point.y) for point in pareto(points)] == [(1, 9), (2, 5), (4, 1)]
+
+
+def test_the_configuration_is_plain_yaml(found: Recommendation) -> None:
+    assert yaml.safe_load(report.configuration(found)) == found.configuration

@@ -85,6 +85,13 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _serve_plain(config: Config) -> int:
+    for model in config.models:
+        for backend in model.backends:
+            if backend.placement != "embedded":
+                raise ConfigError(
+                    f"model '{model.name}': backend {backend.label} has placement {backend.placement}, which needs Ray: "
+                    "start without --no-ray, or set placement: embedded"
+                )
     with tempfile.TemporaryDirectory(prefix="gateway-") as temporary:
         run_dir = Path(config.server.run_dir or temporary)
         use_run_dir(run_dir)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from backends.base import ModelSpec
 from gateway.clock import Clock, LoopClock
 from gateway.config import Backend, Config, Model
-from gateway.errors import ConfigError
 from gateway.grpc_server import GrpcServer
 from gateway.http_server import HttpServer
 from gateway.metrics import FLUSH_INTERVAL_S, Metrics
@@ -96,11 +95,6 @@ class Ingress:
         return self.repository.ready()
 
     def _open_pool(self, model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
-        if backend.placement != "embedded":
-            raise ConfigError(
-                f"model '{model.name}': backend {backend.label} has placement '{backend.placement}', which needs Ray: "
-                "start without --no-ray, or set placement: embedded"
-            )
         return open_pool(model, backend, declared, self._clock)
 
     def _expose_metrics(self) -> tuple[str, bytes]:

@@ -1,0 +1,75 @@
+"""The command line: what it says, and with which exit code."""
+
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.served.gateway_process import ROOT, served
+
+pytestmark = pytest.mark.slow
+
+SYNTHETIC = "models: [{name: m, backends: [{kind: synthetic}]}]"
+
+
+def gateway(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "gateway.cli", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_check_says_what_would_be_served(tmp_path: Path) -> None:
+    done = gateway("check", written(tmp_path, SYNTHETIC))
+    assert done.returncode == 0
+    assert done.stdout.startswith("m version 1: no SLO")
+
+
+def test_a_faulty_configuration_exits_2_before_anything_starts(tmp_path: Path) -> None:
+    path = written(tmp_path, "models: [{name: m, backends: [{kind: synthetic, sesions: 2}]}]")
+    for command in (("check",), ("serve", "--no-ray"), ("serve",), ("compile",)):
+        done = gateway(*command, path)
+        assert done.returncode == 2
+        assert done.stderr.strip() == f"{path}: models[0].backends[0].sesions: unknown key; did you mean `sessions`?"
+
+
+def test_a_model_that_cannot_load_exits_1_with_its_reason(tmp_path: Path) -> None:
+    path = written(tmp_path, "models: [{name: m, backends: [{kind: onnxruntime, model: missing.onnx}]}]")
+    done = gateway("serve", "--no-ray", path, "--http-port", "0", "--grpc-port", "0")
+    assert done.returncode == 1
+    assert "failed to load 'm' version 1" in done.stderr
+    assert "missing.onnx" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_exits_1_and_names_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = gateway("serve", "--no-ray", written(tmp_path, SYNTHETIC), "--http-port", port, "--grpc-port", "0")
+    assert done.returncode == 1
+    assert port in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_replicas_without_ray_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = written(tmp_path, "models: [{name: m, backends: [{kind: synthetic, placement: replicas}]}]")
+    done = gateway("serve", "--no-ray", path, "--http-port", "0", "--grpc-port", "0")
+    assert done.returncode == 2
+    assert "needs Ray: start without --no-ray" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_well(tmp_path: Path, number: signal.Signals) -> None:
+    with served(written(tmp_path, SYNTHETIC), "--no-ray") as gateway_process:
+        with urllib.request.urlopen(f"http://{gateway_process.http}/v2/health/ready", timeout=10) as response:
+            assert response.status == 200
+        gateway_process.process.send_signal(number)
+        assert gateway_process.process.wait(30) == 0

@@ -24,13 +24,13 @@ class Journal:
     def __init__(self, path: Path, question: Question, *, fresh: bool = False) -> None:
         """fresh: forget what is there. Raises: UsageError, if it belongs to another question."""
         self._path = path
-        head = {"question": fingerprint(question)}
+        head = msgspec.json.encode({"question": fingerprint(question)}) + b"\n"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() and not fresh else []
         if lines and not lines[-1].endswith(b"\n"):
             lines.pop()  # the write that an interruption cut short
         if lines and lines[-1] == FINISHED:
             lines = []
-        if lines and msgspec.json.decode(lines[0]) != head:
+        if lines and lines[0] != head:
             raise UsageError(
                 f"{path}: belongs to another question (candidates, prices, SLO or budget changed): --fresh starts anew"
             )
@@ -39,20 +39,17 @@ class Journal:
         path.write_bytes(b"".join(lines))
         self._file: IO[bytes] = path.open("ab")
         if not lines:
-            self._write(head)
+            self._file.write(head)
 
     def append(self, event: Event) -> None:
-        self._write({"event": NAMES[type(event)], "data": event})
+        self._file.write(msgspec.json.encode({"event": NAMES[type(event)], "data": event}) + b"\n")
+        self._file.flush()
 
     def finish(self) -> None:
         self._file.write(FINISHED)
 
     def close(self) -> None:
         self._file.close()
-
-    def _write(self, line: object) -> None:
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
 
 
 def fingerprint(question: Question) -> str:
@@ -63,7 +60,7 @@ def fingerprint(question: Question) -> str:
 def _read(line: bytes, path: Path, number: int) -> Event:
     try:
         record = msgspec.json.decode(line)
-        event: Event = msgspec.convert(record["data"], KINDS[record["event"]])
+        event: Event = msgspec.convert(record["data"], KINDS[record["event"]], str_keys=True)
     except (msgspec.MsgspecError, KeyError, TypeError) as exc:
         raise UsageError(f"{path}: line {number} is no event: {exc}; --fresh starts anew") from exc
     return event

@@ -61,6 +61,7 @@ def predicted_rps(
     max_rows: int,
     rows_per_request: int = 1,
     seed: int = 0,
+    requests: int = REQUESTS,
 ) -> float:
     """The largest rate of Poisson arrivals at which the simulated gateway meets the SLO; 0 if it does at none."""
     limit_ms = slo.tightest_ms
@@ -68,7 +69,7 @@ def predicted_rps(
         return 0.0
 
     def holds(rps: float) -> bool:
-        arrivals_ns = np.cumsum(np.random.default_rng(seed).exponential(1e9 / rps, REQUESTS)).astype(np.int64)
+        arrivals_ns = np.cumsum(np.random.default_rng(seed).exponential(1e9 / rps, requests)).astype(np.int64)
         batcher = Batcher(
             POLICIES[batching.policy](batching),
             max_rows=max_rows,

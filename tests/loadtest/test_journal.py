@@ -1,0 +1,75 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from loadtest.errors import UsageError
+from loadtest.journal import Journal
+from loadtest.search import Entrant, Measured, Predicted, Profiled, Question, Timing
+
+QUESTION = Question((Entrant("a", "g", 1.0, 1, 8),), 0.99, 50, 600)
+EVENTS = (
+    Profiled("g", (Timing(1, 1, 5.0, 0.1),), 0.5, 7.0),
+    Predicted("a", 120.0),
+    Measured("a", "peak", 100.0, "pass", ((200, 199), (210, 210)), 21.0, batch_rows={1: 5, 8: 7}, notes=("busy",)),
+)
+
+
+def write(path: Path, *, finish: bool = False) -> None:
+    journal = Journal(path, QUESTION)
+    for event in EVENTS:
+        journal.append(event)
+    if finish:
+        journal.finish()
+    journal.close()
+
+
+def reopened(path: Path, question: Question = QUESTION, *, fresh: bool = False) -> tuple[object, ...]:
+    journal = Journal(path, question, fresh=fresh)
+    journal.close()
+    return journal.events
+
+
+def test_events_come_back_as_they_were(tmp_path: Path) -> None:
+    write(tmp_path / "journal.jsonl")
+    assert reopened(tmp_path / "journal.jsonl") == EVENTS
+
+
+def test_a_line_cut_short_by_an_interruption_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert reopened(path) == EVENTS[:2]
+    assert reopened(path) == EVENTS[:2]  # and the file is whole again
+
+
+def test_a_finished_search_is_not_resumed(tmp_path: Path) -> None:
+    write(tmp_path / "journal.jsonl", finish=True)
+    assert reopened(tmp_path / "journal.jsonl") == ()
+
+
+def test_fresh_forgets_what_is_there(tmp_path: Path) -> None:
+    write(tmp_path / "journal.jsonl")
+    assert reopened(tmp_path / "journal.jsonl", fresh=True) == ()
+
+
+def test_the_journal_of_another_question_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "journal.jsonl")
+    with pytest.raises(UsageError, match=r"belongs to another question .*--fresh starts anew"):
+        reopened(tmp_path / "journal.jsonl", dataclasses.replace(QUESTION, limit_ms=40))
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b"garbage\n", b'{"event":"measured","data":{}}\n', b'{"event":"other","data":{}}\n'])
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path)
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(UsageError, match="line 5 is no event"):
+        reopened(path)
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"something else\n")
+    with pytest.raises(UsageError, match="belongs to another question"):
+        reopened(path)

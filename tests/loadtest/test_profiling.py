@@ -1,0 +1,97 @@
+import asyncio
+import dataclasses
+
+import pytest
+
+from loadtest.profiling import Executions, ProfileFailed, executions, profile
+from loadtest.results import LoadSpec, RunResult
+from loadtest.search import Timing
+from tests.loadtest.made_results import run_result
+
+BASE = LoadSpec(target="http://nowhere", model="m")
+
+
+class Server:
+    """Takes 4 + rows ms for a batch, 1.5 times that if another runs beside it, and 0.5 ms around it."""
+
+    def __init__(self, *, statistics: bool = True, fails: bool = False) -> None:
+        self._counts: dict[int, tuple[int, int]] = {}
+        self._statistics = statistics
+        self._fails = fails
+        self.visits: list[tuple[int, int]] = []
+
+    async def measure(self, spec: LoadSpec) -> RunResult:
+        rows, users = int(spec.rows), int(spec.pattern.removeprefix("users:count="))
+        self.visits.append((rows, users))
+        if self._fails:
+            return run_result(errors={"http 500": 3})
+        ms = (4 + rows) * (1.5 if users > 1 else 1)
+        count, ns = self._counts.get(rows, (0, 0))
+        self._counts[rows] = count + 10, ns + round(10 * ms * 1e6)
+        return run_result(succeeded=10, service_ms=ms + 0.5)
+
+    async def look(self) -> Executions:
+        return Executions(dict(self._counts) if self._statistics else {})
+
+
+def run(
+    server: Server, rows: tuple[int, ...] = (1, 2, 4), sessions: int = 1, limit_ms: float = 100.0
+) -> tuple[tuple[Timing, ...], float]:
+    return asyncio.run(
+        profile(BASE, rows=rows, sessions=sessions, seconds=1, limit_ms=limit_ms, measure=server.measure, look=server.look)
+    )
+
+
+def test_model_time_comes_from_the_server_and_the_rest_is_overhead() -> None:
+    timings, overhead_ms = run(Server())
+    assert [(t.rows, t.concurrency) for t in timings] == [(1, 1), (2, 1), (4, 1)]
+    assert [t.ms for t in timings] == pytest.approx([5, 6, 8])
+    assert overhead_ms == pytest.approx(0.5)
+
+
+def test_without_statistics_the_clients_time_is_taken() -> None:
+    timings, overhead_ms = run(Server(statistics=False))
+    assert [t.ms for t in timings] == pytest.approx([5.5, 6.5, 8.5])
+    assert overhead_ms == 0
+
+
+def test_concurrency_is_measured_for_itself() -> None:
+    timings, _ = run(Server(), rows=(1,), sessions=3)
+    assert [(t.concurrency, t.ms) for t in timings] == [(1, 5.0), (2, 7.5), (3, 7.5)]
+
+
+def test_sizes_are_visited_up_and_down_after_a_warm_up() -> None:
+    server = Server()
+    run(server)
+    assert server.visits == [(1, 1), (1, 1), (2, 1), (4, 1), (4, 1), (2, 1), (1, 1)]
+
+
+def test_sizes_that_break_the_slo_alone_are_left_out() -> None:
+    timings, _ = run(Server(), rows=(1, 2, 4, 8, 16, 32), limit_ms=10)
+    assert max(t.rows for t in timings) == 8  # 12 ms: the first that takes longer
+
+
+def test_a_server_that_fails_has_no_profile() -> None:
+    with pytest.raises(ProfileFailed, match="3 × http 500"):
+        run(Server(fails=True))
+
+
+def test_the_v2_statistics_are_read_by_batch_size() -> None:
+    entry = {"batch_size": 4, "compute_infer": {"count": 2, "ns": 30_000_000}, "compute_input": {"count": 2, "ns": 1}}
+    found = executions({"model_stats": [{"name": "m", "version": "1", "batch_stats": [entry]}]})
+    assert found.mean_ms(4) == 15
+    assert found.since(Executions({4: (1, 10_000_000)})).mean_ms(4) == 20
+    assert executions({}).by_rows == {}
+
+
+def test_the_specs_payload_is_kept() -> None:
+    seen: list[LoadSpec] = []
+    server = Server()
+
+    async def measure(spec: LoadSpec) -> RunResult:
+        seen.append(spec)
+        return await server.measure(spec)
+
+    base = dataclasses.replace(BASE, length="32", protocol="grpc")
+    asyncio.run(profile(base, rows=(1,), sessions=1, seconds=1, limit_ms=100, measure=measure, look=server.look))
+    assert {(spec.length, spec.protocol) for spec in seen} == {("32", "grpc")}

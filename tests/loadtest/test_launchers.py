@@ -1,0 +1,148 @@
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from loadtest.catalogue import load_catalogue
+from loadtest.errors import TargetError
+from loadtest.launchers import StartFailed, launcher_of
+from loadtest.launchers.local import Local
+from loadtest.launchers.url import Url, get_json, instance_type_of
+from loadtest.spec import Candidate, LocalLauncher, UrlLauncher
+from tests.loadtest.examples import example_spec
+
+CORE = min(os.sched_getaffinity(0))
+READY = "print('gateway ready http=127.0.0.1:1234 grpc=127.0.0.1:1235', flush=True);"
+WAIT = "import signal; signal.pause()"
+
+
+@pytest.fixture(scope="module")
+def candidate() -> Candidate:
+    spec = example_spec(load_catalogue(), launcher={"kind": "local", "stands_for": {"c7i.large": [CORE], "c8g.large": [CORE]}})
+    return spec.candidates[0]
+
+
+def local(program: str, *, timeout_s: float = 20.0) -> Local:
+    """A launcher whose gateway is a few lines of Python."""
+    return Local(start_timeout_s=timeout_s, nice=3, gateway=(sys.executable, "-c", program))
+
+
+def run(launcher: Local, candidate: Candidate, check: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        running = await launcher.start(candidate)
+        try:
+            await check(running)
+        finally:
+            await running.stop()
+
+    asyncio.run(main())
+
+
+def children() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_candidate_runs_pinned_and_nice_until_it_is_stopped(candidate: Candidate) -> None:
+    async def check(running: Any) -> None:
+        assert (running.rest, running.grpc) == ("http://127.0.0.1:1234", "127.0.0.1:1235")
+        (process,) = children()
+        assert process.cpu_affinity() == [CORE]
+        assert process.nice() == psutil.Process().nice() + 3
+        assert running.failure() == ""
+        assert running.usage().memory_percent > 0
+
+    run(local(READY + WAIT), candidate, check)
+    assert children() == []
+
+
+def test_the_candidates_configuration_is_what_it_is_started_with(candidate: Candidate) -> None:
+    program = "import sys; print(open(sys.argv[1]).read(), file=sys.stderr); print(sys.argv[2:], file=sys.stderr); sys.exit(3)"
+    with pytest.raises(StartFailed, match=r"ended with code 3 before it was ready: .*'--http-port', '0', '--grpc-port', '0'"):
+        asyncio.run(local(program).start(candidate))
+
+
+def test_what_it_started_ends_with_it(candidate: Candidate) -> None:
+    stubborn = "import signal,subprocess,sys,time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+
+    async def check(running: Any) -> None:
+        assert len(children()) == 2
+
+    run(local(stubborn + READY + WAIT), candidate, check)
+    assert children() == []
+
+
+def test_one_that_is_never_ready_is_ended_in_time(candidate: Candidate) -> None:
+    program = "import sys; print('loading', file=sys.stderr, flush=True);" + WAIT
+    with pytest.raises(StartFailed, match=r"not ready within 1 s: loading"):
+        asyncio.run(local(program, timeout_s=1.0).start(candidate))
+    assert children() == []
+
+
+def test_one_that_dies_later_says_how(candidate: Candidate) -> None:
+    async def check(running: Any) -> None:
+        await asyncio.wait_for(running._process.wait(), 10)
+        assert running.failure() == "ended with code 9 while it was measured: out of luck"
+
+    run(local("import sys;" + READY + "print('out of luck', file=sys.stderr); sys.exit(9)"), candidate, check)
+
+
+async def answering(body: bytes, status: str = "200 OK") -> asyncio.Server:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    return await asyncio.start_server(serve, "127.0.0.1", 0)
+
+
+def asked(body: bytes, ask: Callable[[str], Coroutine[Any, Any, Any]], status: str = "200 OK") -> Any:
+    async def main() -> Any:
+        async with await answering(body, status) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await ask(f"http://127.0.0.1:{port}")
+
+    return asyncio.run(main())
+
+
+def test_a_running_server_is_taken_as_it_is(candidate: Candidate) -> None:
+    async def start(url: str) -> Any:
+        import dataclasses
+
+        running = await Url().start(dataclasses.replace(candidate, url=url))
+        await running.stop()
+        return running
+
+    running = asked(b"", start)
+    assert running.usage().cpu_percent is None
+    assert running.failure() == ""
+    with pytest.raises(StartFailed, match="503"):
+        asked(b"", start, "503 Service Unavailable")
+
+
+def test_the_instance_type_is_asked_from_the_servers_metadata() -> None:
+    assert asked(b'{"name": "serving-gateway", "instance_type": "c7i.large"}', instance_type_of) == "c7i.large"
+    with pytest.raises(TargetError, match="does not say which instance type it runs on: set `instances`"):
+        asked(b'{"name": "triton"}', instance_type_of)
+
+
+@pytest.mark.parametrize("body", [b"no JSON", b"[]"])
+def test_an_answer_that_is_no_object_is_an_error(body: bytes) -> None:
+    with pytest.raises(TargetError, match=r"http://127\.0\.0\.1"):
+        asked(body, lambda url: asyncio.to_thread(get_json, url))
+
+
+def test_only_http_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="expected an address that begins with http://"):
+        get_json(f"file://{tmp_path}/x")
+
+
+def test_the_spec_chooses_the_launcher() -> None:
+    assert isinstance(launcher_of(LocalLauncher(kind="local")), Local)
+    assert isinstance(launcher_of(UrlLauncher(kind="url")), Url)
+    assert not launcher_of(LocalLauncher(kind="local")).paid

@@ -1,0 +1,221 @@
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.catalogue import Catalogue, load_catalogue
+from loadtest.errors import TargetError, UsageError
+from loadtest.journal import Journal
+from loadtest.launchers import StartFailed, Usage
+from loadtest.recommender import Lab, Step, limited, question_of, required_share, run_search
+from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.search import Load, Measured, Profile, Profiled
+from loadtest.spec import Candidate, Spec
+from tests.loadtest.examples import example_spec
+from tests.loadtest.made_results import run_result
+
+PEAK_RPS = 150.0
+RATED = {"c7i.large synthetic (sessions 1)": 1.0, "c7i.large synthetic (sessions 2)": 1.6}
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load_catalogue()
+
+
+@pytest.fixture
+def spec(catalogue: Catalogue) -> Spec:
+    candidate = {"instances": ["c7i.large"], "backend": {"kind": "synthetic"}, "settings": {"sessions": [1, 2]}}
+    return example_spec(catalogue, candidates=[candidate], launcher={"kind": "local", "stands_for": {"c7i.large": [0]}})
+
+
+class FakeRunning:
+    rest = "http://127.0.0.1:9"  # nobody listens: no statistics
+    grpc = "127.0.0.1:9"
+
+    def __init__(self, launcher: "FakeLauncher", name: str) -> None:
+        self._launcher = launcher
+        self.name = name
+
+    def failure(self) -> str:
+        return self._launcher.died.get(self.name, "")
+
+    def usage(self) -> Usage:
+        return Usage(80.0, 10.0)
+
+    async def stop(self) -> None:
+        self._launcher.running.discard(self.name)
+
+
+class FakeLauncher:
+    paid = False
+    start_s = 0.0
+
+    def __init__(self) -> None:
+        self.running: set[str] = set()
+        self.started: list[str] = []
+        self.broken: set[str] = set()
+        self.died: dict[str, str] = {}
+
+    async def start(self, candidate: Candidate) -> FakeRunning:
+        if candidate.name in self.broken:
+            raise StartFailed("ended with code 1 before it was ready: no such model")
+        assert not self.running, "one candidate at a time"
+        self.running.add(candidate.name)
+        self.started.append(candidate.name)
+        return FakeRunning(self, candidate.name)
+
+    @property
+    def now(self) -> str:
+        (name,) = self.running
+        return name
+
+
+class FakeMeasure:
+    """A model that takes 4 + rows ms; the SLO holds up to a peak per candidate."""
+
+    def __init__(self, launcher: FakeLauncher, *, raises: Exception | None = None) -> None:
+        self._launcher = launcher
+        self._raises = raises
+        self.specs: list[LoadSpec] = []
+
+    async def __call__(self, spec: LoadSpec, *, until_decided: bool = False) -> RunResult:
+        self.specs.append(spec)
+        if spec.pattern.startswith("users"):
+            return run_result(spec, succeeded=20, service_ms=4 + int(spec.rows))
+        if self._raises:
+            raise self._raises
+        good = spec.rate_rps <= PEAK_RPS * RATED[self._launcher.now]
+        requests = round(spec.rate_rps * 20)
+        return run_result(
+            spec,
+            succeeded=requests,
+            service_ms=30 if good else 80,
+            verdict="pass" if good else "fail",
+            met_share=1.0 if good else 0.5,
+        )
+
+
+def searched(spec: Spec, launcher: FakeLauncher, measure: Any, folder: Path, on_step: Any = lambda step: None) -> Any:
+    question = question_of(spec, paid=False)
+    journal = Journal(folder / "journal.jsonl", question)
+    try:
+        lab = Lab(spec, launcher, measure, runs=folder / "runs")
+        return asyncio.run(run_search(question, lab, journal, on_step=on_step))
+    finally:
+        journal.close()
+
+
+@pytest.mark.slow
+def test_a_whole_search_measures_predicts_and_finds_the_better(spec: Spec, tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    outcome = searched(spec, launcher, FakeMeasure(launcher), tmp_path)
+    assert outcome.winner == "c7i.large synthetic (sessions 2)"
+    assert launcher.running == set()
+    assert launcher.started[0] == "c7i.large synthetic (sessions 2)"  # the widest is profiled, for both
+    standing = outcome.standings[1]
+    assert 0.9 * 1.6 * PEAK_RPS <= standing.peak_rps <= 1.6 * PEAK_RPS
+    assert len(list((tmp_path / "runs").glob("*.json"))) == sum(len(s.runs) for s in outcome.standings)
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_measures_only_what_is_missing(spec: Spec, tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    measure = FakeMeasure(launcher)
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(step: Step) -> None:
+        if isinstance(step.event, Measured):
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        searched(spec, launcher, measure, tmp_path, interrupt)
+    assert launcher.running == set()  # stopped all the same
+    before = len(measure.specs)
+    resumed: list[bool] = []
+    searched(spec, launcher, measure, tmp_path, lambda step: resumed.append(step.resumed) if step.event else None)
+    assert resumed[:4] == [True] * 4  # profile, two predictions, one run
+    assert not any(resumed[4:])
+    assert not any(later.pattern.startswith("users") for later in measure.specs[before:])
+
+
+def answer(lab: Lab, command: Any) -> Any:
+    async def main() -> Any:
+        try:
+            return await lab.answer(command)
+        finally:
+            await lab.close()
+
+    return asyncio.run(main())
+
+
+def test_what_does_not_start_is_an_event_and_no_exception(spec: Spec) -> None:
+    launcher = FakeLauncher()
+    name = spec.candidates[0].name
+    launcher.broken.add(name)
+    lab = Lab(spec, launcher, FakeMeasure(launcher))
+    profiled = answer(lab, Profile(name, "g", (1,), 1, 1.0))
+    measured = answer(lab, Load(name, 10, 5, "peak"))
+    assert isinstance(profiled, Profiled)
+    assert profiled.failure == measured.failure == "did not start: ended with code 1 before it was ready: no such model"
+
+
+def test_what_dies_in_mid_run_is_out_with_its_last_words(spec: Spec) -> None:
+    launcher = FakeLauncher()
+    name = spec.candidates[0].name
+    launcher.died[name] = "ended with code -9 while it was measured"
+    measured = answer(Lab(spec, launcher, FakeMeasure(launcher, raises=TargetError("no metadata"))), Load(name, 10, 5, "peak"))
+    assert measured.failure == "ended with code -9 while it was measured"
+
+
+def test_a_target_that_nobody_answers_at_is_lost(spec: Spec) -> None:
+    launcher = FakeLauncher()
+
+    async def measure(wanted: LoadSpec, *, until_decided: bool = False) -> RunResult:
+        return run_result(wanted, succeeded=10, errors={"refused": 90}, verdict="fail")
+
+    measured = answer(Lab(spec, launcher, measure), Load(spec.candidates[0].name, 10, 5, "peak"))
+    assert measured.failure == "the target went away: 90 of 100 requests found nobody"
+
+
+def test_an_invalid_run_says_why(spec: Spec) -> None:
+    async def measure(wanted: LoadSpec, *, until_decided: bool = False) -> RunResult:
+        return run_result(wanted, succeeded=100, valid=False)
+
+    measured = answer(Lab(spec, FakeLauncher(), measure), Load(spec.candidates[0].name, 10, 5, "peak"))
+    assert not measured.valid
+    assert measured.notes == ("send lag p99 9 ms is above 0.5 ms",)
+
+
+def test_the_payload_of_the_spec_is_what_is_sent(catalogue: Catalogue) -> None:
+    payload = {"protocol": "grpc", "rows": 3, "length": "32", "values": ["x=0:9"]}
+    spec = example_spec(catalogue, payload=payload)
+    launcher = FakeLauncher()
+    measure = FakeMeasure(launcher)
+    answer(Lab(spec, launcher, measure), Load("c7i.large synthetic (sessions 1)", 10, 5, "peak"))
+    (sent,) = measure.specs
+    assert (sent.target, sent.protocol, sent.rows, sent.length, sent.values) == ("127.0.0.1:9", "grpc", "3", "32", ("x=0:9",))
+    assert (sent.rate_rps, sent.duration_s, sent.slo) == (10, 5, spec.slo)
+
+
+def test_the_command_line_goes_before_the_file(spec: Spec) -> None:
+    changed = limited(spec, minutes=3, usd=1.5, target_rps=70)
+    assert (changed.budget.minutes, changed.budget.usd, changed.target_rps) == (3, 1.5, 70)
+    assert limited(spec, minutes=None, usd=None, target_rps=None) == spec
+    with pytest.raises(UsageError, match="--budget-minutes: expected a number above 0, got 0"):
+        limited(spec, minutes=0, usd=None, target_rps=None)
+
+
+def test_money_is_limited_only_where_it_is_spent(spec: Spec) -> None:
+    spending = dataclasses.replace(spec, budget=spec.budget.model_copy(update={"usd": 2.0}))
+    assert question_of(spending, paid=True).max_usd == 2.0
+    assert question_of(spending, paid=False).max_usd is None
+
+
+def test_the_most_lenient_percentile_is_required_of_all_objectives_together() -> None:
+    assert required_share(Slo.parse("p99<50ms")) == 0.99
+    assert required_share(Slo.parse("p50<10ms,p99<50ms")) == 0.5

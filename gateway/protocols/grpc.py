@@ -64,7 +64,6 @@ _CONTENTS: Final = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-_CLASSIFIABLE: Final = frozenset(_CONTENTS) - {"BOOL", "BYTES"}  # as in Triton
 _FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
 _LONGEST_TIMEOUT_US: Final = 1 << 52  # 142 years; beyond is no timeout, and the deadline stays within 64 bits
 
@@ -207,10 +206,10 @@ def _typed(tensor: Any, model: str, name: str, datatype: str, shape: tuple[int, 
 def _outputs(tensors: Any, model: str, spec: ModelSpec) -> tuple[OutputRequest, ...]:
     check_outputs(spec, model, (tensor.name for tensor in tensors))
     # A repeated output is answered once, as in Triton.
-    return tuple({tensor.name: _output(tensor, spec) for tensor in tensors}.values())
+    return tuple({tensor.name: _output(tensor) for tensor in tensors}.values())
 
 
-def _output(tensor: Any, spec: ModelSpec) -> OutputRequest:
+def _output(tensor: Any) -> OutputRequest:
     name = tensor.name
     if not tensor.parameters:
         return OutputRequest(name)
@@ -222,9 +221,6 @@ def _output(tensor: Any, spec: ModelSpec) -> OutputRequest:
         raise InvalidArgument(f"output '{name}': invalid value {classes} for 'classification' parameter, expected at least 1")
     if region is not None:
         raise InvalidArgument(f"output '{name}' can't set both 'shared_memory_region' and 'classification'")
-    datatype = spec.output_by_name[name].datatype
-    if datatype not in _CLASSIFIABLE:
-        raise InvalidArgument(f"class result not available for output '{name}' due to unsupported type '{datatype}'")
     return OutputRequest(name, classification=classes)
 
 

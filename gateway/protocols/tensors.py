@@ -6,6 +6,7 @@ Messages follow Triton's where clients search for them (PROTOCOL: "expected 2 in
 import struct
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
+from typing import Final
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from gateway.errors import InvalidArgument
 
 _LENGTH = struct.Struct("<I")
 _BYTES = NUMPY["BYTES"]
+
+# As in Triton: integers, FP32 and FP64.
+_SCORES: Final = frozenset(dtype for name, dtype in NUMPY.items() if name not in ("BOOL", "BYTES", "FP16", "BF16"))
 
 Buffer = bytes | bytearray | memoryview
 
@@ -160,8 +164,10 @@ def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool)
     """The k best classes of each row as BYTES "score:index[:label]" (classification extension).
 
     Shapes: (rows, *classes) -> (rows, min(k, classes)) if batched, else the whole array is one row and the result (min(k, n),).
-    Order: score falling, then index rising.
+    Order: score falling, then index rising. Raises: InvalidArgument, for a datatype that has no scores.
     """
+    if array.dtype not in _SCORES:
+        raise InvalidArgument(f"class result not available for output due to unsupported type '{datatype_of(array)}'")
     rows = array.reshape(array.shape[0], -1) if batched else array.reshape(1, -1)
     k = min(k, rows.shape[1])
     best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :k]

@@ -350,14 +350,9 @@ def test_half_precision_has_no_typed_form(datatype: str) -> None:
 
 @pytest.mark.parametrize("datatype", ["BOOL", "FP16", "BF16", "BYTES"])
 def test_only_numbers_are_classified(datatype: str) -> None:
-    array = samples(datatype)[:1]
-    wish = Wish(name="OUTPUT0", parameters=shared(classification=1))
-    raw = array.tobytes() if datatype != "BYTES" else b"\1\0\0\0a" * 3
-    message = pb.ModelInferRequest(
-        inputs=[Tensor(name="INPUT0", datatype=datatype, shape=[1, 3])], raw_input_contents=[raw], outputs=[wish]
-    )
+    request = InferRequest("m", "1", "", {}, 2, 0, outputs=(OutputRequest("OUTPUT0", classification=1),))
     with pytest.raises(InvalidArgument, match=f"unsupported type '{datatype}'"):
-        read(message, identity(datatype))
+        write(InferResponse("m", "1", "", {"OUTPUT0": samples(datatype)}), request, identity(datatype))
 
 
 def test_the_best_classes_are_answered_with_their_labels() -> None:

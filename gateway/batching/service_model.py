@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
+from gateway.batching.queue import LengthGroup
+
 _RATE: Final = 0.1
 _FORGET: Final = 0.98
 _RATIOS: Final = 128
@@ -28,6 +30,7 @@ _QUANTILE: Final = 0.9
 _ALL_SIZES_UP_TO: Final = 128
 _REFRESH_AT: Final = 0.01  # tables are built again when a size's mean has moved by this share
 _FORMAT: Final = 1
+_CURVES: Final = 256
 
 
 def size_grid(max_rows: int, row_sizes: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -127,6 +130,15 @@ class ServiceCurve:
         self._levels[busy] = level * (1.0 + _RATE * (min(clipped, _CLIP) - 1.0))
         self._learn(rows, clipped * predicted, level)
         self._watch_drift(ratio)
+
+    def borrow(self, other: "ServiceCurve", factor: float) -> None:
+        """Start from another bucket's curve, so many times as slow; the first batches of one's own correct it."""
+        self._means = {rows: mean * factor for rows, mean in other._means.items()}
+        self._counts = dict.fromkeys(self._means, 1)
+        weight, x, y, xx, xy = other._sums
+        self._sums = [weight, x, y * factor, xx, xy * factor]
+        self._levels = dict(other._levels)
+        self._stale = True
 
     def to_dict(self) -> dict[str, Any]:
         """All that is worth keeping between restarts, as JSON can hold it."""
@@ -242,19 +254,64 @@ class ServiceCurve:
 class ServiceModel:
     """The curves of one lane, by input bucket.
 
-    A bucket that was never seen borrows the curve of the nearest known one until its own first batch.
+    A bucket that was never seen starts with the curve of the nearest known one, in proportion to the length where both have one.
     """
 
     def __init__(self, max_rows: int, row_sizes: tuple[int, ...] = ()) -> None:
         self.sizes = size_grid(max_rows, row_sizes)
         self._curves: dict[Hashable, ServiceCurve] = {}
+        self._kept: dict[str, Mapping[str, Any]] = {}
 
     @property
     def curves(self) -> Mapping[Hashable, ServiceCurve]:
         return self._curves
 
+    @property
+    def probe_rows(self) -> tuple[int, ...]:
+        """The sizes to run before traffic: the smallest and the largest."""
+        return self.sizes[:1] if len(self.sizes) == 1 else (self.sizes[0], self.sizes[-1])
+
+    def probe(self, bucket: Hashable, rows: int, times_ns: list[int]) -> None:
+        """Learn from two or more runs of `rows` rows before traffic."""
+        self.curve(bucket).probe(rows, times_ns)
+
     def curve(self, bucket: Hashable) -> ServiceCurve:
         curve = self._curves.get(bucket)
         if curve is None:
-            curve = self._curves[bucket] = ServiceCurve(self.sizes)
+            curve = ServiceCurve(self.sizes)
+            kept = self._kept.pop(repr(bucket), None)
+            if kept is not None:
+                curve.restore(kept)
+            else:
+                self._borrow(bucket, curve)
+            if len(self._curves) >= _CURVES:  # clients choose shapes, and could choose many
+                del self._curves[next(iter(self._curves))]
+            self._curves[bucket] = curve
         return curve
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is worth keeping between restarts, as JSON can hold it."""
+        return {"buckets": {repr(bucket): curve.to_dict() for bucket, curve in self._curves.items() if curve.ready}}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Take over what `to_dict` gave, before traffic. Raises: ValueError, if it is something else."""
+        buckets = kept.get("buckets") if isinstance(kept, Mapping) else None
+        if not isinstance(buckets, Mapping):
+            raise ValueError("not a service model: expected a mapping with the key `buckets`")
+        for curve in buckets.values():
+            ServiceCurve(self.sizes).restore(curve)
+        self._kept = dict(buckets)
+        for bucket in [bucket for bucket in self._curves if repr(bucket) in self._kept]:
+            self._curves[bucket].restore(self._kept.pop(repr(bucket)))
+
+    def _borrow(self, bucket: Hashable, curve: ServiceCurve) -> None:
+        known = [(other, found) for other, found in self._curves.items() if found.ready]
+        if not known:
+            return
+        if isinstance(bucket, LengthGroup):
+            same = [(other, found) for other, found in known if isinstance(other, LengthGroup)]
+            if same:
+                near, found = min(same, key=lambda item: abs(item[0].length - bucket.length))
+                curve.borrow(found, bucket.length / max(1, near.length))
+                return
+        curve.borrow(known[-1][1], 1.0)

@@ -336,6 +336,14 @@ def run_from_json(text: str | bytes, *, source: str) -> RunResult:
     return result
 
 
+def read_spec(path: str | Path) -> LoadSpec:
+    """Read a spec as JSON. Raises: UsageError, with the path of the first fault."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=LoadSpec)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise UsageError(f"{path}: no load spec: {exc}") from exc
+
+
 def read_run(path: str | Path) -> RunResult:
     """Raises: UsageError, if the file cannot be read or is no result."""
     try:

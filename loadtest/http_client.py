@@ -1,0 +1,203 @@
+"""A thin HTTP/1.1 client for one endpoint: whole requests as prepared bytes, a pool that grows to a cap.
+
+A request takes the connection that became free last; if there is none, it waits in order of arrival while a new connection is
+opened, up to the cap. A connection that could not be opened fails the request at the head of the queue. Nothing is retried:
+what a user would see is what counts.
+"""
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+
+import httptools
+
+from loadtest.recorder import MALFORMED, OK, REFUSED, RESET, RequestLog, status_name
+
+_SAMPLE_BYTES = 300
+
+
+class HttpClient:
+    """Life: open, then `send` any number of times, then close. All on one event loop."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: bool,
+        requests: Sequence[bytes],
+        connections: int,
+        connect_timeout_s: float,
+        log: RequestLog,
+        on_done: Callable[[int, int], None],
+    ) -> None:
+        """on_done: gets the row and its status, once per `send`, never inside it."""
+        self._host = host
+        self._port = port
+        self._tls = ssl.create_default_context() if tls else None
+        self._connect_timeout_s = connect_timeout_s
+        self._cap = connections
+        self.requests = requests
+        self.log = log
+        self.on_done = on_done
+        self.error_samples: dict[str, str] = {}
+        self.start_ns = 0  # of the run; set before the first send
+        self._idle: list[_Connection] = []
+        self._connections: set[_Connection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._waiting: deque[int] = deque()
+        self._closed = False
+        self._all_lost = asyncio.Event()  # after close
+        self.most_connections = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<HttpClient {len(self._connections)} open ({len(self._idle)} idle), {len(self._connecting)} opening, "
+            f"{len(self._waiting)} waiting>"
+        )
+
+    async def open(self, connections: int) -> None:
+        """Open some connections ahead. A target that is down is no error yet."""
+        for _ in range(min(connections, self._cap)):
+            self._connect()
+        if self._connecting:
+            await asyncio.wait(self._connecting)
+
+    def send(self, row: int) -> None:
+        if self._idle:
+            self._idle.pop().send(row)
+            return
+        self._waiting.append(row)
+        self._connect()
+
+    def expire(self, rows: Container[int]) -> None:
+        """Take back requests that their caller has given up; `on_done` is not called for them."""
+        for connection in [connection for connection in self._connections if connection.row in rows]:
+            connection.row = -1
+            connection.abort()
+        if self._waiting:
+            self._waiting = deque(row for row in self._waiting if row not in rows)
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in self._connecting:
+            task.cancel()
+        for connection in list(self._connections):
+            connection.row = -1
+            connection.abort()
+        if self._connecting:
+            await asyncio.wait(self._connecting)
+        if self._connections:
+            await self._all_lost.wait()
+
+    def _connect(self) -> None:
+        if not self._closed and len(self._connections) + len(self._connecting) < self._cap:
+            task = asyncio.ensure_future(self._open_one())
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _open_one(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await loop.create_connection(lambda: _Connection(self), self._host, self._port, ssl=self._tls)
+        except OSError as exc:  # TimeoutError is one of them
+            if self._waiting:
+                self.fail(self._waiting.popleft(), REFUSED, str(exc) or "no connection within the timeout")
+            if self._waiting:
+                loop.call_soon(self._connect)  # after this task has left the count
+
+    # What connections report.
+
+    def connected(self, connection: "_Connection") -> None:
+        self._connections.add(connection)
+        self.most_connections = max(self.most_connections, len(self._connections))
+        self.free(connection)
+
+    def free(self, connection: "_Connection") -> None:
+        if self._waiting:
+            connection.send(self._waiting.popleft())
+        else:
+            self._idle.append(connection)
+
+    def lost(self, connection: "_Connection") -> None:
+        self._connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if self._closed and not self._connections:
+            self._all_lost.set()
+        elif self._waiting:
+            self._connect()
+
+    def fail(self, row: int, status: int, message: str) -> None:
+        self.error_samples.setdefault(status_name(status), message[:_SAMPLE_BYTES])
+        self.on_done(row, status)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection; row is what it waits for, -1 if nothing."""
+
+    __slots__ = ("_body", "_client", "_parser", "_transport", "row")
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        self._parser = httptools.HttpResponseParser(self)
+        self._body = b""
+        self.row = -1
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
+        self._transport = transport
+        self._client.connected(self)
+
+    def send(self, row: int) -> None:
+        client = self._client
+        log = client.log
+        self.row = row
+        log.sent[row] = time.monotonic_ns() - client.start_ns
+        self._transport.write(client.requests[log.payload[row]])
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as exc:
+            row, self.row = self.row, -1
+            self.abort()
+            if row >= 0:
+                self._client.fail(row, MALFORMED, str(exc))
+
+    # What httptools calls while it parses.
+
+    def on_body(self, body: bytes) -> None:
+        if not self._body and self._parser.get_status_code() >= 300:
+            self._body = body
+
+    def on_message_complete(self) -> None:
+        row = self.row
+        if row < 0:
+            self.abort()  # an answer to nothing, or to a request that was given up
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            return  # an interim response: the real one follows
+        self.row = -1
+        client = self._client
+        if not self._parser.should_keep_alive():
+            self._transport.close()
+        else:
+            client.free(self)
+        if status < 300:
+            client.on_done(row, OK)
+        else:
+            body, self._body = self._body, b""
+            client.fail(row, status, body.decode(errors="replace"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        row, self.row = self.row, -1
+        self._client.lost(self)
+        if row >= 0:
+            self._client.fail(row, RESET, str(exc or "the connection was closed before the answer"))

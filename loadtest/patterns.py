@@ -1,0 +1,315 @@
+"""Traffic patterns: when each request is meant to be sent, computed before the run.
+
+A pattern is text: phases joined by ";", each `kind` or `kind:key=value,...`. Keys that every kind takes: `rate` (mean
+requests/s) and `duration` (seconds); the run's own are used where a phase has none.
+
+    constant                          evenly spaced
+    poisson                           independent users
+    burst:factor=5,on=1,off=4         on-off Markov-modulated Poisson: in bursts `factor` times the quiet rate
+    ramp:from=10,to=200               Poisson whose rate grows linearly
+    stairs:from=50,to=200,steps=4     Poisson whose rate rises in equal steps
+    diurnal:low=0.2,period=60         Poisson whose rate is a cosine between low · peak and the peak
+    trace:file=arrivals.csv           replayed; column=timestamp unless told
+    users:count=8,think=0.1           closed loop: each user waits for his answer, then thinks (exponential, mean s)
+
+All Poisson kinds are one mechanism: a unit-rate Poisson process, mapped through the inverse of the integrated rate function
+(Çinlar, Introduction to Stochastic Processes, 1975, theorem 4.7.1).
+
+A trace with a rate is scaled through its rate function, not compressed in time, so that its rhythm against timeouts and batch
+delays stays: each arrival gives floor(f) or ceil(f) copies, f on average; the first keeps its moment, the others fall uniformly
+into the gap to the next arrival. With f < 1 that is thinning.
+"""
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from loadtest.errors import UsageError
+
+MAX_REQUESTS: Final = 20_000_000  # of one run: 34 bytes each are kept in memory
+
+# Streams of randomness: one per dimension, so that changing one leaves the others as they were.
+_ARRIVALS, _PAYLOADS, _THINKING = range(3)
+
+STATIONARY: Final = frozenset({"constant", "poisson", "burst", "users"})
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One parsed phase. options: its keys but rate and duration, still text."""
+
+    kind: str
+    rate_rps: float
+    duration_s: float
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A whole run, ready to be sent.
+
+    intended_ns: (n,) int64, ascending, from the start of the run; empty for a closed loop.
+    users, think_ns: closed loop only (users 0: open). think_ns: (m,) int64, drawn in turn, starting over at the end.
+    phases: (start_s, end_s, kind) in order. stationary: its statistics do not change by design.
+    """
+
+    intended_ns: np.ndarray
+    duration_ns: int
+    phases: tuple[tuple[float, float, str], ...]
+    stationary: bool
+    users: int = 0
+    think_ns: np.ndarray | None = None
+
+    @property
+    def rate_rps(self) -> float:
+        """The mean offered rate; 0 for a closed loop."""
+        return len(self.intended_ns) / self.duration_ns * 1e9
+
+
+def schedule(pattern: str, *, rate_rps: float, duration_s: float, seed: int) -> Schedule:
+    """Compute the intended send times. The same arguments give the same schedule.
+
+    Raises: UsageError, naming the phase and the key.
+    """
+    phases = parse(pattern, rate_rps=rate_rps, duration_s=duration_s)
+    if any(phase.kind == "users" for phase in phases):
+        if len(phases) > 1:
+            raise UsageError('pattern: "users" is a closed loop and cannot stand in sequence with other phases')
+        return _closed_loop(phases[0], seed)
+    expected = sum(phase.rate_rps * phase.duration_s for phase in phases)
+    if expected > MAX_REQUESTS:
+        raise UsageError(f"the run would send {expected:,.0f} requests, at most {MAX_REQUESTS:,} are kept: shorten --duration")
+    times: list[np.ndarray] = []
+    bounds: list[tuple[float, float, str]] = []
+    start_s = 0.0
+    for number, phase in enumerate(phases):
+        rng = np.random.default_rng([seed, _ARRIVALS, number])
+        arrivals = PATTERNS[phase.kind](phase, rng)
+        end_s = start_s + phase.duration_s
+        times.append(start_s + arrivals[(arrivals >= 0) & (arrivals < phase.duration_s)])
+        bounds.append((start_s, end_s, phase.kind))
+        start_s = end_s
+    intended_ns = (np.concatenate(times) * 1e9).astype(np.int64)
+    if len(intended_ns) == 0:
+        raise UsageError(
+            f"pattern {pattern!r} at {rate_rps:g} requests/s sends nothing in {start_s:g} s: raise the rate or duration"
+        )
+    return Schedule(
+        intended_ns,
+        int(start_s * 1e9),
+        tuple(bounds),
+        stationary=len(phases) == 1 and phases[0].kind in STATIONARY,
+    )
+
+
+def payload_choice(count: int, choices: int, seed: int) -> np.ndarray:
+    """Which payload each request carries: (count,) int32, uniform."""
+    return np.random.default_rng([seed, _PAYLOADS]).integers(0, choices, count, dtype=np.int32)
+
+
+def parse(pattern: str, *, rate_rps: float, duration_s: float) -> tuple[Phase, ...]:
+    """Read a pattern's text. Raises: UsageError."""
+    phases: list[Phase] = []
+    for text in filter(None, (part.strip() for part in pattern.split(";"))):
+        kind, _, rest = text.partition(":")
+        if kind not in _OPTIONS:
+            raise UsageError(f"pattern: unknown kind {kind!r}, expected one of {', '.join(_OPTIONS)}")
+        options: dict[str, str] = {}
+        for pair in filter(None, rest.split(",")):
+            key, equals, value = pair.partition("=")
+            if not equals or key not in ("rate", "duration", *_OPTIONS[kind]):
+                raise UsageError(
+                    f"pattern {kind}: cannot read {pair!r}, expected key=value of rate, duration, {', '.join(_OPTIONS[kind])}"
+                )
+            options[key] = value
+        rate = _number(kind, options, "rate", rate_rps)
+        duration = _number(kind, options, "duration", duration_s)
+        if duration <= 0:
+            raise UsageError(f"pattern {kind}: the duration must be above 0 s, got {duration:g}")
+        if rate <= 0 and kind in _NEED_RATE:
+            raise UsageError(f"pattern {kind}: needs a rate above 0 requests/s (--rate), got {rate:g}")
+        phases.append(Phase(kind, rate, duration, options))
+    if not phases:
+        raise UsageError("pattern: empty, expected such as poisson")
+    return tuple(phases)
+
+
+def _number(kind: str, options: Mapping[str, str], key: str, default: float) -> float:
+    try:
+        value = float(options.get(key, default))
+    except ValueError:
+        raise UsageError(f"pattern {kind}: {key}={options[key]!r} is not a number") from None
+    if not np.isfinite(value) or value < 0:
+        raise UsageError(f"pattern {kind}: {key}={value:g}, expected a number of at least 0")
+    return value
+
+
+def _constant(phase: Phase, rng: np.random.Generator) -> np.ndarray:
+    return np.arange(round(phase.rate_rps * phase.duration_s)) / phase.rate_rps
+
+
+def _poisson(phase: Phase, rng: np.random.Generator) -> np.ndarray:
+    return _by_rate(np.array([0.0, phase.duration_s]), np.full(2, phase.rate_rps), rng)
+
+
+def _burst(phase: Phase, rng: np.random.Generator) -> np.ndarray:
+    factor = _number("burst", phase.options, "factor", 5)
+    on_s = _number("burst", phase.options, "on", 1)
+    off_s = _number("burst", phase.options, "off", 4)
+    if factor < 1 or on_s < 1e-3 or off_s < 1e-3:
+        raise UsageError("pattern burst: factor must be at least 1, on and off at least 0.001 s")
+    quiet_rps = phase.rate_rps * (on_s + off_s) / (factor * on_s + off_s)  # so that the long-run mean is the asked rate
+    edges, rates = [0.0], []
+    bursting = bool(rng.random() < on_s / (on_s + off_s))
+    while edges[-1] < phase.duration_s:
+        edges.append(edges[-1] + rng.exponential(on_s if bursting else off_s))
+        rates.append(quiet_rps * factor if bursting else quiet_rps)
+        bursting = not bursting
+    return _by_rate(np.repeat(edges, 2)[1:-1], np.repeat(rates, 2), rng)
+
+
+def _ramp(phase: Phase, rng: np.random.Generator) -> np.ndarray:
+    first = _number("ramp", phase.options, "from", 0)
+    last = _number("ramp", phase.options, "to", phase.rate_rps)
+    return _by_rate(np.array([0.0, phase.duration_s]), np.array([first, last]), rng)
+
+
+def _stairs(phase: Phase, rng: np.random.Generator) -> np.ndarray:
+    steps = int(_number("stairs", phase.options, "steps", 5))
+    if steps < 1:
+        raise UsageError(f"pattern stairs: steps must be at least 1, got {steps}")
+    last = _number("stairs", phase.options, "to", phase.rate_rps)
+    first = _number("stairs", phase.options, "from", last / steps)
+    edges = np.linspace(0, phase.duration_s, steps + 1)
+    return _by_rate(np.repeat(edges, 2)[1:-1], np.repeat(np.linspace(first, last, steps), 2), rng)
+
+
+def _diurnal(phase: Phase, rng: np.random.Generator) -> np.ndarray:
+    low = _number("diurnal", phase.options, "low", 0.2)
+    period_s = _number("diurnal", phase.options, "period", phase.duration_s)
+    if low > 1 or period_s <= 0:
+        raise UsageError("pattern diurnal: low is a share of the peak (0 to 1), and period must be above 0 s")
+    peak = 2 * phase.rate_rps / (1 + low)  # the mean over a period is the asked rate
+    at = np.linspace(0, phase.duration_s, max(2, int(phase.duration_s / period_s * 200)))
+    return _by_rate(at, peak * (low + (1 - low) * (1 - np.cos(2 * np.pi * at / period_s)) / 2), rng)
+
+
+def _by_rate(at_s: np.ndarray, rate_rps: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A Poisson process whose rate is piecewise linear. at_s, rate_rps: (k,); equal neighbours in at_s are jumps."""
+    steps = np.diff(at_s) * (rate_rps[1:] + rate_rps[:-1]) / 2
+    integral = np.concatenate([[0.0], np.cumsum(steps)])
+    total = float(integral[-1])
+    if total > MAX_REQUESTS:
+        raise UsageError(f"pattern: would send {total:,.0f} requests, at most {MAX_REQUESTS:,} are kept: lower the rate")
+    unit = np.cumsum(rng.exponential(1.0, int(total + 6 * np.sqrt(total) + 20)))  # 6 sigma: enough to get past the end
+    unit = unit[unit < total]
+    piece = np.clip(np.searchsorted(integral, unit, side="right") - 1, 0, len(steps) - 1)
+    left, width = rate_rps[piece], at_s[piece + 1] - at_s[piece]
+    slope = (rate_rps[piece + 1] - left) / np.where(width > 0, width, 1)
+    rest = unit - integral[piece]
+    # Solve left·x + slope·x²/2 = rest in the form that is stable for slope 0.
+    times: np.ndarray = at_s[piece] + 2 * rest / (left + np.sqrt(np.maximum(left * left + 2 * slope * rest, 0)))
+    return times
+
+
+def _trace(phase: Phase, rng: np.random.Generator) -> np.ndarray:
+    if "file" not in phase.options:
+        raise UsageError("pattern trace: needs file=PATH, a CSV with one arrival per line")
+    times = read_trace(phase.options["file"], phase.options.get("column", "timestamp"))
+    if phase.rate_rps == 0:
+        return times
+    span_s = min(phase.duration_s, float(times[-1])) or phase.duration_s
+    natural_rps = np.count_nonzero(times < phase.duration_s) / span_s
+    factor = phase.rate_rps / natural_rps
+    if factor * len(times) > MAX_REQUESTS:
+        raise UsageError(
+            f"pattern trace: {factor:g} times the trace's rate is too much, at most {MAX_REQUESTS:,} requests are kept"
+        )
+    copies = np.floor(factor + rng.random(len(times))).astype(np.int64)
+    gaps = np.diff(times, append=times[-1] + 1 / natural_rps)
+    index = np.repeat(np.arange(len(times)), copies)
+    first = np.concatenate([[True], index[1:] != index[:-1]]) if len(index) else np.zeros(0, bool)
+    return np.sort(times[index] + np.where(first, 0.0, rng.random(len(index)) * gaps[index]))
+
+
+def read_trace(path: str | Path, column: str = "timestamp") -> np.ndarray:
+    """Read arrival times as seconds from the first: (n,) float64, ascending.
+
+    A CSV with a header that names `column`, or without a header, whose first column counts. Times are numbers in
+    seconds or ISO 8601. Raises: UsageError, naming the line.
+    """
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+        raise UsageError(f"trace {path}: cannot be read: {exc}") from exc
+    if not rows:
+        raise UsageError(f"trace {path}: empty")
+    at, skipped = (rows[0].index(column), 1) if column in rows[0] else (0, 0)
+    times = np.empty(len(rows) - skipped)
+    for i, row in enumerate(rows[skipped:]):
+        try:
+            times[i] = _timestamp(row[at])
+        except (ValueError, IndexError):
+            raise UsageError(
+                f"trace {path}, line {i + skipped + 1}: {','.join(row)!r}: expected a time in seconds or ISO 8601 as {column!r}"
+            ) from None
+    if len(times) == 0:
+        raise UsageError(f"trace {path}: no arrivals below the header")
+    times.sort()
+    times -= times[0]
+    return times
+
+
+def _timestamp(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = datetime.fromisoformat(text).timestamp()
+    if not np.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _closed_loop(phase: Phase, seed: int) -> Schedule:
+    users = int(_number("users", phase.options, "count", 1))
+    if users < 1:
+        raise UsageError(f"pattern users: count must be at least 1, got {users}")
+    think_s = _number("users", phase.options, "think", 0)
+    rng = np.random.default_rng([seed, _THINKING])
+    think_ns = (rng.exponential(think_s, 65_536) * 1e9).astype(np.int64)
+    return Schedule(
+        np.empty(0, np.int64),
+        int(phase.duration_s * 1e9),
+        ((0.0, phase.duration_s, "users"),),
+        stationary=True,
+        users=users,
+        think_ns=think_ns,
+    )
+
+
+PATTERNS: Final[dict[str, Callable[[Phase, np.random.Generator], np.ndarray]]] = {
+    "constant": _constant,
+    "poisson": _poisson,
+    "burst": _burst,
+    "ramp": _ramp,
+    "stairs": _stairs,
+    "diurnal": _diurnal,
+    "trace": _trace,
+}
+_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "constant": (),
+    "poisson": (),
+    "burst": ("factor", "on", "off"),
+    "ramp": ("from", "to"),
+    "stairs": ("from", "to", "steps"),
+    "diurnal": ("low", "period"),
+    "trace": ("file", "column"),
+    "users": ("count", "think"),
+}
+_NEED_RATE: Final = frozenset({"constant", "poisson", "burst", "diurnal"})

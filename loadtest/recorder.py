@@ -1,0 +1,87 @@
+"""What happened to every request: one row each, in memory that several sending processes may share.
+
+Columns, all times in nanoseconds from the start of the run (one monotonic clock for the whole machine):
+
+    intended    when the schedule wants it sent; latency counts from here
+    dispatched  when the generator got to it; less intended is the send lag
+    sent        when its first byte went out; the wait for a free connection is over. 0: never
+    done        when its last byte came back, or it failed
+    status      `OK`, a failure of the client's side, an HTTP status, or GRPC + the gRPC status code
+    payload     which of the prepared requests it carries
+
+A row's status is written last: a reader that sees it set may read the other columns.
+"""
+
+import csv
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from loadtest.errors import UsageError
+
+PENDING: Final = 0
+OK: Final = 1
+TIMEOUT: Final = 2
+REFUSED: Final = 3  # no connection
+RESET: Final = 4  # the connection ended before the answer
+MALFORMED: Final = 5  # the answer was no HTTP
+CUT: Final = 6  # given up at the end of the run: excluded from everything
+GRPC: Final = 1000
+
+_CLIENT_SIDE: Final = {TIMEOUT: "timeout", REFUSED: "refused", RESET: "reset", MALFORMED: "malformed"}
+_GRPC_CODES: Final = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+
+_TIMES: Final = ("intended", "dispatched", "sent", "done")
+ROW_BYTES: Final = len(_TIMES) * 8 + 4 + 2
+
+
+def status_name(status: int) -> str:
+    """A failure in words: `timeout`, `http 503`, `grpc UNAVAILABLE`."""
+    if status >= GRPC:
+        return f"grpc {_GRPC_CODES[status - GRPC]}"
+    return _CLIENT_SIDE.get(status) or f"http {status}"
+
+
+class RequestLog:
+    """The table. Its owner creates it with `shared`; other processes open the same memory by its file descriptor.
+
+    Columns are memoryviews: faster than numpy's arrays one item at a time; `np.asarray(log.done)` is a view for many.
+    """
+
+    def __init__(self, rows: int, fd: int = -1) -> None:
+        """fd: -1 for memory of this process only, else an open file of rows · ROW_BYTES bytes (stays the caller's)."""
+        self.rows = rows
+        self._memory = mmap.mmap(fd, max(1, rows) * ROW_BYTES)
+        view = memoryview(self._memory)
+        times = [view[i * rows * 8 : (i + 1) * rows * 8].cast("q") for i in range(len(_TIMES))]
+        self.intended, self.dispatched, self.sent, self.done = times
+        at = len(_TIMES) * rows * 8
+        self.payload = view[at : at + rows * 4].cast("i")
+        self.status = view[at + rows * 4 : at + rows * 6].cast("h")
+
+    @classmethod
+    def shared(cls, rows: int, fd: int) -> "RequestLog":
+        """Size an empty file and lay the table over it."""
+        os.ftruncate(fd, max(1, rows) * ROW_BYTES)
+        return cls(rows, fd)
+
+
+def write_csv(path: Path, log: RequestLog, *, used: np.ndarray) -> None:
+    """Write the raw log: one line per request that was dispatched, times in nanoseconds. used: row numbers, in order."""
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["intended_ns", "sent_ns", "done_ns", "status"])
+            for row in used.tolist():
+                status = log.status[row]
+                name = "ok" if status == OK else "cut" if status in (CUT, PENDING) else status_name(status)
+                writer.writerow([log.intended[row], log.sent[row], log.done[row], name])
+    except OSError as exc:
+        raise UsageError(f"{path}: the log cannot be written: {exc}") from exc

@@ -1,0 +1,158 @@
+"""`loadtest run TARGET`: one load test, judged."""
+
+import argparse
+import asyncio
+import csv
+import io
+import signal
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from loadtest.errors import ExitCode, UsageError
+from loadtest.results import LoadSpec, Protocol, RunResult, Slo, read_spec, to_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from loadtest.generator import Progress
+
+
+def add_parser(subparsers: Any) -> None:  # argparse's own type is private
+    """Add `run`."""
+    parser = subparsers.add_parser("run", help="one load test of a server that runs, with a verdict", description=__doc__)
+    parser.add_argument("target", nargs="?", help="http://host:port, host:port (gRPC), or the whole /invocations URL")
+    add_load_options(parser)
+    parser.add_argument("--spec", type=Path, metavar="FILE", help="all of this from a JSON file; options here win")
+    parser.add_argument("--until-decided", action="store_true", help="end as soon as the SLO is decided")
+    parser.add_argument("--log", type=Path, metavar="CSV", help="write every request: intended, sent, done, status")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result (for compare and report)")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the blocks")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    parser.set_defaults(execute=execute)
+
+
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    """Add what describes the load: one option per field of `LoadSpec`. Left-out options are None."""
+    parser.add_argument("--protocol", choices=get_args(Protocol), help="default rest-json")
+    parser.add_argument("--model", help="default: the server's only one")
+    parser.add_argument("--version")
+    parser.add_argument("--pattern", help="default poisson; phases joined by ';', such as ramp:to=500;constant:rate=500")
+    parser.add_argument("--rate", type=float, dest="rate_rps", metavar="RPS", help="mean offered requests/s")
+    parser.add_argument("--duration", type=float, dest="duration_s", metavar="S", help="default 30")
+    parser.add_argument("--slo", metavar="TEXT", help='such as "p99<50ms,errors<0.1%%"')
+    parser.add_argument("--seed", type=int, help="default 0")
+    parser.add_argument("--connections", type=int, metavar="N", help="the most per process, default 256")
+    parser.add_argument("--processes", type=int, metavar="N", help="that send, default 1")
+    parser.add_argument("--timeout", type=float, dest="timeout_s", metavar="S", help="default 10")
+    parser.add_argument("--warmup", type=float, dest="warmup_s", metavar="S", help="default: found (MSER-5)")
+    parser.add_argument("--rows", metavar="N[-M]", help="rows of a synthetic request, default 1")
+    parser.add_argument("--length", metavar="N[-M]", help="what else is -1 in the model's shapes, default 16")
+    parser.add_argument("--payload", action="append", dest="payloads", metavar="PATH", help="requests from files or a folder")
+    parser.add_argument("--content-type", metavar="TYPE", help="of --payload for invocations")
+    parser.add_argument("--values", action="append", metavar="NAME=LOW:HIGH", help="range of a synthetic input")
+    parser.add_argument("--header", action="append", dest="headers", metavar="NAME:VALUE", help="sent with every request")
+    parser.add_argument("--label", help="what tables and reports call this run")
+
+
+def load_spec(args: argparse.Namespace) -> LoadSpec:
+    """The spec that the options describe. Raises: UsageError."""
+    given: dict[str, Any] = {
+        name: getattr(args, name)
+        for name in LoadSpec.__dataclass_fields__
+        if name not in ("slo", "headers") and getattr(args, name, None) is not None
+    }
+    for name in ("payloads", "values"):
+        if name in given:
+            given[name] = tuple(given[name])
+    if args.slo is not None:
+        given["slo"] = Slo.parse(args.slo)
+    if args.headers:
+        given["headers"] = tuple(_header(text) for text in args.headers)
+    if args.spec:
+        return replace(read_spec(args.spec), **given)
+    if "target" not in given:
+        raise UsageError("run: needs a TARGET (or --spec FILE)")
+    return LoadSpec(**given)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise UsageError(f"--header {text!r}: expected NAME:VALUE")
+    return name.strip(), value.strip()
+
+
+def execute(args: argparse.Namespace) -> ExitCode:
+    import uvloop
+    from rich.console import Console
+
+    spec = load_spec(args)
+    console = Console(stderr=True)
+    result = uvloop.run(_measure(spec, args, console))
+    if args.json:
+        write(args.json, to_json(result) + "\n")
+    if args.csv:
+        write(args.csv, blocks_csv(result))
+    if not args.quiet:
+        from loadtest.terminal import print_run
+
+        print_run(result, Console())
+    return exit_code(result)
+
+
+def exit_code(result: RunResult) -> ExitCode:
+    if not result.valid:
+        return ExitCode.INVALID
+    if result.verdict is None:
+        return ExitCode.MET if result.succeeded else ExitCode.MISSED
+    return ExitCode.MET if result.verdict == "pass" else ExitCode.MISSED
+
+
+async def _measure(spec: LoadSpec, args: argparse.Namespace, console: "Console") -> RunResult:
+    from rich.status import Status
+
+    from loadtest.generator import measure
+
+    stop = asyncio.Event()
+    # The first Ctrl-C ends the run and keeps its result; a second one meets Python's own handler.
+    loop = asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    if args.quiet or not console.is_terminal:
+        return await measure(spec, until_decided=args.until_decided, stop=stop, log=args.log)
+    with Status("preparing", console=console) as status:
+
+        def show(progress: "Progress") -> None:
+            status.update(
+                f"{progress.elapsed_s:5.0f} s of {spec.duration_s:g}   {progress.rate_rps:,.0f}/s   "
+                f"p50 {progress.p50_ms:.2f} ms   p99 {progress.p99_ms:.2f} ms   {progress.sent:,} sent   {progress.failed:,} failed"
+            )
+
+        return await measure(spec, until_decided=args.until_decided, stop=stop, on_progress=show, log=args.log)
+
+
+def blocks_csv(result: RunResult) -> str:
+    """The blocks of a run as CSV."""
+    text = io.StringIO()
+    rows = [asdict(block) for block in result.blocks]
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, or to standard output for "-". Raises: UsageError."""
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(f"{path}: cannot be written: {exc}") from exc

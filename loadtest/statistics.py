@@ -1,0 +1,166 @@
+"""Intervals, percentiles and warm-up: the arithmetic of a measurement, without any I/O.
+
+Requests near the knee are not independent: one slow batch makes many slow requests. The interval of a share is therefore
+taken from block means: the variance between blocks gives the design effect (how many requests weigh as one independent
+request), and the exact binomial interval is taken at the effective sample size, corrected for the degrees of freedom (Korn and
+Graubard, "Confidence intervals for proportions with small expected number of positive counts estimated from survey data",
+Survey Methodology 24, 1998). Blocks that still correlate are merged pairwise first (Fishman and Yarberry, "An implementation
+of the batch means method", INFORMS Journal on Computing 9, 1997).
+
+Misses alone do not tell how dependent they are while there are few: at p99 a run often holds one burst of them or none, and the
+interval then covers the truth in 25 to 90 % of runs instead of 95. The latency itself tells in every run. So the design effect
+of the logarithm of latency is a floor under that of the misses. Measured 2026-11 on simulated M/D/1 and M/M/1 queues, 0.7 to
+0.95 busy, 20 to 100 blocks, 200 runs each: covers 89 to 100 % (median 97), where the binomial interval covers 2 to 27 %.
+The floor is left out where no request took half the limit: then misses, should they come, are not this queue's (no loss of
+coverage in the same simulations).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy import stats
+
+from loadtest.results import Interval, Percentiles
+
+CELLS_PER_OCTAVE: Final = 2048
+MIN_BATCHES: Final = 10  # merging stops here
+_NOISE_BATCHES: Final = 20
+
+
+def percentiles(latencies_ns: np.ndarray) -> Percentiles:
+    """Exact percentiles (nearest rank) of (n,) int64 nanoseconds."""
+    if len(latencies_ns) == 0:
+        return Percentiles(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    levels = np.percentile(latencies_ns, [50, 90, 95, 99, 99.9, 100], method="inverted_cdf") / 1e6
+    return Percentiles(len(latencies_ns), float(latencies_ns.mean()) / 1e6, *(float(level) for level in levels))
+
+
+def histogram(latencies_ns: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """Count (n,) int64 nanoseconds in log-linear cells, as an HDR histogram does: (upper edge in ns, count), ascending.
+
+    Each octave has 2048 cells, so an edge is at most 0.05 % above the values under it. Histograms of the same form are merged
+    exactly by adding the counts of equal edges.
+    """
+    if len(latencies_ns) == 0:
+        return ()
+    values = np.maximum(latencies_ns, 1)
+    octave = np.maximum(np.frexp(values.astype(np.float64))[1] - 12, 0)  # values below 4096 ns are exact
+    edges, counts = np.unique((((values >> octave) + 1) << octave) - 1, return_counts=True)
+    return tuple(zip(edges.tolist(), counts.tolist(), strict=True))
+
+
+def histogram_percentile(cells: tuple[tuple[int, int], ...], percentile: float) -> float:
+    """The percentile in ms (nearest rank, upper edge of its cell); 0 if empty."""
+    if not cells:
+        return 0.0
+    edges, counts = np.array(cells).T
+    cumulated = np.cumsum(counts)
+    rank = max(1, int(np.ceil(percentile / 100 * cumulated[-1] - 1e-9)))
+    return float(edges[np.searchsorted(cumulated, rank)]) / 1e6
+
+
+def binomial_interval(misses: float, n: float, confidence: float) -> Interval:
+    """Clopper-Pearson for the share of requests that did not miss; misses and n may be effective (fractional) counts."""
+    tail = (1 - confidence) / 2
+    if n <= 0:
+        return Interval(0.0, 0.0, 1.0, confidence)
+    lower_miss = float(stats.beta.ppf(tail, misses, n - misses + 1)) if misses > 0 else 0.0
+    upper_miss = float(stats.beta.ppf(1 - tail, misses + 1, n - misses)) if misses < n else 1.0
+    return Interval(1 - misses / n, 1 - upper_miss, 1 - lower_miss, confidence)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMeans:
+    """A share estimated from blocks. design_effect: at least 1. batches: blocks left after merging."""
+
+    misses: int
+    requests: int
+    design_effect: float
+    batches: int
+
+    def interval(self, confidence: float, *, scale: float = 1.0) -> Interval:
+        """scale: as if the run had been so many times longer with the same outcome."""
+        share = self.misses / self.requests
+        batches = self.batches * scale
+        # Korn and Graubard's correction for the degrees of freedom of the variance estimate.
+        tail = 1 - (1 - confidence) / 2
+        spread = stats.t.ppf(tail, max(self.requests * scale - 1, 1)) / stats.t.ppf(tail, max(batches - 1, 1))
+        effective = self.requests * scale / self.design_effect * (float(spread) ** 2 if self.design_effect > 1 else 1.0)
+        return binomial_interval(share * effective, effective, confidence)
+
+
+def batch_means(block: np.ndarray, missed: np.ndarray, level: np.ndarray | None = None) -> BatchMeans:
+    """Estimate a share of misses and how dependent requests are.
+
+    block: (n,) ints, ascending: which block each request is in. missed: (n,) bool. level: (n,) floats whose design effect is
+    a floor (the logarithm of latency), or None. n is at least 1.
+    """
+    counts = np.bincount(block).astype(np.float64)
+    used = counts > 0
+    values = missed.astype(np.float64)
+    estimates = [_design_effect(counts[used], np.bincount(block, values)[used], values)]
+    if level is not None:
+        estimates.append(_design_effect(counts[used], np.bincount(block, level)[used], level))
+    effect, batches = max(estimates)
+    return BatchMeans(int(np.count_nonzero(missed)), len(missed), effect, batches)
+
+
+def _design_effect(counts: np.ndarray, sums: np.ndarray, values: np.ndarray) -> tuple[float, int]:
+    """How many values weigh as one independent, and the batches left. counts, sums: (blocks,) of values: (n,)."""
+    spread, mean = float(values.var()), float(values.mean())
+    if spread == 0 or len(counts) < 2:
+        return 1.0, len(counts)
+    while len(counts) >= 2 * MIN_BATCHES and _correlated(sums / counts):
+        pairs = np.arange(0, len(counts) // 2 * 2, 2)  # an odd block at the end joins the last pair
+        counts, sums = np.add.reduceat(counts, pairs), np.add.reduceat(sums, pairs)
+    batches = len(counts)
+    # Variance of a ratio estimator (Cochran, Sampling Techniques, 1977, 2.11), over that of independent values.
+    residuals = sums - mean * counts
+    variance = batches / (batches - 1) * float(residuals @ residuals) / len(values) ** 2
+    return max(1.0, variance * len(values) / spread), batches
+
+
+def _correlated(means: np.ndarray) -> bool:
+    """Whether von Neumann's ratio of successive differences says, one-sided at 10 %, that neighbours are alike."""
+    n = len(means)
+    deviations = means - means.mean()
+    squares = float(deviations @ deviations)
+    if squares == 0:
+        return False
+    differences = np.diff(means)
+    correlation = 1 - float(differences @ differences) / (2 * squares)
+    limit: float = stats.norm.ppf(0.9) * ((n - 2) / (n * n - 1)) ** 0.5
+    return correlation > limit
+
+
+def mser5(series: np.ndarray, most: float = 0.2) -> tuple[int, bool]:
+    """Find the warm-up: how many leading values to drop, and whether what is left looks steady.
+
+    MSER-5 (White, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69, 1997): over means
+    of 5, the cut that minimises the squared standard error of the rest. The minimum of a noisy series lies anywhere, so a cut
+    counts only if what it drops differs from the rest by more than noise. most: share of the series that may be dropped; where
+    the cut wants more, that much is dropped and the answer is not steady.
+    """
+    means = series[: len(series) // 5 * 5].reshape(-1, 5).mean(axis=1)
+    count = len(means)
+    if count < 2 * _NOISE_BATCHES:
+        return 0, True
+    left = count - np.arange(count // 2)
+    # Sums of the tails, from the back.
+    centred = means - means.mean()
+    sums = np.cumsum(centred[::-1])[::-1][: count // 2]
+    squares = np.cumsum((centred * centred)[::-1])[::-1][: count // 2]
+    cut = int(np.argmin((squares - sums * sums / left) / left**2))
+    if cut == 0 or not _differs(means[:cut], means[cut:]):
+        return 0, True
+    bound = int(count * most)
+    return min(cut, bound) * 5, cut <= bound
+
+
+def _differs(dropped: np.ndarray, rest: np.ndarray) -> bool:
+    """Whether two stretches differ in their mean by over 3 standard errors, judged by the batch means of the rest."""
+    length = len(rest) // _NOISE_BATCHES
+    batches = rest[: length * _NOISE_BATCHES].reshape(_NOISE_BATCHES, length).mean(axis=1)
+    error = float(batches.std(ddof=1)) * (length * (1 / len(dropped) + 1 / len(rest))) ** 0.5
+    return abs(float(dropped.mean() - rest.mean())) > 3 * error

@@ -1,0 +1,164 @@
+"""What is under test: its address, and what can be asked of it before and after a run (metadata, statistics).
+
+One small blocking client per protocol, used outside the measured time and off the event loop.
+"""
+
+import contextlib
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+from urllib.parse import quote, urlsplit
+
+from loadtest.errors import TargetError, UsageError
+from loadtest.results import LoadSpec
+
+_ASK_TIMEOUT_S: Final = 5.0
+_MAX_ANSWER_BYTES: Final = 16 << 20
+_SCHEMES: Final = {"http": (False, 80), "https": (True, 443), "grpc": (False, 8001), "grpcs": (True, 443)}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where requests go. path: the URL's, without a slash at the end; for invocations the whole resource with its query."""
+
+    host: str
+    port: int
+    tls: bool
+    path: str
+
+    @classmethod
+    def of(cls, spec: LoadSpec) -> Self:
+        """Raises: UsageError, if the target is no URL that fits the protocol."""
+        scheme = "grpc" if spec.protocol == "grpc" else "http"
+        target = spec.target if "://" in spec.target else f"{scheme}://{spec.target}"
+        try:
+            url = urlsplit(target)
+            port = url.port
+        except ValueError as exc:
+            raise UsageError(f"target {spec.target!r}: {exc}") from exc
+        if url.scheme not in _SCHEMES or not url.scheme.startswith(scheme) or not url.hostname:
+            raise UsageError(f"target {spec.target!r}: expected {scheme}://HOST:PORT for protocol {spec.protocol}")
+        tls, default_port = _SCHEMES[url.scheme]
+        path = url.path.rstrip("/") + (f"?{url.query}" if url.query else "")
+        if spec.protocol == "invocations" and not path:
+            path = "/invocations"
+        return cls(url.hostname, default_port if port is None else port, tls, path)
+
+    def model_path(self, model: str, version: str) -> str:
+        """The v2 path of a model."""
+        suffix = f"/versions/{quote(version, safe='')}" if version else ""
+        return f"{self.path}/v2/models/{quote(model, safe='')}{suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Totals of the statistics extension for one model. Only differences of two mean anything."""
+
+    requests: int
+    queue_ns: int
+    compute_ns: int
+    rows: int
+    executions: int
+
+    def since(self, before: "Statistics") -> "Statistics":
+        return Statistics(
+            self.requests - before.requests,
+            self.queue_ns - before.queue_ns,
+            self.compute_ns - before.compute_ns,
+            self.rows - before.rows,
+            self.executions - before.executions,
+        )
+
+
+def model_name(spec: LoadSpec, address: Address) -> str:
+    """The spec's model, or the only one the server has ready. Raises: TargetError, UsageError."""
+    if spec.model:
+        return spec.model
+    if spec.protocol == "grpc":
+        entries = _ask_grpc(address, "RepositoryIndex").get("models", [])
+    else:
+        entries = _ask_http(address, "POST", f"{address.path}/v2/repository/index", spec.headers)
+    names = sorted({str(entry["name"]) for entry in entries if entry.get("state", "READY") == "READY"})
+    if len(names) != 1:
+        raise UsageError(f"{spec.target} serves {', '.join(names) or 'no model'}: say which with --model")
+    return names[0]
+
+
+def model_metadata(spec: LoadSpec, address: Address, model: str) -> dict[str, Any]:
+    """The v2 metadata of the model: {"inputs": [{name, datatype, shape}], ...}. Raises: TargetError."""
+    if spec.protocol == "grpc":
+        return _ask_grpc(address, "ModelMetadata", name=model, version=spec.version)
+    answer = _ask_http(address, "GET", address.model_path(model, spec.version), spec.headers)
+    if not isinstance(answer, dict):
+        raise TargetError(f"{spec.target}: the metadata of model {model!r} is no JSON object")
+    return answer
+
+
+def statistics(spec: LoadSpec, address: Address, model: str) -> Statistics | None:
+    """The server's totals for the model; None if it has no statistics extension (or does not answer)."""
+    if not model:
+        return None
+    try:
+        if spec.protocol == "grpc":
+            answer = _ask_grpc(address, "ModelStatistics", name=model, version=spec.version)
+        else:
+            answer = _ask_http(address, "GET", address.model_path(model, spec.version) + "/stats", spec.headers)
+        return _totals(answer["model_stats"])
+    except (TargetError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _totals(models: list[Mapping[str, Any]]) -> Statistics:
+    # gRPC's JSON form has 64-bit numbers as text and leaves zeros out.
+    def total(name: str, key: str) -> int:
+        return sum(int(model.get("inference_stats", {}).get(name, {}).get(key, 0)) for model in models)
+
+    return Statistics(
+        requests=total("success", "count"),
+        queue_ns=total("queue", "ns"),
+        compute_ns=sum(total(f"compute_{part}", "ns") for part in ("input", "infer", "output")),
+        rows=sum(int(model.get("inference_count", 0)) for model in models),
+        executions=sum(int(model.get("execution_count", 0)) for model in models),
+    )
+
+
+def _ask_http(address: Address, method: str, path: str, headers: tuple[tuple[str, str], ...]) -> Any:
+    where = f"{address.host}:{address.port}{path}"
+    connection = (
+        http.client.HTTPSConnection(address.host, address.port, timeout=_ASK_TIMEOUT_S, context=ssl.create_default_context())
+        if address.tls
+        else http.client.HTTPConnection(address.host, address.port, timeout=_ASK_TIMEOUT_S)
+    )
+    with contextlib.closing(connection):
+        try:
+            connection.request(method, path, headers=dict(headers))
+            response = connection.getresponse()
+            body = response.read(_MAX_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException) as exc:
+            raise TargetError(f"{where} cannot be asked: {exc}") from exc
+    if response.status != 200:
+        raise TargetError(f"{where} answered {response.status}: {body[:300].decode(errors='replace')}")
+    try:
+        return json.loads(body)
+    except ValueError as exc:
+        raise TargetError(f"{where} answered no JSON: {exc}") from exc
+
+
+def _ask_grpc(address: Address, method: str, **fields: str) -> dict[str, Any]:
+    import grpc
+    from google.protobuf.json_format import MessageToDict
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    where = f"{address.host}:{address.port}"
+    credentials = grpc.ssl_channel_credentials() if address.tls else None
+    with grpc.secure_channel(where, credentials) if credentials else grpc.insecure_channel(where) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            answer = getattr(stub, method)(getattr(service_pb2, f"{method}Request")(**fields), timeout=_ASK_TIMEOUT_S)
+        except grpc.RpcError as exc:
+            raise TargetError(f"{where} {method}: {exc.code().name}: {exc.details()}") from exc
+    found: dict[str, Any] = MessageToDict(answer, preserving_proto_field_name=True)
+    return found

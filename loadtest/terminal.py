@@ -1,0 +1,82 @@
+"""The summary of a run that a person reads."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from loadtest.results import Interval, ObjectiveResult, RunResult
+
+_COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow"}
+
+
+def print_run(result: RunResult, console: Console) -> None:
+    """Print what matters first: is it valid, is the SLO met; then the figures."""
+    spec = result.spec
+    title = " · ".join(filter(None, (spec.label, spec.target, spec.model, spec.protocol, spec.pattern)))
+    console.print(f"[bold]{escape(title)}[/bold]")
+    if result.partial:
+        console.print("[yellow]PARTIAL: ended early; the figures are of what was done until then[/yellow]")
+    if not result.valid:
+        console.print("[bold red]INVALID: the generator did not do what was asked; the figures mean nothing[/bold red]")
+        for reason in result.reasons:
+            console.print(f"  {escape(reason)}", style="red")
+    for warning in result.warnings:
+        console.print(f"  note: {escape(warning)}", style="yellow")
+    if result.verdict is not None:
+        colour = _COLOURS[result.verdict]
+        console.print(f"SLO [bold {colour}]{result.verdict.upper()}[/bold {colour}] at 95 % confidence")
+    for objective in result.objectives:
+        console.print(f"  {escape(_objective(objective))}", style=_COLOURS[objective.verdict])
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("ms")
+    for heading in ("mean", "p50", "p90", "p95", "p99", "p99.9", "max"):
+        table.add_column(heading, justify="right")
+    for name, values in (
+        ("latency", result.latency),
+        ("service", result.service),
+    ):
+        figures = (values.mean, values.p50, values.p90, values.p95, values.p99, values.p999, values.max)
+        table.add_row(name, *(f"{figure:.3f}" if values.count else "-" for figure in figures))
+    console.print(table)
+    console.print("latency counts from the intended send time, service from the real one", style="dim")
+
+    console.print(
+        f"asked {result.asked_rps:,.1f}/s, sent {result.sent_rps:,.1f}/s, answered {result.succeeded_rps:,.1f}/s, "
+        f"goodput {result.goodput_rps:,.1f}/s over {result.window_s:.1f} s (warm-up {result.warmup_s:.1f} s, "
+        f"{result.warmup_requests:,} requests, left out)"
+    )
+    console.print(
+        f"{result.requests:,} requests, {result.failed:,} failed ({result.error_rate:.3%}), {result.excluded:,} cut off"
+    )
+    for kind, count in result.errors.items():
+        sample = result.error_samples.get(kind, "")
+        console.print(escape(f"  {count:,} × {kind}" + (f": {sample}" if sample else "")), style="red")
+    if result.server is not None:
+        server = result.server
+        console.print(
+            f"server: queue {server.queue_ms:.3f} ms, compute {server.compute_ms:.3f} ms, overhead {server.overhead_ms:.3f} ms "
+            f"(means), {server.rows_per_execution:.1f} rows per execution"
+        )
+    own = result.generator
+    console.print(
+        f"generator: send lag p50 {own.send_lag_p50_ms:.3f} ms, p99 {own.send_lag_p99_ms:.3f} ms (at most "
+        f"{own.send_lag_limit_ms:.3g}), waited for a connection p99 {own.connection_wait_p99_ms:.3f} ms, "
+        f"{own.connections} connections, {own.cpu_cores:.2f} cores in {own.processes} process(es)",
+        style="dim",
+    )
+
+
+def _objective(result: ObjectiveResult) -> str:
+    line = f"{result.objective}: {_interval(result.attainment)} of requests, {result.required:.3%} required: {result.verdict}"
+    if result.design_effect > 1:
+        line += f"; {result.design_effect:.1f} requests weigh as one independent (if 1: {_interval(result.binomial)})"
+    if result.verdict != "undecided":
+        return line
+    if result.requests_needed is None:
+        return f"{line}; too close to be decided by more requests"
+    return f"{line}; about {result.requests_needed:,} more requests would decide"
+
+
+def _interval(interval: Interval) -> str:
+    return f"{interval.estimate:.3%} ({interval.lower:.3%} to {interval.upper:.3%})"

@@ -114,12 +114,14 @@ def show(found: "Recommendation", console: "Console") -> None:
     title = found.winner or "no candidate"
     console.print(Panel(Text(found.answer), title=f"[bold]{title}", border_style="green" if good else "red", padding=(1, 2)))
     columns = ("candidate", "", "USD/h", "predicted/s", "max/s", "fails at/s", "p99 ms", "USD/million", "why not")
+    kept = range(len(columns)) if console.width >= 120 else (0, 1, 4, 7)
     grid = Table(title=f"{found.model} within {found.slo}", title_justify="left", box=None, pad_edge=False)
-    for number, column in enumerate(columns):
-        grid.add_column(column, justify="right" if 1 < number < 8 else "left", no_wrap=column != "why not")
+    for number in kept:
+        grid.add_column(columns[number], justify="right" if 1 < number < 8 else "left", no_wrap=number not in (0, 8))
     for candidate in found.candidates:
         style = {"winner": "bold green", "runner-up": "cyan", "rejected": "red"}.get(candidate.status, "")
-        grid.add_row(candidate.name, candidate.status, *_cells(candidate), candidate.out, style=style)
+        cells = (candidate.name, candidate.status, *_cells(candidate), candidate.out)
+        grid.add_row(*(cells[number] for number in kept), style=style)
     console.print(grid)
     for fleet in [found.fleet] if found.fleet else []:
         for name, per_minute in fleet.autoscaling_per_minute.items():

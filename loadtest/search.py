@@ -398,7 +398,12 @@ class _Search:
                 self._notes.append(f"after an overload {winner.entrant.name} misses the SLO at {SAFE:g} of its claimed peak")
 
     def _seek_floor(self) -> Steps:
-        """Nobody meets the SLO: measure what the quickest can do with hardly any load."""
+        """Nobody meets the SLO: measure what the quickest can do with hardly any load.
+
+        Unless it was the load generator that failed: then nothing is known of the SLO.
+        """
+        if any(not run.valid for standing in self._standings.values() for run in standing.runs):
+            return
         best: tuple[float, Standing] | None = None
         for standing in self._standings.values():
             profile = self._profiles.get(standing.entrant.group)

@@ -89,11 +89,12 @@ class Exchange:
     method, path, query, headers: as bytes; path is still percent-quoted, header names are lower case.
     body: decompressed; the handler's to keep. arrival_ns: `time.monotonic_ns` when the message was complete.
     on_disconnect: set by the handler that waits; called once if the client goes away first. Then `respond` does nothing.
+    compress: whether the answer may be, if the client accepts it; the handler may say no.
     """
 
     __slots__ = (
         "_answer", "_connection", "_fault", "_http_1_0", "_keep_alive",
-        "arrival_ns", "body", "headers", "method", "on_disconnect", "path", "query",
+        "arrival_ns", "body", "compress", "headers", "method", "on_disconnect", "path", "query",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +110,7 @@ class Exchange:
         self.headers = headers
         self.body: Buffer = b""
         self.arrival_ns = 0
+        self.compress = True
         self.on_disconnect: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -534,7 +536,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             parts = (body,) if isinstance(body, bytearray | memoryview) else body
             length = sum(map(len, parts))
-        if length >= _DEFLATE_FROM_BYTES and status == 200 and b"accept-encoding" in exchange.headers:
+        if length >= _DEFLATE_FROM_BYTES and status == 200 and exchange.compress and b"accept-encoding" in exchange.headers:
             encoding = choose_encoding(exchange.headers[b"accept-encoding"])
             if encoding:
                 headers += b"Content-Encoding: " + encoding + b"\r\n"

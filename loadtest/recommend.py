@@ -95,22 +95,28 @@ def _read(arguments: argparse.Namespace) -> "Spec":
 def _show_plan(spec: "Spec", question: "Question", launcher: "Launcher", console: "Console") -> None:
     from rich.table import Table
 
-    from loadtest.search import FINALISTS, SHORTLIST
+    from loadtest.search import FINALISTS, OVERLOAD, SAFE, SHORTLIST, profile_seconds
 
     groups = {candidate.group for candidate in spec.candidates}
     grid = Table(title=f"{spec.model} within {spec.slo}, launcher {spec.launcher.kind}", title_justify="left", box=None)
-    for column in ("candidate", "USD/h", "basis", "source", "flags"):
+    for column in ("candidate", "USD/h", "price"):
         grid.add_column(column, justify="right" if column == "USD/h" else "left")
     today = datetime.datetime.now(datetime.UTC).date()
+    sources = set()
     for candidate in spec.candidates:
-        assert candidate.price is not None  # _read priced them
-        flags = ", ".join(candidate.price.flags(today))
-        grid.add_row(candidate.name, f"{candidate.usd_per_hour:.4g}", candidate.basis, candidate.price.source, flags)
+        price = candidate.price
+        assert price is not None  # _read priced them
+        grid.add_row(candidate.name, f"{price.usd_per_hour:.4g}", ", ".join((candidate.basis, *price.flags(today))))
+        sources.add(f"{candidate.basis}: {price.source}, {price.date or 'undated'}")
     console.print(grid)
+    for source in sorted(sources):
+        console.print(f"prices, {source}", style="dim")
     loaded = min(SHORTLIST, len(spec.candidates))
+    each = profile_seconds(question, len(groups))
     console.print(
-        f"{len(spec.candidates)} candidates in {len(groups)} profiles; up to {loaded} see real load, "
-        f"{min(FINALISTS, loaded)} to their peak. At most {question.seconds / 60:g} minutes."
+        f"{len(spec.candidates)} candidates share {len(groups)} profiles of {each:.0f} s; up to {loaded} of them see real load, "
+        f"{min(FINALISTS, loaded)} up to their peak. A start takes about {launcher.start_s:.0f} s. "
+        f"All in all {question.seconds / 60:g} minutes, {OVERLOAD:g} and {SAFE:g} times the winner's peak included."
     )
     if launcher.paid:
         dearest = max(candidate.usd_per_hour for candidate in spec.candidates) * question.seconds / 3600

@@ -255,6 +255,11 @@ def decisive_seconds(limit_ms: float, rps: float) -> float:
     return BLOCKS * max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / rps)
 
 
+def profile_seconds(question: Question, groups: int) -> float:
+    """Of each group's profile: together a fifth of the budget. Beyond 30 s a profile gets no better."""
+    return min(30.0, max(2.0, 0.2 * question.seconds / groups))
+
+
 def powers_up_to(most: int) -> tuple[int, ...]:
     """1, 2, 4, … and `most` itself."""
     return tuple(sorted({*(2**n for n in range(most.bit_length())), most}))
@@ -298,8 +303,7 @@ class _Search:
         groups: dict[str, list[Entrant]] = {}
         for entrant in self._question.entrants:
             groups.setdefault(entrant.group, []).append(entrant)
-        # A fifth of the budget for all groups; beyond 30 s a profile gets no better.
-        seconds = min(30.0, max(2.0, 0.2 * self._question.seconds / len(groups)))
+        seconds = profile_seconds(self._question, len(groups))
         for group, entrants in groups.items():
             widest = max(entrants, key=lambda entrant: entrant.sessions)
             rows = powers_up_to(max(entrant.max_rows for entrant in entrants))

@@ -114,7 +114,7 @@ def _show_plan(spec: "Spec", question: "Question", launcher: "Launcher", console
     loaded = min(SHORTLIST, len(spec.candidates))
     each = profile_seconds(question, len(groups))
     console.print(
-        f"{len(spec.candidates)} candidates share {len(groups)} profiles of {each:.0f} s; up to {loaded} of them see real load, "
+        f"{len(spec.candidates)} candidates share {len(groups)} profiles of {each:.0f} s; up to {loaded} see real load, "
         f"{min(FINALISTS, loaded)} up to their peak. A start takes about {launcher.start_s:.0f} s. "
         f"All in all {question.seconds / 60:g} minutes, {OVERLOAD:g} and {SAFE:g} times the winner's peak included."
     )

@@ -15,11 +15,13 @@ BACKENDS: Final[dict[str, str]] = {
     "onnxruntime": "backends.onnxruntime",
     "python": "backends.python",
     "triton": "backends.triton",
+    "neuron": "backends.neuron",
 }
 
 # kind -> the module whose `build(artifact, declared, **how)` makes the artifact that kind loads.
 BUILDERS: Final[dict[str, str]] = {
     "onnxruntime": "backends.onnx_export",
+    "neuron": "backends.neuron_compile",
 }
 
 

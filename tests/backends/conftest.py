@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,19 @@ class TritonPythonModel:
             responses.append(pb.InferenceResponse([pb.Tensor("OUTPUT0", x @ self.weight.T + self.bias)]))
         return responses
 """
+
+NEURON_DOUBLE = Path(__file__).parent.parent / "neuron_double"
+
+
+@pytest.fixture(scope="session")
+def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The double of torch_neuronx importable, with two of its cores visible; its directory."""
+    folder = tmp_path_factory.mktemp("neuron")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(NEURON_DOUBLE))
+        patch.setenv("NEURON_DOUBLE_DIR", str(folder))
+        patch.setenv("NEURON_RT_VISIBLE_CORES", "2,3")
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from tests.triton_server import VENV
 
 MAX_ROWS = 8
+ROW_SIZES = (1, 2, 8)  # of backends that compile for fixed ones
 SPEC = ModelSpec("", (TensorSpec("INPUT0", "FP32", (-1, 16)),), (TensorSpec("OUTPUT0", "FP32", (-1, 4)),), MAX_ROWS)
 LINEAR = "configs/examples/linear.py:linear"
 
@@ -104,6 +105,15 @@ def no_triton() -> str | None:
     return None if (VENV / "bin" / "python").exists() else "no Triton server in .venv-triton: run `make triton`"
 
 
+def neuron(folder: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    import backends
+
+    request.getfixturevalue("neuron_double")
+    how = {"source": LINEAR, "options": {}, "row_sizes": ROW_SIZES, "target": "inf2"}
+    backends.build("neuron", folder / "linear", SPEC, **how)
+    return {"model": str(folder / "linear")}
+
+
 def needs(module: str) -> Callable[[], str | None]:
     from importlib.util import find_spec
 
@@ -132,4 +142,5 @@ CASES: dict[str, Case] = {
     "triton-shared-memory": Case(
         "triton", lambda folder, request: {**triton(folder, request), "shared_memory": True}, no_triton, slow=True
     ),
+    "neuron-double": Case("neuron", neuron, needs("torch")),
 }  # fmt: skip

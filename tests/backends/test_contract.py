@@ -56,7 +56,8 @@ def test_it_tells_what_it_takes_and_gives(model: Model) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, MAX_ROWS])
-def test_as_many_rows_come_out_as_went_in(case: Case, session: backends.Session, count: int) -> None:
+def test_as_many_rows_come_out_as_went_in(case: Case, model: Model, session: backends.Session, count: int) -> None:
+    count = next(size for size in model.spec.row_sizes or (count,) if size >= count)
     inputs = rows(count)
     outputs = session.run(inputs, {})
     assert outputs["OUTPUT0"].shape == (count, 4)
@@ -65,9 +66,9 @@ def test_as_many_rows_come_out_as_went_in(case: Case, session: backends.Session,
 
 
 def test_a_row_does_not_feel_the_others(case: Case, session: backends.Session) -> None:
-    together = session.run(rows(3), {})["OUTPUT0"]
-    for i in range(3):
-        alone = session.run({"INPUT0": rows(3)["INPUT0"][i : i + 1]}, {})["OUTPUT0"]
+    together = session.run(rows(MAX_ROWS), {})["OUTPUT0"]
+    for i in range(MAX_ROWS):
+        alone = session.run({"INPUT0": rows(MAX_ROWS)["INPUT0"][i : i + 1]}, {})["OUTPUT0"]
         # int8 scales activations by the range of the whole batch
         np.testing.assert_allclose(together[i : i + 1], alone, rtol=case.tolerance, atol=3 * case.tolerance)
 
@@ -94,7 +95,8 @@ def test_sessions_run_in_parallel(case: Case, model: Model) -> None:
         try:
             session = model.open_session(index)
             for i in range(20):
-                inputs = rows(1 + i % MAX_ROWS, seed=100 * index + i)
+                counts = model.spec.row_sizes or range(1, MAX_ROWS + 1)
+                inputs = rows(counts[i % len(counts)], seed=100 * index + i)
                 check(case, inputs, session.run(inputs, {}))
             session.close()
         except BaseException as exc:
@@ -132,6 +134,7 @@ def test_an_unknown_option_is_a_failed_load(case: Case) -> None:
         ("onnxruntime", {"model": "absent.onnx"}),
         ("torch", {"model": "absent.pt"}),
         ("torch", {"model": "absent.py:factory"}),
+        ("neuron", {"model": "absent"}),
         ("triton", {"model": "m", "url": "absent.invalid:1"}),
     ],
 )

@@ -1,0 +1,179 @@
+"""AWS Neuron: torch-neuronx on Inf2 and Trn1, the archived torch-neuron on Inf1.
+
+A model is a directory that `gateway compile` made: manifest.json, and one TorchScript artifact for each rows × length, since an
+artifact has fixed shapes. All of them are loaded onto the session's core and run once when it opens. The batcher pads to them.
+
+Cores: a NeuronCore has one owner, and a process that is told nothing takes all of them. So this backend refuses to load
+unless NEURON_RT_VISIBLE_CORES names its cores, as Ray sets it for `resources: {neuron_cores: 1}`. Session i runs on core i
+modulo their number, counted from 0 within the process.
+
+PyPI's packages torch-neuronx, torch-neuron and neuronx-cc of version 1.0 are placeholders that raise ImportError; the real ones
+come from AWS's Neuron repository. Written against torch-neuronx 2.9 (SDK 2.31) and checked against a double of it, not on a
+device: scripts/neuron_hardware_check.py does that.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from backends.base import (
+    Device,
+    ExecutionFailed,
+    LoadFailed,
+    ModelSpec,
+    SessionLost,
+    Tensors,
+    TensorSpec,
+    example_inputs,
+    narrowed,
+)
+
+VISIBLE_CORES: Final = "NEURON_RT_VISIBLE_CORES"
+MANIFEST: Final = "manifest.json"
+# In messages of the runtime when the device, not the input, is at fault. Source: Neuron runtime return codes.
+_RUNTIME_FAULTS: Final = ("nrt_", "NRT_", "NEURON_RT", "NEURONDEVICE", "nrt status")
+
+_placing = threading.Lock()  # "placement is not thread-safe": Neuron core placement guide
+
+
+def library(target: str) -> ModuleType:
+    """torch_neuronx, or torch_neuron for inf1. Raises: LoadFailed, if it is missing or PyPI's placeholder."""
+    name = "torch_neuron" if target == "inf1" else "torch_neuronx"
+    try:
+        module = import_module(name)
+    except ImportError as exc:
+        raise LoadFailed(
+            f"{name} cannot be imported ({exc}): install it from AWS's Neuron repository "
+            "(https://pip.repos.neuron.amazonaws.com); PyPI's package of that name is a placeholder"
+        ) from exc
+    if not hasattr(module, "trace"):
+        raise LoadFailed(f"{name} at {module.__file__} has no trace(): it is a placeholder, not AWS's package")
+    return module
+
+
+def platform(module: ModuleType) -> str:
+    """`neuron`, or what a double of the library calls itself."""
+    return str(getattr(module, "PLATFORM", "neuron"))
+
+
+def visible_cores(value: str | None) -> tuple[int, ...]:
+    """The cores of NEURON_RT_VISIBLE_CORES: "3", "0,1", "0-3", or of both kinds. Raises: LoadFailed, if there are none."""
+    cores: list[int] = []
+    try:
+        for part in filter(None, (part.strip() for part in (value or "").split(","))):
+            first, _, last = part.partition("-")
+            cores.extend(range(int(first), int(last or first) + 1))
+    except ValueError as exc:
+        raise LoadFailed(f"{VISIBLE_CORES}={value!r}: expected core numbers such as 0,1 or 0-3") from exc
+    if not cores:
+        raise LoadFailed(
+            f"no NeuronCore was given to this process ({VISIBLE_CORES} is {'unset' if value is None else 'empty'}): set "
+            "`placement: replicas` and `resources: {neuron_cores: 1}`, or the variable where there is no Ray"
+        )
+    return tuple(cores)
+
+
+def load(declared: ModelSpec, *, model: str) -> "NeuronModel":
+    """model: a directory that `gateway compile` made."""
+    folder = Path(model)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise LoadFailed(f"{model}: no compiled model here, `gateway compile` makes one: {exc}") from exc
+    module = library(manifest["target"])
+    if platform(module) != manifest["platform"]:
+        raise LoadFailed(f"{model}: compiled for {manifest['platform']}, but {module.__name__} is {platform(module)}")
+    cores = visible_cores(os.environ.get(VISIBLE_CORES))  # the runtime reads it too: it is how Ray hands cores out
+    inputs = narrowed(_tensors(manifest["inputs"]), declared.inputs, f"{model}: input")
+    outputs = narrowed(_tensors(manifest["outputs"]), declared.outputs, f"{model}: output")
+    row_sizes = tuple(size for size in manifest["row_sizes"] if size <= declared.max_rows)
+    if not row_sizes:
+        raise LoadFailed(f"{model}: compiled for {manifest['row_sizes']} rows, but max_rows is {declared.max_rows}")
+    spec = ModelSpec(manifest["platform"], inputs, outputs, row_sizes[-1], row_sizes)
+    return NeuronModel(spec, module, folder, manifest["artifacts"], tuple(manifest["lengths"]), cores)
+
+
+def _tensors(plain: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(entry["name"], entry["datatype"], tuple(entry["shape"])) for entry in plain)
+
+
+class NeuronModel:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        module: ModuleType,
+        folder: Path,
+        artifacts: Mapping[str, str],
+        lengths: tuple[int, ...],
+        cores: tuple[int, ...],
+    ) -> None:
+        self.spec = spec
+        self.device = Device("neuron", cores[0])
+        self.memory_bytes = sum((folder / file).stat().st_size for file in artifacts.values())
+        self._module = module
+        self._folder = folder
+        self._artifacts = artifacts
+        self._lengths = lengths
+        self._cores = cores
+
+    def open_session(self, index: int) -> "NeuronSession":
+        import torch
+
+        core = index % len(self._cores)
+        programs: dict[tuple[int, int], Any] = {}
+        try:
+            for rows in self.spec.row_sizes:
+                for length in self._lengths:
+                    path = self._folder / self._artifacts[f"{rows}x{length}"]
+                    with _placing:
+                        program = torch.jit.load(str(path))  # type: ignore[no-untyped-call]  # untyped in torch 2.13
+                        self._module.experimental.set_neuron_cores(program, start_nc=core, nc_count=1)
+                    programs[rows, length] = program
+            session = NeuronSession(self.spec, programs)
+            for rows, length in programs:
+                session.run(example_inputs(self.spec, rows, length), {})
+        except (ExecutionFailed, SessionLost, RuntimeError, OSError) as exc:
+            raise LoadFailed(f"{self._folder}: core {self._cores[core]}: {exc}") from exc
+        return session
+
+    def close(self) -> None:
+        pass
+
+
+class NeuronSession:
+    """programs: by rows and length (0 where no input has one)."""
+
+    def __init__(self, spec: ModelSpec, programs: dict[tuple[int, int], Any]) -> None:
+        self._spec = spec
+        self._programs = programs
+        self._ragged = next((tensor.name for tensor in spec.inputs if -1 in tensor.shape[1:]), None)
+
+    def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
+        import torch
+
+        from backends.torch import ordered_outputs, to_array, to_tensor
+
+        rows = next(iter(inputs.values())).shape[0]
+        length = inputs[self._ragged].shape[1] if self._ragged else 0
+        program = self._programs.get((rows, length))
+        if program is None:
+            if not self._programs:
+                raise SessionLost("the session is closed")
+            compiled = ", ".join(f"{r} × {n}" for r, n in self._programs)
+            raise ExecutionFailed(f"no artifact for {rows} rows × length {length}, compiled: {compiled}; check ragged.buckets")
+        try:
+            with torch.inference_mode():
+                results = ordered_outputs(self._spec, program(*(to_tensor(inputs[t.name]) for t in self._spec.inputs)))
+        except Exception as exc:
+            message = f"{type(exc).__name__}: {exc}"
+            lost = any(fault in message for fault in _RUNTIME_FAULTS)
+            raise (SessionLost if lost else ExecutionFailed)(message) from exc
+        return {tensor.name: to_array(result) for tensor, result in zip(self._spec.outputs, results, strict=True)}
+
+    def close(self) -> None:
+        self._programs = {}  # the runtime unloads an artifact when its last reference goes

@@ -1,0 +1,77 @@
+"""A factory's nn.Module to a directory of Neuron artifacts, one for each rows × length."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backends.base import LoadFailed, ModelSpec, TensorSpec, example_inputs
+from backends.neuron import MANIFEST, library, platform
+from backends.source import load_object
+
+
+def build(
+    artifact: Path,
+    declared: ModelSpec,
+    *,
+    source: str,
+    options: Mapping[str, Any],
+    row_sizes: tuple[int, ...],
+    target: str,
+    compiler_arguments: tuple[str, ...] = (),
+    lengths: tuple[int, ...] = (),
+) -> str:
+    """Compile on any machine, for the device that `target` names. Answers with one line for the operator.
+
+    lengths: of the inputs with an open second dimension; empty is right only where there is none.
+    """
+    module = library(target)
+    ragged = any(-1 in tensor.shape[1:] for tensor in declared.inputs)
+    if ragged and not lengths:
+        raise LoadFailed(f"{artifact}: inputs of open length are compiled for fixed ones: set ragged.buckets of the model")
+    if not declared.inputs or not declared.outputs:
+        raise LoadFailed(f"{artifact}: compiling needs the model's `inputs` and `outputs` stated")
+    network = load_object(source)(**options).eval().requires_grad_(False)
+    artifacts: dict[str, str] = {}
+    artifact.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=artifact.parent, prefix=".neuron-") as folder:
+        for rows in row_sizes:
+            for length in lengths if ragged else (0,):
+                key = f"{rows}x{length}"
+                arrays = example_inputs(declared, rows, length)
+                example = tuple(torch.from_numpy(arrays[tensor.name]) for tensor in declared.inputs)
+                _trace(module, network, example, target, compiler_arguments).save(str(Path(folder) / f"{key}.pt"))
+                artifacts[key] = f"{key}.pt"
+        manifest = {
+            "platform": platform(module),
+            "target": target,
+            "inputs": [_plain(tensor) for tensor in declared.inputs],
+            "outputs": [_plain(tensor) for tensor in declared.outputs],
+            "row_sizes": list(row_sizes),
+            "lengths": list(lengths) if ragged else [0],
+            "artifacts": artifacts,
+        }
+        (Path(folder) / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        if artifact.exists():
+            shutil.rmtree(artifact)
+        os.replace(folder, artifact)
+        Path(folder).mkdir()  # for the context manager to remove
+    return f"{artifact}: {len(artifacts)} artifacts of {source} for {platform(module)} {target}"
+
+
+def _trace(module: Any, network: Any, example: tuple[Any, ...], target: str, arguments: tuple[str, ...]) -> Any:
+    if target == "inf1":
+        return module.trace(network, example, compiler_args=list(arguments))
+    # cpu_backend compiles without a device, and then must be told for which.
+    program = module.trace(network, example, compiler_args=["--target", target, *arguments], cpu_backend=True)
+    module.lazy_load(program)  # onto no core before the session has said which
+    return program
+
+
+def _plain(tensor: TensorSpec) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}

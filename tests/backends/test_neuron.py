@@ -1,0 +1,183 @@
+"""The Neuron backend on a double of torch_neuronx (platform `neuron-double`). Nothing here speaks of a real device."""
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import backends
+from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
+from backends.neuron import visible_cores
+from tests.backends.contract import LINEAR, SPEC, expected
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+RAGGED = ModelSpec("", (TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("sum", "FP32", (-1,)),), 4)
+ROOT = Path(__file__).parent.parent.parent
+
+
+def summed() -> Any:
+    """A factory: each row's sum."""
+    import torch
+
+    class Summed(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum(1)
+
+    return Summed()
+
+
+@pytest.fixture(scope="module")
+def ragged(neuron_double: Path) -> Path:
+    artifact = neuron_double / "summed"
+    how = {"source": f"{__file__}:summed", "options": {}, "row_sizes": (1, 4), "target": "inf2", "lengths": (8, 16)}
+    backends.build("neuron", artifact, RAGGED, **how)
+    return artifact
+
+
+@pytest.mark.parametrize(
+    ("value", "cores"), [("3", (3,)), ("0,1", (0, 1)), ("0-3", (0, 1, 2, 3)), ("0,2-3", (0, 2, 3)), (" 4 , 5 ", (4, 5))]
+)
+def test_visible_cores_are_read_as_the_runtime_reads_them(value: str, cores: tuple[int, ...]) -> None:
+    assert visible_cores(value) == cores
+
+
+@pytest.mark.parametrize(("value", "message"), [(None, "unset"), ("", "empty"), ("all", "expected core numbers")])
+def test_without_cores_it_refuses(value: str | None, message: str) -> None:
+    with pytest.raises(LoadFailed, match=message):
+        visible_cores(value)
+
+
+def test_a_process_that_was_given_no_cores_does_not_load(ragged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
+    with pytest.raises(LoadFailed, match=r"resources: \{neuron_cores: 1\}"):
+        backends.load("neuron", {"model": str(ragged)}, RAGGED)
+
+
+def test_there_is_an_artifact_for_each_rows_and_length(ragged: Path) -> None:
+    assert sorted(file.name for file in ragged.glob("*.pt")) == ["1x16.pt", "1x8.pt", "4x16.pt", "4x8.pt"]
+    model = backends.load("neuron", {"model": str(ragged)}, RAGGED)
+    assert (model.spec.platform, model.spec.row_sizes, model.spec.max_rows) == ("neuron-double", (1, 4), 4)
+    session = model.open_session(0)
+    for rows in (1, 4):
+        for length in (8, 16):
+            x = np.random.default_rng(0).random((rows, length), np.float32)
+            np.testing.assert_allclose(session.run({"x": x}, {})["sum"], x.sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(2, 8), (4, 9)])
+def test_a_shape_that_was_not_compiled_fails_its_batch_and_names_those_that_were(ragged: Path, rows: int, length: int) -> None:
+    session = backends.load("neuron", {"model": str(ragged)}, RAGGED).open_session(0)
+    with pytest.raises(ExecutionFailed, match="1 × 8, 1 × 16, 4 × 8, 4 × 16"):
+        session.run({"x": np.zeros((rows, length), np.float32)}, {})
+
+
+def test_another_datatype_than_was_compiled_is_refused(ragged: Path) -> None:
+    session = backends.load("neuron", {"model": str(ragged)}, RAGGED).open_session(0)
+    with pytest.raises(ExecutionFailed, match="Incorrect tensor data type"):
+        session.run({"x": np.zeros((4, 8), np.int64)}, {})
+
+
+def test_row_sizes_above_max_rows_are_left_out(ragged: Path) -> None:
+    spec = ModelSpec("", RAGGED.inputs, RAGGED.outputs, 3)
+    assert backends.load("neuron", {"model": str(ragged)}, spec).spec.row_sizes == (1,)
+
+
+def test_open_lengths_need_buckets(neuron_double: Path) -> None:
+    how = {"source": f"{__file__}:summed", "options": {}, "row_sizes": (1,), "target": "inf2"}
+    with pytest.raises(LoadFailed, match=r"ragged\.buckets"):
+        backends.build("neuron", neuron_double / "x", RAGGED, **how)
+
+
+def test_a_core_whose_memory_is_full_fails_the_load(ragged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_neuronx
+
+    monkeypatch.setattr(torch_neuronx, "MEMORY_BYTES", 1000)
+    with pytest.raises(LoadFailed, match=r"core 2: .*NRT_RESOURCE"):
+        backends.load("neuron", {"model": str(ragged)}, RAGGED).open_session(0)
+
+
+@pytest.mark.slow
+def test_a_core_has_one_owner(ragged: Path, neuron_double: Path) -> None:
+    owner = backends.load("neuron", {"model": str(ragged)}, RAGGED).open_session(1)  # takes cores 2 and 3
+    assert "another process owns it" in in_another_process(ragged, "3")
+    assert in_another_process(ragged, "1").strip() == "opened on core 1"
+    owner.close()
+
+
+def in_another_process(model: Path, cores: str) -> str:
+    code = (
+        "import sys, backends\n"
+        "from tests.backends.test_neuron import RAGGED\n"
+        "try:\n"
+        "    model = backends.load('neuron', {'model': sys.argv[1]}, RAGGED)\n"
+        "    model.open_session(0)\n"
+        "    print('opened on core', model.device.index)\n"
+        "except backends.LoadFailed as exc:\n"
+        "    print(exc)\n"
+    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "neuron_double")])
+    env = {**os.environ, "NEURON_RT_VISIBLE_CORES": cores, "PYTHONPATH": path}
+    ended = subprocess.run([sys.executable, "-c", code, str(model)], env=env, capture_output=True, text=True, timeout=60)
+    return ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["raise ImportError('placeholder: see the Neuron documentation')", "__version__ = '1.0'"],
+    ids=["raises", "is empty"],
+)
+def test_a_placeholder_package_is_recognised(
+    tmp_path: Path, neuron_double: Path, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch_neuron.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    how = {"source": LINEAR, "options": {}, "row_sizes": (1,), "target": "inf1"}
+    with pytest.raises(LoadFailed, match="placeholder"):
+        backends.build("neuron", tmp_path / "x", SPEC, **how)
+    sys.modules.pop("torch_neuron", None)
+
+
+def test_what_the_double_compiled_is_not_taken_for_a_device(ragged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_neuronx
+
+    monkeypatch.setattr(torch_neuronx, "PLATFORM", "neuron")
+    with pytest.raises(LoadFailed, match="compiled for neuron-double, but torch_neuronx is neuron"):
+        backends.load("neuron", {"model": str(ragged)}, RAGGED)
+
+
+# From the AWS Neuron documentation, SDK 2.28: api-torch-neuronx-{trace, core-placement, async-lazy-load, data-parallel}.
+SIGNATURES = {
+    "trace": "(func, example_inputs, *_, input_output_aliases={}, compiler_workdir=None, compiler_args=None, "
+    "partitioner_config=None, inline_weights_to_neff=True, cpu_backend=False)",
+    "experimental.set_neuron_cores": "(trace, start_nc=-1, nc_count=-1)",
+    "lazy_load": "(trace, enable_lazy_load=True)",
+    "async_load": "(trace, enable_async_load=True)",
+    "DataParallel": "(model, device_ids=None, dim=0, set_dynamic_batching=True)",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_double_has_the_documented_signatures(name: str, neuron_double: Path) -> None:
+    import torch_neuronx
+
+    found: Any = torch_neuronx
+    for part in name.split("."):
+        found = getattr(found, part)
+    signature = inspect.signature(found)
+    bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+    assert str(inspect.Signature(bare)) == SIGNATURES[name]
+
+
+def test_the_linear_model_computes_what_it_should(neuron_double: Path) -> None:
+    how = {"source": LINEAR, "options": {}, "row_sizes": (4,), "target": "trn1", "compiler_arguments": ("--auto-cast=none",)}
+    line = backends.build("neuron", neuron_double / "linear4", SPEC, **how)
+    assert line.endswith("1 artifacts of configs/examples/linear.py:linear for neuron-double trn1")
+    session = backends.load("neuron", {"model": str(neuron_double / "linear4")}, SPEC).open_session(0)
+    x = np.random.default_rng(0).random((4, 16), np.float32)
+    np.testing.assert_allclose(session.run({"INPUT0": x}, {})["OUTPUT0"], expected(x), rtol=1e-5, atol=1e-5)

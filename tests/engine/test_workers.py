@@ -118,7 +118,7 @@ def test_a_killed_process_is_noticed_by_its_batch() -> None:
         async with pool_of(isolation="process", fixed_ms=5000) as pool:
             running = asyncio.ensure_future(run(pool, batch_of(1.0)))
             await asyncio.sleep(0.05)
-            (child,) = psutil.Process().children()
+            (child,) = [child for child in psutil.Process().children() if "gateway.session_process" in child.cmdline()]
             child.kill()
             execution = await running
             assert execution.session_lost

@@ -14,8 +14,10 @@ from collections.abc import Hashable, Sequence
 from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch, Part, bucket_of, ragged_length
+from gateway.batching.forecast import Forecast, forecast
 from gateway.batching.policies import Decision, Policy
 from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State, deadline_of, virtual_deadline
+from gateway.batching.service_model import ServiceModel
 from gateway.config import Ragged
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded
 from gateway.types import InferRequest
@@ -70,6 +72,7 @@ class Batcher:
         self._limits = Limits(self._max_rows, row_sizes, slo_ns)
         self._by_length = policy.by_length and ragged is not None
         policy.bind(self._limits)
+        self._own_service = None if policy.service else ServiceModel(self._max_rows, row_sizes)
 
         self._state = State(workers)
         self._requests = 0
@@ -198,7 +201,17 @@ class Batcher:
         if ok:
             row_ns = compute_ns / batch.rows
             self._row_ns += 0.1 * (row_ns - self._row_ns) if self._row_ns else row_ns
+            if self._own_service is not None:
+                time_ns = max(compute_ns, now_ns - batch.closed_ns)
+                self._own_service.curve(batch.group).observe(batch.padded_rows, batch.busy, time_ns)
         self._policy.finished(batch, now_ns, compute_ns, ok)
+
+    def forecast(self, request: InferRequest, now_ns: int, free_slots: int) -> Forecast:
+        """When the request would be done, were it added now. free_slots: batches that could start at once."""
+        service = self._own_service or self._policy.service
+        assert service is not None
+        rows = request.rows if self._batched else 1
+        return forecast(service, self._state, self._group_of(request), rows, now_ns, free_slots, self._slo_ns)
 
     def _group_of(self, request: InferRequest) -> Hashable:
         if not self._by_length or self._ragged is None:

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple, Protocol
 
 from gateway.batching.batch import Batch
 from gateway.batching.queue import Entry, Limits, Queue, State
+from gateway.batching.service_model import ServiceModel
 from gateway.config import Batching
 
 
@@ -38,6 +39,11 @@ class Policy(Protocol):
 
     by_length: bool
 
+    @property
+    def service(self) -> ServiceModel | None:
+        """What it has learned of the model's speed, once bound; None: it does not learn."""
+        ...
+
     def bind(self, limits: Limits) -> None: ...
 
     def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
@@ -60,6 +66,7 @@ class Greedy:
     """
 
     by_length = False
+    service = None
 
     def __init__(self) -> None:
         self._decision = WAIT
@@ -82,6 +89,7 @@ class Fixed:
     """
 
     by_length = False
+    service = None
 
     def __init__(self, max_delay_ns: int) -> None:
         self._max_delay_ns = max_delay_ns

@@ -1,0 +1,116 @@
+"""When a request would be done if it joined a lane's queue now: what routing compares lanes by.
+
+    eta = now + wait + ahead + own
+
+wait is the time until a worker is free, ahead the batches that would go before the request's own, own its batch with the way
+there and back (the service model learns from closing to return). Batches are taken to be as large as the adaptive policy's cap.
+"""
+
+from bisect import bisect_right
+from collections.abc import Hashable
+from typing import Final, NamedTuple
+
+from gateway.batching.batch import Batch
+from gateway.batching.queue import LengthGroup, State
+from gateway.batching.service_model import ServiceCurve, ServiceModel
+
+CAP: Final = 0.55
+"""The share of the SLO that a usual batch may take: two fit into one SLO."""
+
+
+class Forecast(NamedTuple):
+    """In nanoseconds. See the module.
+
+    batch_ns: of a batch at the cap. workers: alive, busy or not; 0: nothing runs until one comes, which is not in wait_ns.
+    known: whether the model's speed has been seen; if not, only wait_ns means something.
+    """
+
+    wait_ns: float
+    ahead_ns: float
+    own_ns: float
+    batch_ns: float
+    workers: int
+    known: bool
+
+    @property
+    def total_ns(self) -> float:
+        return self.wait_ns + self.ahead_ns + self.own_ns
+
+
+def forecast(
+    service: ServiceModel, state: State, group: Hashable, rows: int, now_ns: int, free_slots: int, slo_ns: int | None
+) -> Forecast:
+    """For a request of so many rows in a group. free_slots: batches that could start now."""
+    running = state.in_flight
+    workers = len(running) + free_slots
+    curve = _curve(service, group)
+    if curve is None:
+        return Forecast(_first_free_ns(service, state, now_ns, free_slots), 0.0, 0.0, 0.0, workers, False)
+    shape = curve.shape()
+    if free_slots and not state.rows:
+        level = curve.level(len(running) + 1)
+        cap = _cap(curve, level, slo_ns)
+        if rows <= curve.sizes[cap]:
+            return Forecast(0.0, 0.0, shape[curve.at(rows)] * level, shape[cap] * level, workers, True)
+    else:
+        level = curve.level(max(1, workers))
+        cap = _cap(curve, level, slo_ns)
+    batch_ns, cap_rows = shape[cap] * level, curve.sizes[cap]
+    queue = state.queues.get(group)
+    total = rows + (queue.rows if queue is not None else 0)
+    batches = (total - 1) // cap_rows
+    free = [0.0] * free_slots + sorted(_residual_ns(service, batch, now_ns) for batch in running) or [0.0]
+    rounds, place = divmod(batches, len(free))
+    ahead_ns = free[place] - free[0] + rounds * batch_ns + _others_ns(service, state, group, level, slo_ns) / len(free)
+    return Forecast(free[0], ahead_ns, shape[curve.at(total - batches * cap_rows)] * level, batch_ns, workers, True)
+
+
+def _curve(service: ServiceModel, group: Hashable) -> ServiceCurve | None:
+    """The group's own curve, else the nearest that is known: asking must not make curves, as clients choose shapes."""
+    curve = service.curves.get(group)
+    if curve is not None and curve.ready:
+        return curve
+    known = [(other, found) for other, found in service.curves.items() if found.ready]
+    if not known:
+        return None
+    if isinstance(group, LengthGroup):
+        same = [(other, found) for other, found in known if isinstance(other, LengthGroup)]
+        if same:
+            return min(same, key=lambda item: abs(item[0].length - group.length))[1]
+    return known[-1][1]
+
+
+def _cap(curve: ServiceCurve, level: float, slo_ns: int | None) -> int:
+    """Index of the usual batch in `sizes`."""
+    if slo_ns is None:
+        return len(curve.sizes) - 1
+    return max(0, bisect_right(curve.shape(), CAP * slo_ns / (level * curve.spread)) - 1)
+
+
+def _residual_ns(service: ServiceModel, batch: Batch, now_ns: int) -> float:
+    """How long a batch will still run. One that is overdue is taken to need as long again: it may never end."""
+    expected_ns: float = batch.expected_ns
+    if not expected_ns:
+        curve = _curve(service, batch.group)
+        expected_ns = curve.expected_ns(batch.padded_rows, batch.busy) if curve is not None else 0.0
+    return abs(batch.closed_ns + expected_ns - now_ns)
+
+
+def _first_free_ns(service: ServiceModel, state: State, now_ns: int, free_slots: int) -> float:
+    if free_slots or not state.in_flight:
+        return 0.0
+    return min(_residual_ns(service, batch, now_ns) for batch in state.in_flight)
+
+
+def _others_ns(service: ServiceModel, state: State, group: Hashable, level: float, slo_ns: int | None) -> float:
+    """Worker time of what waits in other queues."""
+    if len(state.queues) == 1:
+        return 0.0
+    time_ns = 0.0
+    for queue in state.queues.values():
+        if queue.rows and queue.group != group:
+            curve = _curve(service, queue.group)
+            if curve is not None:
+                cap = _cap(curve, level, slo_ns)
+                time_ns += queue.rows * curve.shape()[cap] * level / curve.sizes[cap]
+    return time_ns

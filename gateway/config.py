@@ -120,6 +120,28 @@ class Batching(_Strict):
     trace: bool = False  # log one line per batch: its life and why it closed
 
 
+class Ejection(_Strict):
+    """When a backend that fails gets no more requests, and for how long before it is tried with copies."""
+
+    consecutive_failures: int = Field(default=3, ge=1)
+    failed_share: float = Field(default=0.5, gt=0, le=1)  # of the last 20 executions
+    pause_s: float = Field(default=1.0, gt=0)  # doubles with every ejection in a row
+    max_pause_s: float = Field(default=8.0, gt=0)
+    max_share: float = Field(default=0.75, ge=0, le=1)  # of a model's backends; the last one is never ejected
+
+
+class Routing(_Strict):
+    """Which of a model's backends gets a request."""
+
+    policy: Literal["cheapest", "least_eta", "shortest_queue", "power_of_two", "round_robin"] = "cheapest"
+    spill_share: float = Field(
+        default=0.5, gt=0, le=1
+    )  # `cheapest`: of the SLO; a backend predicted to take longer is passed over
+    equivalent: tuple[tuple[str, ...], ...] = ()  # groups that may stand in for each other after a failure; empty: all may
+    shadow_tolerance: float = Field(default=1e-3, ge=0)  # relative; a copy's outputs that differ more are counted as different
+    ejection: Ejection = Ejection()
+
+
 class Backend(_Strict):
     """What all kinds share."""
 
@@ -131,7 +153,10 @@ class Backend(_Strict):
     autoscaling: Autoscaling | None = None
     resources: dict[str, float] = {}  # of one replica, as Ray counts them
     surge: bool = True  # an upgrade starts the new replica beside the old, so needs its resources once more; false: after it
-    usd_per_hour: float | None = Field(default=None, gt=0)
+    usd_per_hour: float | None = Field(default=None, gt=0)  # of one instance: this machine's part, or one replica
+    canary_share: float | None = Field(default=None, gt=0, le=1)  # gets this share of the requests, and no others
+    shadow_share: float | None = Field(default=None, gt=0, le=1)  # gets copies of this share; its answers are only compared
+    cold_start_s: float | None = Field(default=None, gt=0)  # until a first session answers; None: learned, at first 10 s
     hang_timeout_s: float = Field(default=60.0, gt=0)  # a run longer than this counts as lost
 
     @property
@@ -230,6 +255,7 @@ class TensorRt(Backend):
     device: int = Field(default=0, ge=0)
     cuda_graphs: bool = True  # one recorded launch per batch shape instead of one per kernel
     workspace_mb: int = Field(default=2048, ge=1)  # the most that building may use
+    longest: Rows = 512  # an engine is built for open lengths up to this
 
 
 class Neuron(Backend):
@@ -261,6 +287,7 @@ class Model(_Strict):
     max_rows: int = Field(default=32, ge=0, le=1 << 20)
     ragged: Ragged | None = None
     batching: Batching = Batching()
+    routing: Routing = Routing()
     load_at_start: bool = True
     backends: tuple[AnyBackend, ...] = Field(min_length=1)
 
@@ -269,12 +296,22 @@ class Model(_Strict):
         labels = [backend.label for backend in self.backends]
         if len(set(labels)) != len(labels):
             raise ValueError(f"backends of one model need different names, got {labels}: set `name`")
+        if all(backend.canary_share or backend.shadow_share for backend in self.backends):
+            raise ValueError("every backend is a canary or a shadow: at least one must serve the rest of the requests")
+        for backend in self.backends:
+            if backend.canary_share and backend.shadow_share:
+                raise ValueError(f"backend {backend.label}: canary_share and shadow_share exclude each other")
+        if sum(backend.canary_share or 0.0 for backend in self.backends) > 1:
+            raise ValueError("the canary_share of all backends exceeds 1")
+        unknown = {label for group in self.routing.equivalent for label in group} - set(labels)
+        if unknown:
+            raise ValueError(f"routing.equivalent names {sorted(unknown)}, which are no backends of the model: {labels}")
         if self.ragged is not None and self.max_rows == 0:
             raise ValueError("ragged needs a batch dimension, but max_rows is 0")
         if self.ragged is not None and self.inputs is not None:
-            unknown = set(self.ragged.pad) - {tensor.name for tensor in self.inputs}
-            if unknown:
-                raise ValueError(f"ragged.pad names {sorted(unknown)}, which are no inputs of the model")
+            padded = set(self.ragged.pad) - {tensor.name for tensor in self.inputs}
+            if padded:
+                raise ValueError(f"ragged.pad names {sorted(padded)}, which are no inputs of the model")
         return self
 
 

@@ -1,0 +1,119 @@
+"""A real Ray cluster on this machine, shared by the tests of this directory, and a client that keeps a gateway busy."""
+
+import os
+
+# Of this process and of the Ray processes it starts; read when ray is imported.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+from ray.serve.context import _get_global_client
+from ray.serve.handle import DeploymentHandle
+
+from gateway.cluster import application
+from gateway.config import Config, parse_config
+from tests.cluster.load import infer_body
+
+APPLICATION = "gateway"
+# Not 127.0.0.1: ray.init would take that for the address of the machine's network card.
+LOOPBACK = "127.0.0.2"
+_HEAD = {
+    "num_cpus": 2,
+    "object_store_memory": 100 << 20,
+    "node_ip_address": LOOPBACK,
+    "include_dashboard": False,
+    "resources": {"head": 1.0},
+}
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A head node with Serve on it, and nothing deployed."""
+    cluster = Cluster(initialize_head=True, head_node_args=_HEAD)
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
+    yield cluster
+    serve.shutdown()
+    ray.shutdown()
+    cluster.shutdown()
+
+
+class Gateway:
+    """An application that is deployed, and what tests do to it."""
+
+    def __init__(self, config: Config) -> None:
+        self.handle: DeploymentHandle[Any] = serve.run(application(config), name=APPLICATION, route_prefix=None)
+        self.http_port, self.grpc_port = self.handle.ports.remote().result(timeout_s=20)
+
+    def upgrade(self, config: Config) -> None:
+        """Deploy another configuration in its place; returns when that runs."""
+        serve.run(application(config), name=APPLICATION, route_prefix=None)
+
+    def pids(self, deployment: str) -> list[int]:
+        """Of the processes of a deployment's running replicas."""
+        details = _get_global_client().get_serve_details()
+        replicas = details["applications"][APPLICATION]["deployments"][deployment]["replicas"]
+        return [replica["pid"] for replica in replicas if replica["state"] == "RUNNING"]
+
+    def request(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """One request on a connection of its own: status and decoded body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=30)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            text = response.read()
+        finally:
+            connection.close()
+        return response.status, json.loads(text) if text else None
+
+    def infer(self, model: str, rows: list[list[float]]) -> tuple[int, Any]:
+        return self.request("POST", f"/v2/models/{model}/infer", infer_body(rows))
+
+
+def config(
+    *,
+    port: int = 0,
+    ingress_replicas: int = 1,
+    model: dict[str, Any] | None = None,
+    embedded: dict[str, Any] | None = None,
+    **backend: Any,
+) -> Config:
+    """A synthetic model `m` in replicas. port: of HTTP; gRPC gets a free one too if it is not 0. embedded: one more backend."""
+    document = {
+        "server": {
+            "http_port": port,
+            "grpc_port": free_port() if port else 0,
+            "ingress_replicas": ingress_replicas,
+            "drain_timeout_s": 10,
+        },
+        "models": [
+            {
+                "name": "m",
+                "max_rows": 16,
+                "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, 16]}],
+                "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, 16]}],
+                "backends": [{"kind": "synthetic", "placement": "replicas", **backend}],
+                **(model or {}),
+            },
+            *([{"name": "embedded", "max_rows": 16, "backends": [embedded]}] if embedded else []),
+        ],
+    }
+    return parse_config(document, source="test")
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
@@ -15,6 +16,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # Ray makes its workers yield
 
 import ray
 from ray import serve
+from ray._private.services import canonicalize_bootstrap_address
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.handle import DeploymentHandle
 
@@ -26,6 +28,7 @@ from gateway.errors import BackendUnreachable, InternalError
 # Batches travel by value, in calls: Ray's shared object store holds next to nothing.
 _OBJECT_STORE_BYTES: Final = 128 << 20
 _PORTS_S: Final = 30.0
+_CONNECT_S: Final = 3.0
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ def run_on_ray(config: Config, announce: Announce) -> int:
     announce: called once with the ports of HTTP and gRPC when requests are answered. Raises: GatewayError.
     """
     app = application(config)
+    _handle_signals()
     try:
         with _cluster(config.ray), _serve_instance(), _deployed(app, config.ray.application) as ingress:
             announce(config, *ingress.ports.remote().result(timeout_s=_PORTS_S))
@@ -67,9 +71,7 @@ def _cluster(options: RayConfig) -> Iterator[None]:
                 _node_ip_address="127.0.0.1",
                 **settings,
             )
-        # After ray.init, which sets a handler of its own.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _stop)
+        _handle_signals()  # again: ray.init sets a handler of its own
         yield
     finally:
         ray.shutdown()  # ends the processes of a cluster that was started here, and only these
@@ -78,13 +80,28 @@ def _cluster(options: RayConfig) -> Iterator[None]:
 def _joined(address: str | None, settings: dict[str, Any]) -> bool:
     if address == "local":
         return False
-    try:
-        ray.init(address=address or "auto", **settings)
-    except ConnectionError as exc:
+    found = canonicalize_bootstrap_address(address or "auto")
+    # A cluster that ended without cleaning up leaves its address behind, and ray.init would try it for minutes.
+    if found is None or not _answers(found):
         if address is None:
             return False
-        raise BackendUnreachable(f"ray.address: {address!r}: no Ray cluster answers there: {exc}") from exc
+        raise BackendUnreachable(f"ray.address: {address!r}: no Ray cluster answers there")
+    ray.init(address=found, **settings)
     return True
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _handle_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -65,19 +65,20 @@ class Gateway:
         replicas = details["applications"][APPLICATION]["deployments"][deployment]["replicas"]
         return [replica["pid"] for replica in replicas if replica["state"] == "RUNNING"]
 
-    def request(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        """One request on a connection of its own: status and decoded body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=30)
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body))
-            response = connection.getresponse()
-            text = response.read()
-        finally:
-            connection.close()
-        return response.status, json.loads(text) if text else None
-
     def infer(self, model: str, rows: list[list[float]]) -> tuple[int, Any]:
-        return self.request("POST", f"/v2/models/{model}/infer", infer_body(rows))
+        return request(self.http_port, "POST", f"/v2/models/{model}/infer", infer_body(rows))
+
+
+def request(port: int, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    """One request on a connection of its own: status and decoded body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body))
+        response = connection.getresponse()
+        text = response.read()
+    finally:
+        connection.close()
+    return response.status, json.loads(text) if text else None
 
 
 def config(

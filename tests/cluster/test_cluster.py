@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc as triton
 from ray.cluster_utils import Cluster
 
-from tests.cluster.conftest import LOOPBACK, Gateway, config, free_port
+from tests.cluster.conftest import LOOPBACK, Gateway, config, free_port, request
 from tests.cluster.load import Load
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -119,12 +119,12 @@ def test_unload_and_load_reach_every_ingress(cluster: Cluster) -> None:
 
     def seen() -> set[int]:
         # Each request has a connection of its own, so that both ingresses get some.
-        return {gateway.request("GET", "/v2/models/m/ready")[0] for _ in range(20)}
+        return {request(gateway.http_port, "GET", "/v2/models/m/ready")[0] for _ in range(20)}
 
     assert seen() == {200}
-    assert gateway.request("POST", "/v2/repository/models/m/unload", {})[0] == 200
+    assert request(gateway.http_port, "POST", "/v2/repository/models/m/unload", {})[0] == 200
     assert seen().isdisjoint({200})
-    assert gateway.request("POST", "/v2/repository/models/m/load", {})[0] == 200
+    assert request(gateway.http_port, "POST", "/v2/repository/models/m/load", {})[0] == 200
     assert seen() == {200}
 
 

@@ -27,7 +27,7 @@ LOADTEST_MAY_IMPORT = {"types", "errors", "config", "clock", "batching", "protoc
 # third party -> the modules that may import it
 DOORS = {
     "ray": {"gateway.cluster", "gateway.app"},
-    "pydantic": {"gateway.config", "loadtest.catalogue", "loadtest.spec", "loadtest.prices"},
+    "pydantic": {"gateway.config", "loadtest.catalogue", "loadtest.spec", "loadtest.live_prices"},
     "httptools": {"gateway.http_server", "loadtest.http_client", "loadtest.nullserver"},
     "torch": {"backends.torch", "backends.torch_cuda", "backends.onnx_export", "backends.neuron", "backends.tensorrt"},
     "onnxruntime": {"backends.onnxruntime", "backends.onnx_export"},

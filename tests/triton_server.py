@@ -4,13 +4,14 @@ It comes from the wheel of nvidia-pytriton, in a virtual environment of its own 
 Triton 2.51 with the python backend, no GPU needed.
 """
 
+import ctypes
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 
 VENV = Path(__file__).resolve().parent.parent / ".venv-triton"
 _START_TIMEOUT_S = 120.0
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,10 @@ def write_model(repository: Path, name: str, config: str, code: str | None = Non
 
 
 @contextmanager
-def triton_server(directory: Path, *, load: str = "*", options: tuple[str, ...] = ()) -> Iterator[TritonServer]:
+def triton_server(directory: Path, *, load: Sequence[str] = ("*",), options: tuple[str, ...] = ()) -> Iterator[TritonServer]:
     """Serve the models in `directory`/models until the block ends; the rest of `directory` is the server's.
 
-    load: the models to load at the start; the rest waits for clients to load it (explicit model control).
+    load: the models to load at the start, "*" being all; the rest waits for clients to load it (explicit model control).
     options: more of tritonserver's flags.
     """
     site = next((VENV / "lib").glob("python3.*")) / "site-packages"
@@ -80,7 +82,7 @@ def triton_server(directory: Path, *, load: str = "*", options: tuple[str, ...] 
         f"--metrics-port={metrics_port}",
         "--allow-gpu-metrics=false",
         "--model-control-mode=explicit",
-        f"--load-model={load}",
+        *(f"--load-model={name}" for name in load),
         "--exit-timeout-secs=5",
         *options,
     ]
@@ -91,8 +93,16 @@ def triton_server(directory: Path, *, load: str = "*", options: tuple[str, ...] 
         "PATH": f"{VENV / 'bin'}:{os.environ['PATH']}",
     }
     log = directory / "triton.log"
+    die_with_us = ctypes.CDLL(None, use_errno=True).prctl
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_us(_PR_SET_PDEATHSIG, signal.SIGTERM),  # should the tests be killed
+        )
         try:
             _wait_until_ready(process, http_port, log)
             yield TritonServer(f"127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}", process.pid)

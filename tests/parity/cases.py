@@ -554,7 +554,7 @@ CASES: tuple[Case, ...] = (
     Case("unregister all", lambda c: c.call("unregister_system_shared_memory")),
     # repository
     Case("repository index", index_of),
-    Case("unload and load", unloaded_and_loaded),
+    Case("unload and load", unloaded_and_loaded, ("http.aio", "grpc.aio")),
     Case("infer an unloaded model", infer_unloaded, ("http", "grpc"), UNLOADED),
     Case(
         "load an unknown model",

@@ -9,12 +9,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from backends.base import ModelSpec, Tensors
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
+from gateway.batching.forecast import Forecast
 from gateway.clock import Clock, Timer
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, NotReady
 from gateway.metrics import LaneGauges, LaneMetrics
@@ -24,6 +26,18 @@ from gateway.types import InferRequest, InferResponse
 OnDone = Callable[[InferResponse | GatewayError], None]
 
 trace_log = logging.getLogger("gateway.trace")
+
+
+class LaneObserver(Protocol):
+    """Who routes between this lane and others."""
+
+    def executed(self, batch: Batch, execution: Execution, now_ns: int, failed: bool) -> None:
+        """A batch ended; its requests are answered, or run once more, after this."""
+        ...
+
+    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
+        """Whether to give a request of a lost session up instead of running it here again: another lane will serve it."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +75,7 @@ class Lane:
         self.batcher = batcher
         self.runner = runner
         self.metrics = metrics
+        self.observer: LaneObserver | None = None
         self._clock = clock
         self._call_soon = call_soon
         self._trace = trace
@@ -86,6 +101,10 @@ class Lane:
     def pending(self) -> int:
         """Requests accepted and not answered."""
         return len(self._waiting)
+
+    def forecast(self, request: InferRequest, now_ns: int) -> Forecast:
+        """When the request would be done, were it submitted now."""
+        return self.batcher.forecast(request, now_ns, self.runner.free_slots)
 
     def submit(self, request: InferRequest, on_done: OnDone) -> None:
         """Accept a request. on_done gets its one answer or error on the loop, never within this call.
@@ -178,6 +197,8 @@ class Lane:
                 error = BackendFailed(f"{self.name}: outputs do not fit the batch: {exc}")
         self.batcher.finished(batch, now_ns, execution.finished_ns - execution.started_ns, error is None)
         self.metrics.batch_done(batch, execution, failed=error is not None)
+        if self.observer is not None:
+            self.observer.executed(batch, execution, now_ns, failed=error is not None)
         if self._trace:
             trace_log.info(
                 "%s %s started_ms=%.3f computed_ms=%.3f returned_ms=%.3f error=%s",
@@ -192,8 +213,9 @@ class Lane:
             for part, outputs in zip(batch.parts, pieces, strict=True):
                 self._part_done(part, outputs)
         else:
+            lost = execution.session_lost
             for part in batch.parts:
-                self._part_failed(part, error, now_ns, to_blame=len(batch.parts) == 1 and not execution.session_lost)
+                self._part_failed(part, error, now_ns, lost=lost, to_blame=len(batch.parts) == 1 and not lost)
         self._step()
 
     def _part_done(self, part: Part, outputs: Tensors) -> None:
@@ -211,12 +233,13 @@ class Lane:
             outputs = {output.name: outputs[output.name] for output in request.outputs}
         self._answer(request, InferResponse(request.model, request.version, request.id, outputs))
 
-    def _part_failed(self, part: Part, error: GatewayError, now_ns: int, *, to_blame: bool) -> None:
+    def _part_failed(self, part: Part, error: GatewayError, now_ns: int, *, lost: bool, to_blame: bool) -> None:
         """Run the part once more by itself, unless it is to blame: another request, or the session, may have been."""
         waiting = self._waiting.get(part.request)
         if waiting is None:
             return
-        if part.start in waiting.retried or to_blame or not self.runner.available:
+        given_up = lost and self.observer is not None and self.observer.takes_over(part.request, now_ns)
+        if part.start in waiting.retried or to_blame or given_up or not self.runner.available:
             self.batcher.cancel(part.request)
             self._answer(part.request, error)
         else:

@@ -117,6 +117,18 @@ class Metrics:
             multiprocess_mode="max",
             **own,
         )
+        self._routed = Counter(
+            "gateway_routed", "Requests of models with several backends, by where they went and why", (*lane, "reason"), **own
+        )
+        self._copies = Counter(
+            "gateway_copies",
+            "Copies of requests sent besides, by why, and what became of them",
+            (*lane, "why", "result"),
+            **own,
+        )
+        self._ejections = Counter("gateway_ejections", "Times a backend was ejected for failing", lane, **own)
+        self._ejected = Gauge("gateway_ejected", "Ingress processes that have ejected the backend", lane, **live)
+        self._busy_usd = Counter("gateway_busy_usd", "Price of the sessions while they ran batches", lane, **own)
         self._flushed: list[Callable[[], None]] = []
         self._endpoints: dict[tuple[str, str, str], EndpointMetrics] = {}
         if self._directory is not None:
@@ -125,6 +137,10 @@ class Metrics:
     def lane(self, model: str, version: str, backend: str) -> "LaneMetrics":
         """What one lane counts on."""
         return LaneMetrics(self, model, version, backend)
+
+    def routing(self, model: str, version: str) -> "RoutingMetrics":
+        """What the dispatcher of one model counts on."""
+        return RoutingMetrics(self, model, version)
 
     def endpoint(self, model: str, version: str, protocol: str) -> "EndpointMetrics":
         """What one protocol counts the requests of one model on. model: empty for requests that named none that exists."""
@@ -247,6 +263,49 @@ class LaneMetrics:
             gauges = (metrics._queue_rows, metrics._queue_requests, metrics._workers, metrics._busy)
             for gauge, value in zip(gauges, self._gauges(), strict=True):
                 gauge.labels(*labels).set(value)
+
+
+class RoutingMetrics:
+    """Counted by the dispatcher of one model, by backend."""
+
+    def __init__(self, metrics: Metrics, model: str, version: str) -> None:
+        self._metrics = metrics
+        self._labels = (model, version)
+        self._routed: dict[tuple[str, str], int] = defaultdict(int)
+        self._copies: dict[tuple[str, str, str], int] = defaultdict(int)
+        self._busy_usd: dict[str, float] = defaultdict(float)
+        metrics._flushed.append(self._flush)
+
+    def routed(self, backend: str, reason: str) -> None:
+        self._routed[backend, reason] += 1
+
+    def copied(self, backend: str, why: str, result: str) -> None:
+        self._copies[backend, why, result] += 1
+
+    def busy(self, backend: str, usd: float) -> None:
+        self._busy_usd[backend] += usd
+
+    def ejected(self, backend: str) -> None:
+        self._metrics._ejections.labels(*self._labels, backend).inc()
+        self._metrics._ejected.labels(*self._labels, backend).set(1)
+
+    def back(self, backend: str) -> None:
+        self._metrics._ejected.labels(*self._labels, backend).set(0)
+
+    def close(self) -> None:
+        self._flush()
+        self._metrics._flushed.remove(self._flush)
+
+    def _flush(self) -> None:
+        for (backend, reason), count in self._routed.items():
+            self._metrics._routed.labels(*self._labels, backend, reason).inc(count)
+        for (backend, why, result), count in self._copies.items():
+            self._metrics._copies.labels(*self._labels, backend, why, result).inc(count)
+        for backend, usd in self._busy_usd.items():
+            self._metrics._busy_usd.labels(*self._labels, backend).inc(usd)
+        self._routed.clear()
+        self._copies.clear()
+        self._busy_usd.clear()
 
 
 class EndpointMetrics:

@@ -7,6 +7,7 @@ client is published through `control`, and every process applies it.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
@@ -21,7 +22,7 @@ from gateway.config import Backend, Config, Model, Ragged, Tensor
 from gateway.errors import BackendFailed, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.lane import Lane, OnDone
 from gateway.metrics import Metrics, ModelStatistics, Total
-from gateway.router import choose
+from gateway.routing.dispatcher import Dispatcher
 from gateway.runner import BatchRunner
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest
@@ -53,7 +54,7 @@ class RepositoryControl(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ServedModel:
-    """One model version. wanted: whether it should be loaded. lanes: in order of price; empty unless READY."""
+    """One model version. wanted: whether it should be loaded. lanes, dispatcher: empty and None unless READY."""
 
     config: Model
     wanted: bool = False
@@ -61,6 +62,7 @@ class ServedModel:
     reason: str = ""
     spec: ModelSpec = field(default_factory=lambda: ModelSpec("", (), (), 0))
     lanes: tuple[Lane, ...] = ()
+    dispatcher: Dispatcher | None = None
 
     @property
     def name(self) -> str:
@@ -138,13 +140,21 @@ class Repository:
         """
         if self._closing:
             raise NotReady("the server is shutting down", retry_after_s=1.0)
-        choose(self.model(request.model, request.version).lanes).submit(request, on_done)
+        dispatcher = self.model(request.model, request.version).dispatcher
+        assert dispatcher is not None  # READY
+        dispatcher.submit(request, on_done)
 
     def cancel(self, request: InferRequest) -> None:
         """Nobody waits for this request any more."""
         for served in self._models.get(request.model, {}).values():
             for lane in served.lanes:
                 lane.cancel(request)
+
+    def explain(self, name: str, version: str = "", rows: int = 1) -> dict[str, Any]:
+        """Why a request would go to which backend now, as this process sees it. Raises: NotFound, NotReady."""
+        dispatcher = self.model(name, version).dispatcher
+        assert dispatcher is not None  # READY
+        return dispatcher.explain(rows)
 
     # state
 
@@ -293,20 +303,27 @@ class Repository:
             served.reason = f"failed to load '{served.name}' version {served.version}: {exc.message}"
             served.state = "READY" if old else "UNAVAILABLE"
             raise BackendFailed(served.reason) from exc
+        old_dispatcher = served.dispatcher
         served.lanes, served.spec = lanes, lanes[0].spec
+        served.dispatcher = Dispatcher(lanes, served.config, self.metrics, self._clock, seed=os.getpid())
         served.state, served.reason = "READY", ""
         self.generation += 1
         for lane in old:
             await lane.close()
+        if old_dispatcher is not None:
+            old_dispatcher.close()
         log.info("model %s version %s is ready on %s", served.name, served.version, ", ".join(lane.name for lane in lanes))
 
     async def _unload(self, served: ServedModel) -> None:
         lanes, served.lanes = served.lanes, ()
+        dispatcher, served.dispatcher = served.dispatcher, None
         self.generation += 1
         if lanes:
             served.state = "UNLOADING"
             for lane in lanes:
                 await lane.close()
+        if dispatcher is not None:
+            dispatcher.close()
         served.state, served.reason = "UNAVAILABLE", "unloaded"
 
     async def _open_lanes(self, model: Model) -> tuple[Lane, ...]:

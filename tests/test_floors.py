@@ -15,7 +15,7 @@ FLOORS = {
     "frames": 3, "runner": 3, "shared_memory": 3,
     "session_process": 4, "metrics": 4,
     "workers": 5, "lane": 5,
-    "router": 6,
+    "routing": 6,
     "repository": 7,
     "http_server": 8, "grpc_server": 8, "rest_routes": 9, "compile": 8,
     "ingress": 10, "cluster": 11, "app": 12, "cli": 13,

@@ -1,0 +1,346 @@
+"""Sends the requests of one model to its lanes, as the router decides.
+
+A request is in one lane at a time. If that lane fails it, or refuses it, it is submitted once more to another that may stand in
+for it and is predicted to be in time; whatever the second one answers is the answer. Who is to blame for a failed request shows
+there: served elsewhere, it was the lane; failed elsewhere as well, it was the request.
+
+Copies are requests of their own: inputs copied (a client may reuse a shared memory region as soon as it is answered), lowest
+priority, answers dropped. None of what becomes of them reaches a caller.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from gateway.batching.batch import Batch
+from gateway.batching.queue import deadline_of
+from gateway.clock import Clock
+from gateway.config import Backend, Model
+from gateway.errors import BackendFailed, BackendUnreachable, DeadlineExceeded, GatewayError, Overloaded, Unavailable
+from gateway.lane import Lane, OnDone
+from gateway.metrics import Metrics
+from gateway.routing.health import Health
+from gateway.routing.policies import POLICIES, Candidate, Route
+from gateway.routing.router import Copy, Router
+from gateway.runner import Execution
+from gateway.types import InferRequest, InferResponse
+
+_LOWEST_PRIORITY: Final = 4
+_COMPARED_BYTES: Final = 1 << 20  # a comparison runs on the event loop: of larger outputs only as much
+
+log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """See the module. On the event loop's thread. Life: made with open lanes, closed before or after them."""
+
+    def __init__(self, lanes: Sequence[Lane], model: Model, metrics: Metrics, clock: Clock, *, seed: int = 0) -> None:
+        """lanes: one per backend of the model, in any order. seed: of this process, unlike others that serve the same model."""
+        slo_ns = round(model.slo.p99_ms * 1e6) if model.slo else None
+        self._slo_ns = slo_ns
+        self._model = model
+        self._clock = clock
+        self._metrics = metrics.routing(model.name, model.version)
+        backends = {backend.label: backend for backend in model.backends}
+        self._lanes: dict[Candidate, Lane] = {}
+        for lane in lanes:
+            candidate = _candidate(lane, backends[_label(lane)], model)
+            self._lanes[candidate] = lane
+            lane.observer = _Watch(self, candidate)
+        policy = POLICIES[model.routing.policy](model.routing, slo_ns, seed)
+        self.router = Router(tuple(self._lanes), policy, model.routing.ejection, slo_ns)
+        self._only = lanes[0] if len(lanes) == 1 else None
+        self._second: set[InferRequest] = set()  # requests that are with their second lane
+        self._copied: set[InferRequest] = set()  # copies
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self._model.name}:{self._model.version}: {self.router}>"
+
+    def submit(self, request: InferRequest, on_done: OnDone) -> None:
+        """Hand a request to a lane. on_done gets its one answer or error, later.
+
+        Raises: NotReady, BackendUnreachable, Overloaded, DeadlineExceeded; then on_done is not called.
+        """
+        if self._only is not None:
+            self._only.submit(request, on_done)
+            return
+        now_ns = self._clock.now_ns()
+        route = self.router.route(request, now_ns)
+        if route.candidate is None:
+            raise self._shed(request, route, now_ns)
+        sent = _Sent(self, request, on_done, route.candidate)
+        try:
+            self._lanes[route.candidate].submit(request, sent.done)
+        except Unavailable:
+            if not self.fall_back(sent, now_ns):
+                raise
+        else:
+            self._metrics.routed(route.candidate.label, route.reason)
+        for copy in self.router.copies(request, now_ns):
+            if copy.candidate is not sent.candidate:
+                self._send_copy(copy, sent, now_ns)
+
+    def close(self) -> None:
+        """Stop counting; what is in the lanes is still answered."""
+        for candidate, lane in self._lanes.items():
+            lane.observer = None
+            if candidate.health.ejected:
+                self._metrics.back(candidate.label)
+        self._metrics.close()
+
+    def explain(self, rows: int = 1) -> dict[str, Any]:
+        """Why a request of so many rows, of the usual shape, would go where, if it came now. As JSON can hold it."""
+        now_ns = self._clock.now_ns()
+        request = InferRequest(self._model.name, self._model.version, "", {}, rows, now_ns)
+        route = self.router.explain(request, now_ns)
+        return {
+            "model": self._model.name,
+            "version": self._model.version,
+            "rows": rows,
+            "slo_ms": self._slo_ns / 1e6 if self._slo_ns else None,
+            "policy": self._model.routing.policy,
+            "spill_share": self._model.routing.spill_share,
+            **route,
+        }
+
+    # what a request's life asks
+
+    def fall_back(self, sent: "_Sent", now_ns: int) -> bool:
+        """Submit a request that its first lane did not serve to another, if there is one that can."""
+        request, failed = sent.request, sent.candidate
+        if request in self._second or now_ns > deadline_of(request, self._slo_ns):
+            return False
+        candidate = self.router.route(request, now_ns, failed=failed).candidate
+        if candidate is None:
+            return False
+        request.shape_key = sent.shape_key
+        try:
+            self._lanes[candidate].submit(request, sent.done)
+        except GatewayError:
+            return False
+        self._second.add(request)
+        sent.candidate, sent.failed = candidate, failed
+        self._metrics.routed(candidate.label, "fallback")
+        return True
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns()
+
+    def ended(self, request: InferRequest) -> None:
+        self._second.discard(request)
+
+    def blame(self, candidate: Candidate) -> None:
+        """A request failed, and for no fault of its own."""
+        observer = self._lanes[candidate].observer
+        busy_ns = observer.last_failure_ns if isinstance(observer, _Watch) else 0
+        self._failed(candidate, busy_ns, self._clock.now_ns())
+
+    # what lanes tell
+
+    def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int) -> None:
+        self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
+        if self.router.executed(candidate, batch.rows, busy_ns, batch.expected_ns, now_ns):
+            self._ejected(candidate)
+
+    def lost(self, candidate: Candidate, busy_ns: int, now_ns: int) -> None:
+        self._failed(candidate, busy_ns, now_ns)
+
+    def takes_over(self, candidate: Candidate, request: InferRequest, now_ns: int) -> bool:
+        if request in self._copied:
+            return True
+        if request in self._second or now_ns > deadline_of(request, self._slo_ns):
+            return False
+        return self.router.route(request, now_ns, failed=candidate).candidate is not None
+
+    def _failed(self, candidate: Candidate, busy_ns: int, now_ns: int) -> None:
+        if self.router.failed(candidate, busy_ns, now_ns):
+            self._ejected(candidate)
+
+    def _ejected(self, candidate: Candidate) -> None:
+        log.warning("%s is ejected: %s", self._name(candidate), candidate.health)
+        self._metrics.ejected(candidate.label)
+
+    def _name(self, candidate: Candidate) -> str:
+        return self._lanes[candidate].name
+
+    def _shed(self, request: InferRequest, route: Route, now_ns: int) -> GatewayError:
+        if route.reason == "down":
+            self._metrics.routed("", route.reason)
+            return BackendUnreachable(f"model '{request.model}': no backend has a live session", retry_after_s=1.0)
+        deadline_ns = deadline_of(request, self._slo_ns)
+        if deadline_ns < now_ns:
+            return DeadlineExceeded(f"model '{request.model}': the request came after its deadline")
+        self._metrics.routed("", route.reason)
+        over_s = max(0.0, (now_ns + route.eta_ns - deadline_ns) / 1e9)
+        message = f"model '{request.model}': overloaded, every backend would answer after the deadline"
+        return Overloaded(f"{message}, the first {over_s * 1e3:.0f} ms late", over_s)
+
+    # copies
+
+    def _send_copy(self, copy: Copy, sent: "_Sent", now_ns: int) -> None:
+        request = sent.request
+        inputs = {name: array.copy() for name, array in request.inputs.items()}
+        copied = InferRequest(
+            request.model,
+            request.version,
+            request.id,
+            inputs,
+            request.rows,
+            now_ns,
+            outputs=request.outputs,
+            parameters=dict(request.parameters),
+            priority=_LOWEST_PRIORITY,
+            shape_key=sent.shape_key,
+        )
+        pair = _Pair(self._count_pair(copy), self._model.routing.shadow_tolerance) if copy.why == "shadow" else None
+
+        def done(outcome: InferResponse | GatewayError) -> None:
+            self._copied.discard(copied)
+            ended_ns = self._clock.now_ns()
+            ok = isinstance(outcome, InferResponse)
+            was_ejected = copy.candidate.health.ejected
+            self.router.returned(copy, ended_ns, ended_ns - now_ns, ok=ok)
+            if was_ejected and not copy.candidate.health.ejected:
+                log.warning("%s is back", self._name(copy.candidate))
+                self._metrics.back(copy.candidate.label)
+            if pair is not None and ok:
+                pair.of_copy(outcome)
+            else:
+                self._metrics.copied(copy.candidate.label, copy.why, "ok" if ok else "failed")
+
+        try:
+            self._lanes[copy.candidate].submit(copied, done)
+        except GatewayError:
+            self._metrics.copied(copy.candidate.label, copy.why, "refused")
+            return
+        self._copied.add(copied)
+        self.router.sent(copy, now_ns)
+        if pair is not None:
+            sent.pairs += (pair,)
+
+    def _count_pair(self, copy: Copy) -> Callable[[str], None]:
+        def count(result: str) -> None:
+            self._metrics.copied(copy.candidate.label, copy.why, result)
+
+        return count
+
+
+class _Watch:
+    """The observer of one lane."""
+
+    def __init__(self, dispatcher: Dispatcher, candidate: Candidate) -> None:
+        self._dispatcher = dispatcher
+        self._candidate = candidate
+        self.last_failure_ns = 0  # how long the last execution of a request that failed alone took
+
+    def executed(self, batch: Batch, execution: Execution, now_ns: int, failed: bool) -> None:
+        busy_ns = now_ns - batch.closed_ns
+        if not failed:
+            self._dispatcher.executed(self._candidate, batch, busy_ns, now_ns)
+        elif execution.session_lost:
+            self._dispatcher.lost(self._candidate, busy_ns, now_ns)
+        else:
+            self.last_failure_ns = busy_ns
+
+    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
+        return self._dispatcher.takes_over(self._candidate, request, now_ns)
+
+
+class _Sent:
+    """A caller's request that is in a lane. failed: the lane that could not serve it before."""
+
+    __slots__ = ("_blamed", "_dispatcher", "_on_done", "candidate", "failed", "pairs", "request", "shape_key")
+
+    def __init__(self, dispatcher: Dispatcher, request: InferRequest, on_done: OnDone, candidate: Candidate) -> None:
+        self._dispatcher = dispatcher
+        self._on_done = on_done
+        self._blamed = False
+        self.request = request
+        self.shape_key: Hashable = request.shape_key  # the lane adds to it
+        self.candidate = candidate
+        self.failed: Candidate | None = None
+        self.pairs: tuple[_Pair, ...] = ()
+
+    def done(self, outcome: InferResponse | GatewayError) -> None:
+        """The lane's answer: the caller's, unless another lane will give one."""
+        dispatcher = self._dispatcher
+        if isinstance(outcome, (BackendFailed, Unavailable)) and self.failed is None:
+            blamed = isinstance(outcome, BackendFailed)
+            if dispatcher.fall_back(self, dispatcher.now_ns()):
+                self._blamed = blamed
+                return
+            if blamed:
+                dispatcher.blame(self.candidate)
+        elif self._blamed and self.failed is not None and not isinstance(outcome, BackendFailed):
+            dispatcher.blame(self.failed)
+        if self.failed is not None:
+            dispatcher.ended(self.request)
+        for pair in self.pairs:
+            pair.of_caller(outcome)
+        self._on_done(outcome)
+
+
+class _Pair:
+    """The caller's answer and the shadow's, compared once both are here; then counted as match or differs, or as unpaired."""
+
+    __slots__ = ("_copy", "_count", "_mine", "_tolerance")
+
+    def __init__(self, count: Callable[[str], None], tolerance: float) -> None:
+        self._count = count
+        self._tolerance = tolerance
+        self._mine: InferResponse | GatewayError | None = None
+        self._copy: InferResponse | None = None
+
+    def of_caller(self, outcome: InferResponse | GatewayError) -> None:
+        self._mine = outcome
+        self._compare()
+
+    def of_copy(self, outcome: InferResponse | GatewayError) -> None:
+        if isinstance(outcome, InferResponse):
+            self._copy = outcome
+            self._compare()
+
+    def _compare(self) -> None:
+        mine, copy = self._mine, self._copy
+        if mine is None or copy is None:
+            return
+        if not isinstance(mine, InferResponse):
+            self._count("unpaired")
+        else:
+            same = mine.outputs.keys() == copy.outputs.keys() and all(
+                _alike(array, copy.outputs[name], self._tolerance) for name, array in mine.outputs.items()
+            )
+            self._count("match" if same else "differs")
+
+
+def _alike(one: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    most = max(1, _COMPARED_BYTES // max(1, one.dtype.itemsize))
+    one, other = one.reshape(-1)[:most], other.reshape(-1)[:most]
+    if one.dtype.kind in "fcV":  # V: bfloat16
+        return bool(
+            np.allclose(one.astype(np.float64), other.astype(np.float64), rtol=tolerance, atol=tolerance, equal_nan=True)
+        )
+    return bool(np.array_equal(one, other))
+
+
+def _label(lane: Lane) -> str:
+    return lane.name.rsplit("/", 1)[1]
+
+
+def _candidate(lane: Lane, backend: Backend, model: Model) -> Candidate:
+    groups = model.routing.equivalent or (tuple(other.label for other in model.backends),)
+    equivalents = {label for group in groups if backend.label in group for label in group} - {backend.label}
+    return Candidate(
+        backend.label,
+        lane,
+        Health(model.routing.ejection),
+        worker_usd_per_hour=(backend.usd_per_hour or 0.0) / backend.sessions,
+        canary_share=backend.canary_share,
+        shadow_share=backend.shadow_share,
+        equivalents=frozenset(equivalents),
+        cold_start_ns=round(backend.cold_start_s * 1e9) if backend.cold_start_s else None,
+    )

@@ -1,0 +1,209 @@
+"""Who gets a request, of those that are fit for it: the rule, and the rules it is measured against."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, NamedTuple, Protocol
+
+from gateway.batching.forecast import Forecast
+from gateway.batching.queue import NEVER
+from gateway.config import Routing
+from gateway.routing.health import Health
+from gateway.types import InferRequest
+
+# Without any deadline a backend is passed over once a request would take longer there than so many of its usual batches: one
+# that runs, and its own.
+_SPILL_BATCHES: Final = 2.0
+_AVERAGE: Final = 0.1
+_COLD_START_NS: Final = 10_000_000_000
+
+
+class Queue(Protocol):
+    """What routing asks of a lane."""
+
+    @property
+    def available(self) -> bool: ...
+
+    @property
+    def pending(self) -> int: ...
+
+    def forecast(self, request: InferRequest, now_ns: int) -> Forecast: ...
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """One backend of a model, as routing knows it.
+
+    worker_usd_per_hour: of one session. equivalents: labels of those whose requests it may take over.
+    doubted: found idle, cheaper, and too slow by what was learned: worth checking.
+    """
+
+    label: str
+    lane: Queue
+    health: Health
+    worker_usd_per_hour: float = 0.0
+    canary_share: float | None = None
+    shadow_share: float | None = None
+    equivalents: frozenset[str] = frozenset()
+    cold_start_ns: int | None = None  # as configured
+    # learned: per execution, averaged; 0: none yet
+    busy_ns: float = 0.0
+    rows: float = 0.0
+    # copies
+    copy_out: bool = False
+    next_copy_ns: int = 0
+    doubted: bool = False
+    # shares that are due
+    credit: float = 0.0
+    # since no session lives
+    cold_since_ns: int | None = None
+    learned_cold_ns: int | None = None
+
+    @property
+    def usd_per_row(self) -> float:
+        """The marginal price of a row: what a session costs while it runs the usual batch, divided by its rows."""
+        if not self.rows:
+            return inf
+        return self.worker_usd_per_hour * self.busy_ns / self.rows / 3600e9
+
+    def executed(self, rows: int, busy_ns: int) -> None:
+        if not self.rows:
+            self.rows, self.busy_ns = float(rows), float(busy_ns)
+        self.rows += _AVERAGE * (rows - self.rows)
+        self.busy_ns += _AVERAGE * (busy_ns - self.busy_ns)
+
+    def start_ns(self, workers: int, now_ns: int) -> float:
+        """How long until a first session lives, if none does; what is overdue is taken to need as long again."""
+        if workers:
+            if self.cold_since_ns is not None:
+                self.learned_cold_ns = now_ns - self.cold_since_ns
+                self.cold_since_ns = None
+            return 0.0
+        expected_ns = self.cold_start_ns or self.learned_cold_ns or _COLD_START_NS
+        if self.cold_since_ns is None:
+            return expected_ns
+        return abs(self.cold_since_ns + expected_ns - now_ns)
+
+
+class Route(NamedTuple):
+    """candidate: None sheds the request. eta_ns: from now, of the candidate, or the least there was; inf: unknown.
+
+    reason: cheapest (first in order of price), spill (not the first, the first in time), fastest (the least eta, as none is
+    comfortably in time), unknown (its speed is not known yet), canary, panic (all are ejected); late and down (shed); or the
+    policy's name.
+    """
+
+    candidate: Candidate | None
+    reason: str
+    eta_ns: float = inf
+
+
+class Policy(Protocol):
+    def choose(self, usable: Sequence[Candidate], request: InferRequest, now_ns: int, deadline_ns: int) -> Route:
+        """usable: not empty, in order of price. deadline_ns: NEVER, if there is none."""
+        ...
+
+
+class Cheapest:
+    """The first in order of price that will be done within spill_share of the time there is; else the least eta; else shed.
+
+    Half of the time and not more: at 0.85 the queue of a cheap backend is so long that what spills is late wherever it goes,
+    and stays so (metastable).
+    """
+
+    def __init__(self, slo_ns: int | None, spill_share: float) -> None:
+        """spill_share: 0: nobody is taken before all have been looked at."""
+        self._slo_ns = slo_ns
+        self._spill_share = spill_share
+
+    def choose(self, usable: Sequence[Candidate], request: InferRequest, now_ns: int, deadline_ns: int) -> Route:
+        limit_ns: float | None = None
+        if not self._spill_share:
+            limit_ns = -1.0
+        elif deadline_ns != NEVER:
+            left_ns = deadline_ns - now_ns
+            limit_ns = self._spill_share * (left_ns if self._slo_ns is None else min(self._slo_ns, left_ns))
+        best: Candidate | None = None
+        least_ns = inf
+        unknown: list[Candidate] = []
+        for candidate in usable:
+            wait_ns, ahead_ns, own_ns, batch_ns, workers, known = candidate.lane.forecast(request, now_ns)
+            if workers and not known:
+                unknown.append(candidate)
+                continue
+            total_ns = wait_ns + ahead_ns + own_ns
+            if not workers or candidate.cold_since_ns is not None:
+                total_ns += candidate.start_ns(workers, now_ns)
+            if total_ns <= (_SPILL_BATCHES * batch_ns if limit_ns is None else limit_ns):
+                return Route(candidate, "cheapest" if candidate is usable[0] else "spill", total_ns)
+            if not candidate.lane.pending:
+                candidate.doubted = True
+            if total_ns < least_ns:
+                best, least_ns = candidate, total_ns
+        if best is not None and now_ns + least_ns <= deadline_ns:
+            return Route(best, "fastest", least_ns)
+        # Unknown ones learn from copies; callers' requests go there only if nothing else is left.
+        idle = [candidate for candidate in unknown if not candidate.lane.pending] if best is not None else unknown
+        if idle:
+            return Route(min(idle, key=_pending), "unknown")
+        return Route(None, "late", least_ns)
+
+
+class LeastEta:
+    """The candidate predicted to be done first, at any price; shed if even that is too late."""
+
+    def __init__(self) -> None:
+        self._rule = Cheapest(None, 0.0)
+
+    def choose(self, usable: Sequence[Candidate], request: InferRequest, now_ns: int, deadline_ns: int) -> Route:
+        return self._rule.choose(usable, request, now_ns, deadline_ns)
+
+
+class ShortestQueue:
+    """The candidate with the fewest unanswered requests, as Envoy's least request over all."""
+
+    def choose(self, usable: Sequence[Candidate], request: InferRequest, now_ns: int, deadline_ns: int) -> Route:
+        return Route(min(usable, key=_pending), "shortest_queue")
+
+
+class PowerOfTwo:
+    """The one of two random candidates with fewer unanswered requests: Ray Serve's default."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def choose(self, usable: Sequence[Candidate], request: InferRequest, now_ns: int, deadline_ns: int) -> Route:
+        pair = usable if len(usable) == 1 else self._random.sample(usable, 2)
+        return Route(min(pair, key=_pending), "power_of_two")
+
+
+@dataclass(slots=True)
+class RoundRobin:
+    """Each in turn."""
+
+    _turn: int = field(default=0)
+
+    def choose(self, usable: Sequence[Candidate], request: InferRequest, now_ns: int, deadline_ns: int) -> Route:
+        turn = sorted(usable, key=lambda candidate: candidate.label)
+        self._turn += 1
+        return Route(turn[self._turn % len(turn)], "round_robin")
+
+
+# (settings, SLO, seed) -> policy
+POLICIES: Final[dict[str, Callable[[Routing, int | None, int], Policy]]] = {
+    "cheapest": lambda routing, slo_ns, seed: Cheapest(slo_ns, routing.spill_share * _jitter(seed)),
+    "least_eta": lambda routing, slo_ns, seed: LeastEta(),
+    "shortest_queue": lambda routing, slo_ns, seed: ShortestQueue(),
+    "power_of_two": lambda routing, slo_ns, seed: PowerOfTwo(seed),
+    "round_robin": lambda routing, slo_ns, seed: RoundRobin(),
+}
+
+
+def _jitter(seed: int) -> float:
+    """Ingress processes do not see each other's queues: unlike limits keep them from changing over at the same moment."""
+    return random.Random(seed).uniform(0.9, 1.0)
+
+
+def _pending(candidate: Candidate) -> int:
+    return candidate.lane.pending

@@ -1,0 +1,223 @@
+"""Decides for each request of one model: which backend runs it, which get a copy, and which are out.
+
+Pure: no clock, no I/O. Whoever drives it sends requests where `route` says, and tells how executions end.
+
+Three kinds of candidates. Regular ones share the requests by the policy. A canary gets its share of the requests, if it can
+serve them in time, and no others. A shadow gets copies only. Besides, a candidate gets one copy at a time while something is to
+be learned that no caller should pay for: whether an ejected one works again ("probe"), how fast one is that has not run yet, or
+that was found idle but too slow ("learn"); and one without a live session, while requests find no room elsewhere, so that
+whoever starts sessions sees that they are wanted ("wake").
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from gateway.batching.queue import NEVER, deadline_of
+from gateway.config import Ejection
+from gateway.routing.policies import Candidate, Policy, Route
+from gateway.types import InferRequest
+
+_LOOK_NS: Final = 100_000_000  # how often prices are compared and copies considered
+_DOUBT_NS: Final = 2_000_000_000  # between copies to one that was found too slow
+_OUTLIER: Final = 10.0  # times the prediction; less is the service model's to learn
+_LATE_NS: Final = 1_000_000_000  # for a model without an SLO
+_FASTER: Final = 0.77  # of the forecast: as for the service model, no noise; the next copy follows at once
+
+
+class Copy(NamedTuple):
+    """why: shadow, probe, learn, wake. expected_ns: what was forecast; 0: unknown."""
+
+    candidate: Candidate
+    why: str
+    expected_ns: float = 0.0
+
+
+class Router:
+    """See the module. candidates: in the order of the configuration."""
+
+    def __init__(self, candidates: Sequence[Candidate], policy: Policy, ejection: Ejection, slo_ns: int | None) -> None:
+        self.candidates = tuple(candidates)
+        self._policy = policy
+        self._ejection = ejection
+        self._slo_ns = slo_ns
+        self._late_ns = slo_ns or _LATE_NS
+        self._serving = [candidate for candidate in candidates if not candidate.shadow_share]
+        self._regular = [candidate for candidate in self._serving if not candidate.canary_share]
+        self._canaries = [candidate for candidate in candidates if candidate.canary_share]
+        self._shadows = [candidate for candidate in candidates if candidate.shadow_share]
+        # per look
+        self._order = list(self._regular)
+        self._look_at_ns = 0
+        self._due: list[Copy] = []
+        self._unmet = False
+
+    def __repr__(self) -> str:
+        return f"<Router {[f'{candidate.label}: {candidate.health}' for candidate in self.candidates]}>"
+
+    def route(self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None) -> Route:
+        """Where the request goes. failed: who could not serve it; only its equivalents are asked then."""
+        if now_ns >= self._look_at_ns:
+            self._look(request, now_ns)
+        deadline_ns = deadline_of(request, self._slo_ns)
+        if failed is None and self._canaries:
+            route = self._canary(request, now_ns, deadline_ns)
+            if route is not None:
+                return route
+        usable = [candidate for candidate in self._order if candidate.lane.available and not candidate.health.ejected]
+        if failed is not None:
+            usable = [candidate for candidate in usable if candidate.label in failed.equivalents]
+        if usable:
+            route = self._policy.choose(usable, request, now_ns, deadline_ns)
+            if route.reason in ("fastest", "late", "unknown"):
+                self._unmet = True
+            return route
+        left = [candidate for candidate in self._serving if candidate.lane.available]
+        if failed is not None:
+            left = [candidate for candidate in left if candidate.label in failed.equivalents and not candidate.health.ejected]
+        if not left:
+            return Route(None, "down")
+        return self._policy.choose(left, request, now_ns, deadline_ns)._replace(reason="panic")
+
+    def copies(self, request: InferRequest, now_ns: int) -> Sequence[Copy]:
+        """Who gets a copy of a request that `route` has sent somewhere. To be followed by `sent` for each that was made."""
+        if not self._due and not self._shadows:
+            return ()
+        due, self._due = self._due, []
+        for candidate in self._shadows:
+            candidate.credit += candidate.shadow_share or 0.0
+            if candidate.credit >= 1.0:
+                candidate.credit -= 1.0
+                if not candidate.health.ejected and candidate.lane.available and self._has_room(candidate, request, now_ns):
+                    due.append(Copy(candidate, "shadow"))
+        return due
+
+    def sent(self, copy: Copy, now_ns: int) -> None:
+        """A copy waits in the candidate's lane."""
+        if copy.why != "shadow":
+            copy.candidate.copy_out = True
+        if copy.why == "wake" and copy.candidate.cold_since_ns is None:
+            copy.candidate.cold_since_ns = now_ns
+
+    def returned(self, copy: Copy, now_ns: int, took_ns: int, *, ok: bool) -> None:
+        """A copy that was sent has ended."""
+        candidate = copy.candidate
+        if copy.why == "shadow":
+            return
+        candidate.copy_out = False
+        if copy.why == "probe":
+            candidate.health.probed(ok and (self._slo_ns is None or took_ns <= self._slo_ns), now_ns)
+        elif copy.why == "learn":
+            candidate.doubted = False
+            if ok and took_ns < _FASTER * copy.expected_ns:
+                candidate.doubted = True  # it has become faster: the next tells how much
+            else:
+                candidate.next_copy_ns = now_ns + _DOUBT_NS
+
+    def executed(self, candidate: Candidate, rows: int, busy_ns: int, expected_ns: int, now_ns: int) -> bool:
+        """A batch ran well. busy_ns: how long it kept a session. expected_ns: as was predicted; 0: it was not.
+
+        True: the candidate is ejected now, for being far too slow again and again.
+        """
+        candidate.executed(rows, busy_ns)
+        if expected_ns and busy_ns > max(_OUTLIER * expected_ns, self._late_ns):
+            return self._eject_if(candidate, candidate.health.failed(), now_ns)
+        if not candidate.health.ejected:
+            candidate.health.succeeded()
+        return False
+
+    def failed(self, candidate: Candidate, busy_ns: int, now_ns: int) -> bool:
+        """An execution failed, and not for what was asked. True: the candidate is ejected now."""
+        return self._eject_if(candidate, candidate.health.failed(slow=busy_ns > self._late_ns), now_ns)
+
+    def explain(self, request: InferRequest, now_ns: int) -> dict[str, Any]:
+        """What `route` would decide of regular requests, and what it would see of each candidate. No request is sent."""
+        deadline_ns = deadline_of(request, self._slo_ns)
+        lanes = []
+        for candidate in self._by_price(self.candidates):
+            forecast = candidate.lane.forecast(request, now_ns)
+            start_ns = candidate.start_ns(forecast.workers, now_ns)
+            known = forecast.known or not forecast.workers
+            eta_ns = forecast.total_ns + start_ns
+            lanes.append(
+                {
+                    "backend": candidate.label,
+                    "role": "shadow" if candidate.shadow_share else "canary" if candidate.canary_share else "regular",
+                    "usd_per_million_rows": candidate.usd_per_row * 1e6 if candidate.rows else None,
+                    "usual_batch_rows": round(candidate.rows, 1) if candidate.rows else None,
+                    "eta_ms": eta_ns / 1e6 if known else None,
+                    "cold_start_ms": start_ns / 1e6,
+                    "wait_ms": forecast.wait_ns / 1e6,
+                    "ahead_ms": forecast.ahead_ns / 1e6,
+                    "own_ms": forecast.own_ns / 1e6 if forecast.known else None,
+                    "in_time": now_ns + eta_ns <= deadline_ns if known else None,
+                    "sessions": forecast.workers,
+                    "pending": candidate.lane.pending,
+                    "available": candidate.lane.available,
+                    "health": str(candidate.health),
+                }
+            )
+        usable = [c for c in self._by_price(self._regular) if c.lane.available and not c.health.ejected]
+        route = self._policy.choose(usable, request, now_ns, deadline_ns) if usable else Route(None, "down")
+        return {
+            "backend": route.candidate.label if route.candidate is not None else None,
+            "reason": route.reason,
+            "lanes": lanes,
+        }
+
+    def _by_price(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        return sorted(candidates, key=lambda candidate: (candidate.usd_per_row, candidate.worker_usd_per_hour))
+
+    def _eject_if(self, candidate: Candidate, unfit: bool, now_ns: int) -> bool:
+        if not unfit or not self._may_eject(candidate):
+            return False
+        candidate.health.eject(now_ns)
+        return True
+
+    def _may_eject(self, candidate: Candidate) -> bool:
+        if candidate.shadow_share:
+            return True
+        others = [other for other in self._serving if other is not candidate]
+        fit = [other for other in others if other.lane.available and not other.health.ejected]
+        ejected = sum(other.health.ejected for other in others)
+        return bool(fit) and ejected + 1 <= max(1.0, self._ejection.max_share * len(self._serving))
+
+    def _canary(self, request: InferRequest, now_ns: int, deadline_ns: int) -> Route | None:
+        for candidate in self._canaries:
+            candidate.credit = min(candidate.credit + (candidate.canary_share or 0.0), 2.0)
+            if candidate.credit < 1.0:
+                continue
+            if candidate.health.ejected or not candidate.lane.available:
+                continue
+            forecast = candidate.lane.forecast(request, now_ns)
+            total_ns = forecast.total_ns + candidate.start_ns(forecast.workers, now_ns)
+            if deadline_ns == NEVER or now_ns + total_ns <= deadline_ns:
+                candidate.credit -= 1.0
+                return Route(candidate, "canary", total_ns)
+        return None
+
+    def _has_room(self, candidate: Candidate, request: InferRequest, now_ns: int) -> bool:
+        """Copies are the first to be given up: a shadow only gets what its idle sessions can take."""
+        forecast = candidate.lane.forecast(request, now_ns)
+        return forecast.workers > 0 and forecast.wait_ns == 0
+
+    def _look(self, request: InferRequest, now_ns: int) -> None:
+        self._look_at_ns = now_ns + _LOOK_NS
+        self._order = self._by_price(self._regular)
+        self._due = []
+        for candidate in self.candidates:
+            if candidate.copy_out or not candidate.lane.available:
+                continue
+            forecast = candidate.lane.forecast(request, now_ns)
+            candidate.start_ns(forecast.workers, now_ns)  # notes that it lives
+            why = ""
+            if candidate.health.ejected:
+                why = "probe" if candidate.health.may_probe(now_ns) else ""
+            elif not forecast.workers:
+                why = "wake" if self._unmet and not candidate.shadow_share else ""
+            elif not forecast.known:
+                why = "learn" if not candidate.lane.pending else ""
+            elif candidate.doubted and now_ns >= candidate.next_copy_ns:
+                why = "learn"
+            if why and len(self.candidates) > 1:
+                self._due.append(Copy(candidate, why, forecast.total_ns if forecast.known else 0.0))
+        self._unmet = False

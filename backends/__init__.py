@@ -15,12 +15,15 @@ BACKENDS: Final[dict[str, str]] = {
     "onnxruntime": "backends.onnxruntime",
     "python": "backends.python",
     "triton": "backends.triton",
+    "tensorrt": "backends.tensorrt",
     "neuron": "backends.neuron",
 }
 
 # kind -> the module whose `build(artifact, declared, **how)` makes the artifact that kind loads.
 BUILDERS: Final[dict[str, str]] = {
     "onnxruntime": "backends.onnx_export",
+    "tensorrt": "backends.onnx_export",
+    "torch": "backends.torch_export",
     "neuron": "backends.neuron_compile",
 }
 

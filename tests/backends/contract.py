@@ -120,6 +120,19 @@ def needs(module: str) -> Callable[[], str | None]:
     return lambda: None if find_spec(module) else f"{module} is not installed"
 
 
+def no_cuda() -> str | None:
+    import torch
+
+    return None if torch.cuda.is_available() else f"PyTorch {torch.__version__} sees no CUDA device"
+
+
+def no_onnxruntime_cuda() -> str | None:
+    import onnxruntime
+
+    there = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    return None if there else f"onnxruntime {onnxruntime.__version__} has no CUDA provider"
+
+
 CASES: dict[str, Case] = {
     "synthetic": Case(
         "synthetic",
@@ -141,6 +154,14 @@ CASES: dict[str, Case] = {
     "triton": Case("triton", triton, no_triton, slow=True),
     "triton-shared-memory": Case(
         "triton", lambda folder, request: {**triton(folder, request), "shared_memory": True}, no_triton, slow=True
+    ),
+    "tensorrt": Case("tensorrt", onnx, needs("tensorrt")),
+    "torch-cuda": Case("torch", lambda folder, request: {"model": LINEAR, "device": "cuda"}, no_cuda),
+    "torch-cuda-graphs": Case(
+        "torch", lambda folder, request: {"model": LINEAR, "device": "cuda", "cuda_graphs": True}, no_cuda
+    ),
+    "onnxruntime-cuda": Case(
+        "onnxruntime", lambda folder, request: {**onnx(folder, request), "device": "cuda"}, no_onnxruntime_cuda
     ),
     "neuron-double": Case("neuron", neuron, needs("torch")),
 }  # fmt: skip

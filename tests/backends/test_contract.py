@@ -135,6 +135,7 @@ def test_an_unknown_option_is_a_failed_load(case: Case) -> None:
         ("torch", {"model": "absent.pt"}),
         ("torch", {"model": "absent.py:factory"}),
         ("neuron", {"model": "absent"}),
+        ("tensorrt", {"model": "absent.onnx"}),
         ("triton", {"model": "m", "url": "absent.invalid:1"}),
     ],
 )

@@ -1,0 +1,263 @@
+"""TensorRT in this process: an engine built from an ONNX file for the GPU it runs on.
+
+The engine is built at the first load and kept on disk, under a name made of the ONNX file's bytes, the profile, the GPU and the
+TensorRT version; building can take minutes. Precision is the ONNX file's own (networks are strongly typed): export it as fp16.
+
+Each session has an execution context, a CUDA stream, and device tensors of its own. With `cuda_graphs` it records one launch
+per batch shape and replays it.
+
+Written against TensorRT 10 and 11. Not yet run by this project: the library was not at hand (2026-11).
+"""
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
+
+_MOST_GRAPHS: Final = 64
+_DATATYPES: Final = {
+    "FLOAT": "FP32", "HALF": "FP16", "BF16": "BF16", "INT8": "INT8", "INT32": "INT32", "INT64": "INT64", "BOOL": "BOOL",
+    "UINT8": "UINT8",
+}  # fmt: skip
+
+_building = threading.Lock()
+
+
+def load(
+    declared: ModelSpec,
+    *,
+    model: str,
+    engines: str = "models/engines",
+    device: int = 0,
+    cuda_graphs: bool = True,
+    workspace_mb: int = 2048,
+    longest: int = 512,
+) -> "TensorRtModel":
+    """model: an .onnx file. engines: where built engines are kept. longest: the greatest open length of the profile."""
+    if not Path(model).is_file():
+        raise LoadFailed(f"{model}: no such file")
+    try:
+        import tensorrt
+        import torch
+    except ImportError as exc:
+        raise LoadFailed(
+            f"TensorRT cannot be imported ({exc}): install NVIDIA's tensorrt, and PyTorch built for CUDA to hold its tensors"
+        ) from exc
+    if not torch.cuda.is_available():
+        raise LoadFailed(f"TensorRT {tensorrt.__version__}: PyTorch sees no CUDA device")
+    logger = tensorrt.Logger(tensorrt.Logger.WARNING)
+    runtime = tensorrt.Runtime(logger)
+    with torch.cuda.device(device), _building:
+        engine = _engine(tensorrt, runtime, Path(model), Path(engines), _Profile(declared.max_rows, longest, workspace_mb))
+    inputs, outputs = _tensors(tensorrt, engine)
+    spec = ModelSpec(
+        "tensorrt_plan",
+        narrowed(inputs, declared.inputs, f"{model}: input"),
+        narrowed(outputs, declared.outputs, f"{model}: output"),
+        declared.max_rows,
+        declared.row_sizes,
+    )
+    return TensorRtModel(spec, engine, runtime, device, cuda_graphs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Profile:
+    """What an engine is built for: up to so many rows, and open lengths up to `longest`."""
+
+    max_rows: int
+    longest: int
+    workspace_mb: int
+
+
+def _engine(trt: Any, runtime: Any, onnx: Path, engines: Path, profile: _Profile) -> Any:
+    """The engine from its file, which is built where there is none."""
+    import torch
+
+    gpu = torch.cuda.get_device_name().replace(" ", "-")
+    made_of = f"{profile} {gpu} {trt.__version__}".encode()
+    digest = hashlib.sha256(onnx.read_bytes() + made_of).hexdigest()[:16]
+    path = engines / f"{onnx.stem}-{gpu}-trt{trt.__version__}-{digest}.plan"
+    if not path.is_file():
+        plan = _built(trt, runtime.logger, onnx, profile)
+        engines.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=engines, delete=False) as file:  # another process may be building the same
+            file.write(plan)
+        os.replace(file.name, path)
+    engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    if engine is None:
+        raise LoadFailed(f"{path}: TensorRT cannot load this engine: delete it, and it is built again")
+    return engine
+
+
+def _built(trt: Any, logger: Any, onnx: Path, built_for: _Profile) -> Any:
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(str(onnx)):
+        faults = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
+        raise LoadFailed(f"{onnx}: TensorRT cannot parse it: {faults}")
+    config = builder.create_builder_config()
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, built_for.workspace_mb << 20)
+    profile = builder.create_optimization_profile()
+    rows, length = max(built_for.max_rows, 1), built_for.longest
+    for i in range(network.num_inputs):
+        tensor = network.get_input(i)
+        sizes = tuple(tensor.shape)
+        if -1 in sizes:
+            # Tuned for half the rows at a quarter of the length: batches are seldom full, and lengths have a long tail.
+            usual = _sized(sizes, max(rows // 2, 1), max(length // 4, 1))
+            profile.set_shape(tensor.name, _sized(sizes, 1, 1), usual, _sized(sizes, rows, length))
+    config.add_optimization_profile(profile)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise LoadFailed(f"{onnx}: TensorRT could not build an engine; its log says why")
+    return plan
+
+
+def _sized(sizes: tuple[int, ...], rows: int, length: int) -> tuple[int, ...]:
+    return tuple(size if size >= 0 else rows if axis == 0 else length for axis, size in enumerate(sizes))
+
+
+def _tensors(trt: Any, engine: Any) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    found: dict[bool, list[TensorSpec]] = {True: [], False: []}
+    for i in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(i)
+        kind = engine.get_tensor_dtype(name).name
+        if kind not in _DATATYPES:
+            raise LoadFailed(f"tensor {name!r} is {kind}, which the gateway cannot pass")
+        is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+        found[is_input].append(TensorSpec(name, _DATATYPES[kind], tuple(engine.get_tensor_shape(name))))
+    return tuple(found[True]), tuple(found[False])
+
+
+class TensorRtModel:
+    def __init__(self, spec: ModelSpec, engine: Any, runtime: Any, device: int, cuda_graphs: bool) -> None:
+        self.spec = spec
+        self.device = Device("cuda", device)
+        self.memory_bytes = int(engine.device_memory_size_v2) if hasattr(engine, "device_memory_size_v2") else 0
+        self._engine = engine
+        self._runtime = runtime  # must outlive its engines
+        self._cuda_graphs = cuda_graphs
+
+    def open_session(self, index: int) -> "TensorRtSession":
+        import torch
+
+        with torch.cuda.device(self.device.index):
+            context = self._engine.create_execution_context()
+        if context is None:
+            raise LoadFailed(f"session {index}: no execution context, the GPU's memory is full")
+        return TensorRtSession(self.spec, context, self.device.index, self._cuda_graphs)
+
+    def close(self) -> None:
+        self._engine = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """Device tensors for one set of input shapes, and the recorded launch on them, if there is one."""
+
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+    graph: Any
+
+
+class TensorRtSession:
+    def __init__(self, spec: ModelSpec, context: Any, device: int, cuda_graphs: bool) -> None:
+        import torch
+
+        self._spec = spec
+        self._context = context
+        self._device = device
+        self._cuda_graphs = cuda_graphs
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped in torch 2.13
+        self._bound: dict[tuple[Any, ...], _Bound] = {}
+
+    def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
+        import torch
+
+        from backends.torch import mapped, to_array, to_tensor
+
+        if self._context is None:
+            raise SessionLost("the session is closed")
+        try:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream), torch.inference_mode():
+                sources = {tensor.name: to_tensor(inputs[tensor.name]) for tensor in self._spec.inputs}
+                bound = self._bind(sources)
+                for name, source in sources.items():
+                    bound.inputs[name].copy_(source)
+                if bound.graph is not None:
+                    bound.graph.replay()
+                else:
+                    self._execute(bound)
+                pinned = {name: torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for name, t in bound.outputs.items()}
+                for name, target in pinned.items():
+                    target.copy_(bound.outputs[name], non_blocking=True)
+                self._stream.synchronize()
+                return {name: to_array(tensor) for name, tensor in pinned.items()}
+        except (ExecutionFailed, SessionLost):
+            raise
+        except Exception as exc:
+            raise mapped(exc) from exc
+
+    def close(self) -> None:
+        self._context = None
+        self._bound.clear()
+
+    def _bind(self, sources: dict[str, Any]) -> _Bound:
+        """The tensors for these shapes: those of the last time, or new ones."""
+        import torch
+
+        key = tuple(tuple(source.shape) for source in sources.values())
+        bound = self._bound.get(key)
+        if bound is not None:
+            if bound.graph is None:
+                self._point(bound)
+            return bound
+        device = torch.device("cuda", self._device)
+        for name, source in sources.items():
+            if not self._context.set_input_shape(name, tuple(source.shape)):
+                raise ExecutionFailed(f"input {name!r}: shape {list(source.shape)} is outside the engine's profile")
+        given = {name: torch.empty(source.shape, dtype=source.dtype, device=device) for name, source in sources.items()}
+        results = {}
+        for tensor in self._spec.outputs:
+            shape = tuple(self._context.get_tensor_shape(tensor.name))
+            if -1 in shape:
+                raise ExecutionFailed(f"output {tensor.name!r}: its shape {list(shape)} depends on values of the input")
+            results[tensor.name] = torch.empty(shape, dtype=_torch_dtype(tensor.datatype), device=device)
+        bound = _Bound(given, results, None)
+        self._point(bound)
+        if self._cuda_graphs and len(self._bound) < _MOST_GRAPHS:
+            self._execute(bound)  # TensorRT allocates at the first run of a shape, which cannot be recorded
+            self._stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                self._execute(bound)
+            bound = _Bound(given, results, graph)
+        if len(self._bound) < _MOST_GRAPHS:
+            self._bound[key] = bound
+        return bound
+
+    def _point(self, bound: _Bound) -> None:
+        for name, tensor in bound.inputs.items():
+            self._context.set_input_shape(name, tuple(tensor.shape))
+        for name, tensor in (bound.inputs | bound.outputs).items():
+            self._context.set_tensor_address(name, tensor.data_ptr())
+
+    def _execute(self, bound: _Bound) -> None:
+        if not self._context.execute_async_v3(self._stream.cuda_stream):
+            raise ExecutionFailed("TensorRT could not enqueue the batch; its log says why")
+
+
+def _torch_dtype(datatype: str) -> Any:
+    import torch
+
+    return {
+        "FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16, "INT8": torch.int8, "INT32": torch.int32,
+        "INT64": torch.int64, "BOOL": torch.bool, "UINT8": torch.uint8,
+    }[datatype]  # fmt: skip

@@ -1,0 +1,66 @@
+"""A factory's nn.Module to an AOTInductor package (.pt2): compiled code for this machine's CPU, with open rows and lengths."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from backends.base import LoadFailed, ModelSpec, example_inputs
+from backends.source import load_object
+
+TOLERANCE = 1e-4  # between the module and its package, element by element
+
+
+def build(
+    artifact: Path,
+    declared: ModelSpec,
+    *,
+    source: str,
+    options: Mapping[str, Any],
+    precision: str = "fp32",
+    opset: int = 0,
+    lengths: tuple[int, ...] = (),
+) -> str:
+    """Compile, verify, and only then put the file in its place. Answers with one line for the operator.
+
+    The package holds code for this CPU: build it on the kind of machine that will run it. opset: ONNX's, of no meaning here.
+    """
+    if artifact.suffix != ".pt2":
+        raise LoadFailed(f"{artifact}: an AOTInductor package ends with .pt2")
+    if precision != "fp32":
+        raise LoadFailed(f"{artifact}: precision {precision} is not built here, only fp32")
+    module = load_object(source)(**options).eval().requires_grad_(False)
+    arrays = example_inputs(declared, 3, 7)  # sizes that differ, so that none is taken for a constant or for another
+    arguments = tuple(torch.from_numpy(arrays[tensor.name]) for tensor in declared.inputs)
+    open_sizes = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(t.shape) if size < 0} for t in declared.inputs)
+    artifact.parent.mkdir(parents=True, exist_ok=True)
+    unverified = artifact.with_name(f"unverified-{artifact.name}")
+    try:
+        with torch.inference_mode():
+            program = torch.export.export(module, arguments, dynamic_shapes=open_sizes)
+            torch._inductor.aoti_compile_and_package(program, package_path=str(unverified))
+        difference = _difference(module, unverified, declared, lengths)
+        if not difference <= TOLERANCE:
+            raise LoadFailed(f"{artifact}: the package differs from {source} by {difference:.2g}, more than {TOLERANCE:g}")
+        unverified.replace(artifact)
+    finally:
+        unverified.unlink(missing_ok=True)
+    return f"{artifact}: AOTInductor from {source}, max abs difference {difference:.1e}"
+
+
+def _difference(module: Any, package: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> float:
+    from backends.torch import load, ordered_outputs
+
+    session = load(declared, model=str(package)).open_session(0)
+    greatest = 0.0
+    for rows in {1, max(declared.max_rows, 1)}:
+        for length in lengths or (5, 16):
+            inputs = example_inputs(declared, rows, length)
+            with torch.inference_mode():
+                expected = ordered_outputs(declared, module(*(torch.from_numpy(inputs[t.name]) for t in declared.inputs)))
+            outputs = session.run(inputs, {})
+            for tensor, given in zip(declared.outputs, expected, strict=True):
+                greatest = max(greatest, float(np.abs(given.numpy() - outputs[tensor.name]).max()))
+    return greatest

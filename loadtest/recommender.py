@@ -100,9 +100,10 @@ class Lab:
 
     async def answer(self, command: Command) -> Event:
         candidate = self._candidates[command.entrant]
-        if isinstance(command, Predict):
-            return Predicted(command.entrant, await asyncio.to_thread(self._predict, candidate))
         started_s = time.monotonic()
+        if isinstance(command, Predict):
+            rps = await asyncio.to_thread(self._predict, candidate)
+            return Predicted(command.entrant, rps, time.monotonic() - started_s)
         try:
             running = await self._ensure(candidate)
             if isinstance(command, Profile):

@@ -126,6 +126,7 @@ class Predicted:
 
     entrant: str
     rps: float
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +322,7 @@ class _Search:
         for standing in self._in():
             event = yield Predict(standing.entrant.name)
             assert isinstance(event, Predicted)
+            self._seconds += event.seconds  # nothing runs meanwhile that would cost money
             standing.predicted_rps = event.rps
             if event.rps <= 0:
                 standing.out = "by its profile it misses the SLO even alone"

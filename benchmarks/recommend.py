@@ -1,0 +1,257 @@
+"""Recommendation regret: how much dearer is what `recommend` chooses than the best there is, and in what share of the time?
+
+    python -m benchmarks.recommend simulated --spaces 10
+    python -m benchmarks.recommend measured configs/loadtests/minilm-space.yaml --out DIR [--stop-after-minutes N]
+
+`simulated`: random spaces of nine candidates whose true t(rows, concurrency) is known; every run is the gateway's batcher in
+simulated time, profiles are noisy, and time is what the runs would have taken. About half a minute of CPU per space.
+
+`measured`: first every candidate's peak, one after the other, with a budget of its own (the exhaustive search); then
+`recommend` with a quarter of the time that took. Each candidate is measured once and kept in DIR, so that the benchmark can be
+interrupted and called again until it is done; --stop-after-minutes does that by itself.
+
+Regret is the cost of the chosen candidate over that of the best, both at the peaks the exhaustive search found.
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gateway.batching.batcher import Batcher
+from gateway.batching.policies import POLICIES
+from gateway.config import Batching
+from loadtest import report
+from loadtest.catalogue import load_catalogue
+from loadtest.generator import measure
+from loadtest.journal import Journal
+from loadtest.launchers import launcher_of
+from loadtest.prediction import MeasuredService, predicted_rps
+from loadtest.ranking import rps_of
+from loadtest.recommend import machine
+from loadtest.recommendation import build
+from loadtest.recommender import Lab, question_of, run_search
+from loadtest.results import Slo, Verdict
+from loadtest.search import (
+    BLOCK_REQUESTS,
+    BLOCK_SLOS,
+    BLOCKS,
+    Command,
+    Entrant,
+    Event,
+    Load,
+    Measured,
+    Outcome,
+    Predict,
+    Predicted,
+    Profiled,
+    Question,
+    Timing,
+    search,
+)
+from loadtest.simulator import simulate
+from loadtest.spec import Spec, load_spec
+from loadtest.statistics import batch_means
+
+START_S = 6.0  # a simulated candidate's start, each time another is wanted
+PROFILE_NOISE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A simulated candidate: t = fixed + row · rows, slower by `sharing` for each session that runs beside it."""
+
+    fixed_ms: float
+    row_ms: float
+    sharing: float
+    sessions: int
+    spread: float
+
+    def timings(self) -> tuple[Timing, ...]:
+        return tuple(
+            Timing(rows, busy, (self.fixed_ms + self.row_ms * rows) * (1 + self.sharing * (busy - 1)), self.spread)
+            for busy in range(1, self.sessions + 1)
+            for rows in (1, 2, 4, 8, 16, 32)
+        )
+
+
+class SimulatedServers:
+    """Answers a search with the real batcher on machines whose times are known."""
+
+    def __init__(self, question: Question, machines: dict[str, Machine], slo: Slo, seed: int) -> None:
+        self._question = question
+        self._machines = machines
+        self._slo = slo
+        self._random = np.random.default_rng(seed)
+        self._running = ""
+        self._profiles: dict[str, Profiled] = {}
+
+    def answer(self, command: Command) -> Event:
+        machine = self._machines[command.entrant]
+        entrant = next(e for e in self._question.entrants if e.name == command.entrant)
+        if isinstance(command, Predict):
+            return Predicted(command.entrant, _capacity(self._profiles[entrant.group].timings, self._slo, machine.sessions))
+        start_s = 0.0 if self._running == command.entrant else START_S
+        self._running = command.entrant
+        if isinstance(command, Load):
+            return self._load(command, machine, start_s)
+        noise = np.exp(self._random.normal(0, PROFILE_NOISE, len(machine.timings())))
+        noisy = tuple(replace(t, ms=t.ms * float(factor)) for t, factor in zip(machine.timings(), noise, strict=True))
+        self._profiles[command.group] = Profiled(command.group, noisy, 0.0, start_s + command.seconds)
+        return self._profiles[command.group]
+
+    def _load(self, load: Load, machine: Machine, start_s: float) -> Measured:
+        limit_ms = self._question.limit_ms
+        block_s = max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / load.rps)
+        arrivals = np.cumsum(self._random.exponential(1e9 / load.rps, max(2, int(load.rps * load.seconds)))).astype(np.int64)
+        batcher = Batcher(POLICIES["adaptive"](Batching()), max_rows=32, workers=machine.sessions, max_queue_rows=4096,
+                          slo_ns=round(limit_ms * 1e6))  # fmt: skip
+        service = MeasuredService(machine.timings(), 32, seed=int(self._random.integers(1 << 30)))
+        outcome = simulate(batcher, arrivals, service, workers=machine.sessions)
+        late = (outcome.latencies_ns < 0) | (outcome.latencies_ns > limit_ms * 1e6)
+        level = np.log(np.where(outcome.latencies_ns > 0, outcome.latencies_ns, limit_ms * 1e6))
+        block = (arrivals / (block_s * 1e9)).astype(int)
+        blocks = int(load.seconds / block_s)
+        look = min(blocks, BLOCKS)
+        while True:  # as the generator does: a look after 20 blocks and after each 30 % more; the first block is warm-up
+            some = (block >= 1) & (block <= look)
+            interval = batch_means(block[some] - 1, late[some], level[some]).interval(1 - 0.05 / 10)
+            required = self._question.required
+            verdict: Verdict = "pass" if interval.lower >= required else "fail" if interval.upper < required else "undecided"
+            if look >= blocks or (load.until_decided and verdict != "undecided"):
+                break
+            look = min(blocks, math.ceil(look * 1.3))
+        seen = tuple(
+            (int((block == n).sum()), int((~late[block == n]).sum())) for n in range(1, look + 1) if (block == n).any()
+        )
+        seconds = start_s + block_s * (1 + look)
+        return Measured(load.entrant, load.purpose, load.rps, verdict, seen, seconds, p99_ms=outcome.percentile_ms(99))
+
+
+def _capacity(timings: tuple[Timing, ...], slo: Slo, sessions: int) -> float:
+    return predicted_rps(timings, overhead_ms=0.0, slo=slo, batching=Batching(), sessions=sessions, max_rows=32)
+
+
+def run_simulated(question: Question, servers: SimulatedServers) -> Outcome:
+    steps = search(question)
+    command = next(steps)
+    while True:
+        try:
+            command = steps.send(servers.answer(command))
+        except StopIteration as stop:
+            outcome: Outcome = stop.value
+            return outcome
+
+
+def simulated(spaces: int) -> int:
+    regrets, shares = [], []
+    for seed in range(spaces):
+        draw = np.random.default_rng(seed)
+        slo = Slo.parse("p99<100ms")
+        machines, entrants = {}, []
+        for group in range(3):
+            fixed_ms, row_ms, sharing = draw.uniform(4, 20), draw.uniform(4, 15), draw.uniform(0.3, 1.0)
+            for sessions in (1, 2, 4):
+                name = f"g{group} k{sessions}"
+                machines[name] = Machine(fixed_ms, row_ms, sharing, sessions, 0.1)
+                entrants.append(Entrant(name, f"g{group}", float(draw.uniform(0.08, 0.3)), sessions, 32))
+        peaks = {name: _capacity(machine.timings(), slo, machine.sessions) for name, machine in machines.items()}
+        exhaustive_s = 0.0
+        for entrant in entrants:
+            alone = Question((entrant,), 0.99, 100, 900)
+            exhaustive_s += run_simulated(alone, SimulatedServers(alone, machines, slo, seed)).seconds
+        question = Question(tuple(entrants), 0.99, 100, exhaustive_s / 4)
+        outcome = run_simulated(question, SimulatedServers(question, machines, slo, seed))
+        costs = {entrant.name: question.cost(entrant, peaks[entrant.name]) for entrant in entrants}
+        regret = costs[outcome.winner] / min(costs.values()) - 1 if outcome.winner else math.inf
+        regrets.append(regret)
+        shares.append(outcome.seconds / exhaustive_s)
+        print(f"space {seed}: regret {regret:.1%} in {outcome.seconds:.0f} s of {exhaustive_s:.0f} s exhaustive", flush=True)
+    within = sum(regret <= 0.05 for regret in regrets) / spaces
+    print(f"{spaces} spaces of 9 candidates: {within:.0%} within 5 %, median regret {np.median(regrets):.1%}, "
+          f"worst {max(regrets):.1%}; {np.mean(shares):.0%} of the exhaustive time on average")  # fmt: skip
+    return 0 if within >= 0.9 else 1
+
+
+async def _searched(spec: Spec, folder: Path, *, fresh: bool = False) -> Outcome:
+    """A search with its journal in a folder; one that is finished there is read, not repeated."""
+    question = question_of(spec, paid=False)
+    lab = Lab(spec, launcher_of(spec.launcher), measure, runs=folder / "runs")
+    journal = Journal(folder / "journal.jsonl", question, fresh=fresh)
+    try:
+        return await run_search(question, lab, journal)
+    finally:
+        journal.close()
+
+
+def _keep(path: Path, peaks: dict[str, dict[str, float]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(peaks, indent=1))
+
+
+async def measured(path: Path, folder: Path, stop_after_s: float) -> int:
+    began = time.monotonic()
+    spec = load_spec(path, load_catalogue())
+    known = folder / "exhaustive.json"
+    peaks: dict[str, dict[str, float]] = json.loads(known.read_text()) if known.exists() else {}
+    for number, candidate in enumerate(spec.candidates):
+        if candidate.name in peaks:
+            continue
+        if time.monotonic() - began > stop_after_s:
+            print(f"stopped: {len(peaks)} of {len(spec.candidates)} candidates measured; call again")
+            return 0
+        alone = replace(spec, candidates=(candidate,))
+        outcome = await _searched(alone, folder / f"candidate{number}")
+        (standing,) = outcome.standings
+        entry = {"rps": rps_of(standing), "predicted_rps": standing.predicted_rps, "seconds": outcome.seconds}
+        peaks[candidate.name] = entry
+        _keep(known, peaks)
+        print(
+            f"{candidate.name}: {entry['rps']:.4g}/s, predicted {entry['predicted_rps']:.4g}/s, {entry['seconds']:.0f} s",
+            flush=True,
+        )
+    exhaustive_s = sum(entry["seconds"] for entry in peaks.values())
+    if time.monotonic() - began > stop_after_s:
+        print("stopped: the exhaustive search is done; call again for the recommendation")
+        return 0
+    quarter = replace(spec, budget=spec.budget.model_copy(update={"minutes": exhaustive_s / 4 / 60}))
+    question = question_of(quarter, paid=False)
+    outcome = await _searched(quarter, folder / "recommend")
+    now = datetime.datetime.now(datetime.UTC)
+    found = build(quarter, question, outcome, now=now, machine=machine(), paid=False)
+    report.write_all(found, folder / "recommend")
+    costs = {e.name: question.cost(e, peaks[e.name]["rps"]) for e in question.entrants}
+    best = min(costs, key=lambda name: costs[name])
+    regret = costs[outcome.winner] / costs[best] - 1 if outcome.winner else math.inf
+    print(f"best {best}; recommended {outcome.winner}: regret {regret:.1%}")
+    print(f"{outcome.seconds:.0f} s of {exhaustive_s:.0f} s: {outcome.seconds / exhaustive_s:.0%} of the exhaustive time")
+    for standing in outcome.standings:
+        if rps := rps_of(standing):
+            error = standing.predicted_rps / rps - 1
+            print(f"{standing.entrant.name}: predicted {standing.predicted_rps:.4g}/s, measured {rps:.4g}/s ({error:+.0%})")
+    return 0 if regret <= 0.05 else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    modes = parser.add_subparsers(dest="mode", required=True)
+    modes.add_parser("simulated").add_argument("--spaces", type=int, default=10)
+    real = modes.add_parser("measured")
+    real.add_argument("spec", type=Path)
+    real.add_argument("--out", type=Path, required=True)
+    real.add_argument("--stop-after-minutes", type=float, default=math.inf)
+    arguments = parser.parse_args()
+    if arguments.mode == "simulated":
+        return simulated(arguments.spaces)
+    return asyncio.run(measured(arguments.spec, arguments.out, arguments.stop_after_minutes * 60))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,7 +29,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 import httptools
 import numpy as np
@@ -73,14 +73,8 @@ class _Phase(enum.Enum):
     DEAF = enum.auto()
 
 
-class _Answer(NamedTuple):
-    """What was answered and waits for its turn to be written. length: of the body, all parts."""
-
-    status: int
-    content_type: bytes
-    headers: bytes
-    parts: Sequence[Buffer]
-    length: int
+# What was answered and waits for its turn: status, content type, more headers, the body's parts, its length.
+_Answer = tuple[int, bytes, bytes, Sequence[Buffer], int]
 
 
 class Exchange:
@@ -548,12 +542,12 @@ class HttpConnection(asyncio.BufferedProtocol):
                 else:
                     self._deflated(exchange, status, content_type, headers, work())
                 return
-        exchange._answer = _Answer(status, content_type, headers, parts, length)
+        exchange._answer = status, content_type, headers, parts, length
         if self._exchanges[0] is exchange:
             self._flush()
 
     def _deflated(self, exchange: Exchange, status: int, content_type: bytes, headers: bytes, body: bytes) -> None:
-        exchange._answer = _Answer(status, content_type, headers, (body,), len(body))
+        exchange._answer = status, content_type, headers, (body,), len(body)
         if exchange._connection is not None and self._exchanges[0] is exchange:
             self._flush()
 

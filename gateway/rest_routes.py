@@ -280,12 +280,12 @@ class RestRoutes:
             header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
             request = loaded.codec.decode(body, header_bytes, arrival_ns, repository.regions.read)
             pending = _Pending(repository, exchange, request, loaded)
+            exchange.on_disconnect = pending.cancel
             repository.infer(request, pending.done)
         except GatewayError as exc:
+            exchange.on_disconnect = None
             loaded.metrics.failed(exc.code, arrival_ns, time.monotonic_ns())
             respond_error(exchange, exc)
-        else:
-            exchange.on_disconnect = pending.cancel
 
     def _load_codec(self, route: Route) -> _Loaded:
         try:
@@ -348,6 +348,8 @@ def respond_error(exchange: Exchange, error: GatewayError) -> None:
 
 
 def _respond_json(exchange: Exchange, value: object, status: int = 200) -> None:
+    # As in Triton: tritonclient's asyncio client accepts gzip in every call, but decompresses only inference answers.
+    exchange.compress = False
     exchange.respond(status, orjson.dumps(value))
 
 

@@ -61,6 +61,7 @@ ReadRegion = Callable[[RegionRef], Buffer]
 WriteRegion = Callable[[RegionRef, Buffer], None]
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_ABSENT: Final = msgspec.Raw()
 _NO_JSON: Final = frozenset(("FP16", "BF16"))
 _RESERVED: Final = "triton_"
 
@@ -79,7 +80,7 @@ class _Input(msgspec.Struct, gc=False):
     datatype: str
     shape: list[_Size]
     parameters: dict[str, ParameterValue] | None = None
-    data: msgspec.Raw | None = None
+    data: msgspec.Raw = _ABSENT
 
 
 class _Output(msgspec.Struct, gc=False):
@@ -101,7 +102,7 @@ class _LooseInput(msgspec.Struct, gc=False):
     datatype: str
     shape: list[_Size]
     parameters: dict[str, ParameterValue] | None = None
-    data: Any = None
+    data: Any = _ABSENT
 
 
 class _LooseBody(msgspec.Struct, gc=False):
@@ -169,7 +170,7 @@ class ModelCodec:
                 raise InvalidArgument(f"input '{name}' already exists in request")
             shape = entry.shape
             check_input(self.spec, self.model, name, entry.datatype, shape)
-            if entry.parameters is None and entry.data is not None:
+            if entry.parameters is None and entry.data is not _ABSENT:
                 inputs[name] = self._from_json(name, entry.datatype, shape, entry.data)
                 continue
             source = _source(entry)
@@ -389,7 +390,7 @@ def _parse(message: Buffer) -> _Body | _LooseBody:
 def _source(entry: _Input | _LooseInput) -> str:
     """Where an input's elements are: data, binary_data_size or shared_memory_region. Raises: InvalidArgument unless in one."""
     parameters = entry.parameters or {}
-    found = ["data"] if entry.data is not None else []
+    found = ["data"] if entry.data is not _ABSENT else []
     found += (key for key in ("binary_data_size", "shared_memory_region") if key in parameters)
     if len(found) == 1:
         return found[0]

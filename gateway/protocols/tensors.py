@@ -96,15 +96,15 @@ def check_input(spec: ModelSpec, model: str, name: str, datatype: str, shape: Se
         names = ", ".join(f"'{known}'" for known in spec.input_by_name)
         raise InvalidArgument(f"unexpected inference input '{name}' for model '{model}', expected {names}")
     want = expected.shape
-    if (
-        datatype != expected.datatype
-        or len(shape) != len(want)
-        or any(dim < 0 or (fixed >= 0 and dim != fixed) for dim, fixed in zip(shape, want, strict=True))
-    ):
-        raise InvalidArgument(
-            f"input '{name}' of model '{model}': expected {expected.datatype} {list(want)}, got {datatype} {list(shape)}"
-        )
-    return expected
+    if datatype == expected.datatype and len(shape) == len(want):
+        for dim, fixed in zip(shape, want, strict=True):
+            if dim < 0 or (dim != fixed and fixed >= 0):
+                break
+        else:
+            return expected
+    raise InvalidArgument(
+        f"input '{name}' of model '{model}': expected {expected.datatype} {list(want)}, got {datatype} {list(shape)}"
+    )
 
 
 def count_rows(spec: ModelSpec, model: str, inputs: Tensors) -> int:

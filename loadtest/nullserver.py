@@ -10,11 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-import grpc
 import uvloop
 from tritonclient.grpc import service_pb2
 
-from loadtest.grpc_client import INFER
+from loadtest import http2
 
 MODEL: Final = "null"
 
@@ -63,37 +62,78 @@ async def start_http(port: int = 0) -> asyncio.Server:
     return await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", port)
 
 
-async def start_grpc(port: int = 0) -> tuple[grpc.aio.Server, int]:
-    """Listen on 127.0.0.1 and say on which port."""
-    answer = service_pb2.ModelInferResponse(model_name=MODEL, model_version="1")
-    answer.outputs.add(name="y", datatype="FP32", shape=[1, 4])
-    answer.raw_output_contents.append(bytes(16))
+async def start_grpc(port: int = 0) -> asyncio.Server:
+    """Listen on 127.0.0.1; port 0 is any free one."""
+    infer = service_pb2.ModelInferResponse(model_name=MODEL, model_version="1")
+    infer.outputs.add(name="y", datatype="FP32", shape=[1, 4])
+    infer.raw_output_contents.append(bytes(16))
     metadata = service_pb2.ModelMetadataResponse(name=MODEL, versions=["1"], platform="null")
     metadata.inputs.add(name="x", datatype="FP32", shape=[-1, 16])
     metadata.outputs.add(name="y", datatype="FP32", shape=[-1, 4])
-    service, method = INFER[1:].split("/")
-    server = grpc.aio.server()
-    handlers = {method: _constant(answer.SerializeToString()), "ModelMetadata": _constant(metadata.SerializeToString())}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    bound = server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    return server, bound
+    answers = {b"": infer.SerializeToString(), b"ModelMetadata": metadata.SerializeToString()}
+    return await asyncio.get_running_loop().create_server(lambda: _GrpcConnection(answers), "127.0.0.1", port)
 
 
-def _constant(answer: bytes) -> "grpc.RpcMethodHandler[bytes, bytes]":
-    async def answer_it(request: bytes, context: object) -> bytes:
-        return answer
+class _GrpcConnection(asyncio.Protocol):
+    """Tells methods apart by their literal name in the header block (C-core's first call on a connection has it so)."""
 
-    return grpc.unary_unary_rpc_method_handler(answer_it)
+    _HEAD: Final = http2.encode_headers([(":status", "200"), ("content-type", "application/grpc")])
+    _TAIL: Final = http2.encode_headers([("grpc-status", "0")])
+    _UNIMPLEMENTED: Final = http2.encode_headers(
+        [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "12")]
+    )
+
+    def __init__(self, answers: dict[bytes, bytes]) -> None:
+        self._answers = {name: b"\0" + len(answer).to_bytes(4, "big") + answer for name, answer in answers.items()}
+        self._reader = http2.FrameReader()
+        self._preface = len(http2.PREFACE)
+        self._named: dict[int, bytes] = {}  # streams of other methods than infer
+        self._received = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
+        self._transport = transport
+        transport.write(http2.opening({}))
+
+    def data_received(self, data: bytes) -> None:
+        skip = min(self._preface, len(data))
+        self._preface -= skip
+        for kind, flags, stream, payload in self._reader.feed(data[skip:]):
+            if kind == http2.HEADERS:
+                for method in (b"ModelMetadata", b"ModelStatistics", b"RepositoryIndex"):
+                    if method in payload:
+                        self._named[stream] = method
+            elif kind == http2.DATA:
+                self._received += len(payload)
+                if flags & http2.END_STREAM:
+                    self._answer(stream)
+            elif kind == http2.SETTINGS and not flags & http2.ACK:
+                self._transport.write(http2.frame(http2.SETTINGS, http2.ACK, 0))
+            elif kind == http2.PING and not flags & http2.ACK:
+                self._transport.write(http2.frame(http2.PING, http2.ACK, 0, payload))
+
+    def _answer(self, stream: int) -> None:
+        message = self._answers.get(self._named.pop(stream, b""))
+        if message is None:
+            ended = http2.END_HEADERS | http2.END_STREAM
+            self._transport.write(http2.frame(http2.HEADERS, ended, stream, self._UNIMPLEMENTED))
+            return
+        self._transport.write(
+            http2.frame(http2.HEADERS, http2.END_HEADERS, stream, self._HEAD)
+            + http2.frame(http2.DATA, 0, stream, message)
+            + http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, self._TAIL)
+        )
+        if self._received > http2.LARGEST_WINDOW // 2:
+            self._transport.write(http2.frame(http2.WINDOW_UPDATE, 0, 0, self._received.to_bytes(4, "big")))
+            self._received = 0
 
 
 async def _serve() -> None:
     http = await start_http()
-    server, grpc_port = await start_grpc()
-    print(http.sockets[0].getsockname()[1], grpc_port, flush=True)
+    grpc = await start_grpc()
+    print(http.sockets[0].getsockname()[1], grpc.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)  # the end of standard input is the end of the server
     http.close()
-    await server.stop(None)
+    grpc.close()
 
 
 def main(argv: Sequence[str]) -> None:

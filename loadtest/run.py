@@ -131,7 +131,8 @@ async def _measure(spec: LoadSpec, args: argparse.Namespace, console: "Console")
         def show(progress: "Progress") -> None:
             status.update(
                 f"{progress.elapsed_s:5.0f} s of {spec.duration_s:g}   {progress.rate_rps:,.0f}/s   "
-                f"p50 {progress.p50_ms:.2f} ms   p99 {progress.p99_ms:.2f} ms   {progress.sent:,} sent   {progress.failed:,} failed"
+                f"p50 {progress.p50_ms:.2f} ms   p99 {progress.p99_ms:.2f} ms   {progress.sent:,} sent   "
+                f"{progress.failed:,} failed"
             )
 
         return await measure(spec, until_decided=args.until_decided, stop=stop, on_progress=show, log=args.log)

@@ -15,6 +15,7 @@ The floor is left out where no request took half the limit: then misses, should 
 coverage in the same simulations).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -162,5 +163,5 @@ def _differs(dropped: np.ndarray, rest: np.ndarray) -> bool:
     """Whether two stretches differ in their mean by over 3 standard errors, judged by the batch means of the rest."""
     length = len(rest) // _NOISE_BATCHES
     batches = rest[: length * _NOISE_BATCHES].reshape(_NOISE_BATCHES, length).mean(axis=1)
-    error = float(batches.std(ddof=1)) * (length * (1 / len(dropped) + 1 / len(rest))) ** 0.5
-    return abs(float(dropped.mean() - rest.mean())) > 3 * error
+    error = float(batches.std(ddof=1)) * math.sqrt(length * (1 / len(dropped) + 1 / len(rest)))
+    return abs(float(dropped.mean()) - float(rest.mean())) > 3 * error

@@ -30,7 +30,7 @@ _EXPIRY_PERIOD_S: Final = 0.02
 _HEARTBEAT_S: Final = 0.01
 _FAILED_USER_PAUSE_S: Final = 0.01  # a closed-loop user whose connection failed: else a dead target makes him spin
 _DISPATCH_AT_ONCE: Final = 64  # then answers are read first, even when behind: their time of arrival is what counts
-_CHANNELS: Final = 4  # one HTTP/2 connection is served by one thread in most servers
+_GRPC_CONNECTIONS: Final = 4  # one HTTP/2 connection is served by one thread in most servers
 _PREOPENED_S: Final = 0.02  # connections opened ahead: those that this much service time needs
 
 
@@ -83,13 +83,13 @@ class Sender:
         self._client: HttpClient | GrpcClient
         timeout_s = job.timeout_ns / 1e9
         if job.grpc:
-            address = f"{job.host}:{job.port}"
             self._client = GrpcClient(
-                address,
+                job.host,
+                job.port,
                 tls=job.tls,
                 requests=job.requests,
                 metadata=job.metadata,
-                channels=min(_CHANNELS, job.connections),
+                connections=min(_GRPC_CONNECTIONS, job.connections),
                 connect_timeout_s=timeout_s,
                 log=log,
                 on_done=self._finished,

@@ -13,6 +13,7 @@ from loadtest.results import LoadSpec, RunResult
 from loadtest.search import Timing, powers_up_to
 
 LEAST_SECONDS = 0.3  # of one visit
+PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many limits
 P90_SIGMAS = 1.2816  # of a normal distribution, above its median
 
 
@@ -49,7 +50,7 @@ def executions(statistics: dict[str, object]) -> Executions:
 
 
 class ProfileFailed(Exception):
-    """Not one request succeeded; the message says what they ended in."""
+    """Requests failed, or one alone took far too long; the message says which."""
 
 
 async def profile(
@@ -71,21 +72,25 @@ async def profile(
     samples: dict[tuple[int, int], list[tuple[int, float, float, float]]] = {}
 
     async def visit(n: int, k: int) -> float:
-        before = await look()
-        result = await measure(
-            replace(base, rows=str(n), pattern=f"users:count={k}", duration_s=slice_s, warmup_s=0.0, slo=None)
-        )
-        if not result.succeeded:
-            raise ProfileFailed(
-                ", ".join(f"{count} × {error}" for error, count in result.errors.items()) or "no request ended in time"
-            )
+        """The model's time; infinite, if no request ended within several limits."""
+        for duration_s in (slice_s, max(3 * slice_s, PATIENCE_LIMITS * limit_ms / 1e3)):
+            before = await look()
+            wanted = replace(base, rows=str(n), pattern=f"users:count={k}", duration_s=duration_s, warmup_s=0.0, slo=None)
+            result = await measure(wanted)
+            if result.errors:
+                raise ProfileFailed(", ".join(f"{count} × {error}" for error, count in result.errors.items()))
+            if result.succeeded:
+                break
+        else:
+            return math.inf
         model_ms = (await look()).since(before).mean_ms(n)
         client_ms = result.service.mean
         spread = math.log(max(1.0, result.service.p90 / result.service.p50)) / P90_SIGMAS if result.service.p50 else 0.0
         samples.setdefault((n, k), []).append((result.succeeded, model_ms or client_ms, spread, client_ms))
         return model_ms or client_ms
 
-    await visit(rows[0], 1)
+    if await visit(rows[0], 1) == math.inf:
+        raise ProfileFailed(f"one request alone took longer than {PATIENCE_LIMITS} times the limit of {limit_ms:g} ms")
     samples.clear()  # that was the warm-up
     for n in rows:
         slowest_ms = max([await visit(n, k) for k in concurrencies])

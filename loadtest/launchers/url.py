@@ -64,7 +64,10 @@ def get_json(url: str) -> dict[str, Any]:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             body = answer.read()
         found = json.loads(body) if body else {}
-    except (OSError, ValueError) as exc:  # URLError and HTTPError are OSErrors
+    except urllib.error.HTTPError as exc:
+        with exc:  # it holds the connection
+            raise TargetError(f"{url}: {exc}") from exc
+    except (OSError, ValueError) as exc:  # URLError is an OSError
         raise TargetError(f"{url}: {exc}") from exc
     if not isinstance(found, dict):
         raise TargetError(f"{url}: expected a JSON object")

@@ -97,6 +97,7 @@ async def answering(body: bytes, status: str = "200 OK") -> asyncio.Server:
         writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
         await writer.drain()
         writer.close()
+        await writer.wait_closed()
 
     return await asyncio.start_server(serve, "127.0.0.1", 0)
 

@@ -53,6 +53,12 @@ def test_an_slo_below_one_row_alone_is_met_at_no_rate() -> None:
     assert capacity(slo=Slo.parse("p99<9ms"), overhead_ms=10.0) == 0.0
 
 
+@pytest.mark.slow
+def test_scatter_alone_gives_nobody_up() -> None:
+    wild = tuple(Timing(t.rows, 1, t.ms, 2.5) for t in CPU)
+    assert capacity(wild) == pytest.approx(0.5 * capacity())
+
+
 def test_the_service_interpolates_in_rows_and_takes_the_next_larger_concurrency() -> None:
     service = MeasuredService((Timing(1, 1, 10), Timing(4, 1, 40), Timing(1, 4, 15), Timing(4, 4, 60)), max_rows=8)
     assert service.ms(2, 1) == pytest.approx(20)

@@ -71,6 +71,18 @@ def test_sizes_that_break_the_slo_alone_are_left_out() -> None:
     assert max(t.rows for t in timings) == 8  # 12 ms: the first that takes longer
 
 
+def test_a_size_that_does_not_end_in_several_limits_is_left_out() -> None:
+    server = Server()
+
+    async def measure(spec: LoadSpec) -> RunResult:
+        return run_result() if spec.rows == "8" else await server.measure(spec)
+
+    timings, _ = asyncio.run(
+        profile(BASE, rows=(1, 4, 8, 16), sessions=1, seconds=1, limit_ms=100, measure=measure, look=server.look)
+    )
+    assert [t.rows for t in timings] == [1, 4]
+
+
 def test_a_server_that_fails_has_no_profile() -> None:
     with pytest.raises(ProfileFailed, match="3 × http 500"):
         run(Server(fails=True))

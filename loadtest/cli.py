@@ -12,7 +12,7 @@ from typing import Final
 
 from loadtest.errors import LoadtestError
 
-COMMANDS: Final = ("run",)
+COMMANDS: Final = ("run", "recommend", "report", "prices")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

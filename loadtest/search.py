@@ -367,11 +367,13 @@ class _Search:
             if any(run.failure for run in standing.runs):
                 continue
             standing.out = ""
-            yield from self._bisect(standing, until=self._seconds + 0.85 * self._left_seconds() / places)
+            share = 0.85 * self._left_seconds() / min(places, 1 + len(untried))
+            yield from self._bisect(standing, until=self._seconds + max(share, LEAST_SECONDS))
             if standing.held_rps:
                 places -= 1
-            else:
-                standing.out = standing.out or "misses the SLO at every rate that was tried"
+            elif not standing.out:
+                tried = "misses the SLO at every rate that was tried"
+                standing.out = tried if standing.evidence else "the budget ended before it was tried"
 
     def _bisect(self, standing: Standing, until: float) -> Steps:
         rps = standing.estimated_rps

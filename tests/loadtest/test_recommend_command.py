@@ -1,0 +1,76 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from gateway.config import load_config
+from loadtest.cli import main
+from loadtest.recommendation import to_json
+from tests.loadtest.examples import changed, example_recommendation
+
+
+def write(folder: Path, **keys: Any) -> str:
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(changed(**keys)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"slo": {"p99_ms": None}}, "SLO: p99_ms: expected a number, got None"),
+        ({"launcher": {"kind": "local"}}, "c7i.large is not measured by running on this machine"),
+        ({"price": "sagemakr"}, "price: 'sagemakr'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "recommend"])
+def test_a_bad_spec_ends_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, keys: dict[str, Any], message: str
+) -> None:
+    assert main([command, write(tmp_path, **keys)]) == 2
+    assert message in capsys.readouterr().err
+    assert psutil.Process().children() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
+
+
+def test_a_plan_names_candidates_prices_and_time_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", write(tmp_path), "--budget-minutes", "12"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "c8g.large synthetic (sessions 2)" in told
+    assert "4 candidates share 2 profiles" in told
+    assert "12 minutes" in told
+    assert "Costs nothing" in told
+
+
+def test_a_report_is_told_again_in_another_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(to_json(example_recommendation()))
+    assert main(["report", str(path)]) == 0
+    assert "Runner-up" in capsys.readouterr().out
+    assert main(["report", str(path), "--format", "md", "--out", str(tmp_path / "report.md")]) == 0
+    assert (tmp_path / "report.md").read_text().startswith("### adder within p99<50ms")
+    assert main(["report", str(tmp_path / "none.json")]) == 2
+
+
+@pytest.mark.slow
+def test_real_candidates_are_measured_and_every_file_is_written(tmp_path: Path) -> None:
+    # What is found depends on the machine, which may be too busy for a valid run: that is for benchmarks/recommend.py.
+    folder = tmp_path / "results"
+    spec = write(
+        tmp_path,
+        slo={"p99_ms": 200},
+        candidates=[{"instances": ["c7i.large"], "backend": {"kind": "synthetic", "fixed_ms": 2, "row_ms": 1}}],
+        launcher={"kind": "local", "stands_for": {"c7i.large": [0]}},
+    )
+    code = main(["recommend", spec, "--out", str(folder), "--budget-minutes", "0.2"])
+    assert code in (0, 1, 3)
+    assert psutil.Process().children() == []
+    found = json.loads((folder / "report.json").read_text())
+    assert found["candidates"][0]["timings"]
+    assert found["seconds_spent"] < 0.2 * 60 + 20
+    assert (folder / "report.html").stat().st_size > 5000
+    if found["winner"]:
+        load_config(folder / "gateway.yaml")

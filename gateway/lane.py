@@ -18,12 +18,14 @@ from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.forecast import Forecast
 from gateway.clock import Clock, Timer
-from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, NotReady
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, NotReady, Overloaded
 from gateway.metrics import LaneGauges, LaneMetrics
 from gateway.runner import BatchRunner, Execution
 from gateway.types import InferRequest, InferResponse
 
 OnDone = Callable[[InferResponse | GatewayError], None]
+
+_HANDED_OVER_AT_ONCE = 32
 
 trace_log = logging.getLogger("gateway.trace")
 
@@ -36,7 +38,7 @@ class LaneObserver(Protocol):
         ...
 
     def takes_over(self, request: InferRequest, now_ns: int) -> bool:
-        """Whether to give a request of a lost session up instead of running it here again: another lane will serve it."""
+        """Whether to give up a request that cannot be served here, or not without running it again: another lane will."""
         ...
 
 
@@ -132,6 +134,16 @@ class Lane:
         if request in self._waiting:
             self.batcher.cancel(request)
             self._answer(request, Cancelled("the client cancelled the request"))
+
+    def hand_over(self, now_ns: int, wait_ns: float) -> None:
+        """Give up what waits and will be late, as no worker frees within wait_ns, to lanes that can still be in time."""
+        if self.observer is None:
+            return
+        for request in self.batcher.due_before(round(now_ns + wait_ns), _HANDED_OVER_AT_ONCE):
+            if not self.observer.takes_over(request, now_ns):
+                return
+            self.batcher.cancel(request)
+            self._answer(request, Overloaded(f"backend {self.name} is behind its forecast"))
 
     async def close(self) -> None:
         """Refuse what comes, answer what is here, then free the runner."""

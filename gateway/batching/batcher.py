@@ -213,6 +213,17 @@ class Batcher:
         rows = request.rows if self._batched else 1
         return forecast(service, self._state, self._group_of(request), rows, now_ns, free_slots, self._slo_ns)
 
+    def due_before(self, when_ns: int, most: int) -> list[InferRequest]:
+        """Requests that wait whole and whose deadline is before when_ns: at most so many, from the fronts of the queues."""
+        found: list[InferRequest] = []
+        for queue in self._state.queues.values():
+            for _, _, deadline_ns, rows, request in queue.entries:
+                if deadline_ns >= when_ns or len(found) >= most:
+                    break
+                if rows == request.rows or not self._batched:
+                    found.append(request)
+        return found
+
     def _group_of(self, request: InferRequest) -> Hashable:
         if not self._by_length or self._ragged is None:
             return request.shape_key

@@ -28,6 +28,7 @@ from gateway.runner import Execution
 from gateway.types import InferRequest, InferResponse
 
 _LOWEST_PRIORITY: Final = 4
+_HAND_OVER_NS: Final = 5_000_000
 _COMPARED_BYTES: Final = 1 << 20  # a comparison runs on the event loop: of larger outputs only as much
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Dispatcher:
         policy = POLICIES[model.routing.policy](model.routing, slo_ns, seed)
         self.router = Router(tuple(self._lanes), policy, model.routing.ejection, slo_ns)
         self._only = lanes[0] if len(lanes) == 1 else None
+        self._hand_over_at_ns = 0
         self._second: set[InferRequest] = set()  # requests that are with their second lane
         self._copied: set[InferRequest] = set()  # copies
 
@@ -78,6 +80,8 @@ class Dispatcher:
                 raise
         else:
             self._metrics.routed(route.candidate.label, route.reason)
+        if now_ns >= self._hand_over_at_ns:
+            self._hand_over(request, now_ns)
         for copy in self.router.copies(request, now_ns):
             if copy.candidate is not sent.candidate:
                 self._send_copy(copy, sent, now_ns)
@@ -128,6 +132,15 @@ class Dispatcher:
     def now_ns(self) -> int:
         return self._clock.now_ns()
 
+    def _hand_over(self, request: InferRequest, now_ns: int) -> None:
+        """Free what waits behind a batch that takes longer than predicted, while it can still be in time elsewhere."""
+        self._hand_over_at_ns = now_ns + _HAND_OVER_NS
+        for lane in self._lanes.values():
+            if lane.pending:
+                wait_ns = lane.forecast(request, now_ns).wait_ns
+                if wait_ns:
+                    lane.hand_over(now_ns, wait_ns)
+
     def ended(self, request: InferRequest) -> None:
         self._second.discard(request)
 
@@ -144,8 +157,10 @@ class Dispatcher:
         if self.router.executed(candidate, batch.rows, busy_ns, batch.expected_ns, now_ns):
             self._ejected(candidate)
 
-    def lost(self, candidate: Candidate, busy_ns: int, now_ns: int) -> None:
-        self._failed(candidate, busy_ns, now_ns)
+    def failed(self, candidate: Candidate, busy_ns: int, now_ns: int, *, sure: bool) -> None:
+        """sure: no request is to blame. Else one of several may be: their retries tell, unless it is too late for them."""
+        if sure or busy_ns > self.router.late_ns:
+            self._failed(candidate, busy_ns, now_ns)
 
     def takes_over(self, candidate: Candidate, request: InferRequest, now_ns: int) -> bool:
         if request in self._copied:
@@ -239,8 +254,8 @@ class _Watch:
         busy_ns = now_ns - batch.closed_ns
         if not failed:
             self._dispatcher.executed(self._candidate, batch, busy_ns, now_ns)
-        elif execution.session_lost:
-            self._dispatcher.lost(self._candidate, busy_ns, now_ns)
+        elif execution.session_lost or len(batch.parts) > 1:
+            self._dispatcher.failed(self._candidate, busy_ns, now_ns, sure=execution.session_lost)
         else:
             self.last_failure_ns = busy_ns
 

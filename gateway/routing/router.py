@@ -33,14 +33,14 @@ class Copy(NamedTuple):
 
 
 class Router:
-    """See the module. candidates: in the order of the configuration."""
+    """See the module. candidates: in the order of the configuration. late_ns: a failure that took longer is beyond repair."""
 
     def __init__(self, candidates: Sequence[Candidate], policy: Policy, ejection: Ejection, slo_ns: int | None) -> None:
         self.candidates = tuple(candidates)
         self._policy = policy
         self._ejection = ejection
         self._slo_ns = slo_ns
-        self._late_ns = slo_ns or _LATE_NS
+        self.late_ns = slo_ns or _LATE_NS
         self._serving = [candidate for candidate in candidates if not candidate.shadow_share]
         self._regular = [candidate for candidate in self._serving if not candidate.canary_share]
         self._canaries = [candidate for candidate in candidates if candidate.canary_share]
@@ -119,7 +119,7 @@ class Router:
         True: the candidate is ejected now, for being far too slow again and again.
         """
         candidate.executed(rows, busy_ns)
-        if expected_ns and busy_ns > max(_OUTLIER * expected_ns, self._late_ns):
+        if expected_ns and busy_ns > max(_OUTLIER * expected_ns, self.late_ns):
             return self._eject_if(candidate, candidate.health.failed(), now_ns)
         if not candidate.health.ejected:
             candidate.health.succeeded()
@@ -127,7 +127,7 @@ class Router:
 
     def failed(self, candidate: Candidate, busy_ns: int, now_ns: int) -> bool:
         """An execution failed, and not for what was asked. True: the candidate is ejected now."""
-        return self._eject_if(candidate, candidate.health.failed(slow=busy_ns > self._late_ns), now_ns)
+        return self._eject_if(candidate, candidate.health.failed(slow=busy_ns > self.late_ns), now_ns)
 
     def explain(self, request: InferRequest, now_ns: int) -> dict[str, Any]:
         """What `route` would decide of regular requests, and what it would see of each candidate. No request is sent."""

@@ -188,8 +188,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_answered_requests", "_backlog", "_body", "_body_bytes", "_buffer", "_chunked", "_content_bytes", "_continue_due",
-        "_deadline", "_exchange", "_exchanges", "_filled", "_head_fed", "_head_is_new", "_header_bytes", "_header_count",
-        "_headers", "_idle_timer", "_last_arrival_ns", "_limits", "_loop", "_parser", "_phase", "_pumping", "_reading",
+        "_deadline", "_exchange", "_exchanges", "_feeding", "_filled", "_head_fed", "_head_is_new", "_header_bytes",
+        "_header_count", "_headers", "_idle_timer", "_last_arrival_ns", "_limits", "_loop", "_parser", "_phase", "_pumping", "_reading",
         "_refusal", "_server", "_stall_timer", "_timed_phase", "_transport", "_upgrading", "_url", "_write_paused",
     )  # fmt: skip
 
@@ -203,6 +203,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._phase = _Phase.IDLE
         self._exchanges: deque[Exchange] = deque()  # with the handler, or answered behind one that is not
         self._backlog: deque[Exchange] = deque()  # parsed, and not yet given to the handler
+        self._feeding = False  # in the parser: small answers wait until the whole read is parsed, then leave in one write
         self._pumping = False
         self._reading = True
         self._write_paused = False
@@ -298,6 +299,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # reading
 
     def _feed(self, data: memoryview) -> None:
+        self._feeding = True
         try:
             while True:
                 try:
@@ -313,6 +315,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._refuse(*self._refusal)
         except httptools.HttpParserError as exc:
             self._refuse(400, f"malformed HTTP request: {exc}")
+        self._feeding = False
         phase = self._phase
         if phase is _Phase.HEAD:
             # How much of this read was the head's is not known; of later ones all is, until the head ends.
@@ -327,8 +330,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             if not self._chunked:
                 self._fill()
             self._arm(phase, self._limits.body_timeout_s)
-        if self._backlog or len(self._exchanges) >= self._limits.pipelined_requests:
-            self._update_reading()
+        if self._exchanges:
+            if self._exchanges[0]._answer is not None:
+                self._flush()
+            if self._backlog or len(self._exchanges) >= self._limits.pipelined_requests:
+                self._update_reading()
 
     def _fill(self) -> None:
         """Have the rest of the body read to where it stays: no parsing, no copy."""
@@ -374,6 +380,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._stop(431, "the trailers of the request are too large")
             return
         name = name.lower()
+        value = value.rstrip()  # llhttp leaves it (RFC 9112, section 5: it is no part of the value)
         headers = self._headers
         headers[name] = headers[name] + b", " + value if name in headers else value
 
@@ -543,19 +550,21 @@ class HttpConnection(asyncio.BufferedProtocol):
                     self._deflated(exchange, status, content_type, headers, work())
                 return
         exchange._answer = status, content_type, headers, parts, length
-        if self._exchanges[0] is exchange:
+        if self._exchanges[0] is exchange and (not self._feeding or length > _JOIN_BYTES):
             self._flush()
 
     def _deflated(self, exchange: Exchange, status: int, content_type: bytes, headers: bytes, body: bytes) -> None:
         exchange._answer = status, content_type, headers, (body,), len(body)
-        if exchange._connection is not None and self._exchanges[0] is exchange:
+        if exchange._connection is not None and self._exchanges[0] is exchange and not self._feeding:
             self._flush()
 
     def _flush(self) -> None:
         """Write the answers whose turn it is."""
         exchanges = self._exchanges
         limit = self._limits.requests_per_connection
-        while exchanges and (answer := exchanges[0]._answer) is not None:
+        out: list[Buffer] = []
+        last = False
+        while not last and exchanges and (answer := exchanges[0]._answer) is not None:
             exchange = exchanges.popleft()
             status, content_type, headers, parts, length = answer
             self._answered_requests += 1
@@ -570,15 +579,17 @@ class HttpConnection(asyncio.BufferedProtocol):
             head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b\r\n" % (
                 status, _REASONS.get(status, b""), content_type, length, headers,
             )  # fmt: skip
-            if exchange.method == b"HEAD":
-                self._transport.write(head)
-            elif len(parts) == 1 and length <= _JOIN_BYTES:
-                self._transport.write(head + parts[0])
-            else:
-                self._transport.writelines(_coalesce((head, *parts)))
-            if last:
-                self._end()
-                return
+            out.append(head)
+            if exchange.method != b"HEAD":
+                out += parts
+            if length > _JOIN_BYTES:
+                self._write(out)
+                out = []
+        if out:
+            self._write(out)
+        if last:
+            self._end()
+            return
         if self._backlog:
             self._pump()
         if not self._reading:
@@ -587,8 +598,15 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._continue_due = False
             self._transport.write(_CONTINUE)
 
+    def _write(self, out: list[Buffer]) -> None:
+        if len(out) == 2 and len(out[1]) <= _JOIN_BYTES:
+            self._transport.write(b"".join(out))
+        else:
+            self._transport.writelines(_coalesce(out))
+
     def _is_last(self) -> bool:
-        return not self._exchanges and not self._backlog and self._phase in (_Phase.IDLE, _Phase.DEAF)
+        """Whether no request is in flight or, as far as is known, on its way."""
+        return not self._feeding and not self._exchanges and not self._backlog and self._phase in (_Phase.IDLE, _Phase.DEAF)
 
     # ending
 

@@ -1,0 +1,176 @@
+"""An `HttpServer` on a loop in a thread of its own, and a blocking client that shows every byte."""
+
+import asyncio
+import hashlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvloop
+
+from gateway.config import Limits
+from gateway.http_server import Exchange, Handler, HttpServer
+
+TIMEOUT_S = 10.0
+
+
+@dataclass
+class Answer:
+    """One response as it came over the wire; headers: names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    """A connection that sends raw bytes and reads whole responses."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        self._read = self.socket.makefile("rb")
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def receive(self, *, head: bool = False) -> Answer:
+        """The next response; head: it answers a HEAD request and has no body."""
+        line = self._read.readline()
+        assert line.startswith(b"HTTP/1.1 "), line
+        headers = {}
+        while (field := self._read.readline()) not in (b"\r\n", b""):
+            name, _, value = field.decode("latin-1").partition(":")
+            headers[name.lower()] = value.strip()
+        length = 0 if head else int(headers.get("content-length", 0))
+        return Answer(int(line.split()[1]), headers, self._read.read(length))
+
+    def ask(self, data: bytes) -> Answer:
+        self.send(data)
+        return self.receive()
+
+    def at_end(self) -> bool:
+        """Wait for the server to close; whether it did so without sending more."""
+        try:
+            return self._read.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self._read.close()
+        self.socket.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    server: HttpServer
+    port: int
+    loop: asyncio.AbstractEventLoop
+    clients: list[Client] = field(default_factory=list)
+
+    def connect(self) -> Client:
+        client = Client(self.port)
+        self.clients.append(client)
+        return client
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function on the server's loop and wait for it."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(TIMEOUT_S)
+
+    def drain(self, timeout_s: float) -> None:
+        asyncio.run_coroutine_threadsafe(self.server.drain(timeout_s), self.loop).result(timeout_s + TIMEOUT_S)
+
+    def connections(self) -> int:
+        return int(self.call(lambda: len(self.server.connections)))
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Until a condition holds on the loop."""
+
+        async def wait() -> None:
+            async with asyncio.timeout(TIMEOUT_S):
+                while not condition():  # noqa: ASYNC110  # what is waited for is bytes from another process's socket, no event
+                    await asyncio.sleep(0.002)
+
+        asyncio.run_coroutine_threadsafe(wait(), self.loop).result(TIMEOUT_S + 1)
+
+
+@contextmanager
+def serving(handler: Handler, **limits: Any) -> Iterator[Served]:
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = HttpServer(handler, Limits(**limits))
+    port = asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", 0), loop).result(TIMEOUT_S)
+    served = Served(server, port, loop)
+    try:
+        yield served
+    finally:
+        for client in served.clients:
+            client.close()
+        served.drain(2.0)
+        assert served.connections() == 0
+        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result(TIMEOUT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(TIMEOUT_S)
+        loop.close()
+
+
+def echo(exchange: Exchange) -> None:
+    """Answer with what was understood of the request."""
+    exchange.respond(200, json.dumps(understood(exchange)).encode())
+
+
+def understood(exchange: Exchange) -> dict[str, Any]:
+    body = bytes(exchange.body)
+    return {
+        "method": exchange.method.decode(),
+        "path": exchange.path.decode("latin-1"),
+        "query": exchange.query.decode("latin-1"),
+        "headers": {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.headers.items()},
+        "length": len(body),
+        "digest": hashlib.sha256(body).hexdigest(),
+    }
+
+
+def digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+class Holder:
+    """A handler that keeps exchanges until a test answers them."""
+
+    def __init__(self) -> None:
+        self.held: list[Exchange] = []
+        self.gone: list[Exchange] = []
+
+    def __call__(self, exchange: Exchange) -> None:
+        exchange.on_disconnect = lambda: self.gone.append(exchange)
+        self.held.append(exchange)
+
+
+def post(body: bytes, *fields: str, path: str = "/x") -> bytes:
+    """A request with a body of known length."""
+    lines = [f"POST {path} HTTP/1.1", "Host: t", f"Content-Length: {len(body)}", *fields, "", ""]
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+def get(path: str = "/x", *fields: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: t", *fields, "", ""]).encode("latin-1")

@@ -78,6 +78,7 @@ def running(name: str, directory: Path) -> Iterator[Server]:
     """Start one of the servers, and end it and all it started."""
     http, grpc = free_port(), free_port()
     ports = ["--http-port", str(http), "--grpc-port", str(grpc)]
+    own_ray = ["--ray-address", "local"]
     gateway = [sys.executable, "-m", "gateway.cli", "serve"]
     match name:
         case "bare":
@@ -85,13 +86,13 @@ def running(name: str, directory: Path) -> Iterator[Server]:
         case "plain":
             command = [*gateway, "configs/examples/linear.yaml", "--no-ray", *ports]
         case "embedded":
-            command = [*gateway, "configs/examples/linear.yaml", *ports]
+            command = [*gateway, "configs/examples/linear.yaml", *ports, *own_ray]
         case "replicas":
             config = yaml.safe_load(Path("configs/examples/linear.yaml").read_text())
             config["models"][0]["backends"][0]["placement"] = "replicas"
             path = directory / "replicas.yaml"
             path.write_text(yaml.safe_dump(config))
-            command = [*gateway, str(path), *ports]
+            command = [*gateway, str(path), *ports, *own_ray]
         case "serve":
             command = [sys.executable, "benchmarks/serve_peer.py", *ports]
         case _:

@@ -72,7 +72,14 @@ def main() -> None:
     Path(shim, "grpc_service_pb2.py").write_text("from tritonclient.grpc.service_pb2 import *\n")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (shim, os.environ.get("PYTHONPATH"))))
     sys.path.insert(0, shim)
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=200 << 20)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=200 << 20,
+    )
     serve.start(
         http_options=HTTPOptions(host="127.0.0.1", port=arguments.http_port),
         grpc_options=gRPCOptions(port=arguments.grpc_port, grpc_servicer_functions=[SERVICER]),

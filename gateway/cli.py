@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", help="address to listen on, instead of server.host")
     serve.add_argument("--http-port", type=int, metavar="N", help="instead of server.http_port; 0: any free port")
     serve.add_argument("--grpc-port", type=int, metavar="N", help="instead of server.grpc_port; 0: any free port")
+    serve.add_argument("--ray-address", metavar="ADDRESS", help="instead of ray.address; local: a cluster of its own")
     serve.set_defaults(run=_serve)
     check = commands.add_parser("check", help="validate a configuration file without starting anything")
     check.add_argument("config", metavar="CONFIG")
@@ -76,7 +77,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         port = getattr(server, key)
         if port is not None and not 0 <= port <= 65535:
             raise ConfigError(f"--{key.replace('_', '-')}: {port}: expected 0 to 65535")
-    config = config.model_copy(update={"server": server})
+    ray = config.ray.model_copy(update={"address": arguments.ray_address} if arguments.ray_address else {})
+    config = config.model_copy(update={"server": server, "ray": ray})
     if arguments.no_ray:
         return _serve_plain(config)
     from gateway.cluster import run_on_ray  # Ray takes a second to import, which `check` and `--no-ray` need not pay

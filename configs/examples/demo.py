@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--no-ray", action="store_true", help="one plain process instead of Ray")
     arguments = parser.parse_args()
     print(f"Starting the gateway {'in one process' if arguments.no_ray else 'on Ray'}: {CONFIG}")
-    with gateway(*(["--no-ray"] if arguments.no_ray else [])) as (http, grpc):
+    with gateway(*(["--no-ray"] if arguments.no_ray else ["--ray-address", "local"])) as (http, grpc):
         print(f"Ready: REST on {http}, gRPC on {grpc}. Nearest sentence of each query:")
         nearest(http, grpc)
         started = time.perf_counter()

@@ -20,8 +20,9 @@ class Served(NamedTuple):
 
 @contextlib.contextmanager
 def served(config: str | Path, *options: str) -> Iterator[Served]:
-    """Run a gateway until it is ready; ended by SIGTERM, and it must end well."""
-    command = [sys.executable, "-m", "gateway.cli", "serve", str(config), "--http-port", "0", "--grpc-port", "0", *options]
+    """Run a gateway, on a Ray of its own if on any, until it is ready; ended by SIGTERM, and it must end well."""
+    own = ["--http-port", "0", "--grpc-port", "0", "--ray-address", "local"]
+    command = [sys.executable, "-m", "gateway.cli", "serve", str(config), *own, *options]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -178,11 +178,13 @@ class Standing:
     """What is known of one entrant so far.
 
     required: share of requests that must meet the SLO. out: why it was dropped, "" while it is in.
+    bias: measured over predicted peak of the finalist before it: what one prediction leaves out of account, all do.
     """
 
     entrant: Entrant
     required: float
     predicted_rps: float = 0.0
+    bias: float = 1.0
     runs: list[Measured] = field(default_factory=list)
     out: str = ""
 
@@ -219,7 +221,7 @@ class Standing:
             return math.sqrt(passing * failing)
         if failing is None:
             doubtful = [run.rps for run in self.evidence if (run.attainment or 0.0) < self.required]
-            return min([max(self.predicted_rps, passing), *(0.95 * rps for rps in doubtful)])
+            return min([max(self.predicted_rps * self.bias, passing), *(0.95 * rps for rps in doubtful)])
         lowest = next(run for run in self.evidence if run.rps == failing)
         # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.
         return failing * min(0.95, max(0.5, lowest.attainment or 0.0))
@@ -371,6 +373,9 @@ class _Search:
             yield from self._bisect(standing, until=self._seconds + max(share, LEAST_SECONDS))
             if standing.held_rps:
                 places -= 1
+                for other in untried:
+                    other.bias = (standing.peak_rps or standing.held_rps) / standing.predicted_rps
+                untried.sort(key=lambda other: (bool(other.out), self._cost(other)))
             elif not standing.out:
                 tried = "misses the SLO at every rate that was tried"
                 standing.out = tried if standing.evidence else "the budget ended before it was tried"

@@ -1,6 +1,6 @@
 """Time the backends of a configuration's models bare: one session, no gateway, batches of rows × length.
 
-    python benchmarks/backends.py configs/examples/minilm.yaml configs/examples/minilm-cpu.yaml
+    python benchmarks/sessions.py configs/examples/minilm.yaml configs/examples/minilm-cpu.yaml
 
 One line per model: p50 in ms of each rows × length, and the megabytes of its weights. Run it on an otherwise idle machine.
 """

@@ -79,7 +79,10 @@ class EnvironmentParameter:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """AWS's names and units: USD, invocations per minute, milliseconds, percent. None: not to be seen from here."""
+    """AWS's names and units: USD, invocations per minute, milliseconds, percent. None: not to be seen from here.
+
+    ModelLatency: mean of the server's queue and compute at MaxInvocations; the client's mean, if the server keeps no statistics.
+    """
 
     CostPerHour: float
     CostPerInference: float
@@ -381,7 +384,7 @@ def _aws(candidate: Candidate, standing: Standing, fleet: Fleet | None) -> Infer
             CostPerHour=candidate.usd_per_hour,
             CostPerInference=cost_per_inference(candidate.usd_per_hour, rate * 60),
             MaxInvocations=int(rate * 60),
-            ModelLatency=run.p99_ms,
+            ModelLatency=run.mean_ms if run.queue_ms is None or run.compute_ms is None else run.queue_ms + run.compute_ms,
             CpuUtilization=run.cpu_percent,
             MemoryUtilization=run.memory_percent,
         ),

@@ -368,7 +368,7 @@ class _Expansion:
             raise UsageError(exc.message.replace("models[0].backends[0].", "settings: ")) from exc
         parsed = model.backends[0]
         self._check_device(instance_type, parsed.options().get("device", "cpu"))
-        self._check_file(parsed.options().get("model"))
+        self._check_file(instance_type, parsed.options().get("model"))
         label = ", ".join(f"{key} {value}" for key, value in settings.items())
         group = {key: value for key, value in settings.items() if key not in ("sessions", *BATCHING_SETTINGS)}
         return Candidate(
@@ -394,9 +394,14 @@ class _Expansion:
         if accelerator is None or accelerator.vendor != needs:
             raise UsageError(f"{self.at}: {instance_type} has no device {device!r}: {accelerator or 'no accelerator'}")
 
-    def _check_file(self, model: object) -> None:
-        if isinstance(model, str) and ":" not in model and not Path(model).exists():
+    def _check_file(self, instance_type: str, model: object) -> None:
+        if not isinstance(model, str) or ":" in model:
+            return  # a factory: its size is known when it is loaded
+        if not Path(model).exists():
             raise UsageError(f"{self.at}: backend: no file {model!r}; paths are relative to the working directory")
+        size_gib = Path(model).stat().st_size / (1 << 30)
+        if instance_type and size_gib > (memory_gib := self.catalogue.instance(instance_type).memory_gib):
+            raise UsageError(f"{self.at}: {model} has {size_gib:.1f} GiB, {instance_type} only {memory_gib:g} GiB of memory")
 
 
 def _warnings(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue) -> list[str]:

@@ -134,6 +134,15 @@ def test_a_bad_spec_is_refused_with_one_clear_error(catalogue: Catalogue, keys: 
     assert len(str(raised.value).splitlines()) == 1
 
 
+def test_a_model_larger_than_the_instance_is_refused(catalogue: Catalogue, tmp_path: Path) -> None:
+    model = tmp_path / "huge.onnx"
+    with model.open("wb") as file:
+        file.truncate(5 << 30)  # sparse
+    huge = {"instances": ["c7i.large"], "backend": {"kind": "onnxruntime", "model": str(model)}}
+    with pytest.raises(UsageError, match=r"huge\.onnx has 5\.0 GiB, c7i\.large only 4 GiB of memory"):
+        parse_spec(changed(candidates=[huge]), catalogue, source="s.yaml")
+
+
 def test_all_faults_are_told_at_once(catalogue: Catalogue) -> None:
     bad = [{**CANDIDATE, "instances": ["c7i.lrge"]}, {**CANDIDATE, "settings": {"session": [1]}}]
     with pytest.raises(UsageError) as raised:

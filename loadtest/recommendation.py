@@ -81,7 +81,7 @@ class EnvironmentParameter:
 class Metrics:
     """AWS's names and units: USD, invocations per minute, milliseconds, percent. None: not to be seen from here.
 
-    ModelLatency: mean of the server's queue and compute at MaxInvocations; the client's mean, if the server keeps no statistics.
+    ModelLatency: mean of the server's queue and compute at MaxInvocations; the client's mean, if the server tells nothing.
     """
 
     CostPerHour: float

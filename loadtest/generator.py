@@ -97,6 +97,9 @@ def check(spec: LoadSpec) -> None:
     for name, (value, low, high) in bounds.items():
         if not low <= value <= high:
             raise UsageError(f"--{name} {value:g}: expected {low:g} to {high:g}")
+    for name, text in spec.headers:
+        if not name.isprintable() or not text.isprintable() or not (name + text).isascii():
+            raise UsageError(f"--header {name!r}: a header must be one line of ASCII")
 
 
 def _prepare(spec: LoadSpec, address: target.Address) -> tuple[str, list[bytes]]:

@@ -186,9 +186,7 @@ def _http(spec: LoadSpec, address: Address, model: str, body: bytes, headers: di
         *(f"{name}: {value}" for name, value in (headers | dict(spec.headers)).items()),
         f"Content-Length: {len(body)}",
     ]
-    if any("\r" in line or "\n" in line for line in lines):
-        raise UsageError("--header: a header must be one line")
-    return "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def _range(option: str, text: str) -> tuple[int, int]:

@@ -194,7 +194,7 @@ def _blocks(
     for index in range(grid.blocks):
         part = slice(edges[index], edges[index + 1])
         requests, successes = evaluable[part], latency[part][ok[part]]
-        p50, p99 = np.percentile(successes, [50, 99], method="inverted_cdf") / 1e6 if len(successes) else (None, None)
+        summary = percentiles(successes) if len(successes) else None
         blocks.append(
             Block(
                 index=index,
@@ -203,9 +203,9 @@ def _blocks(
                 requests=int(np.count_nonzero(requests)),
                 met=int(np.count_nonzero(good[part])),
                 failed=int(np.count_nonzero(requests & ~ok[part])),
-                p50_ms=None if p50 is None else float(p50),
-                p99_ms=None if p99 is None else float(p99),
-                mean_ms=_mean_ms(successes) if len(successes) else None,
+                p50_ms=summary.p50 if summary else None,
+                p99_ms=summary.p99 if summary else None,
+                mean_ms=summary.mean if summary else None,
                 warmup=index < warmup_block,
             )
         )

@@ -143,7 +143,7 @@ def _number(kind: str, options: Mapping[str, str], key: str, default: float) -> 
     try:
         value = float(options.get(key, default))
     except ValueError:
-        raise UsageError(f"pattern {kind}: {key}={options[key]!r} is not a number") from None
+        raise UsageError(f"pattern {kind}: {key}={options[key]} is not a number") from None
     if not np.isfinite(value) or value < 0:
         raise UsageError(f"pattern {kind}: {key}={value:g}, expected a number of at least 0")
     return value

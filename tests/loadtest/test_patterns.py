@@ -1,0 +1,154 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtest.errors import UsageError
+from loadtest.patterns import payload_choice, read_trace, schedule
+
+OPEN = [
+    "constant",
+    "poisson",
+    "burst",
+    "ramp:from=0,to=400",
+    "stairs:from=100,to=300,steps=3",
+    "diurnal:low=0.5,period=10",
+    "poisson:duration=40;constant:rate=50,duration=5;ramp:from=50,to=500,duration=15",
+]
+
+
+def seconds(pattern: str, rate_rps: float = 200, duration_s: float = 60, seed: int = 0) -> np.ndarray:
+    return schedule(pattern, rate_rps=rate_rps, duration_s=duration_s, seed=seed).intended_ns / 1e9
+
+
+def write_trace(path: Path, times: np.ndarray) -> str:
+    path.write_text("timestamp\n" + "\n".join(f"{time:.6f}" for time in times))
+    return str(path)
+
+
+@pytest.mark.parametrize("pattern", OPEN)
+def test_send_times_ascend_within_the_run(pattern: str) -> None:
+    plan = schedule(pattern, rate_rps=200, duration_s=60, seed=0)
+    assert np.all(np.diff(plan.intended_ns) >= 0)
+    assert plan.intended_ns[0] >= 0
+    assert plan.intended_ns[-1] < plan.duration_ns == 60e9
+
+
+@pytest.mark.parametrize("pattern", OPEN)
+def test_the_seed_decides_everything(pattern: str) -> None:
+    assert np.array_equal(seconds(pattern, seed=3), seconds(pattern, seed=3))
+
+
+@pytest.mark.parametrize("pattern", [pattern for pattern in OPEN if pattern != "constant"])
+def test_another_seed_gives_other_times(pattern: str) -> None:
+    assert not np.array_equal(seconds(pattern, seed=0), seconds(pattern, seed=1))
+
+
+@pytest.mark.parametrize("pattern", ["constant", "poisson", "burst:on=0.1,off=0.4", "diurnal:low=0.3,period=10"])
+def test_the_mean_rate_is_the_asked_one(pattern: str) -> None:
+    assert len(seconds(pattern, rate_rps=1000, duration_s=100)) == pytest.approx(100_000, rel=0.03)
+
+
+def test_poisson_gaps_are_exponential() -> None:
+    gaps = np.diff(seconds("poisson", rate_rps=1000))
+    assert gaps.std() / gaps.mean() == pytest.approx(1, abs=0.02)
+
+
+def test_a_burst_is_as_many_times_as_busy_as_the_quiet() -> None:
+    counts = np.histogram(seconds("burst:factor=10,on=2,off=2", rate_rps=1100), np.arange(0, 60.1, 0.1))[0]
+    # 2 · 1100 / (10 + 1) = 200 quiet, 2000 in bursts, per 0.1 s
+    assert np.percentile(counts, 10) == pytest.approx(20, rel=0.4)
+    assert np.percentile(counts, 90) == pytest.approx(200, rel=0.2)
+
+
+def test_a_ramp_grows_linearly() -> None:
+    counts = np.histogram(seconds("ramp:from=0,to=1000", duration_s=100), 10, (0, 100))[0]
+    assert counts == pytest.approx([500 + 1000 * step for step in range(10)], rel=0.1)
+
+
+def test_stairs_rise_in_equal_steps() -> None:
+    counts = np.histogram(seconds("stairs:from=100,to=300,steps=3", duration_s=90), 3, (0, 90))[0]
+    assert counts == pytest.approx([3000, 6000, 9000], rel=0.06)
+
+
+def test_phases_follow_each_other_with_their_own_rate_and_duration() -> None:
+    plan = schedule("constant:rate=10,duration=2;constant:rate=100,duration=1", rate_rps=0, duration_s=99, seed=0)
+    assert plan.phases == ((0.0, 2.0, "constant"), (2.0, 3.0, "constant"))
+    assert np.count_nonzero(plan.intended_ns < 2e9) == 20
+    assert len(plan.intended_ns) == 120
+    assert not plan.stationary
+
+
+def test_a_trace_is_replayed_as_it_is_without_a_rate(tmp_path: Path) -> None:
+    file = write_trace(tmp_path / "t.csv", np.array([100.0, 100.5, 102.0]))
+    assert seconds(f"trace:file={file}", rate_rps=0) == pytest.approx([0, 0.5, 2.0])
+
+
+@pytest.mark.parametrize("factor", [0.4, 1.0, 2.5])
+def test_a_scaled_trace_keeps_its_shape(tmp_path: Path, factor: float) -> None:
+    rng = np.random.default_rng(0)
+    times = np.sort(np.concatenate([rng.uniform(0, 10, 3000), rng.uniform(20, 30, 1000)]))  # busy, silent, quiet
+    file = write_trace(tmp_path / "t.csv", times)
+    natural_rps = 4000 / (times[-1] - times[0])
+    found = seconds(f"trace:file={file}", rate_rps=natural_rps * factor, duration_s=31)
+    busy, silent, quiet = (
+        np.count_nonzero((found >= start) & (found < end)) for start, end in ((0, 9.95), (10, 19.95), (20, 30))
+    )
+    assert busy == pytest.approx(3000 * factor, rel=0.1)
+    assert silent <= 3  # the copies in the one long gap
+    assert quiet == pytest.approx(1000 * factor, rel=0.15)
+
+
+def test_traces_may_have_iso_times_or_no_header(tmp_path: Path) -> None:
+    (tmp_path / "iso.csv").write_text("id,at\n1,2026-01-01T00:00:01\n2,2026-01-01T00:00:00\n")
+    (tmp_path / "bare.csv").write_text("5.5\n6.5\n")
+    assert read_trace(tmp_path / "iso.csv", "at") == pytest.approx([0, 1])
+    assert read_trace(tmp_path / "bare.csv") == pytest.approx([0, 1])
+
+
+def test_users_think_with_the_asked_mean() -> None:
+    plan = schedule("users:count=8,think=0.2", rate_rps=0, duration_s=5, seed=0)
+    assert (plan.users, len(plan.intended_ns)) == (8, 0)
+    assert plan.think_ns is not None
+    assert plan.think_ns.mean() == pytest.approx(0.2e9, rel=0.02)
+
+
+def test_payload_choice_does_not_depend_on_arrivals() -> None:
+    assert np.array_equal(payload_choice(10, 64, 7), payload_choice(20, 64, 7)[:10])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("", "empty"),
+        ("sine", "'sine'"),
+        ("poisson:speed=3", "'speed=3'"),
+        ("poisson:rate", "'rate'"),
+        ("poisson:rate=fast", "rate=fast"),
+        ("poisson:rate=0", "--rate"),
+        ("poisson:rate=nan", "rate"),
+        ("poisson:duration=0", "duration"),
+        ("burst:factor=0.5", "factor"),
+        ("stairs:steps=0", "steps"),
+        ("diurnal:low=2", "low"),
+        ("users:count=0", "count"),
+        ("users;poisson", "closed loop"),
+        ("trace", "file="),
+        ("trace:file=/nowhere.csv", "cannot be read"),
+        ("poisson:rate=1e9", "20,000,000"),
+        ("ramp:to=1e9", "20,000,000"),
+        ("poisson:rate=0.0001", "sends nothing"),
+    ],
+)
+def test_a_wrong_pattern_is_refused_with_the_part_that_is_wrong(pattern: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        schedule(pattern, rate_rps=100, duration_s=10, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "empty"), ("timestamp\n", "no arrivals"), ("1\nx\n", "line 2"), ("1\ninf\n", "line 2")]
+)
+def test_a_broken_trace_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_trace(tmp_path / "t.csv")

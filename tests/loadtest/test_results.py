@@ -1,0 +1,63 @@
+import pytest
+
+from loadtest.errors import UsageError
+from loadtest.results import LoadSpec, Objective, Slo, json_schema, run_from_json, to_json
+
+
+def test_an_slo_is_read_from_text() -> None:
+    slo = Slo.parse("p99<50ms, service.p50<=500us, p99.9<1s, errors<0.1%")
+    assert slo.objectives == (
+        Objective("latency", 99, 50),
+        Objective("service", 50, 0.5),
+        Objective("latency", 99.9, 1000),
+    )
+    assert slo.max_error_rate == pytest.approx(0.001)
+    assert slo.tightest_ms == 0.5
+    assert Slo.parse(str(slo)) == slo
+
+
+def test_an_slo_is_read_from_yaml() -> None:
+    assert Slo.from_yaml({"p99_ms": 50, "service_p50_ms": 5, "max_error_rate": 0.01}) == Slo.parse(
+        "p99<50ms,service.p50<5ms,errors<1%"
+    )
+    assert Slo.from_yaml("p99<50ms") == Slo.parse("p99<50ms")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "at least one"),
+        ("p99", '"p99"'),
+        ("p99<50", "p99<50"),
+        ("p99<fast", "p99<fast"),
+        ("p0<5ms", "between 0 and 100"),
+        ("p100<5ms", "between 0 and 100"),
+        ("p99<0ms", "above 0"),
+        ("errors<200%", "below 1"),
+        ("errors>1%", "errors>1%"),
+    ],
+)
+def test_an_slo_that_cannot_be_read_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Slo.parse(text)
+
+
+@pytest.mark.parametrize("value", [None, [], {"p99_ms": "fast"}, {"p99_ms": True}, {"p99": 5}, {}])
+def test_a_yaml_slo_that_cannot_be_read_is_refused(value: object) -> None:
+    with pytest.raises(UsageError, match="SLO"):
+        Slo.from_yaml(value)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": "other"}', '{"spec": 3}', "\x00"])
+def test_a_file_that_is_no_result_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"base\.json"):
+        run_from_json(text, source="base.json")
+
+
+def test_a_spec_goes_to_json_without_header_values() -> None:
+    assert "secret" not in to_json(LoadSpec("http://x", headers=(("Authorization", "secret"),)))
+
+
+def test_the_schema_of_a_result_is_published() -> None:
+    definitions = json_schema()["$defs"]
+    assert {"RunResult", "Block", "LoadSpec", "ObjectiveResult"} <= set(definitions)

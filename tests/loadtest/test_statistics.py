@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+
+from loadtest.results import Slo
+from loadtest.statistics import batch_means, binomial_interval, histogram, histogram_percentile, mser5, percentiles, rank
+from loadtest.verdict import Requests, attainment, judge, overall
+
+
+def queue(rng: np.random.Generator, count: int, busy: float) -> np.ndarray:
+    """Latencies of a single server queue, in service times: M/D/1 by Lindley's recursion, its start left out."""
+    lead = 20_000
+    steps = np.concatenate([[0], 1 - rng.exponential(1 / busy, count + lead - 1)])
+    walk = np.cumsum(steps)
+    return ((walk - np.minimum.accumulate(walk)) + 1)[lead:]
+
+
+def requests(latency_ms: np.ndarray, failed: np.ndarray | None = None, blocks: int = 20) -> Requests:
+    ns = (latency_ms * 1e6).astype(np.int64)
+    return Requests(ns, ns, np.zeros(len(ns), bool) if failed is None else failed, np.arange(len(ns)) * blocks // len(ns))
+
+
+def test_percentiles_are_those_of_nearest_rank() -> None:
+    found = percentiles(np.arange(1, 1001) * 1_000_000)
+    assert (found.p50, found.p90, found.p99, found.p999, found.max) == (500, 900, 990, 999, 1000)
+    assert found.mean == 500.5
+
+
+def test_no_requests_have_no_percentiles() -> None:
+    assert percentiles(np.empty(0, np.int64)).count == 0
+    assert histogram_percentile(histogram(np.empty(0, np.int64)), 99) == 0
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e6, 1e9])
+def test_the_histogram_is_within_a_thousandth_of_the_exact_percentiles(scale: float) -> None:
+    latencies = (np.random.default_rng(0).lognormal(1, 1.5, 50_000) * scale).astype(np.int64) + 1
+    cells = histogram(latencies)
+    for percentile in (1, 50, 90, 99, 99.9, 99.99):
+        exact_ms = float(np.sort(latencies)[rank(percentile, 50_000) - 1]) / 1e6
+        assert exact_ms <= histogram_percentile(cells, percentile) <= exact_ms * 1.0005
+
+
+def test_histograms_merge_exactly_by_adding_counts() -> None:
+    latencies = np.random.default_rng(0).integers(1, 10**9, 2000)
+    merged: dict[int, int] = {}
+    for part in (latencies[:700], latencies[700:]):
+        for edge, count in histogram(part):
+            merged[edge] = merged.get(edge, 0) + count
+    assert tuple(sorted(merged.items())) == histogram(latencies)
+
+
+@pytest.mark.parametrize(("misses", "needed"), [(0, 459), (1, 662), (10, 2010)])
+def test_the_binomial_interval_gives_the_counts_of_mlperf(misses: int, needed: int) -> None:
+    # One-sided 99 % at p99, as published for LoadGen: two tails of 1 % each.
+    assert binomial_interval(misses, needed, 0.98).lower >= 0.99
+    assert binomial_interval(misses, needed - 1, 0.98).lower < 0.99
+
+
+@pytest.mark.parametrize(("busy", "blocks"), [(0.8, 40), (0.9, 100)])
+def test_batch_means_cover_the_true_attainment_near_the_knee_where_the_binomial_interval_does_not(
+    busy: float, blocks: int
+) -> None:
+    truth = queue(np.random.default_rng(99), 3_000_000, busy)
+    limit = float(np.percentile(truth, 99))
+    covered = binomial_covered = 0
+    per_block = max(200, int(10 * limit * busy))
+    for run in range(200):
+        latency = queue(np.random.default_rng([1, run]), per_block * blocks, busy)
+        missed = latency > limit
+        interval = batch_means(np.arange(len(latency)) // per_block, missed, np.log(latency)).interval(0.95)
+        covered += interval.lower <= 0.99 <= interval.upper
+        binomial = binomial_interval(np.count_nonzero(missed), len(missed), 0.95)
+        binomial_covered += binomial.lower <= 0.99 <= binomial.upper
+    assert 180 <= covered <= 198  # 90 to 99 %
+    assert binomial_covered < 80
+
+
+def test_independent_requests_have_no_design_effect_to_speak_of() -> None:
+    missed = np.random.default_rng(0).random(20_000) < 0.02
+    assert batch_means(np.arange(20_000) // 200, missed).design_effect < 1.5
+
+
+def test_warm_up_is_cut_where_the_level_settles() -> None:
+    noise = np.random.default_rng(0).normal(0, 1, 10_000)
+    cut, steady = mser5(noise + np.where(np.arange(10_000) < 800, 10.0, 0.0))
+    assert 790 <= cut <= 850
+    assert steady
+
+
+def test_a_steady_series_loses_next_to_nothing() -> None:
+    for seed in range(20):
+        cut, steady = mser5(np.random.default_rng(seed).lognormal(0, 1, 5000))
+        assert cut <= 50  # 1 %
+        assert steady
+
+
+def test_a_drift_is_told() -> None:
+    cut, steady = mser5(np.arange(10_000) * 0.01 + np.random.default_rng(0).normal(0, 1, 10_000))
+    assert (cut, steady) == (2000, False)
+
+
+def test_a_clear_margin_passes_and_a_clear_miss_fails() -> None:
+    latency = np.random.default_rng(0).uniform(5, 15, 4000)
+    assert [judge(Slo.parse(text), requests(latency))[0].verdict for text in ("p99<50ms", "p99<10ms")] == ["pass", "fail"]
+
+
+def test_a_close_call_is_undecided_and_says_how_many_more_requests_decide() -> None:
+    latency = np.where(np.arange(2000) % 125 == 0, 60.0, 40.0)  # 0.8 % miss
+    judged = judge(Slo.parse("p99<50ms"), requests(latency))[0]
+    assert judged.verdict == "undecided"
+    assert judged.requests_needed is not None
+    more = np.where(np.arange(2000 + int(1.1 * judged.requests_needed)) % 125 == 0, 60.0, 40.0)
+    assert judge(Slo.parse("p99<50ms"), requests(more))[0].verdict == "pass"
+
+
+def test_failures_miss_every_objective_and_count_as_errors() -> None:
+    failed = np.arange(4000) % 20 == 0  # 5 %, and fast
+    judged = judge(Slo.parse("p99<50ms,p90<50ms,errors<1%"), requests(np.full(4000, 1.0), failed))
+    assert [result.verdict for result in judged] == ["fail", "pass", "fail"]
+    assert overall(judged) == "fail"
+    assert attainment(Slo.parse("p99<50ms"), requests(np.full(4000, 1.0), failed)).estimate == pytest.approx(0.95)
+
+
+def test_no_error_allowed_means_none() -> None:
+    failed = np.zeros(1000, bool)
+    slo = Slo.parse("errors<0%")
+    assert judge(slo, requests(np.ones(1000), failed))[0].verdict == "pass"
+    failed[3] = True
+    assert judge(slo, requests(np.ones(1000), failed))[0].verdict == "fail"
+
+
+def test_few_requests_cannot_pass_a_p99() -> None:
+    # 100 requests without a miss prove 97.0 % at 95 % confidence, not 99 %.
+    judged = judge(Slo.parse("p99<50ms"), requests(np.full(100, 10.0)))[0]
+    assert judged.verdict == "undecided"
+    assert judged.requests_needed is not None
+    assert 180 <= judged.requests_needed <= 210  # 299 are needed in all

@@ -189,8 +189,9 @@ class HttpConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_answered_requests", "_backlog", "_body", "_body_bytes", "_buffer", "_chunked", "_content_bytes", "_continue_due",
         "_deadline", "_exchange", "_exchanges", "_feeding", "_filled", "_head_fed", "_head_is_new", "_header_bytes",
-        "_header_count", "_headers", "_idle_timer", "_last_arrival_ns", "_limits", "_loop", "_parser", "_phase", "_pumping", "_reading",
-        "_refusal", "_server", "_stall_timer", "_timed_phase", "_transport", "_upgrading", "_url", "_write_paused",
+        "_header_count", "_headers", "_idle_timer", "_last_arrival_ns", "_limits", "_loop", "_parser", "_phase", "_pumping",
+        "_reading", "_refusal", "_server", "_stall_timer", "_timed_phase", "_transport", "_upgrading", "_url",
+        "_write_paused",
     )  # fmt: skip
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:

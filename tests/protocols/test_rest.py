@@ -1,0 +1,612 @@
+"""The REST codec: bytes in, requests out; responses in, bytes out.
+
+Expected bytes are those of a real Triton 2.51, but where said.
+"""
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.base import ModelSpec, TensorSpec
+from backends.datatypes import NUMPY
+from gateway.config import Ragged
+from gateway.errors import Code, GatewayError, InvalidArgument
+from gateway.protocols.rest import STATUS, ModelCodec, error_body, header_length
+from gateway.protocols.tensors import Buffer
+from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
+
+DATATYPES = list(NUMPY)
+JSON_DATATYPES = [name for name in DATATYPES if name not in ("FP16", "BF16")]
+
+
+def model(
+    *inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = (), max_rows: int = 8, ragged: Ragged | None = None
+) -> ModelCodec:
+    outputs = outputs or tuple(TensorSpec(f"O{i}", each.datatype, each.shape) for i, each in enumerate(inputs))
+    return ModelCodec("m", "1", ModelSpec("test", inputs, outputs, max_rows), ragged, 32)
+
+
+IDENTITY = model(TensorSpec("IN", "FP32", (-1, 4)))
+TWO = model(
+    TensorSpec("A", "FP32", (-1, 2)),
+    TensorSpec("B", "INT32", (-1, 2)),
+    outputs=(TensorSpec("C", "FP32", (-1, 2), labels=("cat", "dog")), TensorSpec("D", "INT32", (-1, 2))),
+)
+
+
+def no_region(ref: RegionRef) -> Buffer:
+    raise AssertionError("no region was asked for")
+
+
+def decode(codec: ModelCodec, body: Buffer, header_bytes: int | None = None, **options: Any) -> InferRequest:
+    return codec.decode(body, header_bytes, options.get("arrival_ns", 0), options.get("read_region", no_region))
+
+
+def as_json(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def one(data: Any, *, datatype: str = "FP32", shape: Any = (1, 4), name: str = "IN", **fields: Any) -> bytes:
+    return as_json(inputs=[{"name": name, "datatype": datatype, "shape": list(shape), "data": data}], **fields)
+
+
+def of(datatype: str, columns: int = 4) -> ModelCodec:
+    return model(TensorSpec("IN", datatype, (-1, columns)))
+
+
+def binary(tensors: list[tuple[str, str, list[int], bytes]], **fields: Any) -> tuple[bytes, int]:
+    """A request of the binary extension, and the length of its JSON."""
+    inputs = [
+        {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(raw)}}
+        for name, datatype, shape, raw in tensors
+    ]
+    head = as_json(inputs=inputs, **fields)
+    return head + b"".join(raw for *_, raw in tensors), len(head)
+
+
+# JSON data
+
+
+@pytest.mark.parametrize("data", [[1, 2.5, -3e-2, 4], [[1, 2.5, -3e-2, 4]], [[[1, 2.5], [-3e-2, 4]]]])
+def test_data_may_be_flat_or_nested(data: Any) -> None:
+    request = decode(IDENTITY, one(data))
+    np.testing.assert_array_equal(request.inputs["IN"], np.array([[1, 2.5, -3e-2, 4]], np.float32), strict=True)
+    assert (request.model, request.version, request.rows) == ("m", "1", 1)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        ("UINT8", [0, 255]), ("UINT16", [0, 65535]), ("UINT32", [0, 2**32 - 1]), ("UINT64", [0, 2**64 - 1]),
+        ("INT8", [-128, 127]), ("INT16", [-(2**15), 2**15 - 1]), ("INT32", [-(2**31), 2**31 - 1]),
+        ("INT64", [-(2**63), 2**63 - 1]), ("BOOL", [True, False]),
+        ("FP32", [0.1, 3.4028235e38]), ("FP64", [0.1, 1.7976931348623157e308]),
+    ],
+)  # fmt: skip
+def test_every_datatype_holds_its_extremes(datatype: str, data: list[Any]) -> None:
+    tensor = decode(of(datatype, 2), one(data, datatype=datatype, shape=(1, 2))).inputs["IN"]
+    np.testing.assert_array_equal(tensor, np.array([data], NUMPY[datatype]), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "words"),
+    [
+        ("UINT8", [1, 300], ("element 1", "300", "UINT8", "0 to 255")),
+        ("UINT8", [-1, 0], ("element 0", "-1", "0 to 255")),
+        ("INT64", [1, 2**63], ("element 1", str(2**63))),
+        ("UINT64", [1, 2**64], ("element 1",)),
+        ("INT32", [1, 2.0], ("INT32", "`float`", "$[1]")),
+        ("INT32", [True, 2], ("INT32", "`bool`", "$[0]")),
+        ("BOOL", [0, 1], ("BOOL", "`int`")),
+        ("FP32", [True, 1], ("FP32", "`bool`")),
+        ("FP32", ["1", 1], ("FP32", "`str`")),
+        ("FP32", [None, 1], ("FP32", "`null`")),
+        ("FP32", [1e39, 1], ("element 0", "1e+39", "FP32")),  # Triton makes it infinite
+        ("BYTES", ["a", 1], ("BYTES", "`int`")),
+        ("FP32", 5, ("no list",)),
+        ("FP32", "text", ("no list",)),
+        ("FP32", {"a": 1}, ("no list",)),
+        ("FP32", [[1], 2], ("FP32",)),
+        ("FP32", [1], ("1 elements", "expected 2", "[1, 2]")),
+        ("FP32", [[1, 2], [3, 4]], ("4 elements", "expected 2")),
+        ("FP32", [[[[]]]], ("0 elements",)),
+    ],
+)
+def test_a_wrong_element_is_named(datatype: str, data: Any, words: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        decode(of(datatype, 2), one(data, datatype=datatype, shape=(1, 2)))
+    for word in ("'IN'", *words):
+        assert word in caught.value.message
+
+
+def test_a_number_beyond_every_datatype_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"'IN'.*out of range"):
+        decode(of("FP64", 1), b'{"inputs":[{"name":"IN","datatype":"FP64","shape":[1,1],"data":[1e999]}]}')
+    with pytest.raises(InvalidArgument):
+        decode(of("INT64", 1), b'{"inputs":[{"name":"IN","datatype":"INT64","shape":[1,1],"data":[' + b"9" * 5000 + b"]}]}")
+
+
+def test_what_is_not_finite_is_read_as_its_word() -> None:
+    body = b'{"id":"NaN","inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],"data":[NaN,Infinity,-Infinity,1]}]}'
+    request = decode(IDENTITY, body)
+    np.testing.assert_array_equal(request.inputs["IN"], np.array([[np.nan, np.inf, -np.inf, 1]], np.float32))
+    assert request.id == "NaN"
+    with pytest.raises(InvalidArgument, match="INT32"):
+        decode(of("INT32"), body.replace(b"FP32", b"INT32"))
+    with pytest.raises(InvalidArgument, match="JSON"):
+        decode(IDENTITY, b"NaN" + body)
+    with pytest.raises(InvalidArgument, match="Expected `object`"):
+        decode(IDENTITY, b"[NaN]")
+
+
+def test_text_becomes_utf8_bytes() -> None:
+    tensor = decode(of("BYTES", 1), one(["a", "é€😀", ""], datatype="BYTES", shape=(3, 1))).inputs["IN"]
+    assert tensor.tolist() == [[b"a"], ["é€😀".encode()], [b""]]
+    with pytest.raises(InvalidArgument):
+        decode(of("BYTES", 1), b'{"inputs":[{"name":"IN","datatype":"BYTES","shape":[1,1],"data":["\xff"]}]}')
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_half_precision_has_no_json_form(datatype: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{datatype} data via JSON.*binary.*'IN'"):
+        decode(of(datatype), one([1, 2, 3, 4], datatype=datatype))
+
+
+def test_depth_is_limited() -> None:
+    deep: Any = [1, 2, 3, 4]
+    for _ in range(31):
+        deep = [deep]
+    assert decode(IDENTITY, one(deep)).rows == 1
+    with pytest.raises(InvalidArgument, match=r"33 deep.*at most 32"):
+        decode(IDENTITY, one([deep]))
+    for body in (
+        b"[" * 100_000,
+        b'{"inputs":' + b"[" * 100_000,
+        b'{"x":' + b"[" * 100_000,
+        one([]).replace(b"[]", b"[" * 100_000),
+    ):
+        with pytest.raises(InvalidArgument):
+            decode(IDENTITY, body)
+        with pytest.raises(InvalidArgument):
+            decode(IDENTITY, body + b"NaN")
+
+
+def test_empty_tensors_are_tensors() -> None:
+    codec = model(TensorSpec("IN", "INT64", (-1, -1)), max_rows=0)
+    assert decode(codec, one([], datatype="INT64", shape=(0, 2))).inputs["IN"].shape == (0, 2)
+
+
+# the envelope
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "JSON"),
+        (b"{bad", "JSON"),
+        (b"[]", "expected `object`"),
+        (b"{}", "inputs"),
+        (b'{"inputs":{}}', "inputs"),
+        (as_json(inputs=[]), "expected 1 inputs but got 0 inputs for model 'm'"),
+        (as_json(inputs=[{"name": "IN"}]), "datatype"),
+        (as_json(inputs=[{"name": "IN", "datatype": "FP32", "shape": [1, 4]}]), "'IN'.*But no field is set"),
+        (one([1, 2, 3, 4], name="Z"), "unexpected inference input 'Z' for model 'm'"),
+        (one([1, 2, 3, 4], datatype="INT32"), "'IN'.*expected FP32 .*got INT32"),
+        (one([1, 2, 3, 4], datatype="XX"), "got XX"),
+        (one([1, 2, 3, 4], shape=(4,)), r"expected FP32 \[-1, 4\], got FP32 \[4\]"),
+        (one([1, 2, 3, 4, 5], shape=(1, 5)), r"got FP32 \[1, 5\]"),
+        (one([], shape=(-1, 4)), "shape"),
+        (one([], shape=(0, 4)), "at least 1 row"),
+        (one([1], shape="x"), "shape"),
+        (one([], shape=(2**62, 4)), "0 elements, expected 18446744073709551616"),
+        (one([1, 2, 3, 4], id=5), "id"),
+        (one([1, 2, 3, 4], outputs=[{"name": "X"}]), "unexpected inference output 'X' for model 'm'"),
+        (one([1, 2, 3, 4], outputs=[{}]), "name"),
+        (one([1, 2, 3, 4], parameters={"x": {"a": 1}}), "parameters"),
+        (one([1, 2, 3, 4], parameters={"x": None}), "parameters"),
+        (one([1, 2, 3, 4], parameters={"timeout": "x"}), "'timeout': got 'x'"),
+        (one([1, 2, 3, 4], parameters={"timeout": -1}), "'timeout': got -1"),
+        (one([1, 2, 3, 4], parameters={"timeout": True}), "'timeout': got True"),
+        (one([1, 2, 3, 4], parameters={"priority": -1}), "'priority'"),
+        (one([1, 2, 3, 4], parameters={"binary_data_output": "x"}), "'binary_data_output'"),
+        (one([1, 2, 3, 4], parameters={"triton_x": 1}), "'triton_x'.*reserved"),
+        (one([1, 2, 3, 4], outputs=[{"name": "O0", "parameters": {"classification": "x"}}]), "'O0'.*'classification'"),
+        (one([1, 2, 3, 4], outputs=[{"name": "O0", "parameters": {"shared_memory_region": "r"}}]), "'shared_memory_byte_size'"),
+    ],
+)
+def test_a_malformed_request_is_explained(body: bytes, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"(?i){words}" if words == "JSON" else f"(?i:{words})"):
+        decode(IDENTITY, body)
+
+
+def test_inputs_must_agree_and_come_once() -> None:
+    a = {"name": "A", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
+    b = {"name": "B", "datatype": "INT32", "shape": [2, 2], "data": [1, 2, 3, 4]}
+    with pytest.raises(InvalidArgument, match=r"expected 2 inputs but got 1 inputs for model 'm'.*'B'"):
+        decode(TWO, as_json(inputs=[a]))
+    with pytest.raises(InvalidArgument, match="input 'A' already exists in request"):
+        decode(TWO, as_json(inputs=[a, a]))
+    with pytest.raises(InvalidArgument, match=r"'B'.*2 rows.*'A' has 1"):
+        decode(TWO, as_json(inputs=[a, b]))
+
+
+def test_unknown_fields_are_passed_over() -> None:
+    assert decode(IDENTITY, one([1, 2, 3, 4], unknown={"a": [1]})).rows == 1
+
+
+def test_parameters_that_are_ours_are_taken() -> None:
+    request = decode(
+        IDENTITY,
+        one(
+            [1, 2, 3, 4], parameters={"timeout": 1500, "priority": 2, "binary_data_output": True, "temperature": 0.5, "x": "y"}
+        ),
+        arrival_ns=7,
+    )
+    assert request.deadline_ns == 7 + 1_500_000
+    assert request.priority == 2
+    assert request.parameters == {"temperature": 0.5, "x": "y"}
+    assert request.outputs == (OutputRequest("O0", binary=True),)
+    assert decode(IDENTITY, one([1, 2, 3, 4], parameters={"timeout": 0})).deadline_ns is None
+
+
+def test_outputs_are_asked_for_once_and_in_the_models_order() -> None:
+    inputs = [
+        {"name": "A", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]},
+        {"name": "B", "datatype": "INT32", "shape": [1, 2], "data": [1, 2]},
+    ]
+    wanted = [
+        {"name": "D"},
+        {"name": "C", "parameters": {"classification": 2}},
+        {"name": "D", "parameters": {"binary_data": True}},
+    ]
+    assert decode(TWO, as_json(inputs=inputs, outputs=wanted)).outputs == (
+        OutputRequest("C", classification=2),
+        OutputRequest("D", binary=True),
+    )
+    default = as_json(inputs=inputs, outputs=[{"name": "C", "parameters": {"binary_data": False}}, {"name": "D"}],
+                      parameters={"binary_data_output": True})  # fmt: skip
+    assert decode(TWO, default).outputs == (OutputRequest("C"), OutputRequest("D", binary=True))
+
+
+def test_an_output_without_json_form_is_refused_before_the_queue() -> None:
+    codec = model(TensorSpec("IN", "FP32", (-1, 4)), outputs=(TensorSpec("H", "FP16", (-1, 4)),))
+    for body in (one([1, 2, 3, 4]), one([1, 2, 3, 4], outputs=[{"name": "H"}])):
+        with pytest.raises(InvalidArgument, match=r"FP16 data via JSON.*binary.*'H'"):
+            decode(codec, body)
+    assert decode(codec, one([1, 2, 3, 4], parameters={"binary_data_output": True})).outputs[0].binary
+
+
+def test_requests_of_different_shape_get_different_keys() -> None:
+    codec = model(TensorSpec("IN", "FP32", (-1, -1)))
+    assert decode(codec, one([1, 2], shape=(1, 2))).shape_key != decode(codec, one([1], shape=(1, 1))).shape_key
+    ragged = model(TensorSpec("IN", "FP32", (-1, -1)), ragged=Ragged(pad={"IN": 0}))
+    assert decode(ragged, one([1, 2], shape=(1, 2))).shape_key == decode(ragged, one([1], shape=(1, 1))).shape_key
+
+
+# the binary extension
+
+
+def test_binary_tensors_are_views_on_the_body() -> None:
+    body, head = binary([("A", "FP32", [1, 2], struct.pack("<2f", 1, 2)), ("B", "INT32", [1, 2], struct.pack("<2i", 3, 4))])
+    buffer = bytearray(body)
+    request = decode(TWO, buffer, head)
+    assert request.inputs["A"].tolist() == [[1, 2]]
+    buffer[head : head + 4] = struct.pack("<f", 9)
+    assert request.inputs["A"].tolist() == [[9, 2]]
+    assert request.inputs["B"].tolist() == [[3, 4]]
+
+
+@pytest.mark.parametrize("datatype", [name for name in DATATYPES if name != "BYTES"])
+def test_every_datatype_is_read_from_bytes(datatype: str) -> None:
+    array = np.array([[1, 0], [1, 1]]).astype(NUMPY[datatype])
+    body, head = binary([("IN", datatype, [2, 2], array.tobytes())], parameters={"binary_data_output": True})
+    np.testing.assert_array_equal(decode(of(datatype, 2), body, head).inputs["IN"], array, strict=True)
+
+
+def test_byte_strings_are_read_with_their_lengths() -> None:
+    raw = struct.pack("<I3sI", 3, b"\xff\x00a", 0)
+    body, head = binary([("IN", "BYTES", [2, 1], raw)])
+    assert decode(of("BYTES", 1), body, head).inputs["IN"].tolist() == [[b"\xff\x00a"], [b""]]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda body: body[:-1], "unexpected size for input 'IN', expecting 1 additional bytes for model 'm'"),
+        (lambda body: body + b"x", "unexpected additional input data for model 'm'"),
+    ],
+)
+def test_bytes_must_be_those_of_the_tensors(change: Callable[[bytes], bytes], words: str) -> None:
+    body, head = binary([("IN", "FP32", [1, 4], bytes(16))])
+    with pytest.raises(InvalidArgument, match=words):
+        decode(IDENTITY, change(body), head)
+
+
+def test_the_size_must_be_that_of_the_shape() -> None:
+    body, head = binary([("IN", "FP32", [1, 4], bytes(12))])
+    with pytest.raises(InvalidArgument, match="unexpected total byte size 12 for input 'IN', expecting 16"):
+        decode(IDENTITY, body, head)
+    huge = as_json(inputs=[{"name": "IN", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 2**62}}])
+    with pytest.raises(InvalidArgument, match="additional bytes"):
+        decode(IDENTITY, huge, len(huge))
+
+
+def test_a_cut_header_is_malformed_json() -> None:
+    body, head = binary([("IN", "FP32", [1, 4], bytes(16))])
+    with pytest.raises(InvalidArgument, match="JSON"):
+        decode(IDENTITY, body, head - 2)
+
+
+def test_only_one_source_of_elements_may_be_given() -> None:
+    both = {"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4], "parameters": {"binary_data_size": 16}}
+    with pytest.raises(InvalidArgument, match="But set 'data' 'binary_data_size'"):
+        decode(IDENTITY, as_json(inputs=[both]) + bytes(16), len(as_json(inputs=[both])))
+
+
+@pytest.mark.parametrize("value", ["9", "-1", "abc", "", "1" * 30, "1.0"])
+def test_a_header_length_out_of_range_is_refused(value: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"should be in range \(0, 8\), got: "):
+        header_length(value.encode(), 8)
+
+
+def test_the_header_length_may_be_missing_or_zero() -> None:
+    assert header_length(None, 8) is None
+    assert header_length(b"0", 8) == 0
+    assert header_length(b"8", 8) == 8
+
+
+# raw requests
+
+
+def test_a_raw_body_is_the_one_input_with_one_row() -> None:
+    request = decode(IDENTITY, struct.pack("<4f", 1, 2, 3, 4), 0)
+    assert request.inputs["IN"].tolist() == [[1, 2, 3, 4]]
+    assert request.outputs == (OutputRequest("O0", binary=True),)
+
+
+def test_the_shape_of_a_raw_body_is_deduced() -> None:
+    assert decode(model(TensorSpec("IN", "INT16", (-1, -1, 2))), bytes(12), 0).inputs["IN"].shape == (1, 3, 2)
+    assert decode(model(TensorSpec("IN", "BYTES", (-1, 1))), b"hello", 0).inputs["IN"].tolist() == [[b"hello"]]
+    assert decode(model(TensorSpec("IN", "BYTES", (-1, -1))), b"", 0).inputs["IN"].tolist() == [[b""]]
+
+
+@pytest.mark.parametrize(
+    ("codec", "body", "words"),
+    [
+        (IDENTITY, b"abc", "unexpected total byte size 3 for input 'IN', expecting 16"),
+        (IDENTITY, bytes(32), "32"),
+        (TWO, bytes(8), "only have 1 input.*2 inputs"),
+        (model(TensorSpec("IN", "INT8", (-1, -1, -1))), bytes(8), "more than one variable-sized dimension"),
+        (model(TensorSpec("IN", "INT16", (-1, -1))), bytes(3), "3"),
+        (model(TensorSpec("IN", "BYTES", (-1, 2))), b"hello", "one BYTES element"),
+        (model(TensorSpec("IN", "INT16", (-1, -1, 0))), bytes(4), "4"),
+    ],
+)
+def test_a_raw_body_that_fits_no_shape_is_refused(codec: ModelCodec, body: bytes, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        decode(codec, body, 0)
+
+
+# shared memory
+
+
+def test_inputs_come_from_and_outputs_go_to_regions() -> None:
+    asked: list[RegionRef] = []
+    written: list[tuple[RegionRef, bytes]] = []
+
+    def read(ref: RegionRef) -> Buffer:
+        asked.append(ref)
+        return struct.pack("<4f", 1, 2, 3, 4)
+
+    where = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+    body = as_json(
+        inputs=[{"name": "IN", "datatype": "FP32", "shape": [1, 4], "parameters": {**where, "shared_memory_offset": 8}}],
+        outputs=[{"name": "O0", "parameters": {**where, "binary_data": False}}],
+    )
+    request = decode(IDENTITY, body, read_region=read)
+    assert asked == [RegionRef("r", 8, 16)]
+    answer = InferResponse("m", "1", "", {"O0": request.inputs["IN"]})
+    parts, head = IDENTITY.encode(request, answer, lambda ref, buffer: written.append((ref, bytes(buffer))))
+    assert json.loads(b"".join(parts))["outputs"] == [{"name": "O0", "datatype": "FP32", "shape": [1, 4]}]
+    assert head is None
+    assert written == [(RegionRef("r", 0, 16), struct.pack("<4f", 1, 2, 3, 4))]
+
+
+# encode
+
+
+def encode(
+    codec: ModelCodec, outputs: dict[str, np.ndarray], wanted: tuple[OutputRequest, ...] = (), **fields: Any
+) -> tuple[bytes, int | None]:
+    request = InferRequest("m", "1", fields.get("id", ""), {}, 1, 0, wanted)
+    parts, head = codec.encode(
+        request, InferResponse("m", "1", fields.get("id", ""), outputs, fields.get("parameters", {})), no_write
+    )
+    return b"".join(parts), head
+
+
+def no_write(ref: RegionRef, buffer: Buffer) -> None:
+    raise AssertionError("no region was asked for")
+
+
+C = np.array([[1.5, 0.25]], np.float32)
+D = np.array([[3, 4]], np.int32)
+
+
+def test_a_json_answer() -> None:
+    assert encode(TWO, {"C": C, "D": D}, id="a\"b") == (
+        b'{"id":"a\\"b","model_name":"m","model_version":"1","outputs":[{"name":"C","datatype":"FP32","shape":[1,2],"data":'
+        b'[1.5,0.25]},{"name":"D","datatype":"INT32","shape":[1,2],"data":[3,4]}]}',
+        None,
+    )  # fmt: skip
+
+
+def test_a_binary_answer() -> None:
+    body, head = encode(TWO, {"C": C, "D": D}, (OutputRequest("C", binary=True), OutputRequest("D")))
+    assert head is not None
+    assert body[:head] == (
+        b'{"model_name":"m","model_version":"1","outputs":[{"name":"C","datatype":"FP32","shape":[1,2],"parameters":'
+        b'{"binary_data_size":8}},{"name":"D","datatype":"INT32","shape":[1,2],"data":[3,4]}]}'
+    )
+    assert body[head:] == struct.pack("<2f", 1.5, 0.25)
+
+
+def test_a_binary_answer_shares_the_outputs_memory() -> None:
+    big = np.zeros((1, 2), np.float32)
+    request = InferRequest("m", "1", "", {}, 1, 0, (OutputRequest("C", binary=True),))
+    parts, _ = TWO.encode(request, InferResponse("m", "1", "", {"C": big}), no_write)
+    big[0, 0] = 1.5
+    assert bytes(parts[1]) == struct.pack("<2f", 1.5, 0)
+
+
+def test_classes_are_named() -> None:
+    body, head = encode(TWO, {"C": C}, (OutputRequest("C", classification=2),))
+    assert json.loads(body)["outputs"] == [
+        {"name": "C", "datatype": "BYTES", "shape": [1, 2], "data": ["1.500000:0:cat", "0.250000:1:dog"]}
+    ]
+    assert head is None
+    body, head = encode(TWO, {"C": C}, (OutputRequest("C", classification=1, binary=True),))
+    assert body[head:] == struct.pack("<I", 14) + b"1.500000:0:cat"
+
+
+@pytest.mark.parametrize("datatype", JSON_DATATYPES)
+def test_every_datatype_survives_json(datatype: str) -> None:
+    codec = of(datatype, 3)
+    if datatype == "BYTES":
+        array = np.array([[b"a", "é".encode(), b""]], object)
+    else:
+        array = np.array([[0, 1, 100]]).astype(NUMPY[datatype])
+    body, _ = encode(codec, {"O0": array})
+    data = json.loads(body)["outputs"][0]["data"]
+    again = decode(codec, one(data, datatype=datatype, shape=(1, 3))).inputs["IN"]
+    np.testing.assert_array_equal(again, array, strict=True)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+def test_what_is_not_finite_is_written_as_its_word(datatype: str) -> None:
+    array = np.array([[np.nan, np.inf, -np.inf, 0.1]], NUMPY[datatype])
+    body, _ = encode(of(datatype), {"O0": array})
+    assert b'"data":[NaN,Infinity,-Infinity,0.1]' in body
+    again = decode(of(datatype), one(json.loads(body)["outputs"][0]["data"], datatype=datatype)).inputs["IN"]
+    np.testing.assert_array_equal(again, array, strict=True)
+
+
+def test_half_precision_is_written_as_bytes() -> None:
+    array = np.array([[1, 2]], ml_dtypes.bfloat16)
+    body, head = encode(of("BF16", 2), {"O0": array}, (OutputRequest("O0", binary=True),))
+    assert body[head:] == array.tobytes()
+
+
+def test_bytes_that_are_no_text_are_refused_as_json() -> None:
+    array = np.array([[b"\xff"]], object)
+    with pytest.raises(InvalidArgument, match=r"'O0'.*UTF-8.*binary"):
+        encode(of("BYTES", 1), {"O0": array})
+    body, head = encode(of("BYTES", 1), {"O0": array}, (OutputRequest("O0", binary=True),))
+    assert body[head:] == b"\1\0\0\0\xff"
+
+
+def test_outputs_need_not_be_contiguous() -> None:
+    array = np.arange(8, dtype=np.float32).reshape(4, 2).T
+    body, _ = encode(IDENTITY, {"O0": array})
+    assert json.loads(body)["outputs"][0]["data"] == [0, 2, 4, 6, 1, 3, 5, 7]
+    body, head = encode(IDENTITY, {"O0": array}, (OutputRequest("O0", binary=True),))
+    assert body[head:] == np.ascontiguousarray(array).tobytes()
+
+
+def test_response_parameters_are_written() -> None:
+    assert json.loads(encode(TWO, {"C": C}, parameters={"a": 1})[0])["parameters"] == {"a": 1}
+
+
+def test_names_are_escaped() -> None:
+    codec = ModelCodec(
+        'm"\\', "1", ModelSpec("test", (TensorSpec("I", "INT8", (1,)),), (TensorSpec('o"', "INT8", (1,)),), 0), None, 32
+    )
+    answer = json.loads(encode(codec, {'o"': np.zeros(1, np.int8)})[0])
+    assert (answer["model_name"], answer["outputs"][0]["name"]) == ('m"\\', 'o"')
+
+
+def test_every_code_has_a_status() -> None:
+    assert set(STATUS) == set(Code)
+    assert all(400 <= status < 600 for status in STATUS.values())
+
+
+def test_an_error_body_is_json_whatever_the_message() -> None:
+    assert json.loads(error_body('a "b" \ud800')) == {"error": 'a "b" ?'}
+
+
+# any bytes
+
+
+BODY, HEAD = binary(
+    [("A", "FP32", [1, 2], struct.pack("<2f", 1, 2)), ("B", "INT32", [1, 2], struct.pack("<2i", 3, 4))],
+    id="x", outputs=[{"name": "C", "parameters": {"classification": 2}}, {"name": "D"}], parameters={"timeout": 5, "priority": 1},
+)  # fmt: skip
+ANY = settings(max_examples=300, deadline=None, derandomize=True)
+
+
+def decode_or_refuse(codec: ModelCodec, body: bytes, header_bytes: int | None) -> InferRequest | None:
+    """None: refused, with an error of the client's and a message that can be sent. Anything else fails the test."""
+    try:
+        return decode(codec, body, header_bytes)
+    except GatewayError as exc:
+        status, message = STATUS[exc.code], error_body(exc.message)
+    assert status == 400
+    assert json.loads(message)
+    return None
+
+
+@ANY
+@given(st.integers(0, len(BODY)), st.binary(max_size=6), st.integers(0, 6), st.integers(-3, 3))
+def test_a_mutated_request_is_decoded_or_refused(at: int, insert: bytes, drop: int, shift: int) -> None:
+    body = BODY[:at] + insert + BODY[at + drop :]
+    request = decode_or_refuse(TWO, body, max(0, min(len(body), HEAD + shift)))
+    assert request is None or request.inputs["A"].shape == (request.rows, 2)
+
+
+FIELDS = ["inputs", "outputs", "parameters", "id", "name", "datatype", "shape", "data", "binary_data_size", "timeout"]
+keys = st.sampled_from(FIELDS) | st.text(max_size=3)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(keys, children, max_size=5),
+    max_leaves=6,
+)
+json_inputs = st.fixed_dictionaries(
+    {
+        "name": st.just("IN") | json_values,
+        "datatype": st.sampled_from(["FP32", "BYTES"]) | json_values,
+        "shape": st.just([1, 4]) | json_values,
+        "data": json_values | st.lists(st.floats(), min_size=4, max_size=4),
+    }
+)
+json_requests = st.fixed_dictionaries(
+    {"inputs": st.lists(json_inputs, min_size=1, max_size=2) | json_values},
+    optional={"outputs": json_values, "parameters": json_values, "id": json_values},
+)
+
+
+@ANY
+@given(json_requests)
+def test_any_json_is_decoded_or_refused(value: Any) -> None:
+    body = json.dumps(value).encode()
+    for header_bytes in (None, len(body)):
+        request = decode_or_refuse(IDENTITY, body, header_bytes)
+        assert request is None or request.inputs["IN"].shape == (1, 4)
+
+
+@ANY
+@given(st.sampled_from([name for name in JSON_DATATYPES if name != "BYTES"]), st.data())
+def test_what_is_encoded_is_decoded_to_the_same(datatype: str, data: st.DataObject) -> None:
+    dtype = NUMPY[datatype]
+    raw = data.draw(st.binary(min_size=3 * dtype.itemsize, max_size=3 * dtype.itemsize))
+    array = np.frombuffer(bytes(byte & 1 for byte in raw) if datatype == "BOOL" else raw, dtype).reshape(1, 3)
+    body, _ = encode(of(datatype, 3), {"O0": array})
+    values = json.loads(body)["outputs"][0]["data"]
+    again = decode(of(datatype, 3), one(values, datatype=datatype, shape=(1, 3))).inputs["IN"]
+    np.testing.assert_array_equal(again, array, strict=True)

@@ -17,6 +17,7 @@ from backends.base import ModelSpec, Tensors
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.forecast import Forecast
+from gateway.batching.queue import NEVER
 from gateway.clock import Clock, Timer
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, NotReady, Overloaded
 from gateway.metrics import LaneGauges, LaneMetrics
@@ -25,7 +26,7 @@ from gateway.types import InferRequest, InferResponse
 
 OnDone = Callable[[InferResponse | GatewayError], None]
 
-_HANDED_OVER_AT_ONCE = 32
+_HANDED_OVER = 32  # at once
 
 trace_log = logging.getLogger("gateway.trace")
 
@@ -137,10 +138,15 @@ class Lane:
 
     def hand_over(self, now_ns: int, wait_ns: float) -> None:
         """Give up what waits and will be late, as no worker frees within wait_ns, to lanes that can still be in time."""
-        if self.observer is None:
-            return
-        for request in self.batcher.due_before(round(now_ns + wait_ns), _HANDED_OVER_AT_ONCE):
-            if not self.observer.takes_over(request, now_ns):
+        self._hand_over(self.batcher.due_before(round(now_ns + wait_ns), _HANDED_OVER), now_ns)
+
+    def hand_over_all(self, now_ns: int) -> None:
+        """Give up all that waits, as far as other lanes can take it."""
+        self._hand_over(self.batcher.due_before(NEVER + 1, self.pending), now_ns)
+
+    def _hand_over(self, requests: list[InferRequest], now_ns: int) -> None:
+        for request in requests:
+            if self.observer is None or not self.observer.takes_over(request, now_ns):
                 return
             self.batcher.cancel(request)
             self._answer(request, Overloaded(f"backend {self.name} is behind its forecast"))

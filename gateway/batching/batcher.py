@@ -11,6 +11,7 @@ what waits. Nothing here waits or reads a clock.
 
 from collections import deque
 from collections.abc import Hashable, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch, Part, bucket_of, ragged_length
@@ -214,8 +215,12 @@ class Batcher:
         return forecast(service, self._state, self._group_of(request), rows, now_ns, free_slots, self._slo_ns)
 
     def due_before(self, when_ns: int, most: int) -> list[InferRequest]:
-        """Requests that wait whole and whose deadline is before when_ns: at most so many, from the fronts of the queues."""
-        found: list[InferRequest] = []
+        """Requests that wait whole, and whose deadline is before when_ns: at most so many, retries first."""
+        found = [
+            part.request
+            for part in islice(self._retries, most)
+            if (part.whole or not self._batched) and deadline_of(part.request, self._slo_ns) < when_ns
+        ]
         for queue in self._state.queues.values():
             for _, _, deadline_ns, rows, request in queue.entries:
                 if deadline_ns >= when_ns or len(found) >= most:

@@ -155,7 +155,7 @@ class Dispatcher:
     def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int) -> None:
         self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
         if self.router.executed(candidate, batch.rows, busy_ns, batch.expected_ns, now_ns):
-            self._ejected(candidate)
+            self._ejected(candidate, now_ns)
 
     def failed(self, candidate: Candidate, busy_ns: int, now_ns: int, *, sure: bool) -> None:
         """sure: no request is to blame. Else one of several may be: their retries tell, unless it is too late for them."""
@@ -171,11 +171,12 @@ class Dispatcher:
 
     def _failed(self, candidate: Candidate, busy_ns: int, now_ns: int) -> None:
         if self.router.failed(candidate, busy_ns, now_ns):
-            self._ejected(candidate)
+            self._ejected(candidate, now_ns)
 
-    def _ejected(self, candidate: Candidate) -> None:
+    def _ejected(self, candidate: Candidate, now_ns: int) -> None:
         log.warning("%s is ejected: %s", self._name(candidate), candidate.health)
         self._metrics.ejected(candidate.label)
+        self._lanes[candidate].hand_over_all(now_ns)
 
     def _name(self, candidate: Candidate) -> str:
         return self._lanes[candidate].name

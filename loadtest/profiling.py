@@ -14,6 +14,7 @@ from loadtest.search import Timing, powers_up_to
 
 LEAST_SECONDS = 0.3  # of one visit
 PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many limits
+SHED = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", "timeout"}  # too slow, as the server or we see it
 P90_SIGMAS = 1.2816  # of a normal distribution, above its median
 
 
@@ -72,15 +73,15 @@ async def profile(
     samples: dict[tuple[int, int], list[tuple[int, float, float, float]]] = {}
 
     async def visit(n: int, k: int) -> float:
-        """The model's time; infinite, if no request ended within several limits."""
+        """The model's time; infinite, if no request ended within several limits, or the server shed all of them as late."""
         for duration_s in (slice_s, max(3 * slice_s, PATIENCE_LIMITS * limit_ms / 1e3)):
             before = await look()
             wanted = replace(base, rows=str(n), pattern=f"users:count={k}", duration_s=duration_s, warmup_s=0.0, slo=None)
             result = await measure(wanted)
-            if result.errors:
-                raise ProfileFailed(", ".join(f"{count} × {error}" for error, count in result.errors.items()))
             if result.succeeded:
                 break
+            if set(result.errors) - SHED:
+                raise ProfileFailed(", ".join(f"{count} × {error}" for error, count in result.errors.items()))
         else:
             return math.inf
         model_ms = (await look()).since(before).mean_ms(n)
@@ -90,7 +91,7 @@ async def profile(
         return model_ms or client_ms
 
     if await visit(rows[0], 1) == math.inf:
-        raise ProfileFailed(f"one request alone took longer than {PATIENCE_LIMITS} times the limit of {limit_ms:g} ms")
+        raise ProfileFailed(f"one request alone is not answered within {PATIENCE_LIMITS} times the limit of {limit_ms:g} ms")
     samples.clear()  # that was the warm-up
     for n in rows:
         slowest_ms = max([await visit(n, k) for k in concurrencies])

@@ -53,6 +53,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
     spec = _read(arguments)
     console = Console()
     launcher = launcher_of(spec.launcher)
+    launcher.preflight(spec.candidates)
     question = question_of(spec, paid=launcher.paid)
     if launcher.paid and question.max_usd is None:
         _show_plan(spec, question, launcher, console)
@@ -74,6 +75,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     spec = _read(arguments)
     launcher = launcher_of(spec.launcher)
+    launcher.preflight(spec.candidates)
     _show_plan(spec, question_of(spec, paid=launcher.paid), launcher, Console())
     return ExitCode.MET
 

@@ -351,7 +351,8 @@ _ORDER: Final[tuple[Status, ...]] = ("winner", "runner-up", "finalist", "measure
 
 
 def _order(report: CandidateReport) -> tuple[int, float]:
-    return _ORDER.index(report.status), report.cost_per_million_usd or math.inf
+    predicted = report.price.usd_per_hour / report.predicted_rps if report.predicted_rps else math.inf
+    return _ORDER.index(report.status), report.cost_per_million_usd or predicted
 
 
 def _fleet(offers: list[Offer], target_rps: float, headroom: float, notes: list[str]) -> Fleet | None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.config import parse_config
 from gateway.errors import ConfigError
-from loadtest.catalogue import Catalogue, InstanceType, Price, PriceBasis
+from loadtest.catalogue import Catalogue, Price, PriceBasis
 from loadtest.errors import UsageError
 from loadtest.results import Protocol, Slo
 
@@ -50,7 +50,7 @@ class LocalLauncher(_Strict):
     cpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     stands_for: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
     start_timeout_s: float = Field(default=90.0, gt=0, le=600)
-    nice: int = Field(default=5, ge=0, le=19)
+    nice: int = Field(default=10, ge=0, le=19)
 
 
 class UrlLauncher(_Strict):
@@ -408,11 +408,14 @@ def _warnings(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue)
     found = []
     if isinstance(file.launcher, LocalLauncher):
         here = ARCHITECTURES.get(platform.machine(), platform.machine())
-        for name, cpus in file.launcher.stands_for.items():
-            instance: InstanceType = catalogue.instance(name)
-            found.append(
-                f"{name} was not measured: by the spec's word this machine stands for it (cores {', '.join(map(str, cpus))})"
-            )
+        used = {candidate.instance_type.removeprefix("ml.") for candidate in candidates}
+        stands_for = {name: cpus for name, cpus in file.launcher.stands_for.items() if name in used}
+        for cpus in dict.fromkeys(stands_for.values()):
+            names = ", ".join(name for name, cores in stands_for.items() if cores == cpus)
+            cores = ", ".join(map(str, cpus))
+            found.append(f"{names}: not measured; by the spec's word this machine stands for it (cores {cores})")
+        for name, cpus in stands_for.items():
+            instance = catalogue.instance(name)
             if len(cpus) != instance.vcpu:
                 found.append(f"{name} has {instance.vcpu} vCPU, but {len(cpus)} cores stand for it")
             if instance.architecture != here:

@@ -4,6 +4,7 @@ url     it runs already
 local   fresh processes on this machine, pinned to cores
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +53,10 @@ class Launcher(Protocol):
 
     paid: bool
     start_s: float
+
+    def preflight(self, candidates: Sequence[Candidate]) -> None:
+        """Refuse what cannot work (quota, contract, missing cores) before anything is started. Raises: UsageError."""
+        ...
 
     async def start(self, candidate: Candidate) -> Running:
         """Start and wait until it is ready, within a bounded time. Raises: StartFailed; nothing of it is then left running."""

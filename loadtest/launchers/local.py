@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import yaml
 
+from loadtest.errors import UsageError
 from loadtest.launchers import StartFailed, Usage
 from loadtest.spec import Candidate
 
@@ -44,6 +45,12 @@ class Local:
         self._start_timeout_s = start_timeout_s
         self._nice = nice
         self._gateway = tuple(gateway) or (sys.executable, "-m", "gateway.cli", "serve", "--no-ray")
+
+    def preflight(self, candidates: Sequence[Candidate]) -> None:
+        here = os.sched_getaffinity(0)
+        for candidate in candidates:
+            if missing := sorted(set(candidate.cpus) - here):
+                raise UsageError(f"{candidate.name}: cores {missing} are not there: this machine has {sorted(here)}")
 
     async def start(self, candidate: Candidate) -> "RunningLocal":
         folder = tempfile.TemporaryDirectory(prefix="loadtest-")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from typing import Any
 
 from loadtest.errors import TargetError
@@ -18,6 +19,9 @@ class Url:
 
     paid = False
     start_s = 0.0
+
+    def preflight(self, candidates: Sequence[Candidate]) -> None:
+        return  # whether a server is there shows when it is asked
 
     async def start(self, candidate: Candidate) -> "RunningUrl":
         try:

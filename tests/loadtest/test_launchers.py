@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Coroutine
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from loadtest.catalogue import load_catalogue
-from loadtest.errors import TargetError
+from loadtest.errors import TargetError, UsageError
 from loadtest.launchers import StartFailed, launcher_of
 from loadtest.launchers.local import Local
 from loadtest.launchers.url import Url, get_json, instance_type_of
@@ -113,8 +114,6 @@ def asked(body: bytes, ask: Callable[[str], Coroutine[Any, Any, Any]], status: s
 
 def test_a_running_server_is_taken_as_it_is(candidate: Candidate) -> None:
     async def start(url: str) -> Any:
-        import dataclasses
-
         running = await Url().start(dataclasses.replace(candidate, url=url))
         await running.stop()
         return running
@@ -141,6 +140,12 @@ def test_an_answer_that_is_no_object_is_an_error(body: bytes) -> None:
 def test_only_http_is_asked(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="expected an address that begins with http://"):
         get_json(f"file://{tmp_path}/x")
+
+
+def test_cores_that_are_not_there_are_refused_before_the_start(candidate: Candidate) -> None:
+    local(WAIT).preflight([candidate])
+    with pytest.raises(UsageError, match=r"cores \[9999\] are not there: this machine has \["):
+        local(WAIT).preflight([dataclasses.replace(candidate, cpus=(CORE, 9999))])
 
 
 def test_the_spec_chooses_the_launcher() -> None:

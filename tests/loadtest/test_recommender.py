@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,9 @@ class FakeLauncher:
         self.started: list[str] = []
         self.broken: set[str] = set()
         self.died: dict[str, str] = {}
+
+    def preflight(self, candidates: Sequence[Candidate]) -> None:
+        return
 
     async def start(self, candidate: Candidate) -> FakeRunning:
         if candidate.name in self.broken:

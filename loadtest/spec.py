@@ -417,7 +417,7 @@ def _warnings(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue)
         for name, cpus in stands_for.items():
             instance = catalogue.instance(name)
             if len(cpus) != instance.vcpu:
-                found.append(f"{name} has {instance.vcpu} vCPU, but {len(cpus)} cores stand for it")
+                found.append(f"{name} has {instance.vcpu} vCPU; cores that stand for it: {len(cpus)}")
             if instance.architecture != here:
                 found.append(f"{name} is {instance.architecture}, this machine is {here}")
     for candidate in candidates:

@@ -35,6 +35,7 @@ os.execv(command[0], command)
 class Local:
     """Starts `gateway serve --no-ray` per candidate.
 
+    While one is pinned, this process, which generates the load, keeps to the cores that are left, if any are.
     gateway: another command to run instead, which prints the same ready line.
     """
 
@@ -67,6 +68,7 @@ class Local:
                 start_new_session=True,  # a group of its own: stopped with all its children
             )
         running = RunningLocal(process, candidate, errors, folder)
+        running.leave_cores()
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await running.wait_ready()
@@ -96,12 +98,19 @@ class RunningLocal:
         self._cores = len(candidate.cpus) or os.cpu_count() or 1
         self._errors = errors
         self._folder = folder
+        self._pinned = set(candidate.cpus)
+        self._own_cores = os.sched_getaffinity(0)
         self._stopped = False
         self._cpu_s = 0.0
         self._looked_s = time.monotonic()
 
     def __repr__(self) -> str:
         return f"<RunningLocal pid {self._process.pid} at {self.rest or 'no address yet'}>"
+
+    def leave_cores(self) -> None:
+        """Move the calling thread off the candidate's cores; `stop` moves it back."""
+        if self._pinned and (rest := self._own_cores - self._pinned):
+            os.sched_setaffinity(0, rest)
 
     async def wait_ready(self) -> None:
         """Read the ready line. Raises: StartFailed, if the process ends before it."""
@@ -155,4 +164,5 @@ class RunningLocal:
                 except TimeoutError:
                     continue
         finally:
+            os.sched_setaffinity(0, self._own_cores)
             self._folder.cleanup()

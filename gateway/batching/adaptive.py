@@ -15,8 +15,9 @@ Whenever a worker is idle and something waits:
  3. If the first in line forces a batch smaller than n_o although more waits, look ahead: walk the rest in batches of n_c over
     the workers' predicted free times. If a first would be late there, shed from the front until a batch of n_o fits: one
     decision instead of a dozen small batches.
- 4. If this is the only idle worker and what waits is not a full batch, hold it while waiting for the next arrival costs less
-    than leaving it to the next worker that frees (rule H).
+ 4. With several workers, hold what is less than n_s: spending a worker's fixed cost a on less does not sustain the rate. But
+    never more than the arrivals of a itself are waited for: 1 + λ·a (pace). And if this is the only idle worker, hold while
+    waiting for the next arrival costs less than leaving it to the next worker that frees (rule H).
  5. Compiled sizes: rather run the next smaller size full than the larger one padded, if that serves more rows per second.
  6. Room that is left is filled with shorter requests of the same shape key, where padding them costs no more than their own
     batch would.
@@ -140,7 +141,7 @@ class Adaptive:
         if not stream.curve.ready:
             return Decision(self._limits.max_rows, "idle")
         if len(queue.entries) == 1 and state.rows == queue.rows and (free_slots > 1 or not state.in_flight):
-            lone = self._lone(queue, stream.curve, state, now_ns)
+            lone = self._lone(queue, stream, len(state.in_flight), free_slots, now_ns)
             if lone is not None:
                 return lone
         view = _View(stream, state, now_ns, free_slots)
@@ -155,7 +156,8 @@ class Adaptive:
                     return Decision(0, shed=shed)
                 return Decision(shed.pop()[3], "probe", None, shed)
         deadline_ns = queue.entries[len(shed)][2]
-        cap = self._cap(view, slo_ns, waiting, self._share(stream, state, now_ns))
+        share = self._share(stream, state, now_ns)
+        cap = self._cap(view, slo_ns, waiting, share)
         fits = last if deadline_ns == NEVER else max(0, view.fits(deadline_ns - now_ns))
         index = min(fits, cap)
         reason = "idle"
@@ -171,8 +173,10 @@ class Adaptive:
                         return Decision(0, shed=shed)
                     index = min(fits, fresh)
                     reason = "overload"
-        elif free_slots == 1 and view.busy and index < cap and view.rate > 0:
-            wake_at_ns = self._hold(view, waiting, deadline_ns, state)
+        elif view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
+            wake_at_ns = self._pace(view, queue, waiting, deadline_ns, cap, share)
+            if not wake_at_ns and free_slots == 1 and view.busy:
+                wake_at_ns = self._hold(view, waiting, deadline_ns, state)
             if wake_at_ns:
                 return Decision(0, "hold", wake_at_ns, shed)
         rows = self._compiled(view, min(view.sizes[index], waiting))
@@ -183,16 +187,19 @@ class Adaptive:
         expected_ns = round(view.expected_ns(rows))
         fill: list[tuple[Queue, int]] = []
         if len(state.queues) > 1 and rows == waiting:
-            fill = self._fill(queue, view, rows, view.sizes[index if waiting > view.sizes[index] else min(fits, cap)], state)
+            fill = self._fill(queue, view, rows, view.sizes[index], state)
         return Decision(rows, reason, None, shed, expected_ns, fill)
 
-    def _lone(self, queue: Queue, curve: ServiceCurve, state: State, now_ns: int) -> Decision | None:
-        """Steps 1 to 6 come to this for a request alone, at a third of their cost; None: they might not."""
+    def _lone(self, queue: Queue, stream: _Stream, busy: int, free_slots: int, now_ns: int) -> Decision | None:
+        """What the steps come to for a request alone when little else comes, at a third of their cost; None: they might not."""
+        curve = stream.curve
         _, _, deadline_ns, rows, _ = queue.entries[0]
-        if rows > curve.sizes[0]:
-            return None
-        expected_ns = round(curve.shape()[0] * curve.level(len(state.in_flight) + 1))
-        if now_ns + expected_ns * curve.spread > deadline_ns:
+        expected_ns = round(curve.shape()[0] * curve.level(busy + 1))
+        if (
+            rows > curve.sizes[0]
+            or now_ns + expected_ns * curve.spread > deadline_ns
+            or (busy + free_slots > 1 and stream.rate(now_ns) * expected_ns > _UTILISATION * (busy + free_slots))
+        ):
             return None
         return Decision(rows, "idle", None, (), expected_ns)
 
@@ -274,10 +281,23 @@ class Adaptive:
             waiting -= entry[3]
         return waiting, fits
 
-    def _hold(self, view: _View, waiting: int, deadline_ns: int, state: State) -> int:
-        """Step 4. When to go at the latest; 0: now.
+    def _pace(self, view: _View, queue: Queue, waiting: int, deadline_ns: int, cap: int, share: float) -> int:
+        """Step 4, pace. When to go at the latest; 0: now."""
+        sustains = min(cap, view.sustains(share))
+        fixed_ns, _ = view.curve.line_ns
+        target = min(view.sizes[sustains], 1 + view.rate * fixed_ns * view.level)
+        if waiting >= target:
+            return 0
+        # Half as long again as the batch should take to gather: then the arrivals have thinned out.
+        wake_at_ns = queue.oldest_ns + 1.5 * target / view.rate
+        if deadline_ns != NEVER:
+            wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.curve.spread)
+        return int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
-        Rule H: with τ = 1/λ and G until the next worker frees, hold iff n(τ+ΔT) + T(n+1) + τ < G + T(λG): what the waiting and
+    def _hold(self, view: _View, waiting: int, deadline_ns: int, state: State) -> int:
+        """Step 4, rule H. When to go at the latest; 0: now.
+
+        With τ = 1/λ and G until the next worker frees, hold iff n(τ+ΔT) + T(n+1) + τ < G + T(λG): what the waiting and
         the next arrival lose if they go together after it has come, against what the next arrival loses if they go without it.
         """
         now_ns = view.now_ns

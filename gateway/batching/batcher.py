@@ -90,6 +90,28 @@ class Batcher:
         return self._policy
 
     @property
+    def service(self) -> ServiceModel:
+        """What was learned of the backend's speed."""
+        service = self._own_service or self._policy.service
+        assert service is not None
+        return service
+
+    def probe(self, request: InferRequest, now_ns: int) -> Batch:
+        """A batch of this request alone, to be run before traffic: it passes the queue by, and `finished` need not know."""
+        rows = request.rows if self._batched else 1
+        return Batch(
+            [Part(request, 0, rows)],
+            rows=rows,
+            padded_rows=self._limits.padded(rows),
+            reason="probe",
+            closed_ns=now_ns,
+            oldest_ns=now_ns,
+            group=self._group_of(request),
+            ragged=self._ragged,
+            batched=self._batched,
+        )
+
+    @property
     def queue_rows(self) -> int:
         """Rows that wait, retries not counted."""
         return self._state.rows
@@ -209,10 +231,8 @@ class Batcher:
 
     def forecast(self, request: InferRequest, now_ns: int, free_slots: int) -> Forecast:
         """When the request would be done, were it added now. free_slots: batches that could start at once."""
-        service = self._own_service or self._policy.service
-        assert service is not None
         rows = request.rows if self._batched else 1
-        return forecast(service, self._state, self._group_of(request), rows, now_ns, free_slots, self._slo_ns)
+        return forecast(self.service, self._state, self._group_of(request), rows, now_ns, free_slots, self._slo_ns)
 
     def due_before(self, when_ns: int, most: int) -> list[InferRequest]:
         """Requests that wait whole, and whose deadline is before when_ns: at most so many, retries first."""

@@ -254,7 +254,7 @@ class ServiceCurve:
 class ServiceModel:
     """The curves of one lane, by input bucket.
 
-    A bucket that was never seen starts with the curve of the nearest known one, in proportion to the length where both have one.
+    A bucket that was never seen starts with the curve of the nearest known one, in proportion to their lengths if they have any.
     """
 
     def __init__(self, max_rows: int, row_sizes: tuple[int, ...] = ()) -> None:

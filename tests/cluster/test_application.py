@@ -1,0 +1,104 @@
+"""What is deployed for a configuration, without a cluster: names, versions, resources, and when to scale."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import yaml
+from ray import serve
+from ray.serve.config import AutoscalingContext
+from ray.serve.schema import ServeDeploySchema
+
+from gateway.app import build
+from gateway.cluster import application
+from gateway.cluster.deployments import desired_replicas
+from gateway.cluster.remote import share
+from gateway.errors import ConfigError
+from tests.cluster.conftest import config
+
+pytestmark = pytest.mark.ray
+EXAMPLE = Path(__file__).parents[2] / "configs" / "examples" / "serve.yaml"
+
+
+def deployments(app: serve.Application) -> dict[str, serve.Deployment]:
+    from ray.serve._private.build_app import build_app
+
+    return {deployment.name: deployment for deployment in build_app(app, name="gateway").deployments}
+
+
+def desired(busy: Mapping[str, float], queued: Mapping[str, float], target: float) -> float:
+    metrics = {"busy": busy, "queued": queued}
+    context = SimpleNamespace(aggregated_metrics=metrics, config=SimpleNamespace(target_ongoing_requests=target))
+    replicas, state = desired_replicas(cast(AutoscalingContext, context))
+    assert state == {}
+    return replicas
+
+
+def test_the_example_for_serve_is_valid_and_builds() -> None:
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(EXAMPLE.read_text()))
+    (app,) = schema.applications
+    assert app.import_path == "gateway.app:build"
+    assert set(deployments(build(app.args))) == {"ingress", "linear-1-onnxruntime"}
+
+
+def test_build_takes_a_path_and_names_the_fault_of_what_it_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(yaml.safe_dump(config().model_dump(mode="json", exclude_none=True)))
+    assert set(deployments(build({"config": str(path)}))) == {"ingress", "m-1-synthetic"}
+    with pytest.raises(ConfigError, match=r"args: modles: unknown key; did you mean `models`"):
+        build({"modles": []})
+
+
+def test_only_what_changed_is_restarted_by_a_deploy() -> None:
+    def versions(**changes: Any) -> tuple[str | None, str | None]:
+        found = deployments(application(config(**changes)))
+        return found["ingress"].version, found["m-1-synthetic"].version
+
+    ingress, backend = versions()
+    assert versions() == (ingress, backend)
+    other_ingress, same_backend = versions(ingress_replicas=1, port=4711)
+    assert other_ingress != ingress
+    assert same_backend == backend
+    assert versions(fixed_ms=3.0)[1] != backend
+
+
+def test_resources_reserve_what_is_stated_and_nothing_else() -> None:
+    stated = deployments(application(config(resources={"num_cpus": 2, "num_gpus": 0.5, "neuron_cores": 1}, surge=False)))
+    options = stated["m-1-synthetic"].ray_actor_options
+    assert (options["num_cpus"], options["num_gpus"], options["resources"]) == (2, 0.5, {"neuron_cores": 1})
+    assert stated["ingress"].ray_actor_options["num_cpus"] == 0
+    assert stated["m-1-synthetic"]._deployment_config.max_surge_percent == 0
+    embedded = deployments(application(config(embedded={"kind": "synthetic", "resources": {"num_gpus": 1}})))
+    assert embedded["ingress"].ray_actor_options["num_gpus"] == 1
+
+
+def test_names_that_serve_does_not_take_are_told_apart() -> None:
+    names = {
+        next(name for name in deployments(application(config(model={"name": model}))) if name != "ingress")
+        for model in ("größe", "grüße", "a b", "a_b")
+    }
+    assert len(names) == 4
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") for name in names)
+
+
+def test_what_cannot_be_deployed_is_refused_with_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"server\.ingress_replicas: 2"):
+        application(config(ingress_replicas=2))
+    with pytest.raises(ConfigError, match=r"autoscaling\.min_replicas: 0"):
+        application(config(autoscaling={"min_replicas": 0}))
+
+
+def test_replicas_follow_what_runs_and_what_waits() -> None:
+    # 2 sessions at 0.7 each: 1.4 batches per replica
+    assert desired({"a": 0.0}, {"a": 0.0}, target=1.4) == 0
+    assert desired({"a": 1.4}, {"a": 0.0}, target=1.4) == 1
+    assert desired({"a": 2.0, "b": 2.0}, {"a": 1.0, "b": 3.0}, target=1.4) == pytest.approx((2 + 2 + 3) / 1.4)
+    assert desired({}, {}, target=1.4) == 0
+
+
+def test_ingresses_share_sessions_evenly_and_leave_none_out() -> None:
+    assert [share(4, ingresses) for ingresses in (1, 2, 3, 4, 5)] == [4, 2, 2, 1, 1]
+    assert share(0, 2) == 0
+    assert share(3, 0) == 3

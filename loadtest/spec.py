@@ -420,6 +420,9 @@ def _warnings(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue)
                 found.append(f"{name} has {instance.vcpu} vCPU; cores that stand for it: {len(cpus)}")
             if instance.architecture != here:
                 found.append(f"{name} is {instance.architecture}, this machine is {here}")
+    precisions = {str(candidate.settings.get("precision", "fp32")) for candidate in candidates} - {"fp32"}
+    if precisions:
+        found.append(f"precision {', '.join(sorted(precisions))} changes the model's outputs: accuracy is not measured here")
     for candidate in candidates:
         threads = candidate.sessions * int(candidate.settings.get("threads", 1))
         if candidate.cpus and threads > len(candidate.cpus):

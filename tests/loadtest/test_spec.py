@@ -10,6 +10,7 @@ from loadtest.errors import UsageError
 from loadtest.spec import load_spec, parse_spec
 from tests.loadtest.examples import changed, example_spec
 
+ROOT = Path(__file__).parents[2]
 CANDIDATE = changed()["candidates"][0]
 
 
@@ -66,6 +67,27 @@ def test_running_servers_may_leave_their_instance_type_to_be_asked(catalogue: Ca
 def test_a_local_run_that_stands_for_an_instance_type_is_reported(catalogue: Catalogue) -> None:
     warnings = example_spec(catalogue).warnings
     assert "c7i.large, c8g.large: not measured; by the spec's word this machine stands for it (cores 0, 1)" in warnings
+
+
+def test_a_lower_precision_is_warned_of(catalogue: Catalogue) -> None:
+    torch = {
+        "instances": ["c7i.large"],
+        "backend": {"kind": "torch", "model": "m:f"},
+        "settings": {"precision": ["fp32", "int8"]},
+    }
+    warnings = example_spec(catalogue, candidates=[torch]).warnings
+    assert "precision int8 changes the model's outputs: accuracy is not measured here" in warnings
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "loadtests").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_examples_are_valid_but_for_models_that_are_not_built_yet(catalogue: Catalogue, path: Path) -> None:
+    document = yaml.safe_load(path.read_text())
+    if "gateway" in document:
+        document["gateway"] = str(ROOT / document["gateway"])
+    try:
+        parse_spec(document, catalogue, source=path.name)
+    except UsageError as exc:
+        assert all("backend: no file 'models/" in line for line in str(exc).splitlines()), exc
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -181,3 +181,13 @@ def test_the_linear_model_computes_what_it_should(neuron_double: Path) -> None:
     session = backends.load("neuron", {"model": str(neuron_double / "linear4")}, SPEC).open_session(0)
     x = np.random.default_rng(0).random((4, 16), np.float32)
     np.testing.assert_allclose(session.run({"INPUT0": x}, {})["OUTPUT0"], expected(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_hardware_check_passes_on_the_double_and_says_so(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "neuron_double")])
+    env = {**os.environ, "NEURON_DOUBLE_DIR": str(tmp_path), "NEURON_RT_VISIBLE_CORES": "0,1", "PYTHONPATH": path}
+    command = [sys.executable, "scripts/neuron_hardware_check.py", "--folder", str(tmp_path / "models")]
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "NOTE: this is a double of the library, not a device" in ended.stdout

@@ -423,10 +423,9 @@ def _warnings(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue)
     precisions = {str(candidate.settings.get("precision", "fp32")) for candidate in candidates} - {"fp32"}
     if precisions:
         found.append(f"precision {', '.join(sorted(precisions))} changes the model's outputs: accuracy is not measured here")
-    for candidate in candidates:
-        threads = candidate.sessions * int(candidate.settings.get("threads", 1))
-        if candidate.cpus and threads > len(candidate.cpus):
-            found.append(f"{candidate.name}: {threads} threads of work on {len(candidate.cpus)} cores")
+    crowded = [c for c in candidates if c.cpus and c.sessions * int(c.settings.get("threads", 1)) > len(c.cpus)]
+    if crowded:
+        found.append(f"{len(crowded)} of {len(candidates)} candidates have more threads of work than cores")
     return found
 
 

@@ -84,10 +84,12 @@ def test_the_examples_are_valid_but_for_models_that_are_not_built_yet(catalogue:
     document = yaml.safe_load(path.read_text())
     if "gateway" in document:
         document["gateway"] = str(ROOT / document["gateway"])
+    faults = ""
     try:
         parse_spec(document, catalogue, source=path.name)
     except UsageError as exc:
-        assert all("backend: no file 'models/" in line for line in str(exc).splitlines()), exc
+        faults = str(exc)
+    assert [line for line in faults.splitlines() if "backend: no file 'models/" not in line] == []
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -136,9 +136,11 @@ class Lane:
             self.batcher.cancel(request)
             self._answer(request, Cancelled("the client cancelled the request"))
 
-    def hand_over(self, now_ns: int, wait_ns: float) -> None:
-        """Give up what waits and will be late, as no worker frees within wait_ns, to lanes that can still be in time."""
-        self._hand_over(self.batcher.due_before(round(now_ns + wait_ns), _HANDED_OVER), now_ns)
+    def hand_over(self, now_ns: int) -> None:
+        """Give up what waits and will be late, as no worker frees before its deadline, to lanes that can still be in time."""
+        wait_ns = self.batcher.wait_ns(now_ns, self.runner.free_slots)
+        if wait_ns:
+            self._hand_over(self.batcher.due_before(round(now_ns + wait_ns), _HANDED_OVER), now_ns)
 
     def hand_over_all(self, now_ns: int) -> None:
         """Give up all that waits, as far as other lanes can take it."""

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch, Part, bucket_of, ragged_length
-from gateway.batching.forecast import Forecast, forecast
+from gateway.batching.forecast import Forecast, first_free_ns, forecast
 from gateway.batching.policies import Decision, Policy
 from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
@@ -233,6 +233,10 @@ class Batcher:
         """When the request would be done, were it added now. free_slots: batches that could start at once."""
         rows = request.rows if self._batched else 1
         return forecast(self.service, self._state, self._group_of(request), rows, now_ns, free_slots, self._slo_ns)
+
+    def wait_ns(self, now_ns: int, free_slots: int) -> float:
+        """How long until a worker is predicted to be free; 0: one is, or none lives."""
+        return first_free_ns(self.service, self._state, now_ns, free_slots)
 
     def due_before(self, when_ns: int, most: int) -> list[InferRequest]:
         """Requests that wait whole, and whose deadline is before when_ns: at most so many, retries first."""

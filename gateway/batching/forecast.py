@@ -45,7 +45,7 @@ def forecast(
     workers = len(running) + free_slots
     curve = _curve(service, group)
     if curve is None:
-        return Forecast(_first_free_ns(service, state, now_ns, free_slots), 0.0, 0.0, 0.0, workers, False)
+        return Forecast(first_free_ns(service, state, now_ns, free_slots), 0.0, 0.0, 0.0, workers, False)
     shape = curve.shape()
     if free_slots and not state.rows:
         level = curve.level(len(running) + 1)
@@ -63,6 +63,13 @@ def forecast(
     rounds, place = divmod(batches, len(free))
     ahead_ns = free[place] - free[0] + rounds * batch_ns + _others_ns(service, state, group, level, slo_ns) / len(free)
     return Forecast(free[0], ahead_ns, shape[curve.at(total - batches * cap_rows)] * level, batch_ns, workers, True)
+
+
+def first_free_ns(service: ServiceModel, state: State, now_ns: int, free_slots: int) -> float:
+    """When the next worker is predicted to be free, from now; 0: one is, or none is there."""
+    if free_slots or not state.in_flight:
+        return 0.0
+    return min(_residual_ns(service, batch, now_ns) for batch in state.in_flight)
 
 
 def _curve(service: ServiceModel, group: Hashable) -> ServiceCurve | None:
@@ -94,12 +101,6 @@ def _residual_ns(service: ServiceModel, batch: Batch, now_ns: int) -> float:
         curve = _curve(service, batch.group)
         expected_ns = curve.expected_ns(batch.padded_rows, batch.busy) if curve is not None else 0.0
     return abs(batch.closed_ns + expected_ns - now_ns)
-
-
-def _first_free_ns(service: ServiceModel, state: State, now_ns: int, free_slots: int) -> float:
-    if free_slots or not state.in_flight:
-        return 0.0
-    return min(_residual_ns(service, batch, now_ns) for batch in state.in_flight)
 
 
 def _others_ns(service: ServiceModel, state: State, group: Hashable, level: float, slo_ns: int | None) -> float:

@@ -28,7 +28,8 @@ from gateway.runner import Execution
 from gateway.types import InferRequest, InferResponse
 
 _LOWEST_PRIORITY: Final = 4
-_HAND_OVER_NS: Final = 5_000_000
+_LOOK_LEAST_NS: Final = 1_000_000
+_LOOK_MOST_NS: Final = 50_000_000
 _COMPARED_BYTES: Final = 1 << 20  # a comparison runs on the event loop: of larger outputs only as much
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ class Dispatcher:
         policy = POLICIES[model.routing.policy](model.routing, slo_ns, seed)
         self.router = Router(tuple(self._lanes), policy, model.routing.ejection, slo_ns)
         self._only = lanes[0] if len(lanes) == 1 else None
-        self._hand_over_at_ns = 0
+        self._looks = False  # a look at what waits is due
+        self._look_every_ns = min(max((slo_ns or _LOOK_MOST_NS) // 16, _LOOK_LEAST_NS), _LOOK_MOST_NS)
         self._second: set[InferRequest] = set()  # requests that are with their second lane
         self._copied: set[InferRequest] = set()  # copies
 
@@ -80,8 +82,8 @@ class Dispatcher:
                 raise
         else:
             self._metrics.routed(route.candidate.label, route.reason)
-        if now_ns >= self._hand_over_at_ns:
-            self._hand_over(request, now_ns)
+        if not self._looks:
+            self._look_later(now_ns)
         for copy in self.router.copies(request, now_ns):
             if copy.candidate is not sent.candidate:
                 self._send_copy(copy, sent, now_ns)
@@ -132,14 +134,19 @@ class Dispatcher:
     def now_ns(self) -> int:
         return self._clock.now_ns()
 
-    def _hand_over(self, request: InferRequest, now_ns: int) -> None:
+    def _look_later(self, now_ns: int) -> None:
+        self._looks = True
+        self._clock.call_at(now_ns + self._look_every_ns, self._look)
+
+    def _look(self) -> None:
         """Free what waits behind a batch that takes longer than predicted, while it can still be in time elsewhere."""
-        self._hand_over_at_ns = now_ns + _HAND_OVER_NS
-        for lane in self._lanes.values():
-            if lane.pending:
-                wait_ns = lane.forecast(request, now_ns).wait_ns
-                if wait_ns:
-                    lane.hand_over(now_ns, wait_ns)
+        self._looks = False
+        now_ns = self._clock.now_ns()
+        pending = [lane for lane in self._lanes.values() if lane.pending]
+        for lane in pending:
+            lane.hand_over(now_ns)
+        if pending:
+            self._look_later(now_ns)
 
     def ended(self, request: InferRequest) -> None:
         self._second.discard(request)
@@ -217,6 +224,8 @@ class Dispatcher:
             ended_ns = self._clock.now_ns()
             ok = isinstance(outcome, InferResponse)
             was_ejected = copy.candidate.health.ejected
+            if isinstance(outcome, BackendFailed):
+                self.blame(copy.candidate)
             self.router.returned(copy, ended_ns, ended_ns - now_ns, ok=ok)
             if was_ejected and not copy.candidate.health.ejected:
                 log.warning("%s is back", self._name(copy.candidate))

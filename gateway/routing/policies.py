@@ -16,6 +16,7 @@ from gateway.types import InferRequest
 # that runs, and its own.
 _SPILL_BATCHES: Final = 2.0
 _AVERAGE: Final = 0.1
+_MOST_CREDIT: Final = 2.0  # shares that could not be given are not made up for
 _COLD_START_NS: Final = 10_000_000_000
 
 
@@ -54,11 +55,15 @@ class Candidate:
     copy_out: bool = False
     next_copy_ns: int = 0
     doubted: bool = False
-    # shares that are due
-    credit: float = 0.0
+    credit: float = 0.0  # requests of its share that are due
     # since no session lives
     cold_since_ns: int | None = None
     learned_cold_ns: int | None = None
+
+    def due(self, share: float) -> bool:
+        """Count one more request of which it gets a share; True: it is to get this one, which takes `credit` down by one."""
+        self.credit = min(self.credit + share, _MOST_CREDIT)
+        return self.credit >= 1.0 - 1e-9  # ten times 0.1 is a little less than one
 
     @property
     def usd_per_row(self) -> float:
@@ -137,7 +142,7 @@ class Cheapest:
                 total_ns += candidate.start_ns(workers, now_ns)
             if total_ns <= (_SPILL_BATCHES * batch_ns if limit_ns is None else limit_ns):
                 return Route(candidate, "cheapest" if candidate is usable[0] else "spill", total_ns)
-            if not candidate.lane.pending:
+            if workers and not candidate.lane.pending:
                 candidate.doubted = True
             if total_ns < least_ns:
                 best, least_ns = candidate, total_ns

@@ -84,8 +84,7 @@ class Router:
             return ()
         due, self._due = self._due, []
         for candidate in self._shadows:
-            candidate.credit += candidate.shadow_share or 0.0
-            if candidate.credit >= 1.0:
+            if candidate.due(candidate.shadow_share or 0.0):
                 candidate.credit -= 1.0
                 if not candidate.health.ejected and candidate.lane.available and self._has_room(candidate, request, now_ns):
                     due.append(Copy(candidate, "shadow"))
@@ -183,10 +182,7 @@ class Router:
 
     def _canary(self, request: InferRequest, now_ns: int, deadline_ns: int) -> Route | None:
         for candidate in self._canaries:
-            candidate.credit = min(candidate.credit + (candidate.canary_share or 0.0), 2.0)
-            if candidate.credit < 1.0:
-                continue
-            if candidate.health.ejected or not candidate.lane.available:
+            if not candidate.due(candidate.canary_share or 0.0) or candidate.health.ejected or not candidate.lane.available:
                 continue
             forecast = candidate.lane.forecast(request, now_ns)
             total_ns = forecast.total_ns + candidate.start_ns(forecast.workers, now_ns)

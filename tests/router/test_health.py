@@ -1,0 +1,66 @@
+"""A backend is judged by how its executions end, and tried again with copies."""
+
+from gateway.config import Ejection
+from gateway.routing.health import Health
+
+S = 1_000_000_000
+
+
+def test_failures_in_a_row_eject_and_a_success_between_them_does_not() -> None:
+    health = Health(Ejection(consecutive_failures=3))
+    assert [health.failed(), health.failed()] == [False, False]
+    health.succeeded()
+    assert [health.failed(), health.failed(), health.failed()] == [False, False, True]
+
+
+def test_half_of_the_last_twenty_failing_ejects() -> None:
+    health = Health(Ejection(consecutive_failures=100, failed_share=0.5))
+    verdicts = []
+    for _ in range(10):
+        health.succeeded()
+        verdicts.append(health.failed())
+    assert verdicts == [False] * 9 + [True]
+
+
+def test_one_failure_too_slow_to_be_saved_ejects() -> None:
+    assert Health(Ejection()).failed(slow=True)
+
+
+def test_two_good_probes_after_the_pause_bring_it_back() -> None:
+    health = Health(Ejection(pause_s=1.0))
+    health.eject(0)
+    assert not health.may_probe(S - 1)
+    assert health.may_probe(S)
+    health.probed(True, S)
+    assert health.ejected
+    health.probed(True, S)
+    assert not health.ejected
+
+
+def test_a_bad_probe_doubles_the_pause_up_to_its_most() -> None:
+    health = Health(Ejection(pause_s=1.0, max_pause_s=3.0))
+    health.eject(0)
+    health.probed(False, 1 * S)
+    assert not health.may_probe(3 * S - 1)  # 1 + 2
+    assert health.may_probe(3 * S)
+    health.probed(False, 3 * S)
+    assert health.may_probe(6 * S)  # 3 + 3, not 4
+
+
+def test_an_ejection_soon_after_the_last_is_longer_and_a_late_one_is_not() -> None:
+    health = Health(Ejection(pause_s=1.0))
+    health.eject(100 * S)
+    for _ in range(2):
+        health.probed(True, 101 * S)
+    health.eject(110 * S)
+    assert not health.may_probe(112 * S - 1)
+    for _ in range(2):
+        health.probed(True, 112 * S)
+    health.eject(143 * S)  # over 30 s later
+    assert health.may_probe(144 * S)
+
+
+def test_what_fails_while_ejected_changes_nothing() -> None:
+    health = Health(Ejection())
+    health.eject(0)
+    assert not health.failed(slow=True)

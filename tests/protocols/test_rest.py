@@ -546,7 +546,9 @@ def test_an_error_body_is_json_whatever_the_message() -> None:
 
 BODY, HEAD = binary(
     [("A", "FP32", [1, 2], struct.pack("<2f", 1, 2)), ("B", "INT32", [1, 2], struct.pack("<2i", 3, 4))],
-    id="x", outputs=[{"name": "C", "parameters": {"classification": 2}}, {"name": "D"}], parameters={"timeout": 5, "priority": 1},
+    id="x",
+    outputs=[{"name": "C", "parameters": {"classification": 2}}, {"name": "D"}],
+    parameters={"timeout": 5, "priority": 1},
 )  # fmt: skip
 ANY = settings(max_examples=300, deadline=None, derandomize=True)
 

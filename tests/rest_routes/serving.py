@@ -1,0 +1,105 @@
+"""The REST edge over a real repository of synthetic models, on a loop in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+import yaml
+
+from backends.base import ModelSpec
+from gateway.clock import LoopClock
+from gateway.config import Backend, Model, parse_config
+from gateway.http_server import HttpServer
+from gateway.lane_opener import LaneOpener
+from gateway.metrics import Metrics
+from gateway.repository import Repository
+from gateway.rest_routes import RestRoutes
+from gateway.shared_memory import SharedMemoryRegions
+from gateway.workers import WorkerPool
+
+TIMEOUT_S = 20.0
+FAST = "backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]"
+MODELS = f"""
+models:
+  - name: echo
+    max_rows: 8
+    inputs: [{{name: INPUT0, datatype: FP32, shape: [-1, 4]}}]
+    outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, 4], labels: [zero, one, two, three]}}]
+    backends: [{{kind: synthetic, fixed_ms: 0, row_ms: 0, faults: {{fail: 666}}}}]
+  - name: pair
+    version: "1"
+    inputs: [{{name: A, datatype: FP32, shape: [-1, 2]}}, {{name: B, datatype: INT32, shape: [-1, 2]}}]
+    outputs: [{{name: C, datatype: FP32, shape: [-1, 2]}}, {{name: D, datatype: INT32, shape: [-1, 2]}}]
+    {FAST}
+  - {{name: pair, version: "2", {FAST}}}
+  - name: "a+b cé"
+    inputs: [{{name: IN, datatype: BYTES, shape: [-1, 1]}}]
+    outputs: [{{name: OUT, datatype: BYTES, shape: [-1, 1]}}]
+    {FAST}
+  - name: slow
+    max_rows: 1
+    batching: {{max_queue_rows: 3}}
+    inputs: [{{name: INPUT0, datatype: FP32, shape: [-1, 4]}}]
+    outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}}]
+    backends: [{{kind: synthetic, fixed_ms: 150, row_ms: 0}}]
+  - {{name: later, load_at_start: false, {FAST}}}
+  - {{name: broken, load_at_start: false, backends: [{{kind: synthetic, fail_opens: 1000}}]}}
+"""
+
+
+@dataclass(frozen=True)
+class Served:
+    repository: Repository
+    server: HttpServer
+    port: int
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
+
+
+@contextmanager
+def serving(directory: Path, text: str = MODELS) -> Iterator[Served]:
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def start() -> Served:
+        clock = LoopClock(loop)
+
+        def open_runner(model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
+            return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
+
+        config = parse_config(yaml.safe_load(text), source="models.yaml")
+        metrics = Metrics()
+        regions = SharedMemoryRegions(directory / "regions")
+        repository = Repository(
+            config, opener=LaneOpener(open_runner, metrics=metrics, clock=clock), metrics=metrics, clock=clock, regions=regions
+        )
+        await repository.start()
+        limits = config.server.limits
+        server = HttpServer(RestRoutes(repository, limits, expose_metrics=metrics.expose), limits)
+        return Served(repository, server, await server.start("127.0.0.1", 0), loop)
+
+    async def stop(served: Served) -> None:
+        await served.server.drain(2.0)
+        await served.repository.close()
+
+    served = asyncio.run_coroutine_threadsafe(start(), loop).result(TIMEOUT_S)
+    try:
+        yield served
+    finally:
+        served.run(stop(served))
+        served.run(loop.shutdown_default_executor())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(TIMEOUT_S)
+        loop.close()

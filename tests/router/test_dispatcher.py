@@ -235,7 +235,6 @@ def test_a_shadow_that_answers_otherwise_is_counted_so() -> None:
                 part.request.inputs["X"] += 1  # of the copy, whose arrays are its own
             original(batch, on_done)
 
-        object.__setattr__(fleet, "sessions", fleet.sessions)
         fleet.lanes[1].runner = _Falsifying(fleet.sessions[1], falsify)
         outcome = await fleet.send(5.0)
         assert isinstance(outcome, InferResponse)

@@ -31,6 +31,7 @@ _HEARTBEAT_S: Final = 0.01
 _FAILED_USER_PAUSE_S: Final = 0.01  # a closed-loop user whose connection failed: else a dead target makes him spin
 _DISPATCH_AT_ONCE: Final = 64  # then answers are read first, even when behind: their time of arrival is what counts
 _GRPC_CONNECTIONS: Final = 4  # one HTTP/2 connection is served by one thread in most servers
+_NICENESS: Final = -10
 _PREOPENED_S: Final = 0.02  # connections opened ahead: those that this much service time needs
 
 
@@ -134,6 +135,7 @@ class Sender:
         # A collection in the middle of a run is send lag: what exists before it is never looked at again.
         gc.collect()
         gc.freeze()
+        niceness = _raise_priority()
         if self._job.users:
             loop.call_later(max(0, start_ns - time.monotonic_ns()) / 1e9, self._admit_users)
         elif self._next < self._end:
@@ -144,6 +146,8 @@ class Sender:
             await asyncio.wait((over, stopped), return_when=asyncio.FIRST_COMPLETED)
         finally:
             gc.unfreeze()
+            if niceness is not None:
+                os.setpriority(os.PRIO_PROCESS, 0, niceness)
             tasks = (sweep, heartbeat, stopped, over)
             for task in tasks:
                 task.cancel()
@@ -255,6 +259,20 @@ class Sender:
             due_ns = time.monotonic_ns() + int(_HEARTBEAT_S * 1e9)
             await asyncio.sleep(_HEARTBEAT_S)
             self._lags_ms.append(max(0, time.monotonic_ns() - due_ns) / 1e6)
+
+
+def _raise_priority() -> int | None:
+    """Ask to be scheduled before others, and give the niceness to return to; None where that is not permitted.
+
+    The generator needs little, but at once: on cores that it shares with a busy server each wake-up else waits for the server's
+    time slice, which is send lag (2 cores, load average 9, 4 000 requests/s, 2026-11: lag p50 1.6 ms instead of 66 to 179).
+    """
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, min(niceness, _NICENESS))
+    except OSError:
+        return None
+    return niceness
 
 
 async def _serve(fd: int) -> None:

@@ -1,4 +1,4 @@
-"""`gateway serve | check | compile`: the only reader of arguments and environment."""
+"""`gateway serve | check | compile | route`: the only reader of arguments and environment."""
 
 import argparse
 import asyncio
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gateway.config import Config, load_config
 from gateway.errors import ConfigError, GatewayError
+from gateway.routing.explain import add_parser as add_route_parser
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("config", metavar="CONFIG")
     build.add_argument("models", metavar="MODEL", nargs="*", help="only these; none: all")
     build.set_defaults(run=_compile)
+    add_route_parser(commands)
     return parser
 
 

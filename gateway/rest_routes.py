@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 import orjson
@@ -91,6 +91,7 @@ class RestRoutes:
             "ready": _get(self._model_ready),
             "config": _get(self._model_config),
             "stats": _get(self._statistics),
+            "route": _get(self._explain),
             "infer": _post(self._infer),
             "trace/setting": _get(self._unsupported) | _post(self._unsupported),
         }
@@ -206,6 +207,13 @@ class RestRoutes:
 
     def _statistics(self, exchange: Exchange, route: Route) -> None:
         _respond_json(exchange, self._repository.statistics(route.name, route.version))
+
+    def _explain(self, exchange: Exchange, route: Route) -> None:
+        """Not of the protocol: where a request of ?rows= rows would go now, and why."""
+        rows = parse_qs(exchange.query.decode("latin-1")).get("rows", ["1"])[-1]
+        if not _is_version(rows) or len(rows) > 7 or int(rows) < 1:
+            raise InvalidArgument(f"rows: got {rows!r}, expected a number from 1")
+        _respond_json(exchange, self._repository.explain(route.name, route.version, int(rows)))
 
     def _index(self, exchange: Exchange, route: Route) -> None:
         _respond_json(exchange, self._repository.index(_read_json(exchange.body, _Index).ready))

@@ -97,9 +97,11 @@ class Dispatcher:
         self._metrics.close()
 
     def explain(self, rows: int = 1) -> dict[str, Any]:
-        """Why a request of so many rows, of the usual shape, would go where, if it came now. As JSON can hold it."""
+        """Why a request of so many rows, if ragged of the least length, would go where if it came now. As JSON can hold it."""
         now_ns = self._clock.now_ns()
-        request = InferRequest(self._model.name, self._model.version, "", {}, rows, now_ns)
+        padded = self._model.ragged.pad if self._model.ragged else ()
+        inputs = {name: np.broadcast_to(np.zeros(()), (rows, 1)) for name in padded}
+        request = InferRequest(self._model.name, self._model.version, "", inputs, rows, now_ns)
         route = self.router.explain(request, now_ns)
         return {
             "model": self._model.name,

@@ -48,9 +48,10 @@ class Candidate:
     shadow_share: float | None = None
     equivalents: frozenset[str] = frozenset()
     cold_start_ns: int | None = None  # as configured
-    # learned: per execution, averaged; 0: none yet
+    # learned: per execution, averaged; 0: none yet, and the price is that of a request alone as far as that is known
     busy_ns: float = 0.0
     rows: float = 0.0
+    alone_row_ns: float = inf
     # copies
     copy_out: bool = False
     next_copy_ns: int = 0
@@ -68,9 +69,8 @@ class Candidate:
     @property
     def usd_per_row(self) -> float:
         """The marginal price of a row: what a session costs while it runs the usual batch, divided by its rows."""
-        if not self.rows:
-            return inf
-        return self.worker_usd_per_hour * self.busy_ns / self.rows / 3600e9
+        row_ns = self.busy_ns / self.rows if self.rows else self.alone_row_ns
+        return self.worker_usd_per_hour / 3600e9 * row_ns if row_ns < inf else inf
 
     def executed(self, rows: int, busy_ns: int) -> None:
         if not self.rows:

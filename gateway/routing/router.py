@@ -10,6 +10,7 @@ whoever starts sessions sees that they are wanted ("wake").
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from gateway.batching.queue import NEVER, deadline_of
@@ -46,10 +47,10 @@ class Router:
         self._canaries = [candidate for candidate in candidates if candidate.canary_share]
         self._shadows = [candidate for candidate in candidates if candidate.shadow_share]
         # per look
-        self._order = list(self._regular)
         self._look_at_ns = 0
         self._due: list[Copy] = []
         self._unmet = False
+        self._order = self._by_price(self._regular)
 
     def __repr__(self) -> str:
         return f"<Router {[f'{candidate.label}: {candidate.health}' for candidate in self.candidates]}>"
@@ -141,7 +142,7 @@ class Router:
                 {
                     "backend": candidate.label,
                     "role": "shadow" if candidate.shadow_share else "canary" if candidate.canary_share else "regular",
-                    "usd_per_million_rows": candidate.usd_per_row * 1e6 if candidate.rows else None,
+                    "usd_per_million_rows": candidate.usd_per_row * 1e6 if candidate.usd_per_row < inf else None,
                     "usual_batch_rows": round(candidate.rows, 1) if candidate.rows else None,
                     "eta_ms": eta_ns / 1e6 if known else None,
                     "cold_start_ms": start_ns / 1e6,
@@ -198,13 +199,14 @@ class Router:
 
     def _look(self, request: InferRequest, now_ns: int) -> None:
         self._look_at_ns = now_ns + _LOOK_NS
-        self._order = self._by_price(self._regular)
         self._due = []
         for candidate in self.candidates:
             if candidate.copy_out or not candidate.lane.available:
                 continue
             forecast = candidate.lane.forecast(request, now_ns)
             candidate.start_ns(forecast.workers, now_ns)  # notes that it lives
+            if forecast.known and not candidate.lane.pending:
+                candidate.alone_row_ns = forecast.own_ns / max(1, request.rows)
             why = ""
             if candidate.health.ejected:
                 why = "probe" if candidate.health.may_probe(now_ns) else ""
@@ -217,3 +219,4 @@ class Router:
             if why and len(self.candidates) > 1:
                 self._due.append(Copy(candidate, why, forecast.total_ns if forecast.known else 0.0))
         self._unmet = False
+        self._order = self._by_price(self._regular)

@@ -22,6 +22,7 @@ class RayServe:
     """
 
     by_length = False
+    service = None
 
     def __init__(self, max_rows: int, wait_ns: int) -> None:
         self._max_rows = max_rows
@@ -65,6 +66,7 @@ class Bento:
     """
 
     by_length = False
+    service = None
     _TICK_NS = 1_000_000
     _DECAY = 0.95
     _KEPT = 50
@@ -118,6 +120,7 @@ class Nexus:
     """
 
     by_length = False
+    service = None
 
     def __init__(self, slo_ns: int, profile: Affine) -> None:
         self._slo_ns = slo_ns

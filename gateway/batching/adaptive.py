@@ -234,7 +234,7 @@ class Adaptive:
             # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
             fixed, slope = view.curve.line_ns
             soonest = sqrt(waiting * fixed / (slope * view.workers)) if slope > 0 else view.sizes[-1]
-            return min(max(sustains, bisect_left(view.sizes, soonest)), len(view.sizes) - 1)
+            return min(max(sustains, bisect_left(view.sizes, round(soonest))), len(view.sizes) - 1)
         return max(view.fits(_CAP * slo_ns), min(sustains, view.fits(_CAP_AT_MOST * slo_ns)), 0)
 
     def _share(self, stream: _Stream, state: State, now_ns: int) -> float:
@@ -285,7 +285,7 @@ class Adaptive:
         """Step 4, pace. When to go at the latest; 0: now."""
         sustains = min(cap, view.sustains(share))
         fixed_ns, _ = view.curve.line_ns
-        target = min(view.sizes[sustains], 1 + view.rate * fixed_ns * view.level)
+        target = min(view.sizes[sustains], 1 + int(view.rate * fixed_ns * view.level))
         if waiting >= target:
             return 0
         # Half as long again as the batch should take to gather: then the arrivals have thinned out.

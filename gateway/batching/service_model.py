@@ -2,10 +2,10 @@
 
 Theory of operation. One `ServiceCurve` per input bucket. Three things are learned apart, as they change at different speeds:
 
-  shape    per padded size an exponentially weighted mean (0.1); sizes never seen take the least-squares line a + b·n through
-           the seen ones, bent by the nearest seen sizes' ratio to it; then made monotone.
+  shape    per padded size an exponentially weighted mean (0.03); sizes between seen ones are interpolated, those
+           beyond follow the least-squares line a + b·n; then made monotone.
   level    one factor per number of workers that run at once: k sessions of one device are not independent, and a device that
-           throttles slows every size alike. It follows within some ten batches, without having to see each size again.
+           throttles slows every size alike. It follows (0.1) within some ten batches, without having to see each size again.
   spread   the last 128 ratios of actual to predicted; Q(n) = T(n) · their 90th percentile.
 
 A sudden change shows as 16 ratios in a row above 1.3 or below 0.77: the level moves there at once and the old spread is
@@ -20,6 +20,7 @@ from typing import Any, Final
 from gateway.batching.queue import LengthGroup
 
 _RATE: Final = 0.1
+_SHAPE_RATE: Final = 0.03
 _FORGET: Final = 0.98
 _RATIOS: Final = 128
 _DRIFT_RUN: Final = 16
@@ -126,8 +127,12 @@ class ServiceCurve:
         ratio = time_ns / predicted if predicted > 0 else 1.0
         self._ratios.append(ratio)
         self._until_refresh -= 1
-        clipped = ratio if self._counts.get(rows, 0) < 2 else min(ratio, _CLIP)
-        self._levels[busy] = level * (1.0 + _RATE * (min(clipped, _CLIP) - 1.0))
+        clipped = ratio
+        if self._counts.get(rows, 0) >= 2:  # a size hardly seen says little: its prediction may be what is wrong
+            clipped = min(ratio, _CLIP)
+            self._levels[busy] = level * (1.0 + _RATE * (clipped - 1.0))
+        elif busy not in self._levels:
+            self._levels[busy] = level
         self._learn(rows, clipped * predicted, level)
         self._watch_drift(ratio)
 
@@ -153,15 +158,16 @@ class ServiceCurve:
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Take over what `to_dict` gave. Raises: ValueError, if it is something else; then nothing has changed."""
         try:
-            if kept["format"] != _FORMAT:
-                raise ValueError(f"expected format {_FORMAT}, got {kept['format']}")
+            known = kept["format"] == _FORMAT
             means = {int(size): float(mean) for size, mean, _ in kept["means"]}
             counts = {int(size): int(count) for size, _, count in kept["means"]}
             sums = [float(value) for value in kept["sums"]]
             levels = {int(busy): float(level) for busy, level in kept["levels"]}
             ratios = [float(ratio) for ratio in kept["ratios"]]
-        except (KeyError, TypeError) as exc:
+        except (KeyError, TypeError, ValueError) as exc:
             raise ValueError(f"not a service curve: {exc!r}") from exc
+        if not known:
+            raise ValueError(f"not a service curve of format {_FORMAT}: {kept['format']!r}")
         if len(sums) != 5 or not means or min(means.values()) <= 0 or min(levels.values(), default=1.0) <= 0:
             raise ValueError("not a service curve: its numbers are out of range")
         self._means, self._counts, self._sums, self._levels = means, counts, sums, levels
@@ -173,7 +179,7 @@ class ServiceCurve:
         at_level_one = time_ns / level
         seen = self._counts.get(rows, 0)
         mean = self._means.get(rows, at_level_one)
-        mean += max(_RATE, 1.0 / (seen + 1)) * (at_level_one - mean)
+        mean += max(_SHAPE_RATE, 1.0 / (seen + 1)) * (at_level_one - mean)
         self._means[rows] = mean
         self._counts[rows] = seen + 1
         sums = self._sums
@@ -227,7 +233,7 @@ class ServiceCurve:
         self._stale = False
         fixed, slope = self._line()
         seen = sorted(self._means)
-        bends = [self._means[size] / max(fixed + slope * size, 1.0) for size in seen]
+        times = [self._means[size] for size in seen]
         shape: list[float] = []
         rates: list[float] = []
         floor = best = 0.0
@@ -236,13 +242,13 @@ class ServiceCurve:
             while right < len(seen) and seen[right] < size:
                 right += 1
             if right == len(seen):
-                bend = bends[-1]
-            elif right == 0 or seen[right] == size:
-                bend = bends[right]
+                time_ns = times[-1] * (fixed + slope * size) / max(fixed + slope * seen[-1], 1.0)
+            elif right == 0:
+                time_ns = times[0] * (fixed + slope * size) / max(fixed + slope * seen[0], 1.0)
             else:
                 share = (size - seen[right - 1]) / (seen[right] - seen[right - 1])
-                bend = bends[right - 1] + share * (bends[right] - bends[right - 1])
-            floor = max(floor, (fixed + slope * size) * bend)
+                time_ns = times[right - 1] + share * (times[right] - times[right - 1])
+            floor = max(floor, time_ns)
             shape.append(floor)
             best = max(best, size / floor)
             rates.append(best)
@@ -254,7 +260,7 @@ class ServiceCurve:
 class ServiceModel:
     """The curves of one lane, by input bucket.
 
-    A bucket that was never seen starts with the curve of the nearest known one, in proportion to their lengths if they have any.
+    A bucket that was never seen starts with the curve of the nearest known one, in proportion to their lengths if any.
     """
 
     def __init__(self, max_rows: int, row_sizes: tuple[int, ...] = ()) -> None:

@@ -1,0 +1,246 @@
+"""The adaptive policy, decision by decision: T(n) = 4 + 6n ms or as stated, known from the start."""
+
+import numpy as np
+import pytest
+
+from gateway.batching.adaptive import Adaptive
+from gateway.batching.batch import Batch
+from gateway.batching.batcher import Batcher
+from gateway.config import Ragged
+from gateway.errors import Overloaded
+from gateway.types import InferRequest
+from loadtest.simulator import SHED, Affine, simulate
+
+MS = 1_000_000
+
+
+def request(
+    arrival_ms: float, *, rows: int = 1, timeout_ms: float | None = None, priority: int = 0, length: int = 0
+) -> InferRequest:
+    arrival_ns = round(arrival_ms * MS)
+    inputs = {"ids": np.zeros((rows, length), dtype=np.int64)} if length else {}
+    deadline_ns = None if timeout_ms is None else arrival_ns + round(timeout_ms * MS)
+    return InferRequest("m", "1", "", inputs, rows, arrival_ns, deadline_ns=deadline_ns, priority=priority)
+
+
+def batcher_of(
+    *,
+    fixed_ms: float = 4,
+    row_ms: float = 6,
+    workers: int = 1,
+    slo_ms: float | None = 100,
+    max_rows: int = 32,
+    row_sizes: tuple[int, ...] = (),
+) -> Batcher:
+    policy = Adaptive()
+    batcher = Batcher(
+        policy,
+        max_rows=max_rows,
+        row_sizes=row_sizes,
+        workers=workers,
+        max_queue_rows=20_000,
+        slo_ns=None if slo_ms is None else round(slo_ms * MS),
+    )
+    for rows in policy.service.probe_rows:
+        policy.service.probe(None, rows, [round((fixed_ms + row_ms * rows) * MS)] * 2)
+    return batcher
+
+
+def add(batcher: Batcher, *requests: InferRequest) -> None:
+    for one in requests:
+        batcher.add(one, one.arrival_ns)
+
+
+def only(batcher: Batcher, now_ms: float, free_slots: int = 1) -> Batch:
+    (batch,) = batcher.step(round(now_ms * MS), free_slots).batches
+    return batch
+
+
+def test_a_lone_request_leaves_at_once() -> None:
+    batcher = batcher_of()
+    add(batcher, request(0))
+    batch = only(batcher, 0)
+    assert (batch.rows, batch.reason, batch.expected_ns) == (1, "idle", 10 * MS)
+
+
+def test_without_any_knowledge_it_takes_what_waits() -> None:
+    batcher = Batcher(Adaptive(), max_rows=8, slo_ns=100 * MS)
+    add(batcher, *(request(0) for _ in range(5)))
+    assert only(batcher, 0).rows == 5
+
+
+def test_a_batch_is_capped_so_that_two_fit_into_the_slo() -> None:
+    batcher = batcher_of()
+    for i in range(128):  # few come
+        add(batcher, request(100 * i))
+        batcher.finished(only(batcher, 100 * i), (100 * i + 10) * MS, 10 * MS, ok=True)
+    add(batcher, *(request(12_800) for _ in range(12)))
+    batch = only(batcher, 12_800)
+    assert (batch.rows, batch.reason) == (8, "cap")  # 4 + 6·8 = 52 <= 55
+
+
+def test_the_first_deadline_bounds_the_batch() -> None:
+    batcher = batcher_of()
+    add(batcher, request(0, timeout_ms=30), *(request(i) for i in range(1, 4)))
+    assert (batch := only(batcher, 3)).rows == 3  # 4 + 6·3 = 22 <= 30 - 3 < 4 + 6·4
+    assert batch.reason == "deadline"
+
+
+def test_what_would_be_late_even_alone_is_shed_before_it_is_executed() -> None:
+    batcher = batcher_of()
+    late, fine = request(0), request(60)
+    add(batcher, late, fine)
+    step = batcher.step(95 * MS, 1)  # 95 + 10 > 100
+    ((shed, error),) = step.shed
+    assert shed is late
+    assert isinstance(error, Overloaded)
+    assert [part.request for part in step.batches[0].parts] == [fine]
+
+
+def test_under_overload_it_sheds_decisively_and_runs_a_full_batch() -> None:
+    batcher = batcher_of()
+    add(batcher, *(request(ms) for ms in range(90)))  # 1000/s against 160/s
+    step = batcher.step(90 * MS, 1)
+    (batch,) = step.batches
+    assert batch.reason == "overload"
+    assert batch.rows >= 10
+    first = batch.parts[0].request
+    assert first.arrival_ns + 100 * MS >= 90 * MS + batch.expected_ns  # in time
+    assert len(step.shed) > 30  # in one decision, not one by one
+
+
+def test_a_short_queue_is_not_shed_when_the_lookahead_sees_it_through() -> None:
+    batcher = batcher_of()
+    add(batcher, request(0, timeout_ms=20), *(request(i, timeout_ms=200) for i in range(1, 10)))
+    step = batcher.step(9 * MS, 1)
+    assert step.shed == []
+    assert step.batches[0].rows == 1
+
+
+def test_compiled_sizes_run_full_rather_than_padded() -> None:
+    batcher = batcher_of(row_ms=1, row_sizes=(1, 4, 8), max_rows=8)  # 5, 8 and 12 ms
+    add(batcher, *(request(0) for _ in range(5)))
+    batch = only(batcher, 0)
+    assert (batch.rows, batch.padded_rows) == (4, 4)  # 4/8 > 5/12 rows per ms
+    batcher.finished(batch, 8 * MS, 8 * MS, ok=True)
+    add(batcher, *(request(8) for _ in range(6)))
+    batch = only(batcher, 8)
+    assert (batch.rows, batch.padded_rows) == (7, 8)  # 7/12 > 4/8
+
+
+def test_the_last_idle_worker_holds_for_a_moment_and_says_until_when() -> None:
+    batcher = batcher_of(workers=2, fixed_ms=20, row_ms=0.1, slo_ms=200)
+    for ms in range(40):
+        add(batcher, request(ms))
+    first = only(batcher, 40, free_slots=2)
+    add(batcher, request(45))
+    step = batcher.step(45 * MS, 1)
+    assert step.batches == []
+    while not step.batches:
+        assert step.wake_at_ns is not None
+        assert 45 * MS < step.wake_at_ns <= 40 * MS + 2 * first.expected_ns
+        step = batcher.step(step.wake_at_ns, 1)
+    assert step.batches[0].reason == "idle"
+
+
+def test_a_single_worker_never_holds() -> None:
+    batcher = batcher_of(fixed_ms=20, row_ms=0.1)
+    for ms in range(40):
+        add(batcher, request(ms))
+        for batch in batcher.step(ms * MS, 1).batches:
+            batcher.finished(batch, ms * MS, 20 * MS, ok=True)
+        assert batcher.queue_requests == 0
+
+
+def test_without_slo_nothing_is_shed_and_batches_serve_the_queue_soonest() -> None:
+    batcher = batcher_of(slo_ms=None)
+    add(batcher, *(request(0) for _ in range(24)))
+    step = batcher.step(60_000 * MS, 1)
+    assert step.shed == []
+    assert step.batches[0].rows == 4  # sqrt(24·4/6) = 4
+
+
+def test_a_lower_class_is_shed_first() -> None:
+    batcher = batcher_of()
+    classes = [1, 4]  # in turn, 300/s together against 160/s
+    arrivals = np.arange(1500, dtype=np.int64) * round(1000 / 300 * MS)
+    made: list[InferRequest] = []
+
+    def make(index: int, arrival_ns: int) -> InferRequest:
+        made.append(request(arrival_ns / MS, priority=classes[index % 2]))
+        return made[-1]
+
+    outcome = simulate(batcher, arrivals, Affine(4 * MS, 6 * MS), workers=1, request_of=make)
+    high, low = (outcome.latencies_ns[i::2] != SHED for i in (0, 1))
+    assert high.mean() > 0.9
+    assert low.mean() < 0.2
+
+
+def test_a_backend_that_recovers_is_found_out_by_probes() -> None:
+    batcher = batcher_of()
+    now_ms = 0.0
+    for _ in range(40):  # it hangs for a while: ten times the SLO
+        add(batcher, request(now_ms))
+        for batch in batcher.step(round(now_ms * MS), 1).batches:
+            now_ms += 1000
+            batcher.finished(batch, round(now_ms * MS), 1000 * MS, ok=True)
+    reasons = []
+    for _ in range(60):
+        add(batcher, request(now_ms))
+        for batch in batcher.step(round(now_ms * MS), 1).batches:
+            reasons.append(batch.reason)
+            now_ms += 10
+            batcher.finished(batch, round(now_ms * MS), 10 * MS, ok=True)
+    assert reasons[0] == "probe"
+    assert reasons[-1] == "idle"
+
+
+def test_short_requests_join_a_longer_batch_where_padding_them_costs_less_than_their_own() -> None:
+    ragged = Ragged(pad={"ids": 0}, buckets=(16, 64))
+    policy = Adaptive()
+    batcher = Batcher(policy, max_rows=32, ragged=ragged, slo_ns=1000 * MS)
+
+    def learn(length: int, fixed_ms: float, row_ms: float) -> None:
+        probe = request(0, length=length)
+        batcher.add(probe, 0)
+        batcher.cancel(probe)
+        bucket = next(group for group in policy.service.curves if group.length == length)  # type: ignore[attr-defined]
+        for rows in policy.service.probe_rows:
+            policy.service.probe(bucket, rows, [round((fixed_ms + row_ms * rows) * MS)] * 2)
+
+    learn(64, 20, 0.1)
+    learn(16, 20, 0.1)  # an accelerator: length costs nothing
+    add(batcher, request(1, length=64), request(2, length=16), request(2, length=16))
+    assert only(batcher, 3).rows == 3
+
+    expensive = Batcher(policy_ := Adaptive(), max_rows=32, ragged=ragged, slo_ns=1000 * MS)
+    batcher, policy = expensive, policy_
+    learn(64, 0.1, 16)
+    learn(16, 0.1, 4)  # a CPU: a padded row costs as a long one
+    add(batcher, request(1, length=64), request(2, length=16), request(2, length=16))
+    assert [batch.rows for batch in batcher.step(3 * MS, 3).batches] == [1, 2]
+
+
+def test_requests_alone_in_the_queue_cost_the_short_way_but_decide_the_same() -> None:
+    lone = batcher_of(workers=2)
+    add(lone, request(0))
+    batch = only(lone, 0, free_slots=2)
+    assert (batch.rows, batch.expected_ns) == (1, 10 * MS)
+
+
+@pytest.mark.parametrize("jump_ms", [-50, 3_600_000])
+def test_a_jump_of_the_clock_is_survived(jump_ms: int) -> None:
+    batcher = batcher_of(workers=2)
+    now_ms = 1000.0
+    for i in range(200):
+        if i == 100:
+            now_ms += jump_ms
+        add(batcher, request(now_ms))
+        step = batcher.step(round(now_ms * MS), 1)
+        for batch in step.batches:
+            now_ms += 10
+            batcher.finished(batch, round(now_ms * MS), 10 * MS, ok=True)
+        now_ms += 5
+    assert len(batcher.step(round(now_ms * MS), 1).batches) <= 1
+    curve = batcher.policy.service.curve(None)  # type: ignore[attr-defined]
+    assert curve.expected_ns(1) == pytest.approx(10 * MS, rel=0.3)

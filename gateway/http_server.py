@@ -287,7 +287,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._write_paused = True
         self._update_reading()
-        self._stall_timer = self._loop.call_later(self._limits.body_timeout_s, self.abort)
+        self._watch_writing()
 
     def resume_writing(self) -> None:
         self._write_paused = False
@@ -663,6 +663,14 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
 
     # time
+
+    def _watch_writing(self, unsent_bytes: int | None = None) -> None:
+        """Cut off a client that has taken nothing of its answers for body_timeout_s."""
+        now_unsent = self._transport.get_write_buffer_size()
+        if unsent_bytes is not None and now_unsent >= unsent_bytes:
+            self.abort()
+        else:
+            self._stall_timer = self._loop.call_later(self._limits.body_timeout_s, self._watch_writing, now_unsent)
 
     def _arm(self, phase: _Phase, timeout_s: float) -> None:
         """Bound the time of a head, or of a body, from now; a second call within the same changes nothing."""

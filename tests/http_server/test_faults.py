@@ -177,6 +177,19 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         served.wait_for(lambda: not served.server.connections)
 
 
+@pytest.mark.slow
+def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
+    def flood(exchange: Exchange) -> None:
+        exchange.respond(200, b"x" * 20_000_000)
+
+    with serving(flood, body_timeout_s=0.25) as served, served.connect() as client:
+        client.send(get())
+        received = 0
+        while received < 20_000_000:
+            received += len(client.socket.recv(1_000_000))
+            time.sleep(0.03)
+
+
 def test_requests_wait_while_a_client_does_not_read() -> None:
     handled = []
 

@@ -27,29 +27,50 @@ def render(found: Recommendation) -> str:
     """The whole page."""
     shown = [candidate for candidate in found.candidates if candidate.runs]
     colours = {candidate.name: min(index, PALETTE - 1) for index, candidate in enumerate(shown)}
-    warnings = [*found.warnings, *found.notes]
-    notes = "".join(f"<li>{escape(line)}</li>" for line in warnings)
     sections = [
         _answer(found),
-        f'<h2>Keep in mind</h2><div class="card"><ul class="notes">{notes}</ul></div>' if warnings else "",
+        notes((*found.warnings, *found.notes)),
         _charts(found, shown, colours) if shown else "",
         _table(found),
         _fleet_table(found),
         _evidence(shown),
         _configuration(found),
     ]
-    title = f"loadtest: {found.model} within {found.slo}"
     foot = (
         f"{found.created_at} · {found.source} · launcher {found.launcher} · {found.machine} · "
         f"{found.seconds_spent / 60:.1f} of {found.seconds_budget / 60:.1f} minutes"
         + (f", ${found.usd_spent:.2f}" if found.usd_spent else "")
     )
+    return page(f"Cheapest way to serve {found.model} within {found.slo}", sections, foot)
+
+
+def page(title: str, sections: Sequence[str], foot: str) -> str:
+    """The whole file around some sections (HTML); title and foot are plain text."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{_style()}</style></head><body><main>"
-        f"<h1>Cheapest way to serve {escape(found.model)} within {escape(found.slo)}</h1>{''.join(sections)}"
-        f"<footer>{escape(foot)}</footer></main></body></html>\n"
+        f"<title>loadtest: {escape(title)}</title><style>{_style()}</style></head><body><main><h1>{escape(title)}</h1>"
+        f"{''.join(sections)}<footer>{escape(foot)}</footer></main></body></html>\n"
     )
+
+
+def notes(lines: Sequence[str]) -> str:
+    """What a reader should keep in mind, as a section; nothing without lines."""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<h2>Keep in mind</h2><div class="card"><ul class="notes">{items}</ul></div>' if lines else ""
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> str:
+    """Large figures, each over what it is."""
+    shown = "".join(f'<div class="fact"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in pairs)
+    return f'<div class="facts">{shown}</div>'
+
+
+def chart_grid(cards: Sequence[tuple[str, str, str]]) -> str:
+    """Charts in a grid: title, a sentence, the drawing. Those with nothing to draw are left out."""
+    drawn = "".join(
+        f'<div class="card chart"><h3>{escape(title)}</h3><p>{escape(text)}</p>{svg}</div>' for title, text, svg in cards if svg
+    )
+    return f'<div class="grid2">{drawn}</div>'
 
 
 def _answer(found: Recommendation) -> str:
@@ -69,7 +90,7 @@ def _answer(found: Recommendation) -> str:
             if found.verified
             else ' <span class="badge bad">not verified</span>'
         )
-    facts = [
+    figures = [
         (_usd(winner.cost_per_million_usd), "per million requests, fully used"),
         (f"{rate:.4g}/s", "sustained within the SLO"),
         (_ms(winner.p99_ms_at_max), "p99 at that rate"),
@@ -83,17 +104,16 @@ def _answer(found: Recommendation) -> str:
         ),
     ]
     if found.margin is not None:
-        facts.append((f"{found.margin:+.1%}", f"runner-up: {found.runner_up}"))
+        figures.append((f"{found.margin:+.1%}", f"runner-up: {found.runner_up}"))
     if found.flip_usd_per_hour is not None:
-        facts.append((f"{_usd(found.flip_usd_per_hour)}/h", "price of the winner at which that flips"))
+        figures.append((f"{_usd(found.flip_usd_per_hour)}/h", "price of the winner at which that flips"))
     if found.fleet is not None:
         counts = " + ".join(f"{count} × {name}" for name, count in found.fleet.counts.items())
-        facts.append((f"{_usd(found.fleet.usd_per_hour * HOURS_PER_MONTH)}/month", f"for {found.target_rps:g}/s: {counts}"))
-    shown = "".join(f'<div class="fact"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in facts)
+        figures.append((f"{_usd(found.fleet.usd_per_hour * HOURS_PER_MONTH)}/month", f"for {found.target_rps:g}/s: {counts}"))
     kind = "" if found.proven and found.verified is not False else " open"
     return (
         f'<div class="card answer{kind}"><p class="name">{escape(winner.name)}</p><p>{proof}</p>'
-        f'<p class="why">{escape(found.answer)}</p><div class="facts">{shown}</div></div>'
+        f'<p class="why">{escape(found.answer)}</p>{facts(figures)}</div>'
     )
 
 
@@ -124,10 +144,7 @@ def _charts(found: Recommendation, shown: Sequence[CandidateReport], colours: di
         ),
         ("Model time against rows", "The profile t(n), one batch at a time.", profile_chart(shown, colours)),
     ]
-    drawn = "".join(
-        f'<div class="card chart"><h3>{title}</h3><p>{escape(text)}</p>{svg}</div>' for title, text, svg in cards if svg
-    )
-    return f'<h2>Evidence at a glance</h2><div class="legend">{legend}</div><div class="grid2">{drawn}</div>'
+    return f'<h2>Evidence at a glance</h2><div class="legend">{legend}</div>{chart_grid(cards)}'
 
 
 def latency_chart(found: Recommendation, shown: Sequence[CandidateReport], colours: dict[str, int]) -> str:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from loadtest.errors import ExitCode
 
+INTERRUPTED = 128 + signal.SIGINT  # as a shell reports it
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -44,6 +46,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _recommend(arguments: argparse.Namespace) -> int:
+    import uvloop
     from rich.console import Console
 
     from loadtest.launchers import launcher_of
@@ -60,7 +63,11 @@ def _recommend(arguments: argparse.Namespace) -> int:
         console.print("Nothing was started: these candidates cost money. Set --max-usd to allow it.")
         return ExitCode.USAGE
     folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
-    found = asyncio.run(_search(spec, question, launcher, folder, arguments.fresh, console))
+    try:
+        found = uvloop.run(_search(spec, question, launcher, folder, arguments.fresh, console))
+    except (KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C, SIGTERM
+        console.print(f"interrupted: what was measured is kept in {folder}; the same command goes on from there")
+        return INTERRUPTED
     written = write_all(found, folder)
     show(found, console)
     console.print("written: " + ", ".join(str(path) for path in written), soft_wrap=True)

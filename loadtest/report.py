@@ -1,4 +1,4 @@
-"""`loadtest report FILE`: a finished recommendation again, in another form. Also what `recommend` writes at its end.
+"""`loadtest report FILE`: a finished recommendation or run again, in another form. Also what `recommend` writes at its end.
 
 text    for the terminal              html    the page, one file
 md      for a pull request            junit   for CI: one test case per candidate, and the SLO
@@ -32,8 +32,8 @@ FILES: Final = {
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("report", help="a finished recommendation in another form")
-    parser.add_argument("file", type=Path, metavar="FILE", help="report.json, as `loadtest recommend` wrote it")
+    parser = subparsers.add_parser("report", help="a finished recommendation or run in another form")
+    parser.add_argument("file", type=Path, metavar="FILE", help="report.json of `recommend`, or what `run --json` wrote")
     parser.add_argument("--format", choices=FORMATS, default="text")
     parser.add_argument("--out", type=Path, metavar="PATH", help="write there instead of to standard output")
     parser.set_defaults(execute=_execute)
@@ -42,13 +42,16 @@ def add_parser(subparsers: Any) -> None:
 def _execute(arguments: argparse.Namespace) -> int:
     from loadtest.recommendation import read
 
-    found = read(arguments.file)
-    if arguments.format == "text" and arguments.out is None:
-        from rich.console import Console
+    if _is_run(arguments.file):
+        text = _render_run(arguments.file, arguments.format)
+    else:
+        found = read(arguments.file)
+        if arguments.format == "text" and arguments.out is None:
+            from rich.console import Console
 
-        show(found, Console())
-        return 0
-    text = render(found, arguments.format)
+            show(found, Console())
+            return 0
+        text = render(found, arguments.format)
     if arguments.out is None:
         print(text, end="")
         return 0
@@ -57,6 +60,38 @@ def _execute(arguments: argparse.Namespace) -> int:
     except OSError as exc:
         raise UsageError(f"--out: {arguments.out} cannot be written: {exc}") from exc
     return 0
+
+
+def _is_run(path: Path) -> bool:
+    """Whether the file says that it is a run's result."""
+    import msgspec
+
+    from loadtest.results import SCHEMA
+
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError) as exc:
+        raise UsageError(f"{path}: cannot be read: {exc}") from exc
+    return isinstance(document, dict) and document.get("schema") == SCHEMA
+
+
+def _render_run(path: Path, form: str) -> str:
+    from rich.console import Console
+
+    from loadtest.results import read_run, to_json
+    from loadtest.run_page import render as page
+    from loadtest.terminal import print_run
+
+    result = read_run(path)
+    if form == "html":
+        return page(result)
+    if form == "json":
+        return to_json(result) + "\n"
+    if form != "text":
+        raise UsageError(f"--format {form}: a single run has text, html and json; `loadtest compare` has md and junit")
+    out = io.StringIO()
+    print_run(result, Console(file=out, width=160))
+    return out.getvalue()
 
 
 def render(found: "Recommendation", form: str) -> str:

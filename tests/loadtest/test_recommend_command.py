@@ -1,4 +1,7 @@
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,26 @@ def test_a_report_is_told_again_in_another_form(tmp_path: Path, capsys: pytest.C
     assert main(["report", str(path), "--format", "md", "--out", str(tmp_path / "report.md")]) == 0
     assert (tmp_path / "report.md").read_text().startswith("### adder within p99<50ms")
     assert main(["report", str(tmp_path / "none.json")]) == 2
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path) -> None:
+    candidates = [{"instances": ["c7i.large"], "backend": {"kind": "synthetic"}}]
+    spec = write(tmp_path, candidates=candidates, launcher={"kind": "local", "stands_for": {"c7i.large": [0]}})
+    command = [sys.executable, "-m", "loadtest.cli", "recommend", spec, "--out", str(tmp_path / "results")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("predict"):
+                break
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+        assert process.wait(timeout=30) == 130
+    assert "goes on from there" in " ".join(rest.split())
+    assert "Traceback" not in rest
+    journal = (tmp_path / "results" / "journal.jsonl").read_text()
+    assert '"profiled"' in journal
+    assert '"predicted"' in journal
 
 
 @pytest.mark.slow

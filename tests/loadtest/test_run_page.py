@@ -1,0 +1,49 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loadtest.cli import main
+from loadtest.results import LoadSpec, RunResult, Slo, to_json
+from loadtest.run_page import render
+from tests.loadtest.made_results import run_result
+
+SPEC = LoadSpec(target="127.0.0.1:9", model="<m>", rate_rps=100, slo=Slo.parse("p99<50ms"))
+
+
+@pytest.fixture
+def result() -> RunResult:
+    made = run_result(SPEC, succeeded=3000, service_ms=20, errors={"http 503": 30}, verdict="pass")
+    cells = tuple((edge * 1_000_000, 100) for edge in range(5, 35))
+    return replace(made, latency_histogram=cells, error_samples={"http 503": "<overloaded>"})
+
+
+def test_the_page_shows_verdict_charts_and_errors(result: RunResult) -> None:
+    page = render(result)
+    assert "SLO met (p99&lt;50ms)" in page
+    assert page.count("<svg") == 4
+    assert "&lt;overloaded&gt;" in page
+    assert "<m>" not in page
+    assert "http://" not in page
+
+
+def test_an_invalid_run_says_so_first(result: RunResult) -> None:
+    page = render(replace(result, valid=False, reasons=("send lag p99 9 ms",)))
+    assert "INVALID: the generator could not do what was asked" in page
+    assert "send lag p99 9 ms" in page
+
+
+def test_a_run_without_answers_still_has_a_page() -> None:
+    page = render(run_result(SPEC, errors={"refused": 40}, verdict="fail"))
+    assert "SLO missed" in page
+    assert "refused" in page
+
+
+def test_report_takes_a_run(result: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(to_json(result))
+    assert main(["report", str(path), "--format", "html", "--out", str(tmp_path / "run.html")]) == 0
+    assert (tmp_path / "run.html").read_text() == render(result)
+    assert main(["report", str(path)]) == 0
+    assert "SLO PASS" in capsys.readouterr().out
+    assert main(["report", str(path), "--format", "junit"]) == 2

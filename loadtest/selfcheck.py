@@ -7,12 +7,12 @@ import argparse
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from loadtest.errors import ExitCode, LoadtestError
+from loadtest.errors import ExitCode, LoadtestError, UsageError
 from loadtest.results import LoadSpec, Protocol, RunResult, Slo
 
 _RATES: Final = (500, 1000, 2000, 4000, 6000, 8000, 10_000, 12_000, 15_000, 20_000, 25_000, 30_000, 40_000)
@@ -51,6 +51,7 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     parser.add_argument("--seconds", type=float, default=2.0, help="of each run, default 2")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--protocol", choices=_PROTOCOLS, help="only this one")
+    parser.add_argument("--rates", metavar="R,R,...", help="requests/s to try, rising")
     parser.add_argument("--require", type=float, metavar="RPS", help="exit 3 if less can be sent")
     parser.set_defaults(execute=execute)
 
@@ -61,6 +62,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
     from rich.table import Table
 
     slo = Slo.parse(args.slo)
+    rates = _parse_rates(args.rates) if args.rates else _RATES
     console = Console()
     enough = True
     with null_server() as server:
@@ -74,7 +76,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
                 processes=args.processes,
                 warmup_s=0.0,
             )
-            results = uvloop.run(_climb(spec))
+            results = uvloop.run(_climb(spec, rates))
             table = Table(
                 "asked 1/s", "sent 1/s", "lag p50 ms", "lag p99 ms", "p50 ms", "p99 ms", "cores", "", box=None, pad_edge=False
             )
@@ -102,17 +104,24 @@ def execute(args: argparse.Namespace) -> ExitCode:
     return ExitCode.MET if enough else ExitCode.INVALID
 
 
+def _parse_rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--rates {text!r}: expected numbers such as 1000,2000") from None
+
+
 def keeps_up(result: RunResult) -> bool:
     """Whether what was asked was sent and answered, however late each request was."""
     return result.sent_rps >= 0.99 * result.asked_rps and result.succeeded == result.requests
 
 
-async def _climb(spec: LoadSpec) -> list[RunResult]:
+async def _climb(spec: LoadSpec, rates: Sequence[float]) -> list[RunResult]:
     from loadtest.generator import measure
 
     results: list[RunResult] = []
     failures = 0
-    for rate in _RATES:
+    for rate in rates:
         result = await measure(replace(spec, rate_rps=rate))
         results.append(result)
         failures = 0 if keeps_up(result) else failures + 1

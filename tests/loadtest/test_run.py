@@ -1,0 +1,153 @@
+"""The command line: arguments in, exit code and files out."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from loadtest.cli import main
+from loadtest.errors import ExitCode
+from loadtest.results import read_run
+from loadtest.selfcheck import NullServer, null_server
+
+pytestmark = pytest.mark.slow
+
+EASY = ["--pattern", "constant", "--rate", "800", "--duration", "1", "--warmup", "0", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NullServer]:
+    with null_server() as running:
+        yield running
+
+
+@pytest.mark.parametrize("protocol", ["rest-json", "rest-binary", "grpc"])
+def test_an_slo_that_is_met_exits_0(server: NullServer, tmp_path: Path, protocol: str) -> None:
+    target = f"127.0.0.1:{server.grpc_port if protocol == 'grpc' else server.http_port}"
+    # A limit of minutes: its 1 % is more lag than this machine can have, however busy it is.
+    options = [
+        "--protocol",
+        protocol,
+        "--model",
+        "null",
+        "--slo",
+        "p99<600s",
+        "--timeout",
+        "900",
+        "--json",
+        str(tmp_path / "r.json"),
+    ]
+    assert main(["run", target, *EASY, *options]) == ExitCode.MET
+    result = read_run(tmp_path / "r.json")
+    assert (result.verdict, result.succeeded, result.spec.protocol) == ("pass", 800, protocol)
+
+
+def test_an_slo_that_is_missed_exits_1_and_one_that_cannot_be_kept_by_the_generator_3(server: NullServer) -> None:
+    target = f"127.0.0.1:{server.http_port}"
+    missed = ["--model", "absent", "--payload", str(Path(__file__).parent / "payload.json"), "--slo", "p99<600s"]
+    assert main(["run", "127.0.0.1:1", *EASY, *missed]) == ExitCode.MISSED
+    assert main(["run", target, *EASY, "--model", "null", "--slo", "p99<100us"]) == ExitCode.INVALID  # 1 µs of lag
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["x:1", "--slo", "p99"],
+        ["x:1", "--pattern", "sine"],
+        ["x:1", "--header", "nocolon"],
+        ["--spec", "/nowhere.json"],
+        ["http://"],
+    ],
+)
+def test_wrong_arguments_exit_2_with_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *arguments]) == ExitCode.USAGE
+    assert capsys.readouterr().err.startswith("loadtest: ")
+
+
+def test_the_summary_the_blocks_and_the_log_are_written(
+    server: NullServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {
+        "target": f"127.0.0.1:{server.http_port}",
+        "model": "null",
+        "pattern": "constant",
+        "rate_rps": 100,
+        "duration_s": 0.5,
+    }
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    files = ["--csv", str(tmp_path / "blocks.csv"), "--log", str(tmp_path / "log.csv")]
+    main(["run", "--spec", str(tmp_path / "spec.json"), "--rate", "200", "--slo", "p99<10s", *files])
+    out = capsys.readouterr().out
+    for word in ("latency", "goodput", "send lag", "SLO"):
+        assert word in out
+    assert (tmp_path / "blocks.csv").read_text().startswith("index,start_s,")
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 1 + 100  # 200/s from the option · 0.5 s
+
+
+class _Announces(BaseHTTPRequestHandler):
+    """Answers everything and says when the first inference has come."""
+
+    protocol_version = "HTTP/1.1"
+    inferred = threading.Event()
+
+    def do_GET(self) -> None:
+        self._answer(b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.inferred.set()
+        self._answer(b"{}")
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, processes: str) -> None:
+    _Announces.inferred.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Announces) as listener:
+        listener.daemon_threads = True
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        command = [
+            sys.executable,
+            "-m",
+            "loadtest.cli",
+            "run",
+            f"127.0.0.1:{listener.server_port}",
+            "--model",
+            "m",
+            "--rate",
+            "50",
+        ]
+        command += ["--duration", "60", "--processes", processes, "--json", str(tmp_path / "r.json"), "--connections", "4"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert _Announces.inferred.wait(30)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+        listener.shutdown()
+    assert "Traceback" not in err
+    assert "PARTIAL" in out
+    result = read_run(tmp_path / "r.json")
+    assert result.partial
+    assert result.window_s < 30
+
+
+def test_selfcheck_reports_both_protocols(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selfcheck", "--seconds", "0.2", "--rates", "200,400"]) == ExitCode.MET
+    out = capsys.readouterr().out
+    assert "rest-json" in out
+    assert "grpc" in out
+    assert "can offer" in out

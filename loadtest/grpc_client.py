@@ -50,7 +50,7 @@ class GrpcClient:
             (":method", "POST"),
             (":scheme", "https" if tls else "http"),
             (":path", f"/{SERVICE}/{METHOD}"),
-            (":authority", f"{host}:{port}"),
+            (":authority", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"),
             ("content-type", "application/grpc"),
             ("te", "trailers"),
             ("user-agent", "loadtest"),

@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import pytest
 
 from loadtest.errors import UsageError
@@ -61,3 +64,9 @@ def test_a_spec_goes_to_json_without_header_values() -> None:
 def test_the_schema_of_a_result_is_published() -> None:
     definitions = json_schema()["$defs"]
     assert {"RunResult", "Block", "LoadSpec", "ObjectiveResult"} <= set(definitions)
+
+
+def test_the_published_schema_is_the_current_one() -> None:
+    # To write it anew: json.dumps(json_schema(), indent=2, ensure_ascii=False)
+    published = Path(__file__).parents[2] / "docs" / "schemas" / "run.json"
+    assert json.loads(published.read_text(encoding="utf-8")) == json.loads(json.dumps(json_schema()))

@@ -49,13 +49,13 @@ def children() -> list[psutil.Process]:
 
 
 def test_a_candidate_runs_pinned_and_nice_until_it_is_stopped(candidate: Candidate) -> None:
-    here = os.sched_getaffinity(0)
+    here, own_nice = os.sched_getaffinity(0), psutil.Process().nice()
 
     async def check(running: Any) -> None:
         assert (running.rest, running.grpc) == ("http://127.0.0.1:1234", "127.0.0.1:1235")
         (process,) = children()
         assert process.cpu_affinity() == [CORE]
-        assert process.nice() == psutil.Process().nice() + 3
+        assert process.nice() == own_nice + 3
         rest = here - {CORE}
         assert os.sched_getaffinity(0) == (rest or here)  # the load generator leaves the candidate its core
         assert running.failure() == ""
@@ -63,7 +63,7 @@ def test_a_candidate_runs_pinned_and_nice_until_it_is_stopped(candidate: Candida
 
     run(local(READY + WAIT), candidate, check)
     assert children() == []
-    assert os.sched_getaffinity(0) == here
+    assert (os.sched_getaffinity(0), psutil.Process().nice()) == (here, own_nice)
 
 
 def test_the_candidates_configuration_is_what_it_is_started_with(candidate: Candidate) -> None:

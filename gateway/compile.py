@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import backends
-from backends.base import BackendError, ModelSpec, TensorSpec
+from backends.base import BackendError
 from gateway.config import Backend, Build, Config, Model
 from gateway.errors import ConfigError, NotFound
 
@@ -45,20 +45,11 @@ def _compiled(model: Model, backend: Any, build: Build) -> str:
             return f"{artifact}: up to date"
     lengths = model.ragged.buckets if model.ragged else ()
     try:
-        line = backends.build(backend.kind, artifact, stated_spec(model), lengths=lengths, **build.model_dump())
+        line = backends.build(backend.kind, artifact, model.declared(), lengths=lengths, **build.model_dump())
     except BackendError as exc:
         raise ConfigError(f"{model.name}: {backend.label}: {exc}") from exc
     record_path.write_text(json.dumps(record, indent=1), encoding="utf-8")
     return line
-
-
-def stated_spec(model: Model) -> ModelSpec:
-    """What the operator said of a model's tensors; empty where he left it to the artifact."""
-
-    def tensors(stated: Iterable[Any]) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(t.name, t.datatype, t.shape, t.optional, t.labels) for t in stated)
-
-    return ModelSpec("", tensors(model.inputs or ()), tensors(model.outputs or ()), model.max_rows)
 
 
 def _record(model: Model, backend: Backend, build: Build) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import ConfigError
 
@@ -47,6 +48,7 @@ class Server(_Strict):
     ingress_replicas: int = Field(default=1, ge=1, le=64)
     drain_timeout_s: float = Field(default=20.0, ge=0)
     run_dir: str | None = None  # sockets, metrics and region files of this node; None: a fresh temporary directory
+    state_dir: str | None = None  # what was learned of the backends' speed, kept between restarts; None: learned anew
     system_shared_memory: bool = True
     model_control: bool = True  # repository load and unload by clients
     limits: Limits = Limits()
@@ -117,6 +119,7 @@ class Batching(_Strict):
     max_rows: Rows | None = None  # None: what the model takes
     max_delay_ms: float = Field(default=5.0, ge=0, le=60_000)
     max_queue_rows: Rows = 4096
+    probe_s: float = Field(default=3.0, ge=0, le=600)  # at most so long, each backend is warmed up and timed when it loads
     trace: bool = False  # log one line per batch: its life and why it closed
 
 
@@ -290,6 +293,14 @@ class Model(_Strict):
     routing: Routing = Routing()
     load_at_start: bool = True
     backends: tuple[AnyBackend, ...] = Field(min_length=1)
+
+    def declared(self) -> ModelSpec:
+        """What the operator states of the model's tensors; empty where it is left to the artifact."""
+
+        def specs(tensors: tuple[Tensor, ...] | None) -> tuple[TensorSpec, ...]:
+            return tuple(TensorSpec(t.name, t.datatype, t.shape, t.optional, t.labels) for t in tensors or ())
+
+        return ModelSpec("", specs(self.inputs), specs(self.outputs), self.max_rows)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -11,8 +11,9 @@ from gateway.clock import Clock, LoopClock
 from gateway.config import Backend, Config, Model
 from gateway.grpc_server import GrpcServer
 from gateway.http_server import HttpServer
+from gateway.lane_opener import LaneOpener, OpenRunner
 from gateway.metrics import FLUSH_INTERVAL_S, Metrics
-from gateway.repository import OpenRunner, Repository, RepositoryControl
+from gateway.repository import Repository, RepositoryControl
 from gateway.rest_routes import RestRoutes
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.workers import WorkerPool
@@ -45,7 +46,12 @@ class Ingress:
         self.metrics = Metrics(model.slo.p99_ms / 1e3 for model in config.models if model.slo)
         self.repository = Repository(
             config,
-            open_runner=open_runner or self._open_pool,
+            opener=LaneOpener(
+                open_runner or self._open_pool,
+                metrics=self.metrics,
+                clock=self._clock,
+                state_dir=config.server.state_dir,
+            ),
             metrics=self.metrics,
             clock=self._clock,
             regions=SharedMemoryRegions(run_dir / "regions", enabled=config.server.system_shared_memory),

@@ -17,7 +17,7 @@ from backends.base import ModelSpec, Tensors
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.forecast import Forecast
-from gateway.batching.queue import NEVER
+from gateway.batching.queue import NEVER, LengthGroup
 from gateway.clock import Clock, Timer
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, NotReady, Overloaded
 from gateway.metrics import LaneGauges, LaneMetrics
@@ -118,9 +118,6 @@ class Lane:
             raise NotReady(f"model '{request.model}' is being unloaded")
         if not self.runner.available:
             raise BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0)
-        if request.parameters:
-            # Parameters are handed to the model with the batch: only requests that say the same may share one.
-            request.shape_key = (request.shape_key, tuple(sorted(request.parameters.items())))
         self.batcher.add(request, self._clock.now_ns())
         self._waiting[request] = _Waiting(on_done, request.rows)
         if not self._step_due:
@@ -165,28 +162,36 @@ class Lane:
 
     def _gauges(self) -> LaneGauges:
         live = self.runner.free_slots + self._running
-        return LaneGauges(self.batcher.queue_rows, self.batcher.queue_requests, live, self._running)
+        service = self.batcher.service
+        learned = tuple(
+            (str(group.length) if isinstance(group, LengthGroup) else "", rows, expected_s, expected_s * curve.spread)
+            for group, curve in service.curves.items()
+            # Of other shapes there can be as many as clients think of.
+            if curve.ready and (group is None or isinstance(group, LengthGroup))
+            for rows in service.probe_rows
+            for expected_s in (curve.expected_ns(rows) / 1e9,)
+        )
+        return LaneGauges(self.batcher.queue_rows, self.batcher.queue_requests, live, self._running, learned)
 
     # deciding
 
     def _step(self) -> None:
         self._step_due = False
         now_ns = self._clock.now_ns()
-        step = self.batcher.step(now_ns, self.runner.free_slots)
+        free_slots = self.runner.free_slots
+        self.batcher.workers = max(1, free_slots + self._running)  # sessions are lost and rebuilt, replicas come and go
+        step = self.batcher.step(now_ns, free_slots)
         for request, error in step.shed:
             self._answer(request, error)
         for batch in step.batches:
             self._running += 1
             self.metrics.batch_closed(batch)
             self.runner.start(batch, self._ended)
-        if step.wake_at_ns != self._timer_at_ns or self._timer is None:
-            self._arm(step.wake_at_ns)
-
-    def _arm(self, wake_at_ns: int | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if wake_at_ns is not None:
+        wake_at_ns = step.wake_at_ns
+        # A timer that is set earlier may stay: a step too early is harmless, and setting one costs more.
+        if wake_at_ns is not None and (self._timer is None or wake_at_ns < self._timer_at_ns):
+            if self._timer is not None:
+                self._timer.cancel()
             self._timer_at_ns = wake_at_ns
             self._timer = self._clock.call_at(wake_at_ns, self._woken)
 

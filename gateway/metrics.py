@@ -110,6 +110,10 @@ class Metrics:
         self._queue_requests = Gauge("gateway_queue_requests", "Requests that wait", lane, **live)
         self._workers = Gauge("gateway_workers", "Sessions that can run batches", lane, **live)
         self._busy = Gauge("gateway_busy_workers", "Sessions that run a batch", lane, **live)
+        self._service = Gauge(
+            "gateway_service_time_seconds", "What was learned a batch takes: expected, and 9 in 10 at most",
+            (*lane, "bucket", "rows", "estimate"), multiprocess_mode="mostrecent", **own,
+        )  # fmt: skip
         self._last_inference = Gauge(
             "gateway_last_inference_timestamp_seconds",
             "When the last request was answered",
@@ -184,6 +188,7 @@ class LaneGauges(NamedTuple):
     queue_requests: int
     workers: int  # that can run batches
     busy_workers: int
+    service_s: tuple[tuple[str, int, float, float], ...] = ()  # bucket, rows, expected and pessimistic time of a batch
 
 
 class LaneMetrics:
@@ -260,9 +265,14 @@ class LaneMetrics:
             counter.labels(*labels).inc(count)
         self._padding = self._rows_done = self._retries = self._failed = 0
         if self._gauges is not None:
-            gauges = (metrics._queue_rows, metrics._queue_requests, metrics._workers, metrics._busy)
-            for gauge, value in zip(gauges, self._gauges(), strict=True):
-                gauge.labels(*labels).set(value)
+            state = self._gauges()
+            metrics._queue_rows.labels(*labels).set(state.queue_rows)
+            metrics._queue_requests.labels(*labels).set(state.queue_requests)
+            metrics._workers.labels(*labels).set(state.workers)
+            metrics._busy.labels(*labels).set(state.busy_workers)
+            for bucket, rows, expected_s, pessimistic_s in state.service_s:
+                metrics._service.labels(*labels, bucket, rows, "expected").set(expected_s)
+                metrics._service.labels(*labels, bucket, rows, "p90").set(pessimistic_s)
 
 
 class RoutingMetrics:

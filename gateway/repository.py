@@ -8,38 +8,21 @@ client is published through `control`, and every process applies it.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version as package_version
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from backends.base import ModelSpec, TensorSpec
-from backends.datatypes import config_datatype
-from gateway.batching.batcher import Batcher
-from gateway.batching.policies import POLICIES
+from backends.base import ModelSpec
 from gateway.clock import Clock
-from gateway.config import Backend, Config, Model, Ragged, Tensor
+from gateway.config import Config, Model, Ragged
+from gateway.descriptions import describe_config, describe_metadata, describe_server, describe_statistics
 from gateway.errors import BackendFailed, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.lane import Lane, OnDone
-from gateway.metrics import Metrics, ModelStatistics, Total
+from gateway.lane_opener import LaneOpener
+from gateway.metrics import Metrics
 from gateway.routing.dispatcher import Dispatcher
-from gateway.runner import BatchRunner
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest
-
-OpenRunner = Callable[[Model, Backend, ModelSpec], BatchRunner]
-
-# Only what works is advertised. Source: Triton docs/protocol/extension_*.md.
-EXTENSIONS: Final = (
-    "classification",
-    "model_repository",
-    "schedule_policy",
-    "model_configuration",
-    "system_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-)
 
 log = logging.getLogger(__name__)
 
@@ -84,18 +67,18 @@ class Repository:
         self,
         config: Config,
         *,
-        open_runner: OpenRunner,
+        opener: LaneOpener,
         metrics: Metrics,
         clock: Clock,
         regions: SharedMemoryRegions,
         control: RepositoryControl | None = None,
     ) -> None:
-        """open_runner: makes the runner of a lane, not yet open. control: None in a process that serves alone."""
+        """opener: makes the lanes of a model. control: None in a process that serves alone."""
         self.regions = regions
         self.metrics = metrics
         self.generation = 0
         self._config = config
-        self._open_runner = open_runner
+        self._opener = opener
         self._clock = clock
         self._control = control
         self._closing = False
@@ -140,6 +123,9 @@ class Repository:
         """
         if self._closing:
             raise NotReady("the server is shutting down", retry_after_s=1.0)
+        if request.parameters:
+            # Parameters are handed to the model with the batch: only requests that say the same may share one.
+            request.shape_key = (request.shape_key, tuple(sorted(request.parameters.items())))
         dispatcher = self.model(request.model, request.version).dispatcher
         assert dispatcher is not None  # READY
         dispatcher.submit(request, on_done)
@@ -180,54 +166,17 @@ class Repository:
         return sum(lane.pending for served in self._all() for lane in served.lanes)
 
     def server_metadata(self) -> dict[str, Any]:
-        return {"name": "serving-gateway", "version": package_version("serving-gateway"), "extensions": list(EXTENSIONS)}
+        return describe_server()
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """Raises: NotFound, NotReady."""
         served = self.model(name, version)
-        versions = [known.version for known in self._models[name].values() if known.state == "READY"]
-
-        def plain(tensor: TensorSpec) -> dict[str, Any]:
-            return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-
-        return {
-            "name": name,
-            "versions": sorted(versions, key=int),
-            "platform": served.spec.platform,
-            "inputs": [plain(tensor) for tensor in served.spec.inputs],
-            "outputs": [plain(tensor) for tensor in served.spec.outputs],
-        }
+        return describe_metadata(name, served.spec, [known.version for known in self._models[name].values() if known.lanes])
 
     def model_config(self, name: str, version: str = "") -> dict[str, Any]:
         """Triton's ModelConfig in its JSON form, as far as it has a meaning here. Raises: NotFound, NotReady."""
         served = self.model(name, version)
-        spec, batching = served.spec, served.config.batching
-        batched = spec.max_rows > 0
-
-        def plain(tensor: TensorSpec) -> dict[str, Any]:
-            dims = tensor.shape[1:] if batched else tensor.shape
-            return {"name": tensor.name, "data_type": config_datatype(tensor.datatype), "dims": list(dims)}
-
-        config: dict[str, Any] = {
-            "name": name,
-            "platform": spec.platform,
-            "backend": served.lanes[0].name.rsplit("/", 1)[1],
-            "version_policy": {"specific": {"versions": [int(known) for known in sorted(self._models[name], key=int)]}},
-            "max_batch_size": spec.max_rows,
-            "input": [plain(tensor) | ({"optional": True} if tensor.optional else {}) for tensor in spec.inputs],
-            "output": [plain(tensor) for tensor in spec.outputs],
-            "instance_group": [
-                {"name": backend.label, "kind": "KIND_CPU", "count": backend.sessions} for backend in served.config.backends
-            ],
-            "default_model_filename": "",
-            "parameters": {"batching_policy": {"string_value": batching.policy}},
-        }
-        if batched:
-            config["dynamic_batching"] = {
-                "preferred_batch_size": list(spec.row_sizes),
-                "max_queue_delay_microseconds": round(batching.max_delay_ms * 1000) if batching.policy == "fixed" else 0,
-            }
-        return config
+        return describe_config(served.config, served.spec, list(self._models[name]))
 
     def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
         """The statistics extension, over all processes of this node.
@@ -241,7 +190,11 @@ class Repository:
         else:
             wanted = [served for served in self._all() if served.state == "READY"]
         found = self.metrics.statistics()
-        return {"model_stats": [_statistics(served, found[served.name, served.version]) for served in wanted]}
+        return {
+            "model_stats": [
+                describe_statistics(served.name, served.version, found[served.name, served.version]) for served in wanted
+            ]
+        }
 
     def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
         """The repository index: name, version, state, and the reason of what is not ready."""
@@ -298,7 +251,7 @@ class Repository:
         if not old:
             served.state = "LOADING"
         try:
-            lanes = await self._open_lanes(served.config)
+            lanes = await self._opener.open(served.config)
         except GatewayError as exc:
             served.reason = f"failed to load '{served.name}' version {served.version}: {exc.message}"
             served.state = "READY" if old else "UNAVAILABLE"
@@ -321,88 +274,14 @@ class Repository:
         if lanes:
             served.state = "UNLOADING"
             for lane in lanes:
+                self._opener.save(lane)
                 await lane.close()
         if dispatcher is not None:
             dispatcher.close()
         served.state, served.reason = "UNAVAILABLE", "unloaded"
-
-    async def _open_lanes(self, model: Model) -> tuple[Lane, ...]:
-        declared = ModelSpec("", _specs(model.inputs), _specs(model.outputs), model.max_rows)
-        lanes: list[Lane] = []
-        try:
-            for backend in sorted(model.backends, key=lambda backend: backend.usd_per_hour or 0.0):
-                runner = self._open_runner(model, backend, declared)
-                spec = await runner.open()
-                if lanes and (spec.inputs, spec.outputs) != (lanes[0].spec.inputs, lanes[0].spec.outputs):
-                    await runner.close()
-                    raise BackendFailed(
-                        f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
-                        f"but {lanes[0].name} has {lanes[0].spec.inputs} and {lanes[0].spec.outputs}"
-                    )
-                lanes.append(self._lane(model, backend, runner, spec))
-        except GatewayError:
-            for lane in lanes:
-                await lane.close()
-            raise
-        return tuple(lanes)
-
-    def _lane(self, model: Model, backend: Backend, runner: BatchRunner, spec: ModelSpec) -> Lane:
-        batching = model.batching
-        batcher = Batcher(
-            POLICIES[batching.policy](batching),
-            max_rows=min(spec.max_rows, batching.max_rows or spec.max_rows),
-            row_sizes=spec.row_sizes,
-            workers=runner.slots,
-            max_queue_rows=batching.max_queue_rows,
-            slo_ns=round(model.slo.p99_ms * 1e6) if model.slo else None,
-            ragged=model.ragged,
-        )
-        return Lane(
-            name=f"{model.name}:{model.version}/{backend.label}",
-            spec=spec,
-            batcher=batcher,
-            runner=runner,
-            metrics=self.metrics.lane(model.name, model.version, backend.label),
-            clock=self._clock,
-            call_soon=asyncio.get_running_loop().call_soon,
-            trace=batching.trace,
-        )
 
     def _all(self) -> list[ServedModel]:
         return [served for versions in self._models.values() for served in versions.values()]
 
     def _serves(self, served: ServedModel) -> bool:
         return served.state == "READY" and any(lane.available for lane in served.lanes)
-
-
-def _specs(tensors: tuple[Tensor, ...] | None) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(t.name, t.datatype, t.shape, t.optional, t.labels) for t in tensors or ())
-
-
-def _statistics(served: ServedModel, found: ModelStatistics) -> dict[str, Any]:
-    def duration(total: Total) -> dict[str, int]:
-        return {"count": total.count, "ns": round(total.seconds * 1e9)}
-
-    nothing = duration(Total())
-    stages = found.stages
-    return {
-        "name": served.name,
-        "version": served.version,
-        "last_inference": round(found.last_inference_s * 1000),
-        "inference_count": found.rows,
-        "execution_count": sum(total.count for total in found.executions_by_rows.values()),
-        "inference_stats": {
-            "success": duration(found.success),
-            "fail": duration(found.failed),
-            "queue": duration(stages["queue"]),
-            "compute_input": duration(stages["batch_wait"]),
-            "compute_infer": duration(stages["compute"]),
-            "compute_output": duration(stages["encode"]),
-            "cache_hit": nothing,
-            "cache_miss": nothing,
-        },
-        "batch_stats": [
-            {"batch_size": rows, "compute_input": nothing, "compute_infer": duration(total), "compute_output": nothing}
-            for rows, total in sorted(found.executions_by_rows.items())
-        ],
-    }

@@ -10,7 +10,7 @@ import pytest
 import backends
 from backends.base import ModelSpec, Session, Tensors
 from backends.source import load_object
-from gateway.compile import compile_config, stated_spec
+from gateway.compile import compile_config
 from gateway.config import Config, load_config
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def session(request: pytest.FixtureRequest, config: Config) -> Iterator[Session]
 def open_model(config: Config, name: str) -> tuple[Any, Session]:
     configured = next(model for model in config.models if model.name == name)
     backend: Any = configured.backends[0]
-    model = backends.load(backend.kind, backend.options(), stated_spec(configured))
+    model = backends.load(backend.kind, backend.options(), configured.declared())
     return model, model.open_session(0)
 
 

@@ -265,15 +265,3 @@ def test_closing_answers_what_is_here_and_refuses_what_comes() -> None:
         assert all(isinstance(bench.outcome(str(index)), InferResponse) for index in range(10))
 
     simulate(main)
-
-
-def test_requests_with_unlike_parameters_do_not_share_a_batch() -> None:
-    async def main(clock: SimulatedClock) -> None:
-        bench = Bench(clock, workers=3)
-        bench.send("a", parameters={"beam": 1})
-        bench.send("b", parameters={"beam": 2})
-        bench.send("c", parameters={"beam": 1})
-        await bench.pass_ms(3)
-        assert sorted(batch.rows for batch in bench.runner.batches) == [1, 2]
-
-    simulate(main)

@@ -15,6 +15,7 @@ from backends.base import ModelSpec
 from gateway.clock import LoopClock
 from gateway.config import Backend, Model, parse_config
 from gateway.errors import BackendFailed, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.lane_opener import LaneOpener
 from gateway.metrics import Metrics
 from gateway.repository import Repository
 from gateway.shared_memory import SharedMemoryRegions
@@ -37,10 +38,12 @@ async def repository_of(text: str, tmp_path: Path) -> AsyncIterator[Repository]:
     def open_runner(model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
         return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
 
+    metrics = Metrics()
+    config = parse_config(yaml.safe_load(text), source="x.yaml")
     repository = Repository(
-        parse_config(yaml.safe_load(text), source="x.yaml"),
-        open_runner=open_runner,
-        metrics=Metrics(),
+        config,
+        opener=LaneOpener(open_runner, metrics=metrics, clock=clock, state_dir=config.server.state_dir),
+        metrics=metrics,
         clock=clock,
         regions=SharedMemoryRegions(tmp_path / "regions"),
     )
@@ -182,5 +185,62 @@ def test_the_configuration_names_tritons_keys(tmp_path: Path) -> None:
         assert config["max_batch_size"] == 32
         assert config["input"] == [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [16]}]
         assert config["backend"] == "synthetic"
+
+    with_repository(tmp_path, main)
+
+
+def test_requests_with_unlike_parameters_do_not_share_a_batch(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        left = 4
+
+        def done(outcome: InferResponse | GatewayError) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                future.set_result(None)
+
+        before = repository.statistics("m", "1")["model_stats"][0]["execution_count"]
+        for beam in (0, 1, 2, 1):  # the first runs at once; the two equal ones share the second or third batch
+            inputs = {"INPUT0": np.ones((1, 16), np.float32)}
+            parameters: dict[str, Any] = {"beam": beam}
+            repository.infer(InferRequest("m", "1", "", inputs, 1, time.monotonic_ns(), parameters=parameters), done)
+        await future
+        assert repository.statistics("m", "1")["model_stats"][0]["execution_count"] - before == 3
+
+    with_repository(tmp_path, main)
+
+
+def test_what_was_learned_of_a_backend_is_there_at_the_next_start(tmp_path: Path) -> None:
+    config = f"server: {{state_dir: {tmp_path}/state}}\n{TWO_VERSIONS}"
+
+    async def first(repository: Repository) -> None:
+        await asyncio.gather(*(infer(repository) for _ in range(3)))
+
+    async def second(repository: Repository) -> None:
+        service = repository.model("m", "1").lanes[0].batcher.service
+        assert not service.curves  # nothing was run yet
+        assert service.curve(None).expected_ns(1) >= 1_000_000
+
+    with_repository(tmp_path, first, config)
+    with_repository(tmp_path, second, config.replace("slo:", "batching: {probe_s: 0}, slo:"))
+
+
+def test_what_was_kept_and_is_broken_is_left_aside(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "m%3A1%2Fsynthetic.json").write_text("[")
+
+    async def main(repository: Repository) -> None:
+        assert isinstance(await infer(repository), InferResponse)
+
+    with_repository(tmp_path, main, f"server: {{state_dir: {state}}}\n{TWO_VERSIONS}")
+
+
+def test_a_backend_is_probed_when_it_loads(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        service = repository.model("m", "1").lanes[0].batcher.service
+        (curve,) = service.curves.values()
+        assert curve.expected_ns(1) >= 1_000_000
 
     with_repository(tmp_path, main)

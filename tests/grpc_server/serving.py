@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import uvloop
 import yaml
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -19,6 +20,7 @@ from backends.base import ModelSpec
 from gateway.clock import LoopClock
 from gateway.config import Backend, Model, parse_config
 from gateway.grpc_server import GrpcServer
+from gateway.lane_opener import LaneOpener
 from gateway.metrics import Metrics
 from gateway.repository import Repository
 from gateway.shared_memory import SharedMemoryRegions
@@ -72,7 +74,10 @@ async def serving(text: str = MODELS) -> AsyncIterator[Served]:
     with TemporaryDirectory() as directory:
         config = parse_config(yaml.safe_load(text), source="models.yaml")
         regions = SharedMemoryRegions(Path(directory) / "regions", enabled=config.server.system_shared_memory)
-        repository = Repository(config, open_runner=open_runner, metrics=Metrics(), clock=clock, regions=regions)
+        metrics = Metrics()
+        repository = Repository(
+            config, opener=LaneOpener(open_runner, metrics=metrics, clock=clock), metrics=metrics, clock=clock, regions=regions
+        )
         await repository.start()
         server = GrpcServer(repository, config.server.limits)
         port = await server.start("127.0.0.1", 0)
@@ -88,11 +93,12 @@ async def serving(text: str = MODELS) -> AsyncIterator[Served]:
 
 
 def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a coroutine test, for at most 30 s."""
+    """Run a coroutine test on uvloop, as the gateway runs, for at most 30 s."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 30))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(asyncio.wait_for(test(*args, **kwargs), 30))
 
     return run
 

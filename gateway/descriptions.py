@@ -1,0 +1,106 @@
+"""What a server and its models are, in the names of the v2 protocol and of Triton's extensions, as JSON has it.
+
+Both protocols answer with these: REST as they are, gRPC as the protobuf messages of the same names.
+"""
+
+from importlib.metadata import version as package_version
+from typing import Any, Final
+
+from backends.base import ModelSpec, TensorSpec
+from backends.datatypes import config_datatype
+from gateway.config import Model
+from gateway.metrics import ModelStatistics, Total
+
+# Only what works is advertised. Source: Triton docs/protocol/extension_*.md.
+EXTENSIONS: Final = (
+    "classification",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+
+def describe_server() -> dict[str, Any]:
+    """The answer to a server metadata request."""
+    return {"name": "serving-gateway", "version": package_version("serving-gateway"), "extensions": list(EXTENSIONS)}
+
+
+def describe_metadata(name: str, spec: ModelSpec, versions: list[str]) -> dict[str, Any]:
+    """The answer to a metadata request of a model. versions: those that are ready."""
+
+    def plain(tensor: TensorSpec) -> dict[str, Any]:
+        return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+
+    return {
+        "name": name,
+        "versions": sorted(versions, key=int),
+        "platform": spec.platform,
+        "inputs": [plain(tensor) for tensor in spec.inputs],
+        "outputs": [plain(tensor) for tensor in spec.outputs],
+    }
+
+
+def describe_config(model: Model, spec: ModelSpec, versions: list[str]) -> dict[str, Any]:
+    """Triton's ModelConfig in its JSON form, as far as it has a meaning here. versions: all that are configured."""
+    batching = model.batching
+    batched = spec.max_rows > 0
+
+    def plain(tensor: TensorSpec) -> dict[str, Any]:
+        dims = tensor.shape[1:] if batched else tensor.shape
+        return {"name": tensor.name, "data_type": config_datatype(tensor.datatype), "dims": list(dims)}
+
+    config: dict[str, Any] = {
+        "name": model.name,
+        "platform": spec.platform,
+        "backend": model.backends[0].label,
+        "version_policy": {"specific": {"versions": [int(known) for known in sorted(versions, key=int)]}},
+        "max_batch_size": spec.max_rows,
+        "input": [plain(tensor) | ({"optional": True} if tensor.optional else {}) for tensor in spec.inputs],
+        "output": [plain(tensor) for tensor in spec.outputs],
+        "instance_group": [
+            {"name": backend.label, "kind": "KIND_CPU", "count": backend.sessions} for backend in model.backends
+        ],
+        "default_model_filename": "",
+        "parameters": {"batching_policy": {"string_value": batching.policy}},
+    }
+    if batched:
+        config["dynamic_batching"] = {
+            "preferred_batch_size": list(spec.row_sizes),
+            "max_queue_delay_microseconds": round(batching.max_delay_ms * 1000) if batching.policy == "fixed" else 0,
+        }
+    return config
+
+
+def describe_statistics(name: str, version: str, found: ModelStatistics) -> dict[str, Any]:
+    """One model version's entry of the statistics extension."""
+
+    def duration(total: Total) -> dict[str, int]:
+        return {"count": total.count, "ns": round(total.seconds * 1e9)}
+
+    nothing = duration(Total())
+    stages = found.stages
+    return {
+        "name": name,
+        "version": version,
+        "last_inference": round(found.last_inference_s * 1000),
+        "inference_count": found.rows,
+        "execution_count": sum(total.count for total in found.executions_by_rows.values()),
+        "inference_stats": {
+            "success": duration(found.success),
+            "fail": duration(found.failed),
+            "queue": duration(stages["queue"]),
+            "compute_input": duration(stages["batch_wait"]),
+            "compute_infer": duration(stages["compute"]),
+            "compute_output": duration(stages["encode"]),
+            "cache_hit": nothing,
+            "cache_miss": nothing,
+        },
+        "batch_stats": [
+            {"batch_size": rows, "compute_input": nothing, "compute_infer": duration(total), "compute_output": nothing}
+            for rows, total in sorted(found.executions_by_rows.items())
+        ],
+    }

@@ -1,0 +1,106 @@
+"""From a model's configuration to its lanes: runners opened, probed, and given what was learned of them before."""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from backends.base import ModelSpec
+from gateway.batching.batcher import Batcher
+from gateway.batching.policies import POLICIES
+from gateway.clock import Clock
+from gateway.config import Backend, Model
+from gateway.errors import BackendFailed, GatewayError
+from gateway.lane import Lane
+from gateway.metrics import Metrics
+from gateway.probes import probe
+from gateway.runner import BatchRunner
+
+OpenRunner = Callable[[Model, Backend, ModelSpec], BatchRunner]
+
+log = logging.getLogger(__name__)
+
+
+class LaneOpener:
+    """Opens lanes, and keeps what they learned. On the event loop's thread."""
+
+    def __init__(self, open_runner: OpenRunner, *, metrics: Metrics, clock: Clock, state_dir: str | None = None) -> None:
+        """open_runner: makes the runner of a lane, not yet open. state_dir: None keeps nothing."""
+        self._open_runner = open_runner
+        self._metrics = metrics
+        self._clock = clock
+        self._state_dir = Path(state_dir) if state_dir else None
+
+    async def open(self, model: Model) -> tuple[Lane, ...]:
+        """Load a model's backends and probe them; gives one lane each, in order of price.
+
+        Raises: GatewayError, of the first backend that fails; then none is left open.
+        """
+        declared = model.declared()
+        lanes: list[Lane] = []
+        try:
+            for backend in sorted(model.backends, key=lambda backend: backend.usd_per_hour or 0.0):
+                runner = self._open_runner(model, backend, declared)
+                spec = await runner.open()
+                if lanes and (spec.inputs, spec.outputs) != (lanes[0].spec.inputs, lanes[0].spec.outputs):
+                    await runner.close()
+                    raise BackendFailed(
+                        f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
+                        f"but {lanes[0].name} has {lanes[0].spec.inputs} and {lanes[0].spec.outputs}"
+                    )
+                lane = self._lane(model, backend, runner, spec)
+                lanes.append(lane)
+                self._restore(lane)
+                budget_ns = round(model.batching.probe_s * 1e9)
+                await probe(runner, lane.batcher, spec, model.ragged, name=lane.name, budget_ns=budget_ns, clock=self._clock)
+        except GatewayError:
+            for lane in lanes:
+                await lane.close()
+            raise
+        return tuple(lanes)
+
+    def save(self, lane: Lane) -> None:
+        """Keep what was learned of a backend's speed for the next start, if there is a state_dir."""
+        path = self._state_path(lane)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(f".{os.getpid()}")  # several processes may save at once: the last one wins, whole
+            temporary.write_text(json.dumps(lane.batcher.service.to_dict()), encoding="utf-8")
+            temporary.replace(path)
+
+    def _restore(self, lane: Lane) -> None:
+        path = self._state_path(lane)
+        if path is None or not path.exists():
+            return
+        try:
+            lane.batcher.service.restore(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            log.warning("%s: what was learned before is unusable and left aside: %s: %s", lane.name, path, exc)
+
+    def _state_path(self, lane: Lane) -> Path | None:
+        return self._state_dir / f"{quote(lane.name, safe='')}.json" if self._state_dir else None
+
+    def _lane(self, model: Model, backend: Backend, runner: BatchRunner, spec: ModelSpec) -> Lane:
+        batching = model.batching
+        batcher = Batcher(
+            POLICIES[batching.policy](batching),
+            max_rows=min(spec.max_rows, batching.max_rows or spec.max_rows),
+            row_sizes=spec.row_sizes,
+            workers=runner.slots,
+            max_queue_rows=batching.max_queue_rows,
+            slo_ns=round(model.slo.p99_ms * 1e6) if model.slo else None,
+            ragged=model.ragged,
+        )
+        return Lane(
+            name=f"{model.name}:{model.version}/{backend.label}",
+            spec=spec,
+            batcher=batcher,
+            runner=runner,
+            metrics=self._metrics.lane(model.name, model.version, backend.label),
+            clock=self._clock,
+            call_soon=asyncio.get_running_loop().call_soon,
+            trace=batching.trace,
+        )

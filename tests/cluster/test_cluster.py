@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from ray import serve
 from ray.cluster_utils import Cluster
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
 
 from tests.cluster.conftest import LOOPBACK, Gateway, config, free_port, request
-from tests.cluster.load import Load
+from tests.cluster.load import Load, infer_body
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -126,6 +129,17 @@ def test_unload_and_load_reach_every_ingress(cluster: Cluster) -> None:
     assert seen().isdisjoint({200})
     assert request(gateway.http_port, "POST", "/v2/repository/models/m/load", {})[0] == 200
     assert seen() == {200}
+
+
+def test_a_configuration_file_of_serve_deploys_the_gateway(cluster: Cluster) -> None:
+    port = free_port()
+    document = config(port=port).model_dump(mode="json", exclude_none=True)
+    app = {"name": "from-file", "route_prefix": None, "import_path": "gateway.app:build", "args": document}
+    schema = ServeDeploySchema.model_validate({"applications": [app]})
+    _get_global_client().deploy_apps(schema)
+    wait_until(lambda: serve.status().applications["from-file"].status == "RUNNING", within_s=40)
+    assert request(port, "POST", "/v2/models/m/infer", infer_body([ROW]))[0] == 200
+    serve.delete("from-file")
 
 
 def test_a_killed_node_leaves_the_rest_working(cluster: Cluster) -> None:

@@ -18,8 +18,8 @@ FLOORS = {
     "routing": 6,
     "lane_opener": 6, "descriptions": 6,
     "repository": 7,
-    "http_server": 8, "grpc_server": 8, "rest_routes": 9, "compile": 8,
-    "ingress": 10, "cluster": 11, "app": 12, "cli": 13,
+    "http_server": 8, "http2": 8, "compile": 8, "rest_routes": 9, "grpc_call": 9,
+    "grpc_server": 10, "ingress": 11, "cluster": 12, "app": 13, "cli": 14,
 }  # fmt: skip
 
 # What loadtest may use of the gateway: the pure floors, and the simulator's real batcher.

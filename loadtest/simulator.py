@@ -114,11 +114,13 @@ def simulate(
     *,
     workers: int,
     request_of: Callable[[int, int], InferRequest] | None = None,
+    fails: Callable[[Batch, int], bool] | None = None,
     step_all: bool = False,
 ) -> Outcome:
     """Run requests through a batcher to their ends.
 
     arrivals_ns: ascending. request_of: makes request i that arrives at the given time; None: one row each.
+    fails: whether a batch that ends at the given time is lost instead; then its requests run once more, each alone.
     step_all: also step on arrivals that find no worker free, as the gateway does; costs time and changes nothing but when
     expired requests are answered.
     """
@@ -136,7 +138,7 @@ def simulate(
     upcoming = 0
     wake_ns = NEVER
     count = len(arrivals)
-    while upcoming < count or running or batcher.queue_requests:
+    while upcoming < count or running or index:
         now_ns = arrivals[upcoming] if upcoming < count else NEVER
         if running and running[0][0] < now_ns:
             now_ns = running[0][0]
@@ -147,7 +149,16 @@ def simulate(
         while running and running[0][0] <= now_ns:
             _, _, batch, compute_ns = heapq.heappop(running)
             free += 1
-            batcher.finished(batch, now_ns, compute_ns, True)
+            lost = fails is not None and fails(batch, now_ns)
+            batcher.finished(batch, now_ns, compute_ns, not lost)
+            if lost:
+                for part in batch.parts:
+                    if batch.reason == "retry":
+                        index.pop(part.request, None)
+                        batcher.cancel(part.request)
+                    elif part.request in index:
+                        batcher.retry(part, now_ns)
+                continue
             for part in batch.parts:
                 request = part.request
                 if part.rows != request.rows:

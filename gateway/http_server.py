@@ -70,6 +70,8 @@ _PHASES: Final = ("IDLE", "HEAD", "BODY", "FILLING", "DEAF")
 _IDLE, _HEAD, _BODY, _FILLING, _DEAF = range(len(_PHASES))
 
 
+_ONE_BUFFER: Final = (bytes, bytearray, memoryview)
+
 # What was answered and waits for its turn: status, content type, more headers, the body's parts, its length.
 _Answer = tuple[int, bytes, bytes, Sequence[Buffer], int]
 
@@ -529,12 +531,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Take the one answer to an exchange (called by it)."""
         if exchange._answer is not None:
             raise RuntimeError(f"{exchange!r} was answered before")
-        if isinstance(body, bytes):
+        if isinstance(body, _ONE_BUFFER):
             parts: Sequence[Buffer] = (body,)
             length = len(body)
         else:
-            parts = (body,) if isinstance(body, bytearray | memoryview) else body
-            length = sum(map(len, parts))
+            parts = body
+            length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if length >= _DEFLATE_FROM_BYTES and status == 200 and exchange.compress and b"accept-encoding" in exchange.headers:
             encoding = choose_encoding(exchange.headers[b"accept-encoding"])
             if encoding:

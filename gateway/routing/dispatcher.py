@@ -9,7 +9,7 @@ priority, answers dropped. None of what becomes of them reaches a caller.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -123,7 +123,6 @@ class Dispatcher:
         candidate = self.router.route(request, now_ns, failed=failed).candidate
         if candidate is None:
             return False
-        request.shape_key = sent.shape_key
         try:
             self._lanes[candidate].submit(request, sent.done)
         except GatewayError:
@@ -156,20 +155,18 @@ class Dispatcher:
     def blame(self, candidate: Candidate) -> None:
         """A request failed, and for no fault of its own."""
         observer = self._lanes[candidate].observer
-        busy_ns = observer.last_failure_ns if isinstance(observer, _Watch) else 0
-        self._failed(candidate, busy_ns, self._clock.now_ns())
+        self.failed(candidate, self._clock.now_ns(), hung=isinstance(observer, _Watch) and observer.hung)
 
     # what lanes tell
+
+    def failed(self, candidate: Candidate, now_ns: int, *, hung: bool) -> None:
+        if self.router.failed(candidate, now_ns, hung=hung):
+            self._ejected(candidate, now_ns)
 
     def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int) -> None:
         self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
         if self.router.executed(candidate, batch.rows, busy_ns, batch.expected_ns, now_ns):
             self._ejected(candidate, now_ns)
-
-    def failed(self, candidate: Candidate, busy_ns: int, now_ns: int, *, sure: bool) -> None:
-        """sure: no request is to blame. Else one of several may be: their retries tell, unless it is too late for them."""
-        if sure or busy_ns > self.router.late_ns:
-            self._failed(candidate, busy_ns, now_ns)
 
     def takes_over(self, candidate: Candidate, request: InferRequest, now_ns: int) -> bool:
         if request in self._copied:
@@ -177,10 +174,6 @@ class Dispatcher:
         if request in self._second or now_ns > deadline_of(request, self._slo_ns):
             return False
         return self.router.route(request, now_ns, failed=candidate).candidate is not None
-
-    def _failed(self, candidate: Candidate, busy_ns: int, now_ns: int) -> None:
-        if self.router.failed(candidate, busy_ns, now_ns):
-            self._ejected(candidate, now_ns)
 
     def _ejected(self, candidate: Candidate, now_ns: int) -> None:
         log.warning("%s is ejected: %s", self._name(candidate), candidate.health)
@@ -217,7 +210,7 @@ class Dispatcher:
             outputs=request.outputs,
             parameters=dict(request.parameters),
             priority=_LOWEST_PRIORITY,
-            shape_key=sent.shape_key,
+            shape_key=request.shape_key,
         )
         pair = _Pair(self._count_pair(copy), self._model.routing.shadow_tolerance) if copy.why == "shadow" else None
 
@@ -260,16 +253,19 @@ class _Watch:
     def __init__(self, dispatcher: Dispatcher, candidate: Candidate) -> None:
         self._dispatcher = dispatcher
         self._candidate = candidate
-        self.last_failure_ns = 0  # how long the last execution of a request that failed alone took
+        self.hung = False  # the last execution of one request alone failed, after too long
 
     def executed(self, batch: Batch, execution: Execution, now_ns: int, failed: bool) -> None:
         busy_ns = now_ns - batch.closed_ns
         if not failed:
             self._dispatcher.executed(self._candidate, batch, busy_ns, now_ns)
-        elif execution.session_lost or len(batch.parts) > 1:
-            self._dispatcher.failed(self._candidate, busy_ns, now_ns, sure=execution.session_lost)
-        else:
-            self.last_failure_ns = busy_ns
+            return
+        hung = self._dispatcher.router.hung(busy_ns, batch.expected_ns)
+        if execution.session_lost or (hung and len(batch.parts) > 1):
+            self._dispatcher.failed(self._candidate, now_ns, hung=hung)
+        elif len(batch.parts) == 1:
+            self.hung = hung  # the request may be to blame: what becomes of it elsewhere tells
+        # Else one of several requests may be, which their retries tell.
 
     def takes_over(self, request: InferRequest, now_ns: int) -> bool:
         return self._dispatcher.takes_over(self._candidate, request, now_ns)
@@ -278,14 +274,13 @@ class _Watch:
 class _Sent:
     """A caller's request that is in a lane. failed: the lane that could not serve it before."""
 
-    __slots__ = ("_blamed", "_dispatcher", "_on_done", "candidate", "failed", "pairs", "request", "shape_key")
+    __slots__ = ("_blamed", "_dispatcher", "_on_done", "candidate", "failed", "pairs", "request")
 
     def __init__(self, dispatcher: Dispatcher, request: InferRequest, on_done: OnDone, candidate: Candidate) -> None:
         self._dispatcher = dispatcher
         self._on_done = on_done
         self._blamed = False
         self.request = request
-        self.shape_key: Hashable = request.shape_key  # the lane adds to it
         self.candidate = candidate
         self.failed: Candidate | None = None
         self.pairs: tuple[_Pair, ...] = ()

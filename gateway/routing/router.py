@@ -22,6 +22,8 @@ _LOOK_NS: Final = 100_000_000  # how often prices are compared and copies consid
 _DOUBT_NS: Final = 2_000_000_000  # between copies to one that was found too slow
 _OUTLIER: Final = 10.0  # times the prediction; less is the service model's to learn
 _LATE_NS: Final = 1_000_000_000  # for a model without an SLO
+_HUNG: Final = 3.0  # times the prediction
+_HUNG_NS: Final = 500_000_000  # Triton takes a second to find that the process of a model is gone
 _FASTER: Final = 0.77  # of the forecast: as for the service model, no noise; the next copy follows at once
 
 
@@ -34,14 +36,14 @@ class Copy(NamedTuple):
 
 
 class Router:
-    """See the module. candidates: in the order of the configuration. late_ns: a failure that took longer is beyond repair."""
+    """See the module. candidates: in the order of the configuration."""
 
     def __init__(self, candidates: Sequence[Candidate], policy: Policy, ejection: Ejection, slo_ns: int | None) -> None:
         self.candidates = tuple(candidates)
         self._policy = policy
         self._ejection = ejection
         self._slo_ns = slo_ns
-        self.late_ns = slo_ns or _LATE_NS
+        self._late_ns = slo_ns or _LATE_NS
         self._serving = [candidate for candidate in candidates if not candidate.shadow_share]
         self._regular = [candidate for candidate in self._serving if not candidate.canary_share]
         self._canaries = [candidate for candidate in candidates if candidate.canary_share]
@@ -119,15 +121,19 @@ class Router:
         True: the candidate is ejected now, for being far too slow again and again.
         """
         candidate.executed(rows, busy_ns)
-        if expected_ns and busy_ns > max(_OUTLIER * expected_ns, self.late_ns):
+        if expected_ns and busy_ns > max(_OUTLIER * expected_ns, self._late_ns):
             return self._eject_if(candidate, candidate.health.failed(), now_ns)
         if not candidate.health.ejected:
             candidate.health.succeeded()
         return False
 
-    def failed(self, candidate: Candidate, busy_ns: int, now_ns: int) -> bool:
+    def failed(self, candidate: Candidate, now_ns: int, *, hung: bool) -> bool:
         """An execution failed, and not for what was asked. True: the candidate is ejected now."""
-        return self._eject_if(candidate, candidate.health.failed(slow=busy_ns > self.late_ns), now_ns)
+        return self._eject_if(candidate, candidate.health.failed(slow=hung), now_ns)
+
+    def hung(self, busy_ns: int, expected_ns: int) -> bool:
+        """Whether an execution that failed after so long was no longer working: its requests can hardly be saved."""
+        return busy_ns > max(_HUNG * expected_ns, min(self._slo_ns or _HUNG_NS, _HUNG_NS))
 
     def explain(self, request: InferRequest, now_ns: int) -> dict[str, Any]:
         """What `route` would decide of regular requests, and what it would see of each candidate. No request is sent."""

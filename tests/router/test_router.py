@@ -120,7 +120,7 @@ def test_one_found_idle_and_too_slow_gets_copies_until_it_is_as_slow_as_believed
 def test_an_ejected_backend_gets_no_requests_until_copies_have_shown_that_it_works() -> None:
     bad, good = candidate("bad", 1, 0.1), candidate("good", 1, 1.0)
     router = router_of(bad, good)
-    assert [router.failed(bad, MS, 0) for _ in range(3)] == [False, False, True]
+    assert [router.failed(bad, 0, hung=False) for _ in range(3)] == [False, False, True]
     assert chosen(router) == ("good", "cheapest")
     assert not router.copies(request(), 0)
     for now_ns in (SECOND, SECOND + 100 * MS):
@@ -137,7 +137,7 @@ def test_an_ejected_backend_gets_no_requests_until_copies_have_shown_that_it_wor
 def test_a_probe_that_answers_after_the_slo_is_a_bad_one() -> None:
     bad, good = candidate("bad", 1, 0.1), candidate("good", 1, 1.0)
     router = router_of(bad, good)
-    router.failed(bad, SLO_NS + 1, 0)
+    router.failed(bad, 0, hung=True)
     chosen(router, SECOND)
     (copy,) = router.copies(request(), SECOND)
     router.returned(copy, SECOND, SLO_NS + 1, ok=True)
@@ -147,8 +147,8 @@ def test_a_probe_that_answers_after_the_slo_is_a_bad_one() -> None:
 def test_the_last_backend_is_never_ejected() -> None:
     one, other = candidate("one", 1, 0.1), candidate("other", 1, 1.0)
     router = router_of(one, other)
-    assert router.failed(one, SLO_NS + 1, 0)
-    assert not router.failed(other, SLO_NS + 1, 0)
+    assert router.failed(one, 0, hung=True)
+    assert not router.failed(other, 0, hung=True)
     assert chosen(router) == ("other", "cheapest")
 
 
@@ -156,19 +156,19 @@ def test_one_that_cannot_be_reached_counts_as_out_when_another_is_to_be_ejected(
     one, other = candidate("one", 1, 0.1), candidate("other", 1, 1.0)
     router = router_of(one, other)
     lane_of(one).available = False
-    assert not router.failed(other, SLO_NS + 1, 0)
+    assert not router.failed(other, 0, hung=True)
 
 
 def test_no_more_than_the_share_is_ejected() -> None:
     several = [candidate(str(index), 1, 1.0) for index in range(4)]
     router = router_of(*several, max_share=0.5)
-    assert [router.failed(each, SLO_NS + 1, 0) for each in several] == [True, True, False, False]
+    assert [router.failed(each, 0, hung=True) for each in several] == [True, True, False, False]
 
 
 def test_with_all_others_gone_the_ejected_serve_again() -> None:
     one, other = candidate("one", 1, 0.1), candidate("other", 1, 1.0)
     router = router_of(one, other)
-    router.failed(one, SLO_NS + 1, 0)
+    router.failed(one, 0, hung=True)
     lane_of(other).available = False
     assert chosen(router) == ("one", "panic")
     lane_of(one).available = False
@@ -180,6 +180,13 @@ def test_one_that_is_ten_times_slower_than_predicted_again_and_again_is_ejected(
     router = router_of(one, other)
     verdicts = [router.executed(one, 1, busy_ns=150 * MS, expected_ns=10 * MS, now_ns=0) for _ in range(3)]
     assert verdicts == [False, False, True]
+
+
+def test_a_failure_after_long_is_one_too_many() -> None:
+    router = router_of(candidate("one", 1, 0.1), slo_ns=100 * MS)
+    assert router.hung(101 * MS, expected_ns=0)
+    assert not router.hung(101 * MS, expected_ns=40 * MS)  # of 3 · 40
+    assert router_of(candidate("one", 1, 0.1), slo_ns=None).hung(501 * MS, expected_ns=0)
 
 
 # shares
@@ -200,7 +207,7 @@ def test_a_canary_that_is_late_or_ejected_gets_nothing() -> None:
     lane_of(canary).wait_ms = 100
     assert {chosen(router)[0] for _ in range(10)} == {"stable"}
     lane_of(canary).wait_ms = 0
-    assert router.failed(canary, SLO_NS + 1, 0)
+    assert router.failed(canary, 0, hung=True)
     assert {chosen(router)[0] for _ in range(10)} == {"stable"}
 
 

@@ -1,0 +1,128 @@
+"""A real Triton whose model's process is killed: it calls itself ready, and every call takes a second and fails."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from gateway.clock import LoopClock
+from gateway.config import parse_config
+from gateway.errors import GatewayError
+from gateway.ingress import open_pool
+from gateway.metrics import Metrics
+from gateway.repository import Repository
+from gateway.shared_memory import SharedMemoryRegions
+from gateway.types import InferRequest, InferResponse
+from tests.backends.conftest import write_linear
+from tests.triton_server import TritonServer, require_triton, triton_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.triton]
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    require_triton()
+    folder = tmp_path_factory.mktemp("triton")
+    write_linear(folder)
+    with triton_server(folder) as server:
+        yield server
+
+
+def config_of(triton: TritonServer, *, repair: bool) -> str:
+    return f"""
+models:
+  - name: m
+    slo: {{p99_ms: 2500}}
+    inputs: [{{name: INPUT0, datatype: FP32, shape: [-1, 16]}}]
+    outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}}]
+    max_rows: 8
+    backends:
+      - {{kind: triton, url: "{triton.grpc_url}", model: linear, sessions: 2, usd_per_hour: 0.1, repair: {str(repair).lower()}}}
+      - {{kind: synthetic, output: sum, fixed_ms: 2, usd_per_hour: 100.0}}
+"""
+
+
+class Traffic:
+    """A request every 20 ms, and what became of each."""
+
+    def __init__(self, repository: Repository) -> None:
+        self.repository = repository
+        self.outcomes: list[InferResponse | GatewayError] = []
+        self.sent = 0
+        self._stop = False
+
+    def send(self, first: float = 1.0) -> None:
+        inputs = np.ones((1, 16), np.float32)
+        inputs[0, 0] = first
+        self.sent += 1
+        self.repository.infer(InferRequest("m", "1", "", {"INPUT0": inputs}, 1, time.monotonic_ns()), self.outcomes.append)
+
+    async def run(self) -> None:
+        while not self._stop:
+            self.send()
+            await asyncio.sleep(0.02)
+        while len(self.outcomes) < self.sent:
+            await asyncio.sleep(0.02)
+
+    def stop(self) -> None:
+        self._stop = True
+
+    def health(self) -> str:
+        (lane,) = (lane for lane in self.repository.explain("m")["lanes"] if lane["backend"] == "triton")
+        return str(lane["health"])
+
+    async def until(self, word: str, limit_s: float) -> float:
+        """How many seconds until triton's health begins with a word."""
+        began = time.monotonic()
+        while not self.health().startswith(word):
+            assert time.monotonic() - began < limit_s, f"not {word} after {limit_s:g} s: {self.health()}"
+            await asyncio.sleep(0.02)
+        return time.monotonic() - began
+
+
+@pytest.mark.parametrize("repair", [True, False], ids=["repaired by us", "repaired by hand"])
+def test_it_is_ejected_within_two_seconds_costs_no_request_and_is_back_once_repaired(
+    triton: TritonServer, tmp_path: Path, repair: bool
+) -> None:
+    async def main() -> None:
+        clock = LoopClock(asyncio.get_running_loop())
+        repository = Repository(
+            parse_config(yaml.safe_load(config_of(triton, repair=repair)), source="x.yaml"),
+            open_runner=lambda model, backend, declared: open_pool(model, backend, declared, clock),
+            metrics=Metrics(),
+            clock=clock,
+            regions=SharedMemoryRegions(tmp_path / "regions"),
+        )
+        await repository.start()
+        try:
+            traffic = Traffic(repository)
+            running = asyncio.ensure_future(traffic.run())
+            await asyncio.sleep(1)
+            assert traffic.health().startswith("live")
+            traffic.send(-666.0)  # ends the process of the model
+            await traffic.until("ejected", 2.0)
+            if not repair:
+                await asyncio.to_thread(reload, triton)
+            await traffic.until("live", 10.0)
+            await asyncio.sleep(0.5)
+            traffic.stop()
+            await running
+            assert len(traffic.outcomes) == traffic.sent
+            assert [outcome for outcome in traffic.outcomes if not isinstance(outcome, InferResponse)] == []
+        finally:
+            await repository.close()
+
+    asyncio.run(main())
+
+
+def reload(triton: TritonServer) -> None:
+    import tritonclient.grpc
+
+    client = tritonclient.grpc.InferenceServerClient(triton.grpc_url)
+    client.unload_model("linear")
+    client.load_model("linear")
+    client.close()

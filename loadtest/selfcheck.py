@@ -112,8 +112,11 @@ def _parse_rates(text: str) -> tuple[float, ...]:
 
 
 def keeps_up(result: RunResult) -> bool:
-    """Whether what was asked was sent and answered, however late each request was."""
-    return result.sent_rps >= 0.99 * result.asked_rps and result.succeeded == result.requests
+    """Whether what was asked was sent and answered without a growing backlog, however late each request was."""
+    backlog_s = result.latency.p99 / 1e3
+    return (
+        result.sent_rps >= 0.99 * result.asked_rps and result.succeeded == result.requests and backlog_s < 0.2 * result.window_s
+    )
 
 
 async def _climb(spec: LoadSpec, rates: Sequence[float]) -> list[RunResult]:

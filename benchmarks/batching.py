@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import leases
 from benchmarks.peers import Bento, Nexus, RayServe
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
@@ -294,7 +295,7 @@ def interval(values: Sequence[float]) -> str:
 
 def table(options: argparse.Namespace) -> list[list[str]]:
     print(
-        "\n## Rules and cases: capacity at 99 % in SLO (% of z) / goodput at 1.5z (% of c) / the same 1.4x slower / p99 at 0.2z, ms\n"
+        "\n## All rules: capacity at 99 % in SLO (% of z) / goodput at 1.5z (% of c) / the same 1.4x slower / p99 at 0.2z, ms\n"
     )
     measured = measure_all(CASES, options.requests, options.seeds, options.jobs)
     print("| rule | " + " | ".join(case.name for case in CASES) + " |")
@@ -349,10 +350,12 @@ def heldout(options: argparse.Namespace) -> list[list[str]]:
             for i in range(3)
         ]
         behind = [f"{other - own:.1f}" for own, (other, _) in zip(ours, best, strict=True) if other - own > 2.0]
-        print(
-            f"| {case.name} | {' / '.join(f'{value:.1f}' for value in ours)} | {' / '.join(f'{value:.1f}' for value, _ in best)} "
-            f"| {' / '.join(name.split(',')[0] for _, name in best)} | {' '.join(behind) or '-'} |"
+        figures = (
+            (f"{value:.1f}" for value in ours),
+            (f"{value:.1f}" for value, _ in best),
+            (name.split(",")[0] for _, name in best),
         )
+        print("| " + " | ".join([case.name, *(" / ".join(cell) for cell in figures), " ".join(behind) or "-"]) + " |")
         for name, row in by_rule.items():
             rows.append([case.name, name, *(f"{statistics.fmean(value):.2f}" for value in _columns(row))])
     return [["case", "rule", "capacity", "goodput", "goodput_slow", "p99_ms"], *rows]
@@ -448,6 +451,40 @@ def other_arrivals(options: argparse.Namespace) -> list[list[str]]:
     return [["case", "arrivals", *(rule.name for rule in rules)], *rows]
 
 
+def leased(options: argparse.Namespace) -> list[list[str]]:
+    print("\n## Leased slots against one shared queue: % in SLO / rows per batch / p99 ms, 8 workers, t = 2 + .15n ms, 20 ms\n")
+    case = Case("", 2, 0.15, 8, 20, 64)
+    splits = {"2 even": (0.5, 0.5), "4 even": (0.25,) * 4, "4, one has 70 %": (0.7, 0.1, 0.1, 0.1), "8 even": (0.125,) * 8}
+    print("| processes | load | shared | leased | static |")
+    print("|---|---|---|---|---|")
+    rows = []
+    for name, parts in splits.items():
+        for load in (0.3, 0.8, 1.5):
+            cells = []
+            for split, moving in (((1.0,), False), (parts, True), (parts, False)):
+                inside, size, p99 = [], [], []
+                for seed in options.seeds:
+                    arrivals = arrivals_ns(case, load * case.zero_loss_rps(), options.requests * 2, seed)
+                    outcome = leases.run(
+                        lambda: _adaptive(case),
+                        arrivals,
+                        split,
+                        case.profile,
+                        workers=case.workers,
+                        slo_ns=case.slo_ns,
+                        leased=moving,
+                        seed=seed,
+                    )
+                    answered = outcome.latencies_ns[outcome.latencies_ns >= 0]
+                    inside.append(100 * float(np.mean((outcome.latencies_ns >= 0) & (outcome.latencies_ns <= case.slo_ns))))
+                    size.append(outcome.mean_rows)
+                    p99.append(float(np.percentile(answered, 99)) / MS)
+                cells.append(" / ".join(f"{statistics.fmean(values):.1f}" for values in (inside, size, p99)))
+            print(f"| {name} | {load}z | " + " | ".join(cells) + " |", flush=True)
+            rows.append([name, str(load), *cells])
+    return [["processes", "load", "shared", "leased", "static"], *rows]
+
+
 def cost(options: argparse.Namespace) -> list[list[str]]:
     """CPU time of add, step and finished, at 10 000 requests per second in simulated time."""
     print("\n## Cost of a decision: CPU µs per request, median and p90 over blocks of 1000 requests, at 10 000 requests/s\n")
@@ -507,6 +544,7 @@ TABLES: dict[str, Callable[[argparse.Namespace], list[list[str]]]] = {
     "heldout": heldout,
     "optimum": optimum,
     "arrivals": other_arrivals,
+    "leases": leased,
     "cost": cost,
 }
 

@@ -60,8 +60,8 @@ class RayServe:
 class Bento:
     """BentoML's CorkDispatcher (marshal/dispatcher.py), after its training phase.
 
-    Fits duration = a·n + b over the last 50 batches, drops the first while the whole queue could not end within max_latency, and
-    corks while n·(time since the last arrival + tick + a) <= .95 of the usual wait. One batch in flight: one per process.
+    Fits duration = a·n + b over the last 50 batches, drops the first while the whole queue could not end within max_latency,
+    and corks while n·(time since the last arrival + tick + a) <= .95 of the usual wait. One batch in flight: one per process.
     Its 1 ms polling is kept; that it takes the newest first is not (with everything taken at once it makes no difference).
     """
 

@@ -272,7 +272,9 @@ def answer(found: Recommendation) -> str:
 
 def _no_answer(found: Recommendation) -> str:
     if found.generator_limited:
-        return f"INVALID: the load generator could not offer what {', '.join(found.generator_limited)} would have needed."
+        limited = [candidate for candidate in found.candidates if candidate.name in found.generator_limited]
+        why = next((run.notes[0] for candidate in limited for run in candidate.runs if run.notes), "")
+        return f"INVALID: the load generator could not measure {', '.join(found.generator_limited)}: {why}."
     if found.floor is None:
         reasons = {candidate.out for candidate in found.candidates if candidate.out}
         return f"No candidate was shown to meet {found.slo}: {'; '.join(sorted(reasons)) or 'the budget ended before'}."

@@ -37,7 +37,7 @@ class Local:
     """Starts `gateway serve --no-ray` per candidate.
 
     While one is pinned, this process, which generates the load, keeps to the cores that are left, if any are, and goes before
-    it in priority.
+    everything else where that is allowed.
     gateway: another command to run instead, which prints the same ready line.
     """
 
@@ -102,7 +102,7 @@ class RunningLocal:
         self._folder = folder
         self._pinned = set(candidate.cpus)
         self._own_cores = os.sched_getaffinity(0)
-        self._own_priority = os.getpriority(os.PRIO_PROCESS, 0)
+        self._own_policy = os.sched_getscheduler(0), os.sched_getparam(0)
         self._stopped = False
         self._cpu_s = 0.0
         self._looked_s = time.monotonic()
@@ -111,11 +111,13 @@ class RunningLocal:
         return f"<RunningLocal pid {self._process.pid} at {self.rest or 'no address yet'}>"
 
     def favour_generator(self) -> None:
-        """Move the calling thread off the candidate's cores, and up in priority where that is allowed; `stop` undoes both."""
+        """Move the calling thread off the candidate's cores, and before all others where allowed; `stop` undoes both."""
         if self._pinned and (rest := self._own_cores - self._pinned):
             os.sched_setaffinity(0, rest)
         with contextlib.suppress(PermissionError):  # only root may; the candidate's own niceness must do then
-            os.setpriority(os.PRIO_PROCESS, 0, self._own_priority - 10)
+            # Real time: it stands for another machine, and must send when it is time whatever else runs here. Threads and
+            # processes that it starts are ordinary ones again.
+            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
     async def wait_ready(self) -> None:
         """Read the ready line. Raises: StartFailed, if the process ends before it."""
@@ -171,5 +173,5 @@ class RunningLocal:
         finally:
             os.sched_setaffinity(0, self._own_cores)
             with contextlib.suppress(PermissionError):
-                os.setpriority(os.PRIO_PROCESS, 0, self._own_priority)
+                os.sched_setscheduler(0, *self._own_policy)
             self._folder.cleanup()

@@ -63,7 +63,7 @@ def test_a_candidate_runs_pinned_and_nice_until_it_is_stopped(candidate: Candida
 
     run(local(READY + WAIT), candidate, check)
     assert children() == []
-    assert (os.sched_getaffinity(0), psutil.Process().nice()) == (here, own_nice)
+    assert (os.sched_getaffinity(0), os.sched_getscheduler(0)) == (here, os.SCHED_OTHER)
 
 
 def test_the_candidates_configuration_is_what_it_is_started_with(candidate: Candidate) -> None:

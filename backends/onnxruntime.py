@@ -5,6 +5,7 @@ more, an InferenceSession has a thread pool of its own and k sessions would queu
 The pool's threads do not spin between runs, since sessions share the cores with the listeners and with each other.
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -69,9 +70,12 @@ def _open(model: str, threads: int, device: str) -> Any:
         # Its own stream per InferenceSession comes by default; heuristic search keeps the first run of a new shape short.
         providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
     try:
-        return onnxruntime.InferenceSession(model, options, providers=providers)
+        session = onnxruntime.InferenceSession(model, options, providers=providers)
     except Exception as exc:
         raise LoadFailed(f"{model}: {exc}") from exc
+    if device == "cuda" and session.get_providers()[0] != "CUDAExecutionProvider":
+        raise LoadFailed(f"{model}: ONNX Runtime fell back to the CPU; its log says which CUDA library it missed")
+    return session
 
 
 def _tensors(model: str, nodes: Any, what: str) -> tuple[TensorSpec, ...]:
@@ -93,18 +97,25 @@ class OnnxRuntimeModel:
         self.spec = spec
         self.device = Device(device)
         self.memory_bytes = sum(file.stat().st_size for file in Path(model).parent.glob(f"{Path(model).name}*"))
-        self._first: Any = session
         self._model = model
         self._threads = threads
+        self._opened: Any = session  # shared by all sessions, or spare for the first
+        self._shared = threads == 1 and device == "cpu"
+        self._lock = threading.Lock()
+        self._closed = False
 
     def open_session(self, index: int) -> "OnnxRuntimeSession":
-        if self._first is None:
+        if self._closed:
             raise LoadFailed("the model is closed")
-        shared = index == 0 or (self._threads == 1 and self.device.kind == "cpu")
-        return OnnxRuntimeSession(self.spec, self._first if shared else _open(self._model, self._threads, self.device.kind))
+        if self._shared:
+            return OnnxRuntimeSession(self.spec, self._opened)
+        with self._lock:
+            spare, self._opened = self._opened, None
+        return OnnxRuntimeSession(self.spec, spare or _open(self._model, self._threads, self.device.kind))
 
     def close(self) -> None:
-        self._first = None
+        self._closed = True
+        self._opened = None
 
 
 class OnnxRuntimeSession:

@@ -73,7 +73,7 @@ class TextEmbedder:
         self._session = self._model.open_session(0)
 
     def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        sentences = [text.decode() for text in inputs["text"][:, 0]]
+        sentences = [text.decode(errors="replace") for text in inputs["text"][:, 0]]
         return self._session.run(self._tokenizer(sentences), {})
 
     def close(self) -> None:

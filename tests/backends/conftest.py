@@ -40,6 +40,14 @@ class TritonPythonModel:
         return responses
 """
 
+
+def write_linear(folder: Path) -> None:
+    """Lay the model `linear` into a Triton's folder."""
+    module = load_object(LINEAR)()
+    weights = json.dumps([parameter.tolist() for parameter in (module.weight.detach(), module.bias.detach())])
+    write_model(folder / "models", "linear", CONFIG, CODE, {"1/weights.json": weights})
+
+
 NEURON_DOUBLE = Path(__file__).parent.parent / "neuron_double"
 
 
@@ -58,9 +66,7 @@ def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A real Triton with the models `linear`, and `wide`, an echo of rows of 1 MiB."""
     folder = tmp_path_factory.mktemp("triton")
-    module = load_object(LINEAR)()
-    weights = json.dumps([parameter.tolist() for parameter in (module.weight.detach(), module.bias.detach())])
-    write_model(folder / "models", "linear", CONFIG, CODE, {"1/weights.json": weights})
+    write_linear(folder)
     wide = CONFIG.replace("dims: [16]", "dims: [262144]").replace("dims: [4]", "dims: [262144]")
     echo = CODE.replace("x @ self.weight.T + self.bias", "x")
     write_model(folder / "models", "wide", wide, echo, {"1/weights.json": "[[], []]"})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -120,17 +121,17 @@ def needs(module: str) -> Callable[[], str | None]:
     return lambda: None if find_spec(module) else f"{module} is not installed"
 
 
-def no_cuda() -> str | None:
-    import torch
+def no_cuda(package: str) -> Callable[[], str | None]:
+    def why() -> str | None:
+        if not Path("/dev/nvidia0").exists():
+            return "no NVIDIA GPU on this machine"
+        try:
+            distribution(package)
+        except PackageNotFoundError:
+            return f"{package} is not installed"
+        return None
 
-    return None if torch.cuda.is_available() else f"PyTorch {torch.__version__} sees no CUDA device"
-
-
-def no_onnxruntime_cuda() -> str | None:
-    import onnxruntime
-
-    there = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-    return None if there else f"onnxruntime {onnxruntime.__version__} has no CUDA provider"
+    return why
 
 
 CASES: dict[str, Case] = {
@@ -156,12 +157,12 @@ CASES: dict[str, Case] = {
         "triton", lambda folder, request: {**triton(folder, request), "shared_memory": True}, no_triton, slow=True
     ),
     "tensorrt": Case("tensorrt", onnx, needs("tensorrt")),
-    "torch-cuda": Case("torch", lambda folder, request: {"model": LINEAR, "device": "cuda"}, no_cuda),
+    "torch-cuda": Case("torch", lambda folder, request: {"model": LINEAR, "device": "cuda"}, no_cuda("torch")),
     "torch-cuda-graphs": Case(
-        "torch", lambda folder, request: {"model": LINEAR, "device": "cuda", "cuda_graphs": True}, no_cuda
+        "torch", lambda folder, request: {"model": LINEAR, "device": "cuda", "cuda_graphs": True}, no_cuda("torch")
     ),
     "onnxruntime-cuda": Case(
-        "onnxruntime", lambda folder, request: {**onnx(folder, request), "device": "cuda"}, no_onnxruntime_cuda
+        "onnxruntime", lambda folder, request: {**onnx(folder, request), "device": "cuda"}, no_cuda("onnxruntime-gpu")
     ),
     "neuron-double": Case("neuron", neuron, needs("torch")),
 }  # fmt: skip

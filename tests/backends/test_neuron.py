@@ -151,6 +151,15 @@ def test_what_the_double_compiled_is_not_taken_for_a_device(ragged: Path, monkey
         backends.load("neuron", {"model": str(ragged)}, RAGGED)
 
 
+def test_inf1_goes_through_its_own_library(neuron_double: Path) -> None:
+    how = {"source": LINEAR, "options": {}, "row_sizes": (2,), "target": "inf1"}
+    backends.build("neuron", neuron_double / "linear-inf1", SPEC, **how)
+    model = backends.load("neuron", {"model": str(neuron_double / "linear-inf1")}, SPEC)
+    assert sys.modules["torch_neuron"].traced == 1
+    x = np.random.default_rng(0).random((2, 16), np.float32)
+    np.testing.assert_allclose(model.open_session(0).run({"INPUT0": x}, {})["OUTPUT0"], expected(x), rtol=1e-5, atol=1e-5)
+
+
 # From the AWS Neuron documentation, SDK 2.28: api-torch-neuronx-{trace, core-placement, async-lazy-load, data-parallel}.
 SIGNATURES = {
     "trace": "(func, example_inputs, *_, input_output_aliases={}, compiler_workdir=None, compiler_args=None, "

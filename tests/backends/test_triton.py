@@ -11,8 +11,9 @@ import pytest
 
 import backends
 from backends.base import DEADLINE_NS, ExecutionFailed, LoadFailed, Model, ModelSpec, SessionLost, Tensors, TensorSpec
+from tests.backends.conftest import write_linear
 from tests.backends.contract import SPEC, expected
-from tests.triton_server import TritonServer, require_triton
+from tests.triton_server import TritonServer, require_triton, triton_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.triton]
 
@@ -108,6 +109,19 @@ def test_a_session_opens_on_the_next_url_when_its_own_is_down(triton: TritonServ
         session = model.open_session(index)
         session.run(rows(), {})
         session.close()
+
+
+def test_a_session_moves_to_another_server_when_its_own_is_killed(triton: TritonServer, tmp_path: Path) -> None:
+    write_linear(tmp_path)
+    with triton_server(tmp_path) as killed:
+        model = load(triton, url=[killed.grpc_url, triton.grpc_url])
+        session = model.open_session(0)
+        session.run(rows(), {})
+    with pytest.raises(SessionLost, match=killed.grpc_url):
+        session.run(rows(), {})
+    session.close()
+    moved = model.open_session(0)
+    np.testing.assert_allclose(moved.run(rows(), {})["OUTPUT0"], expected(rows()["INPUT0"]), rtol=1e-5, atol=1e-5)
 
 
 def test_every_url_that_is_down_is_named() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import backends
 from backends.base import Session, example_inputs
-from gateway.compile import stated_spec
 from gateway.config import load_config
 
 
@@ -40,7 +39,7 @@ def main() -> None:
             backend: Any = configured.backends[0]
             if (arguments.models and configured.name not in arguments.models) or configured.ragged is None:
                 continue
-            model = backends.load(backend.kind, backend.options(), stated_spec(configured))
+            model = backends.load(backend.kind, backend.options(), configured.declared())
             session = model.open_session(0)
             times = [
                 p50_ms(session, example_inputs(model.spec, rows, length), arguments.seconds, clock) for rows, length in shapes

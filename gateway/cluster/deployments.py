@@ -77,7 +77,7 @@ def application(config: Config) -> serve.Application:
         max_surge_percent=100 if surge else 0,
         **_COMMON,
     )(IngressReplica)
-    return _versioned(ingress, config.model_dump_json()).bind(config, backends)
+    return _versioned(ingress, _digest(config.model_dump_json())).bind(config, backends)
 
 
 class IngressReplica:
@@ -117,7 +117,8 @@ class IngressReplica:
         clock = LoopClock(asyncio.get_running_loop())
         name = f"{model.name}:{model.version}/{backend.label}"
         if backend.placement == "replicas":
-            return RemoteRunner(backend, _deployment_name(model, backend), self._application, name=name, clock=clock)
+            deployment, content = _deployment_name(model, backend), _content(model, backend)
+            return RemoteRunner(backend, deployment, self._application, content=content, name=name, clock=clock)
         pool = WorkerPool(backend, declared, name=name, clock=clock)
         self._pools.append(pool)
         return pool
@@ -156,7 +157,7 @@ def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]
 def _backend(model: Model, backend: Backend, config: Config) -> serve.Application:
     # It ends after the ingresses that use it: see RemoteRunner.
     drain_s = max(2 * config.server.drain_timeout_s, backend.hang_timeout_s)
-    declared = _declared(model)
+    content = _content(model, backend)
     deployment = serve.deployment(
         name=_deployment_name(model, backend),
         ray_actor_options=_actor_options(backend.resources),
@@ -165,7 +166,7 @@ def _backend(model: Model, backend: Backend, config: Config) -> serve.Applicatio
         **_scale(model, backend),
         **_COMMON,
     )(Replica)
-    return _versioned(deployment, f"{model.model_dump_json()} {backend.label}").bind(model, backend, declared)
+    return _versioned(deployment, content).bind(model, backend, _declared(model), content)
 
 
 def _scale(model: Model, backend: Backend) -> dict[str, Any]:
@@ -228,7 +229,13 @@ def _deployment_name(model: Model, backend: Backend) -> str:
 
 def _versioned(deployment: serve.Deployment, content: str) -> serve.Deployment:
     """Say what the deployment is made of: Serve restarts its replicas when that changes; not told, at every deploy."""
-    return deployment.options(version=_digest(f"{version('serving-gateway')} {content}"), _internal=True)
+    return deployment.options(version=f"{version('serving-gateway')}-{content}", _internal=True)
+
+
+def _content(model: Model, backend: Backend) -> str:
+    """Digest of all that a backend's replica depends on: prices, objectives and numbers of replicas may change beside it."""
+    own = backend.model_dump(include={"name", "kind", "sessions", "isolation", "hang_timeout_s"}) | backend.options()
+    return _digest(repr((model.name, model.version, _declared(model), sorted(own.items()))))
 
 
 def _declared(model: Model) -> ModelSpec:

@@ -63,19 +63,22 @@ def share(sessions: int, ingresses: int) -> int:
 class RemoteRunner:
     """A `BatchRunner` over the replicas of one deployment. See the module."""
 
-    def __init__(self, backend: Backend, deployment: str, application: str, *, name: str, clock: Clock) -> None:
-        """deployment, application: Serve's names. name: "model:version/backend", for messages."""
+    def __init__(self, backend: Backend, deployment: str, application: str, *, content: str, name: str, clock: Clock) -> None:
+        """deployment, application: Serve's names. content: as `Replica` has it. name: "model:version/backend", for messages."""
         self.on_change: Callable[[], None] = lambda: None
         self._backend = backend
         self._deployment = DeploymentID(deployment, application)
+        self._content = content
         self._name = name
         self._clock = clock
         self._ingress = uuid.uuid4().hex  # whom the replicas count
         # from open on
         self._loop: asyncio.AbstractEventLoop
-        self._spec: asyncio.Future[ModelSpec]
+        self._opened: asyncio.Future[None]
+        self._spec: ModelSpec | None = None
         self._poll: LongPollClient
         self._links: dict[str, _Link] = {}
+        self._usable: list[_Link] = []
         self._given_up = False
         self._giving_up: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[None]] = set()
@@ -86,11 +89,11 @@ class RemoteRunner:
 
     @property
     def free_slots(self) -> int:
-        return sum(link.free for link in self._links.values())
+        return sum(link.free for link in self._usable)
 
     @property
     def slots(self) -> int:
-        return sum(link.slots for link in self._links.values())
+        return sum(link.slots for link in self._usable)
 
     @property
     def available(self) -> bool:
@@ -99,7 +102,7 @@ class RemoteRunner:
     async def open(self) -> ModelSpec:
         """Wait for a replica, which tells the spec. Raises: BackendUnreachable, if Serve has given the deployment up."""
         self._loop = asyncio.get_running_loop()
-        self._spec = self._loop.create_future()
+        self._opened = self._loop.create_future()
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         self._poll = LongPollClient(
             controller,
@@ -108,13 +111,15 @@ class RemoteRunner:
             client_id=f"gateway:{self._ingress}",
         )
         try:
-            return await self._spec
+            await self._opened
         except BaseException:
             await self.close()
             raise
+        assert self._spec is not None
+        return self._spec
 
     def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
-        link = max(self._links.values(), key=lambda link: link.free / link.slots if link.free else 0.0)
+        link = max(self._usable, key=lambda link: link.free / link.slots if link.free else 0.0)
         link.busy += 1
         task = self._loop.create_task(self._run(link, batch, on_done))
         self._running.add(task)
@@ -185,29 +190,37 @@ class RemoteRunner:
         # A replica that Serve no longer lists is about to end, but only after the last call there, and `attend` is one. Unless
         # its successor waits for its resources it is kept in use until there is another: a rollout, or an application that is
         # being deleted while its ingresses drain, leaves no gap.
-        successor = any(link.up and link.listed for link in self._links.values())
+        successor = any(link.listed and self._is_ours(link) for link in self._links.values())
         for replica_id, link in list(self._links.items()):
             if not link.listed and (successor or not link.up or not self._backend.surge):
                 task = self._loop.create_task(self._links.pop(replica_id).retire())
                 self._retired.add(task)
                 task.add_done_callback(self._retired.discard)
-        attended = [link for link in self._links.values() if link.up]
-        if attended:
+        # In a rollout each ingress keeps to the replicas of its own configuration; those of the other, if their inputs and
+        # outputs are the same, are better than none.
+        ours = [link for link in self._links.values() if self._is_ours(link)]
+        if ours:
+            self._spec = ours[0].spec
+        self._usable = ours or [link for link in self._links.values() if link.up and link.spec == self._spec]
+        if self._usable:
             self._given_up = False
             if self._giving_up is not None:
                 self._giving_up.cancel()
                 self._giving_up = None
-            if not self._spec.done():
-                self._spec.set_result(attended[0].spec)
-        elif self._spec.done() and self._giving_up is None and not self._given_up:
+            if not self._opened.done():
+                self._opened.set_result(None)
+        elif self._opened.done() and self._giving_up is None and not self._given_up:
             self._giving_up = self._loop.call_later(_EXPECT_REPLICA_S, self._give_up)
         self.on_change()
+
+    def _is_ours(self, link: "_Link") -> bool:
+        return link.up and link.content == self._content
 
     def _give_up(self) -> None:
         self._given_up = True
         self._giving_up = None
-        if not self._spec.done():
-            self._spec.set_exception(
+        if not self._opened.done():
+            self._opened.set_exception(
                 BackendUnreachable(f"{self._name}: no replica of deployment {self._deployment.name} starts")
             )
         self.on_change()
@@ -239,6 +252,7 @@ class _Link:
     up: bool = False
     listed: bool = True
     attendance: Attendance = Attendance(0, 1)
+    content: str = ""
     spec: ModelSpec = field(init=False)
     _lost: bool = False
     _channel: grpc.aio.Channel = field(init=False)
@@ -314,7 +328,7 @@ class _Link:
                 self._set_up(False)
                 await asyncio.sleep(_RETRY_ATTEND_S)
                 continue
-            known, spec = _attendance_decoder.decode(answer)
+            known, self.content, spec = _attendance_decoder.decode(answer)
             self.attendance = known
             self.spec = ModelSpec(*spec)
             self._set_up(True, changed=True)
@@ -360,13 +374,15 @@ class _Link:
         return False
 
 
-def attend_answer(attendance: Attendance, spec: ModelSpec) -> bytes:
+def attend_answer(attendance: Attendance, content: str, spec: ModelSpec) -> bytes:
     """What `attend` of a replica returns."""
-    return msgspec.msgpack.encode((attendance, (spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes)))
+    return msgspec.msgpack.encode(
+        (attendance, content, (spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes))
+    )
 
 
 _SpecFields = tuple[str, tuple[TensorSpec, ...], tuple[TensorSpec, ...], int, tuple[int, ...]]
-_attendance_decoder = msgspec.msgpack.Decoder(tuple[Attendance, _SpecFields])
+_attendance_decoder = msgspec.msgpack.Decoder(tuple[Attendance, str, _SpecFields])
 
 
 def _metadata(method: str) -> bytes:

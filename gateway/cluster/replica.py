@@ -30,11 +30,13 @@ class Replica:
     """The class Serve runs. Everything on the replica's one event loop; `run` and `attend` are called by `RemoteRunner`."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, model: Model, backend: Backend, declared: ModelSpec
+        self, model: Model, backend: Backend, declared: ModelSpec, content: str
     ) -> None:
+        """content: digest of what this replica serves, which tells ingresses of one configuration from those of another."""
         self._loop = asyncio.get_running_loop()
         self._clock = LoopClock(self._loop)
         self._model = model
+        self._content = content
         self._name = f"{model.name}:{model.version}/{backend.label}"
         self._waiting: deque[tuple[Batch, asyncio.Future[Execution]]] = deque()
         # who sends
@@ -86,7 +88,7 @@ class Replica:
         self._attending[ingress] -= 1
         if not self._attending[ingress]:
             self._leaving[ingress] = self._loop.call_later(_FORGET_S, self._forget, ingress)
-        return attend_answer(self._attendance(), self._spec)
+        return attend_answer(self._attendance(), self._content, self._spec)
 
     # called by Serve
 

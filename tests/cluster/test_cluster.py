@@ -98,12 +98,17 @@ def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:
     port = free_port()
     gateway = Gateway(config(port=port, replicas=1, sessions=2))
     before = gateway.pids("ingress") + gateway.pids("m-1-synthetic")
+    wider = {  # other inputs, so neither configuration's ingress may use the replicas of the other
+        "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, -1]}],
+        "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, -1]}],
+    }
     with Load(port, "m", connections=16) as load:
         load.wait_for(200)
-        gateway.upgrade(config(port=port, replicas=1, sessions=2, fixed_ms=2.0))
+        gateway.upgrade(config(port=port, replicas=1, sessions=2, model=wider))
         wait_until(lambda: not set(before) & {*gateway.pids("ingress"), *gateway.pids("m-1-synthetic")}, within_s=30)
         load.wait_for(500)
     assert set(load.outcomes) == {200}
+    assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0, 2.0]]))[0] == 200
 
 
 def test_replicas_follow_the_load_up_and_down(cluster: Cluster) -> None:

@@ -262,6 +262,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._exchanges.clear()
         self._backlog.clear()
         self._exchange = None
+        del self._parser  # it refers to this connection: free both now, not when the collector comes by
         self._server.closed(self)
         for exchange in waiting:
             if exchange.on_disconnect is not None:

@@ -1,6 +1,7 @@
 """Properties of the reader over any bytes, in any pieces: driven without sockets."""
 
 import asyncio
+import gc
 import gzip
 import json
 import re
@@ -102,6 +103,17 @@ requests = st.one_of(
     st.just(get("/plain")),
     st.just(b"HEAD / HTTP/1.1\r\n\r\n"),
 )
+def test_a_closed_connection_is_freed_without_the_collector(loop: asyncio.AbstractEventLoop) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        run(loop, [get() + post(b"x" * 100)])
+        run(loop, [b"garbage"])
+        assert not [each for each in gc.get_objects() if isinstance(each, HttpConnection)]
+    finally:
+        gc.enable()
+
+
 ANY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 
 

@@ -33,6 +33,16 @@ models:
     inputs: [{name: INPUT0, datatype: FP32, shape: [-1, 4]}]
     outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1, 4], labels: [zero, one, two, three]}]
     backends: [{kind: synthetic, fixed_ms: 0.1, row_ms: 0, faults: {fail: 666}}]
+  - name: later
+    load_at_start: false
+    max_rows: 0
+    inputs: [{name: INPUT0, datatype: BYTES, shape: [-1]}]
+    outputs: [{name: OUTPUT0, datatype: BYTES, shape: [-1]}]
+    backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]
+"""
+SLOW = (
+    MODELS
+    + """\
   - name: slow
     max_rows: 1
     batching: {max_queue_rows: 3}
@@ -43,14 +53,9 @@ models:
     max_rows: 1
     inputs: [{name: INPUT0, datatype: FP32, shape: [-1, 4]}]
     outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}]
-    backends: [{kind: synthetic, fixed_ms: 0, faults: {hang: 1}, hang_timeout_s: 1}]
-  - name: later
-    load_at_start: false
-    max_rows: 0
-    inputs: [{name: INPUT0, datatype: BYTES, shape: [-1]}]
-    outputs: [{name: OUTPUT0, datatype: BYTES, shape: [-1]}]
-    backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]
+    backends: [{kind: synthetic, fixed_ms: 0, faults: {hang: 77}, hang_timeout_s: 1}]
 """
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config import Limits
 from gateway.grpc_server import GrpcServer
-from tests.grpc_server.serving import MODELS, Served, infer_request, on_loop, serving
+from tests.grpc_server.serving import MODELS, SLOW, Served, infer_request, on_loop, serving
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ async def test_errors_have_their_status_and_text() -> None:
 
 @on_loop
 async def test_a_full_queue_is_unavailable() -> None:
-    async with serving() as served:
+    async with serving(SLOW) as served:
         calls = [served.stub.ModelInfer(infer_request("slow")) for _ in range(12)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         codes = [outcome.code() for outcome in outcomes if isinstance(outcome, grpc.aio.AioRpcError)]
@@ -75,8 +75,8 @@ async def test_a_full_queue_is_unavailable() -> None:
 
 @on_loop
 async def test_a_cancelled_call_leaves_the_queue() -> None:
-    async with serving() as served:
-        running = served.stub.ModelInfer(infer_request("hangs", value=1))
+    async with serving(SLOW) as served:
+        running = served.stub.ModelInfer(infer_request("hangs", value=77))
         await until_pending(served, 1)
         waiting = served.stub.ModelInfer(infer_request("hangs"))
         await until_pending(served, 2)
@@ -88,12 +88,12 @@ async def test_a_cancelled_call_leaves_the_queue() -> None:
 
 @on_loop
 async def test_a_client_that_disconnects_takes_its_requests_out_of_the_queue() -> None:
-    async with serving() as served:
+    async with serving(SLOW) as served:
         channel = grpc.aio.insecure_channel(served.url, options=[("grpc.use_local_subchannel_pool", 1)])
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
-        calls = [asyncio.ensure_future(infer(infer_request("hangs", value=1).SerializeToString())) for _ in range(2)]
-        await stream.write(infer_request("hangs", value=1).SerializeToString())
+        calls = [asyncio.ensure_future(infer(infer_request("hangs", value=77).SerializeToString())) for _ in range(2)]
+        await stream.write(infer_request("hangs", value=77).SerializeToString())
         await until_pending(served, 3)
         await channel.close()
         await until_pending(served, 0)
@@ -103,8 +103,8 @@ async def test_a_client_that_disconnects_takes_its_requests_out_of_the_queue() -
 
 @on_loop
 async def test_the_deadline_of_the_call_reaches_the_queue() -> None:
-    async with serving() as served:
-        busy = served.stub.ModelInfer(infer_request("hangs", value=1))
+    async with serving(SLOW) as served:
+        busy = served.stub.ModelInfer(infer_request("hangs", value=77))
         await until_pending(served, 1)
         late = await failure(served.stub.ModelInfer(infer_request("hangs"), timeout=0.05))
         assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -115,7 +115,7 @@ async def test_the_deadline_of_the_call_reaches_the_queue() -> None:
 
 @on_loop
 async def test_the_timeout_parameter_is_a_deadline() -> None:
-    async with serving() as served:
+    async with serving(SLOW) as served:
         busy = served.stub.ModelInfer(infer_request("slow"))
         await until_pending(served, 1)
         started = monotonic()
@@ -127,7 +127,7 @@ async def test_the_timeout_parameter_is_a_deadline() -> None:
 
 @on_loop
 async def test_an_overload_carries_a_retry_hint_in_its_trailers() -> None:
-    async with serving(MODELS.replace("fixed_ms: 200", "fixed_ms: 20")) as served:
+    async with serving(SLOW.replace("fixed_ms: 200", "fixed_ms: 20")) as served:
         for _ in range(3):  # what an execution takes is known then
             await served.stub.ModelInfer(infer_request("slow"))
         calls = [served.stub.ModelInfer(infer_request("slow")) for _ in range(12)]
@@ -158,7 +158,7 @@ async def test_a_stream_answers_in_order_and_goes_on_after_errors() -> None:
         infer_request(value=666, request_id="4"),
         infer_request(value=5, request_id="5"),
     ]
-    async with serving() as served:
+    async with serving(SLOW) as served:
         answers = [answer async for answer in served.stub.ModelStreamInfer(iter(requests))]
     assert [answer.infer_response.id for answer in answers] == ["1", "2", "3", "4", "5"]
     assert [bool(answer.error_message) for answer in answers] == [False, True, False, True, False]
@@ -169,7 +169,7 @@ async def test_a_stream_answers_in_order_and_goes_on_after_errors() -> None:
 
 @on_loop
 async def test_requests_of_one_stream_run_together() -> None:
-    async with serving(MODELS.replace("max_rows: 1\n    batching: {max_queue_rows: 3}", "max_rows: 8")) as served:
+    async with serving(SLOW.replace("max_rows: 1\n    batching: {max_queue_rows: 3}", "max_rows: 8")) as served:
         started = monotonic()
         answers = [answer async for answer in served.stub.ModelStreamInfer(iter([infer_request("slow")] * 8))]
         assert len(answers) == 8
@@ -197,10 +197,10 @@ async def test_an_answer_comes_while_the_stream_is_open() -> None:
 
 @on_loop
 async def test_a_cancelled_stream_leaves_the_queue() -> None:
-    async with serving() as served:
+    async with serving(SLOW) as served:
         stream = served.stub.ModelStreamInfer()
         for _ in range(3):
-            await stream.write(infer_request("hangs", value=1))
+            await stream.write(infer_request("hangs", value=77))
         await until_pending(served, 3)
         stream.cancel()
         await until_pending(served, 0)
@@ -284,7 +284,7 @@ async def test_idle_connections_do_not_stop_the_others() -> None:
 
 @on_loop
 async def test_a_drain_answers_what_is_in_flight() -> None:
-    async with serving() as served:
+    async with serving(SLOW) as served:
         calls = [served.stub.ModelInfer(infer_request("slow", value=value)) for value in (1, 2)]
         await until_pending(served, 2)
         await served.server.drain(5)
@@ -293,7 +293,7 @@ async def test_a_drain_answers_what_is_in_flight() -> None:
 
 @on_loop
 async def test_a_drain_ends_open_streams_after_their_last_answer() -> None:
-    async with serving() as served:
+    async with serving(SLOW) as served:
         stream = served.stub.ModelStreamInfer()
         await stream.write(infer_request("slow", value=1))
         await until_pending(served, 1)
@@ -307,8 +307,8 @@ async def test_a_drain_ends_open_streams_after_their_last_answer() -> None:
 
 @on_loop
 async def test_a_drain_ends_in_time_with_a_model_that_hangs() -> None:
-    async with serving() as served:
-        call = served.stub.ModelInfer(infer_request("hangs", value=1))
+    async with serving(SLOW) as served:
+        call = served.stub.ModelInfer(infer_request("hangs", value=77))
         await until_pending(served, 1)
         started = monotonic()
         await served.server.drain(0.1)

@@ -18,7 +18,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer
 from tritonclient.utils import InferenceServerException
 
 from gateway.grpc_server import InferenceServicer
-from tests.grpc_server.serving import MODELS, Served, on_loop, serving
+from tests.grpc_server.serving import MODELS, SLOW, Served, on_loop, serving
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ async def test_the_configuration_is_a_model_config() -> None:
 
 @on_loop
 async def test_statistics_count_inferences() -> None:
-    async with serving() as served, triton.InferenceServerClient(served.url) as client:
+    async with serving(SLOW) as served, triton.InferenceServerClient(served.url) as client:
         await client.infer("echo", [echo_input(np.zeros((3, 4), np.float32))])
         found = (await client.get_inference_statistics("echo")).model_stats[0]
         assert (found.name, found.version, found.inference_count, found.execution_count) == ("echo", "1", 3, 1)
@@ -98,7 +98,7 @@ async def test_statistics_count_inferences() -> None:
 
 @on_loop
 async def test_models_are_loaded_and_unloaded() -> None:
-    async with serving() as served, triton.InferenceServerClient(served.url) as client:
+    async with serving(SLOW) as served, triton.InferenceServerClient(served.url) as client:
         states = {model.name: model.state for model in (await client.get_model_repository_index()).models}
         assert states == {"echo": "READY", "slow": "READY", "hangs": "READY", "later": "UNAVAILABLE"}
         await client.load_model("later")

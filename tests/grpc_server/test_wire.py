@@ -1,0 +1,153 @@
+"""gRPC as bytes on a socket: what no client library would send."""
+
+import asyncio
+import gzip
+import zlib
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+import hpack
+import pytest
+from grpc import StatusCode
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.http2 import PREFACE, frame_head
+from tests.grpc_server.serving import MODELS, Served, infer_request, on_loop, serving
+
+pytestmark = pytest.mark.slow
+
+DATA, HEADERS, RST_STREAM, SETTINGS = 0, 1, 3, 4
+END_STREAM, END_HEADERS = 0x1, 0x4
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+GOOD = infer_request(value=7, request_id="x").SerializeToString()
+
+
+@dataclass
+class Answer:
+    """fields: of the headers and the trailers together."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    reset: int | None = None
+
+    @property
+    def status(self) -> StatusCode:
+        return next(status for status in StatusCode if str(status.value[0]) == self.fields["grpc-status"])
+
+    @property
+    def text(self) -> str:
+        return unquote(self.fields.get("grpc-message", ""))
+
+
+def framed(message: bytes, flag: int = 0) -> bytes:
+    return bytes((flag,)) + len(message).to_bytes(4) + message
+
+
+async def ask(served: Served, *pieces: bytes, path: str = INFER, ends: bool = True, **headers: str) -> Answer:
+    """Send the pieces as DATA frames of one call; ends: the last of them ends the stream."""
+    host, port = served.url.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    given = {"content-type": "application/grpc", "te": "trailers"} | {key.replace("_", "-"): v for key, v in headers.items()}
+    block = hpack.Encoder().encode([(":method", "POST"), (":scheme", "http"), (":path", path), *given.items()])
+    writer.write(PREFACE + frame_head(0, SETTINGS, 0, 0))
+    writer.write(frame_head(len(block), HEADERS, END_HEADERS | (0 if pieces else END_STREAM), 1) + block)
+    for i, piece in enumerate(pieces):
+        writer.write(frame_head(len(piece), DATA, END_STREAM if ends and i == len(pieces) - 1 else 0, 1) + piece)
+    answer, decoder = Answer(), hpack.Decoder()
+    async with asyncio.timeout(10):
+        while True:
+            head = await reader.readexactly(9)
+            payload = await reader.readexactly(int.from_bytes(head[:3]))
+            if head[3] == HEADERS:
+                answer.fields |= dict(decoder.decode(payload))
+            elif head[3] == DATA:
+                answer.body += payload
+            elif head[3] == RST_STREAM:
+                answer.reset = int.from_bytes(payload)
+            if head[3] in (HEADERS, DATA) and head[4] & END_STREAM:
+                break
+    writer.close()
+    return answer
+
+
+@on_loop
+async def test_a_message_in_any_pieces_is_one_message() -> None:
+    async with serving() as served:
+        message = framed(GOOD)
+        for pieces in ([message], [message[:3], message[3:]], [message[:9], message[9:40], message[40:]], [message, b""]):
+            answer = await ask(served, *pieces)
+            assert answer.status is StatusCode.OK
+            assert pb.ModelInferResponse.FromString(answer.body[5:]).id == "x"
+
+
+@on_loop
+async def test_compressed_messages_are_read() -> None:
+    async with serving() as served:
+        for encoding, compress in (("gzip", gzip.compress), ("deflate", zlib.compress)):
+            answer = await ask(served, framed(compress(GOOD), 1), grpc_encoding=encoding)
+            assert answer.status is StatusCode.OK
+
+
+@on_loop
+async def test_a_message_that_inflates_beyond_the_limit_is_refused() -> None:
+    async with serving(f"server: {{limits: {{body_bytes: 100000}}}}\n{MODELS}") as served:
+        answer = await ask(served, framed(gzip.compress(bytes(10_000_000)), 1), grpc_encoding="gzip")
+        assert answer.status is StatusCode.INVALID_ARGUMENT
+        assert "expected at most 100000 bytes" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("pieces", "headers", "status", "text"),
+    [
+        ((), {}, StatusCode.INVALID_ARGUMENT, "takes one message, got none"),
+        ((framed(GOOD) * 2,), {}, StatusCode.INVALID_ARGUMENT, "takes one message, got more"),
+        ((framed(GOOD)[:-1],), {}, StatusCode.INVALID_ARGUMENT, "ends within a message"),
+        ((b"\0\0",), {}, StatusCode.INVALID_ARGUMENT, "ends within a message"),
+        ((framed(GOOD, 1),), {}, StatusCode.INVALID_ARGUMENT, "flag 1 and grpc-encoding identity"),
+        ((framed(GOOD, 9),), {}, StatusCode.INVALID_ARGUMENT, "flag 9"),
+        ((framed(b"\xff" * 9),), {}, StatusCode.INVALID_ARGUMENT, "the request is no inference.ModelInferRequest"),
+        ((framed(b"\xff" * 20, 1),), {"grpc_encoding": "gzip"}, StatusCode.INVALID_ARGUMENT, "no valid gzip data"),
+        ((framed(GOOD),), {"grpc_encoding": "snappy"}, StatusCode.UNIMPLEMENTED, "expected identity, gzip or deflate"),
+        ((framed(GOOD),), {"grpc_timeout": "soon"}, StatusCode.INVALID_ARGUMENT, "grpc-timeout 'soon'"),
+        ((framed(GOOD),), {"grpc_timeout": "123456789S"}, StatusCode.INVALID_ARGUMENT, "grpc-timeout"),
+        ((framed(GOOD),), {"path": "/inference.GRPCInferenceService/Nothing"}, StatusCode.UNIMPLEMENTED, "unknown method"),
+        ((framed(b""),), {}, StatusCode.NOT_FOUND, "Request for unknown model: '' is not found"),
+        ((b"\0\xff\xff\xff\xff",), {"ends": False}, StatusCode.INVALID_ARGUMENT, "a message of 4294967295 bytes"),
+    ],
+)
+def test_what_is_no_call_is_refused(pieces: tuple[bytes, ...], headers: dict[str, str], status: StatusCode, text: str) -> None:
+    @on_loop
+    async def run() -> None:
+        async with serving() as served:
+            answer = await ask(served, *pieces, **headers)  # type: ignore[arg-type]
+            assert answer.status is status
+            assert text in answer.text
+            assert (await ask(served, framed(GOOD))).status is StatusCode.OK
+
+    run()
+
+
+@on_loop
+async def test_what_is_not_grpc_gets_an_http_status() -> None:
+    async with serving() as served:
+        assert (await ask(served, b"{}", content_type="application/json")).fields[":status"] == "415"
+
+
+@on_loop
+async def test_a_timeout_of_the_call_is_read_in_every_unit() -> None:
+    async with serving() as served:
+        for timeout in ("1H", "1M", "9S", "9000m", "9000000u", "99999999n"):
+            assert (await ask(served, framed(GOOD), grpc_timeout=timeout)).status in (
+                StatusCode.OK,
+                StatusCode.DEADLINE_EXCEEDED,
+            )
+
+
+@on_loop
+async def test_texts_of_errors_survive_the_header() -> None:
+    async with serving() as served:
+        answer = await ask(served, framed(pb.ModelInferRequest(model_name="ünknown 100%\n").SerializeToString()))
+        assert answer.text == "Request for unknown model: 'ünknown 100%\n' is not found"
+        answer = await ask(served, framed(pb.ModelInferRequest(model_name="x" * 50_000).SerializeToString()))
+        assert answer.status is StatusCode.NOT_FOUND
+        assert len(answer.fields["grpc-message"]) <= 4096

@@ -301,6 +301,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _feed(self, data: memoryview) -> None:
         self._feeding = True
+        last_arrival_ns = self._last_arrival_ns
         try:
             while True:
                 try:
@@ -319,8 +320,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._feeding = False
         phase = self._phase
         if phase == _HEAD:
-            # How much of this read was the head's is not known; of later ones all is, until the head ends.
-            self._head_fed = 0 if self._head_is_new else self._head_fed + len(data)
+            if not self._head_is_new:
+                self._head_fed += len(data)
+            elif self._last_arrival_ns == last_arrival_ns:
+                self._head_fed = len(data)
+            else:  # behind the end of another message: how much of this read is the head's is not known
+                self._head_fed = 0
             self._head_is_new = False
             head_bytes = max(self._head_fed, self._header_bytes + len(self._url))
             if head_bytes > self._limits.header_bytes or self._header_count > self._limits.header_count:

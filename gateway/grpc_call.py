@@ -6,8 +6,7 @@ Source: gRPC over HTTP2 (grpc/doc/PROTOCOL-HTTP2.md).
 import logging
 import re
 import time
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import quote_from_bytes
 
 from google.protobuf.message import Message
@@ -28,34 +27,67 @@ _OK: Final = header_block((b"grpc-status", b"0"))
 log = logging.getLogger(__name__)
 
 
-class GrpcCall:
-    """One RPC: its messages in and out of a stream. on_cancel: the client went away or took it back."""
+class CallHandler(Protocol):
+    """What a call tells whoever answers it."""
 
-    __slots__ = (
-        "_begun",
-        "_buffer",
-        "_most_bytes",
-        "_on_end",
-        "_on_message",
-        "_one",
-        "arrival_ns",
-        "on_cancel",
-        "over",
-        "stream",
-    )
+    def message(self, data: bytes, size: int) -> None:
+        """The next message; size: the bytes that it took of the client's window."""
+
+    def end(self) -> None:
+        """There are no more messages."""
+
+    def cancel(self) -> None:
+        """The client went away or took the call back. Nothing comes after it."""
+
+    def drained(self) -> None:
+        """More can be sent: what was sent before has left, after it had to wait for the client."""
+
+
+class OneMessage:
+    """A handler for calls that take one message, which `start` gets; another number of them fails the call."""
+
+    def __init__(self, call: "GrpcCall") -> None:
+        self._call = call
+        self._data: bytes | None = None
+
+    def start(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def message(self, data: bytes, size: int) -> None:
+        if self._data is not None:
+            raise InvalidArgument("a unary call takes one message, got more")
+        self._data = data
+
+    def end(self) -> None:
+        data = self._data
+        if data is None:
+            raise InvalidArgument("a unary call takes one message, got none")
+        self.start(data)
+
+    def cancel(self) -> None: ...
+
+    def drained(self) -> None: ...
+
+
+class GrpcCall:
+    """One RPC. over: answered or cancelled; nothing more is sent."""
+
+    __slots__ = ("_begun", "_buffer", "_handler", "_most_bytes", "arrival_ns", "over", "stream")
 
     def __init__(self, stream: Http2Stream, most_bytes: int) -> None:
+        """most_bytes: the longest message, compressed or not."""
         self.arrival_ns = time.monotonic_ns()
-        self.over = False  # answered or cancelled: nothing more is sent
-        self.on_cancel: Callable[[], object] = lambda: None
         self.stream = stream
-        self._most_bytes = most_bytes
-        self._buffer = bytearray()
+        self.over = False
         self._begun = False
-        self._one: bytes | None = None
-        self._on_message: Callable[[bytes, int], None]
-        self._on_end: Callable[[], None]
-        stream.on_reset = self._cancelled
+        self._most_bytes = most_bytes
+        self._buffer: bytearray | None = None  # most messages come whole
+        self._handler: CallHandler | None = None
+
+    def listen(self, handler: CallHandler) -> None:
+        """Have messages, their end and a cancellation told. What a handler raises ends the call."""
+        self._handler = handler
+        self.stream.receiver = self
 
     def remaining_s(self, now_ns: int) -> float | None:
         """Until the call's deadline; None if it has none. Raises: InvalidArgument."""
@@ -66,27 +98,6 @@ class GrpcCall:
         if match is None:
             raise InvalidArgument(f"grpc-timeout {text.decode(errors='replace')!r}: expected up to 8 digits and one of HMSmun")
         return int(match[1]) * _UNIT_S[match[2]] - (now_ns - self.arrival_ns) * 1e-9
-
-    def listen(self, on_message: Callable[[bytes, int], None], on_end: Callable[[], None]) -> None:
-        """Have each message given to on_message, with the bytes it took, and the end of them told."""
-        self._on_message, self._on_end = on_message, on_end
-        self.stream.on_data = self._take
-
-    def listen_for_one(self, start: Callable[[bytes], None]) -> None:
-        """Have the only message of a unary call given to `start`; another number of them fails the call."""
-
-        def keep(message: bytes, size: int) -> None:
-            if self._one is not None:
-                self.fail(InvalidArgument("a unary call takes one message, got more"))
-            self._one = message
-
-        def end() -> None:
-            if self._one is None:
-                self.fail(InvalidArgument("a unary call takes one message, got none"))
-            else:
-                start(self._one)
-
-        self.listen(keep, end)
 
     def reply(self, message: Message) -> None:
         """Answer a unary call."""
@@ -110,6 +121,7 @@ class GrpcCall:
         if not self.over:
             self.begin()
             self.over = True
+            self._handler = None
             self.stream.finish(_OK)
 
     def fail(self, error: GatewayError) -> None:
@@ -117,6 +129,7 @@ class GrpcCall:
         if self.over:
             return
         self.over = True
+        self._handler = None
         text = quote_from_bytes(error.message.encode()[:_LONGEST_TEXT], safe=_PRINTABLE)
         fields = [(b"grpc-status", b"%d" % STATUS[error.code].value[0]), (b"grpc-message", text.encode())]
         fields += [(name.encode(), value.encode()) for name, value in trailers(error)]
@@ -125,27 +138,42 @@ class GrpcCall:
         else:
             self.stream.send_headers(header_block((b"content-type", b"application/grpc"), *fields, status=200), end=True)
 
-    def _take(self, data: bytes, ended: bool) -> None:
-        """Cut length-prefixed messages. Source: gRPC over HTTP2, "Length-Prefixed-Message"."""
-        if self.over:
-            return
+    # the stream's receiver
+
+    def take(self, data: bytes, ended: bool) -> None:
+        """Cut length-prefixed messages."""
         try:
             self._cut(data)
-            if ended and not self.over:
+            if ended and self._handler is not None:
                 if self._buffer:
                     raise InvalidArgument(f"the call ends within a message, {len(self._buffer)} bytes after its begin")
-                self._on_end()
+                self._handler.end()
         except GatewayError as exc:
             self.fail(exc)
         except Exception:  # a fault of ours must cost this call only, not the connection and every other call on it
             log.exception("a gRPC call failed")
             self.fail(InternalError("internal error"))
 
+    def reset(self) -> None:
+        handler, self._handler = self._handler, None
+        self.over = True
+        if handler is not None:
+            handler.cancel()
+
+    def drained(self) -> None:
+        if self._handler is not None:
+            self._handler.drained()
+
     def _cut(self, data: bytes) -> None:
-        buffer = self._buffer
-        if not buffer and len(data) >= 5 and int.from_bytes(data[1:5]) == len(data) - 5 <= self._most_bytes:
-            self._on_message(self._inflated(data[0], data[5:]), len(data))  # one whole message, as most are
+        handler = self._handler
+        if handler is None:
             return
+        if not self._buffer and len(data) >= 5 and int.from_bytes(data[1:5]) == len(data) - 5 <= self._most_bytes:
+            handler.message(self._inflated(data[0], data[5:]), len(data))  # one whole message, as most are
+            return
+        if self._buffer is None:
+            self._buffer = bytearray()
+        buffer = self._buffer
         buffer += data
         while len(buffer) >= 5 and not self.over:
             size = int.from_bytes(buffer[1:5])
@@ -156,7 +184,7 @@ class GrpcCall:
             message = bytes(memoryview(buffer)[5 : size + 5])
             flag = buffer[0]
             del buffer[: size + 5]
-            self._on_message(self._inflated(flag, message), size + 5)
+            handler.message(self._inflated(flag, message), size + 5)
 
     def _inflated(self, flag: int, message: bytes) -> bytes:
         if flag == 0:
@@ -165,11 +193,6 @@ class GrpcCall:
         if flag != 1 or encoding == b"identity":
             raise InvalidArgument(f"a message with the flag {flag} and grpc-encoding {encoding.decode()}")
         return inflate(encoding, message, self._most_bytes)
-
-    def _cancelled(self) -> None:
-        if not self.over:
-            self.over = True
-            self.on_cancel()
 
 
 def framed(message: Message) -> bytes:

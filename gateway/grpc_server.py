@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from gateway.config import Limits
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, Unsupported
-from gateway.grpc_call import ENCODINGS, GrpcCall
+from gateway.grpc_call import ENCODINGS, GrpcCall, OneMessage
 from gateway.http2 import Http2Connection, Http2Stream, header_block
 from gateway.metrics import EndpointMetrics
 from gateway.protocols.grpc import decode, encode
@@ -90,7 +90,7 @@ class GrpcServer:
         if not self._connections:
             self._all_closed.set()
 
-    def _table(self) -> "dict[bytes, Callable[[GrpcCall], None]]":
+    def _table(self) -> dict[bytes, Callable[[GrpcCall], None]]:
         """What to do with a new call, by path."""
         repository = self._repository
         servicer = InferenceServicer(repository)
@@ -103,10 +103,10 @@ class GrpcServer:
             parse = _parser(GetMessageClass(method.input_type))
             calls[path] = self._unary(parse, getattr(servicer, method.name))
         parse_infer = _parser(pb.ModelInferRequest)
-        calls[f"/{_SERVICE}/ModelInfer".encode()] = lambda call: _InferCall(repository, call, parse_infer).listen()
-        calls[f"/{_SERVICE}/ModelStreamInfer".encode()] = lambda call: _InferStream(
-            repository, call, parse_infer, self._streams
-        ).listen()
+        calls[f"/{_SERVICE}/ModelInfer".encode()] = lambda call: call.listen(_InferCall(repository, call, parse_infer))
+        calls[f"/{_SERVICE}/ModelStreamInfer".encode()] = lambda call: call.listen(
+            _InferStream(repository, call, parse_infer, self._streams)
+        )
 
         async def check(message: Any) -> Message:
             if message.service not in ("", _SERVICE):
@@ -117,7 +117,9 @@ class GrpcServer:
 
         calls[f"/{_HEALTH}/Check".encode()] = self._unary(_parser(health_pb2.HealthCheckRequest), check)
         services = reflection.ReflectionServicer((_SERVICE, _HEALTH, reflection.SERVICE_NAME))
-        calls[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo".encode()] = lambda call: _reflect(services, call)
+        calls[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo".encode()] = lambda call: call.listen(
+            _ReflectionCall(call, services)
+        )
         return calls
 
     def _open(self, stream: Http2Stream) -> None:
@@ -135,41 +137,59 @@ class GrpcServer:
         else:
             begin(call)
 
-    def _unary(self, parse: Callable[[bytes], Any], act: Callable[[Any], Awaitable[Message]]) -> "Callable[[GrpcCall], None]":
-        async def run(call: GrpcCall, data: bytes) -> None:
-            try:
-                call.reply(await act(parse(data)))
-            except GatewayError as exc:
-                call.fail(exc)
-            except Exception:  # a fault of ours must still be an answer
-                log.exception("a gRPC call failed")
-                call.fail(InternalError("internal error"))
+    def _unary(self, parse: Callable[[bytes], Any], act: Callable[[Any], Awaitable[Message]]) -> Callable[[GrpcCall], None]:
+        return lambda call: call.listen(_TaskCall(call, parse, act, self._tasks))
 
-        def begin(call: GrpcCall) -> None:
-            def start(data: bytes) -> None:
-                task = asyncio.ensure_future(run(call, data))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                call.on_cancel = task.cancel
 
-            call.listen_for_one(start)
+class _TaskCall(OneMessage):
+    """A call that a coroutine answers, as a task."""
 
-        return begin
+    def __init__(
+        self,
+        call: GrpcCall,
+        parse: Callable[[bytes], Any],
+        act: Callable[[Any], Awaitable[Message]],
+        tasks: set[asyncio.Task[None]],
+    ) -> None:
+        """tasks: of the server, which keeps them from being collected."""
+        super().__init__(call)
+        self._parse = parse
+        self._act = act
+        self._tasks = tasks
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, data: bytes) -> None:
+        self._task = asyncio.ensure_future(self._run(data))
+        self._tasks.add(self._task)
+        self._task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, data: bytes) -> None:
+        try:
+            self._call.reply(await self._act(self._parse(data)))
+        except GatewayError as exc:
+            self._call.fail(exc)
+        except Exception:  # a fault of ours must still be an answer
+            log.exception("a gRPC call failed")
+            self._call.fail(InternalError("internal error"))
 
 
 class _Inference:
-    """One inference on its way. on_reply gets its answer or error, once, perhaps within `start`."""
+    """One inference on its way. on_reply gets its answer or error, once, perhaps within `start`; `reply` keeps it."""
 
-    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_repository", "_request", "_served", "id", "on_reply", "reply")
+    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_on_reply", "_repository", "_request", "_served", "id", "reply")
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, on_reply: Callable[[pb.ModelInferResponse | GatewayError], None]) -> None:
         self._repository = repository
+        self._on_reply = on_reply
         self._request: InferRequest | None = None
         self._endpoint: EndpointMetrics | None = None
         self._served: ServedModel
         self.id = ""
         self.reply: pb.ModelInferResponse | GatewayError | None = None
-        self.on_reply: Callable[[], None]
 
     def start(self, data: bytes, parse: Callable[[bytes], Any], call: GrpcCall) -> None:
         repository = self._repository
@@ -218,32 +238,30 @@ class _Inference:
             self.reply = outcome
             endpoint = self._endpoint or self._repository.metrics.endpoint("", "", _PROTOCOL)
             endpoint.failed(outcome.code, self._arrival_ns, encoding_ns)
-        self.on_reply()
+        assert self.reply is not None
+        on_reply = self._on_reply
+        del self._on_reply  # or this and its owner would hold each other until the cyclic collector comes
+        on_reply(self.reply)
 
 
-class _InferCall:
+class _InferCall(OneMessage):
     """ModelInfer."""
 
-    __slots__ = ("_call", "_inference", "_parse")
-
     def __init__(self, repository: Repository, call: GrpcCall, parse: Callable[[bytes], Any]) -> None:
-        self._call = call
+        super().__init__(call)
         self._parse = parse
-        self._inference = _Inference(repository)
-        self._inference.on_reply = self._answer
+        self._inference = _Inference(repository, self._answer)
 
-    def listen(self) -> None:
-        self._call.listen_for_one(self._start)
-
-    def _start(self, data: bytes) -> None:
-        self._call.on_cancel = self._inference.cancel
+    def start(self, data: bytes) -> None:
         self._inference.start(data, self._parse, self._call)
 
-    def _answer(self) -> None:
-        reply = self._inference.reply
+    def cancel(self) -> None:
+        self._inference.cancel()
+
+    def _answer(self, reply: pb.ModelInferResponse | GatewayError) -> None:
         if isinstance(reply, GatewayError):
             self._call.fail(reply)
-        elif reply is not None:
+        else:
             self._call.reply(reply)
 
 
@@ -257,50 +275,53 @@ class _InferStream:
     def __init__(
         self, repository: Repository, call: GrpcCall, parse: Callable[[bytes], Any], open_streams: "set[_InferStream]"
     ) -> None:
+        """open_streams: of the server, which shuts them down."""
         self._repository = repository
         self._call = call
         self._parse = parse
         self._waiting: deque[tuple[bytes, int]] = deque()
         self._running: deque[_Inference] = deque()
+        self._starting = False
         self._ended = False
         self._farewell: GatewayError | None = None
         self._open_streams = open_streams
         open_streams.add(self)
 
-    def listen(self) -> None:
-        self._call.on_cancel = self._cancel
-        self._call.stream.on_drained = self._advance
-        self._call.listen(self._take, self._end)
-
     def shut_down(self) -> None:
         """Answer what came, then end."""
         self._farewell = NotReady("the server is shutting down", retry_after_s=1.0)
-        self._advance()
+        self.drained()
 
-    def _take(self, data: bytes, size: int) -> None:
+    def message(self, data: bytes, size: int) -> None:
         if self._farewell is None:
             self._waiting.append((data, size))
-            self._advance()
+            self.drained()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         self._ended = True
-        self._advance()
+        self.drained()
 
-    def _advance(self) -> None:
+    def cancel(self) -> None:
+        self._open_streams.discard(self)
+        self._waiting.clear()
+        for inference in list(self._running):
+            inference.cancel()
+
+    def drained(self) -> None:
         """Send the answers whose turn it is, then start what there is room for; at the end, end."""
         call, running = self._call, self._running
-        while True:
-            while running and running[0].reply is not None and not call.over:
+        while not call.over:
+            while running and running[0].reply is not None:
                 self._send(running.popleft())
-            if not self._waiting or len(running) >= _STREAM_IN_FLIGHT or call.stream.backlog or call.over:
+            if not self._waiting or len(running) >= _STREAM_IN_FLIGHT or call.stream.backlog:
                 break
             data, size = self._waiting.popleft()
             call.stream.credit(size)
-            inference = _Inference(self._repository)
+            inference = _Inference(self._repository, self._replied)
             running.append(inference)
-            inference.on_reply = self._nothing
+            self._starting = True
             inference.start(data, self._parse, call)
-            inference.on_reply = self._advance
+            self._starting = False
         if not running and not self._waiting and not call.over:
             if self._farewell is not None:
                 call.fail(self._farewell)
@@ -309,8 +330,9 @@ class _InferStream:
         if call.over:
             self._open_streams.discard(self)
 
-    def _nothing(self) -> None:
-        """While it is started, a request that fails at once is answered by the loop that starts it."""
+    def _replied(self, reply: pb.ModelInferResponse | GatewayError) -> None:
+        if not self._starting:  # else the loop that starts it also sends it
+            self.drained()
 
     def _send(self, inference: _Inference) -> None:
         reply = inference.reply
@@ -325,12 +347,27 @@ class _InferStream:
             )
         self._call.send(message)
 
-    def _cancel(self) -> None:
-        self._open_streams.discard(self)
-        self._waiting.clear()
-        for inference in self._running:
-            inference.on_reply = self._nothing
-            inference.cancel()
+
+class _ReflectionCall:
+    """ServerReflectionInfo: an answer for each request, at once."""
+
+    def __init__(self, call: GrpcCall, services: Any) -> None:
+        """services: a ReflectionServicer, whose stubs know nothing of what it yields."""
+        self._call = call
+        self._services = services
+
+    def message(self, data: bytes, size: int) -> None:
+        self._call.stream.credit(size)
+        request = _parser(reflection_pb2.ServerReflectionRequest)(data)
+        for reply in self._services.ServerReflectionInfo(iter([request]), None):
+            self._call.send(reply)
+
+    def end(self) -> None:
+        self._call.finish()
+
+    def cancel(self) -> None: ...
+
+    def drained(self) -> None: ...
 
 
 class InferenceServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # untyped in tritonclient
@@ -418,18 +455,6 @@ class InferenceServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type:
 
     async def LogSettings(self, message: Message) -> NoReturn:
         raise Unsupported("log settings cannot be changed by clients")
-
-
-def _reflect(services: Any, call: GrpcCall) -> None:
-    """ServerReflectionInfo: an answer for each request, at once."""
-    parse = _parser(reflection_pb2.ServerReflectionRequest)
-
-    def answer(data: bytes, size: int) -> None:
-        call.stream.credit(size)
-        (reply,) = services.ServerReflectionInfo(iter([parse(data)]), None)
-        call.send(reply)
-
-    call.listen(answer, call.finish)
 
 
 def _parser(message_class: Any) -> Callable[[bytes], Any]:

@@ -12,7 +12,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import hpack
 from hpack.table import HeaderTable
@@ -89,17 +89,37 @@ def _string_length(length: int) -> bytes:
 _TOO_LARGE: Final = header_block(status=431)
 
 
-class Http2Stream:
-    """One request and its answer. The handler sets the callbacks when it gets the stream.
+class Receiver(Protocol):
+    """What a stream tells its handler."""
 
-    headers: names in lower case. on_data: gets a body's next bytes, and whether these are its last.
-    on_reset: the client went away or took the request back; called at most once, and nothing after it.
-    on_drained: called when all that was sent has left for the transport, after it had to wait for the client's window.
-    """
+    def take(self, data: bytes, ended: bool) -> None:
+        """The body's next bytes, and whether these are its last."""
+
+    def reset(self) -> None:
+        """The client went away or took the request back. Nothing comes after it."""
+
+    def drained(self) -> None:
+        """More can be sent: what was sent before has left, after it had to wait for the client."""
+
+
+class _Nobody:
+    """Receives for streams that are over, so that these and their handlers are freed without the cyclic collector."""
+
+    def take(self, data: bytes, ended: bool) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def drained(self) -> None: ...
+
+
+_NOBODY: Final[Receiver] = _Nobody()
+
+
+class Http2Stream:
+    """One request and its answer. The handler sets the receiver when it gets the stream. headers: names in lower case."""
 
     __slots__ = (
-        "_connection", "_ended", "_id", "_outbox", "_receive_window", "_send_window", "_trailers",
-        "headers", "on_data", "on_drained", "on_reset",
+        "_connection", "_ended", "_id", "_outbox", "_receive_window", "_send_window", "_trailers", "headers", "receiver",
     )  # fmt: skip
 
     def __init__(self, connection: "Http2Connection", number: int, headers: Headers, send_window: int) -> None:
@@ -108,12 +128,10 @@ class Http2Stream:
         self._send_window = send_window
         self._receive_window = connection.receive_window
         self._ended = False  # by the client
-        self._outbox: deque[memoryview] = deque()
+        self._outbox: deque[memoryview] | None = None  # most answers never wait
         self._trailers: bytes | None = None
         self.headers = headers
-        self.on_data: Callable[[bytes, bool], None] = lambda data, ended: None
-        self.on_reset: Callable[[], None] = lambda: None
-        self.on_drained: Callable[[], None] = lambda: None
+        self.receiver: Receiver = _NOBODY
 
     @property
     def backlog(self) -> bool:
@@ -137,6 +155,8 @@ class Http2Stream:
             connection.write(frame_head(size, _DATA, 0, self._id))
             connection.write(data)
         else:
+            if self._outbox is None:
+                self._outbox = deque()
             self._outbox.append(memoryview(data))
             self.pump()
 
@@ -167,7 +187,7 @@ class Http2Stream:
         if self._trailers is not None:
             self.send_headers(self._trailers, end=True)
         else:
-            self.on_drained()
+            self.receiver.drained()
 
     def credit(self, size: int) -> None:
         """Let the client send so many bytes more on this stream."""
@@ -264,7 +284,8 @@ class Http2Connection(asyncio.Protocol):
         streams = list(self._streams.values())
         self._streams.clear()
         for stream in streams:
-            stream.on_reset()
+            receiver, stream.receiver = stream.receiver, _NOBODY
+            receiver.reset()
         self._on_closed(self)
 
     def pause_writing(self) -> None:
@@ -277,7 +298,7 @@ class Http2Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.resume_reading()
         for stream in list(self._streams.values()):
-            stream.on_drained()
+            stream.receiver.drained()
 
     def data_received(self, data: bytes) -> None:
         if self._rest:
@@ -333,6 +354,7 @@ class Http2Connection(asyncio.Protocol):
     def forget(self, stream: Http2Stream) -> None:
         """The stream is over on our side (called by it)."""
         self._streams.pop(stream._id, None)
+        stream.receiver = _NOBODY
         self._close_if_done()
 
     def _close_if_done(self) -> None:
@@ -395,7 +417,8 @@ class Http2Connection(asyncio.Protocol):
             _expect_size(payload, 4)
             stream = self._streams.pop(number, None)
             if stream is not None:
-                stream.on_reset()
+                receiver, stream.receiver = stream.receiver, _NOBODY
+                receiver.reset()
                 self._close_if_done()
             elif number == 0 or number > self._last_stream:
                 raise _Broken(PROTOCOL_ERROR, f"reset of stream {number}, which is not open")
@@ -433,7 +456,7 @@ class Http2Connection(asyncio.Protocol):
         if flags & _PADDED:
             payload = _unpadded(payload)
         stream._ended = ended = bool(flags & _END_STREAM)
-        stream.on_data(payload, ended)
+        stream.receiver.take(payload, ended)
 
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & _PADDED:
@@ -467,7 +490,7 @@ class Http2Connection(asyncio.Protocol):
             if stream._ended or not ended:
                 raise _Broken(PROTOCOL_ERROR, f"a second header block in stream {number} that is not its end")
             stream._ended = True
-            stream.on_data(b"", True)
+            stream.receiver.take(b"", True)
             return
         if number % 2 == 0:
             raise _Broken(PROTOCOL_ERROR, f"stream {number} is not a client's")
@@ -486,7 +509,7 @@ class Http2Connection(asyncio.Protocol):
             return
         self._on_stream(stream)
         if ended and number in self._streams:
-            stream.on_data(b"", True)
+            stream.receiver.take(b"", True)
 
     def _decode(self, block: bytes) -> Headers | None:
         """None: more than the limit."""

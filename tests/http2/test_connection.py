@@ -63,6 +63,27 @@ class Wire(asyncio.Transport):
         self.reading = True
 
 
+class Echo:
+    """Answers a body with itself."""
+
+    def __init__(self, stream: Http2Stream, resets: list[Http2Stream]) -> None:
+        self.stream = stream
+        self.resets = resets
+        self.body = b""
+
+    def take(self, data: bytes, ended: bool) -> None:
+        self.body += data
+        if ended:
+            self.stream.send_headers(header_block((b"x-path", self.stream.headers[b":path"]), status=200))
+            self.stream.send_data(self.body)
+            self.stream.finish(header_block((b"grpc-status", b"0")))
+
+    def reset(self) -> None:
+        self.resets.append(self.stream)
+
+    def drained(self) -> None: ...
+
+
 class Peer:
     """A client on the wire of a connection whose handler answers each body with itself."""
 
@@ -77,17 +98,7 @@ class Peer:
 
     def _echo(self, stream: Http2Stream) -> None:
         self.streams.append(stream)
-        body: list[bytes] = []
-
-        def take(data: bytes, ended: bool) -> None:
-            body.append(data)
-            if ended:
-                stream.send_headers(header_block((b"x-path", stream.headers[b":path"]), status=200))
-                stream.send_data(b"".join(body))
-                stream.finish(header_block((b"grpc-status", b"0")))
-
-        stream.on_data = take
-        stream.on_reset = lambda: self.resets.append(stream)
+        stream.receiver = Echo(stream, self.resets)
 
     def send(self, *frames: bytes, preface: bytes = b"") -> None:
         self.connection.data_received(preface + b"".join(frames))

@@ -128,8 +128,8 @@ def measure(name: str, python: str, connections: int, seconds: int, script: Path
     requests = int(find(r"(\d+) requests in", output))
     return Round(
         float(find(r"Requests/sec:\s+([\d.]+)", output)),
-        milliseconds(find(r"50%\s+(\S+)", output)),
-        milliseconds(find(r"99%\s+(\S+)", output)),
+        milliseconds(find(r"\n +50%\s+(\S+)", output)),
+        milliseconds(find(r"\n +99%\s+(\S+)", output)),
         cpu_s / requests * 1e6,
     )
 

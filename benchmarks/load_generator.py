@@ -1,0 +1,256 @@
+"""The load generator judged: against wrk and Locust, against a stall, and its intervals against the truth.
+
+    python -m benchmarks.load_generator tools --seconds 10 --locust PATH   latency and CPU at the same rate, null server
+    python -m benchmarks.load_generator stall                              a server that stops for 1 s: open and closed loop
+    python -m benchmarks.load_generator coverage                           intervals of attainment near the knee
+
+wrk (Debian: wrk) is a closed loop; a Lua delay per connection holds it to about the rate. Locust is no dependency of this
+project: install it in an environment of its own (`pip install locust`) and name its executable. Generator and server share
+the machine. CPU is that of the whole process, its start and imports included.
+"""
+
+import argparse
+import asyncio
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from gateway.batching.batcher import Batcher
+from gateway.batching.policies import Greedy
+from loadtest.generator import measure
+from loadtest.results import LoadSpec, RunResult, read_run
+from loadtest.selfcheck import null_server
+from loadtest.simulator import Affine, simulate
+from loadtest.statistics import batch_means, binomial_interval
+from tests.loadtest.scripted_server import scripted_server
+
+CONNECTIONS = 32
+BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [0.5] * 16}]})
+PATH = "/v2/models/null/infer"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one tool reported of one run, and what it cost. cpu_s: user and system time of all its processes."""
+
+    tool: str
+    rate_rps: float
+    p50_ms: float
+    p99_ms: float
+    cpu_s: float
+    requests: int
+
+
+def tools(seconds: float, rates: list[int], locust: str | None) -> None:
+    print(f"{'tool':<10}{'asked/s':>9}{'done/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'CPU s':>8}{'µs/request':>12}")
+    with null_server() as server, tempfile.TemporaryDirectory() as directory:
+        url = server.target("rest-json")
+        for rate in rates:
+            runs: list[Callable[[], Figure]] = [
+                lambda rate=rate: run_loadtest(url, rate, seconds, Path(directory)),  # type: ignore[misc]
+                lambda rate=rate: run_wrk(url, rate, seconds, Path(directory)),  # type: ignore[misc]
+            ]
+            if locust:
+                runs.append(lambda rate=rate: run_locust(locust, url, rate, seconds, Path(directory)))  # type: ignore[misc]
+            for run in runs:
+                figure = run()
+                each_us = figure.cpu_s / max(figure.requests, 1) * 1e6
+                print(
+                    f"{figure.tool:<10}{rate:>9}{figure.rate_rps:>10.0f}{figure.p50_ms:>9.3f}{figure.p99_ms:>9.3f}"
+                    f"{figure.cpu_s:>8.2f}{each_us:>12.0f}",
+                    flush=True,
+                )
+
+
+def timed(command: list[str], directory: Path) -> tuple[str, float]:
+    """Run a command: its output and the CPU seconds of it and its children."""
+    before = os.times()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=directory, check=False)
+    after = os.times()
+    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return done.stdout + done.stderr, cpu_s
+
+
+def run_loadtest(url: str, rate: int, seconds: float, directory: Path) -> Figure:
+    path = directory / "run.json"
+    command = [
+        sys.executable,
+        "-m",
+        "loadtest.cli",
+        "run",
+        url,
+        "--model",
+        "null",
+        "--rate",
+        str(rate),
+        "--duration",
+        str(seconds),
+    ]
+    _, cpu_s = timed([*command, "--connections", str(CONNECTIONS), "--warmup", "0", "--quiet", "--json", str(path)], Path.cwd())
+    result = read_run(path)
+    return Figure("loadtest", result.succeeded_rps, result.latency.p50, result.latency.p99, cpu_s, result.succeeded)
+
+
+def run_wrk(url: str, rate: int, seconds: float, directory: Path) -> Figure:
+    script = directory / "post.lua"
+    script.write_text(
+        f"wrk.method='POST'\nwrk.body='{BODY}'\nwrk.headers['Content-Type']='application/json'\n"
+        f"function delay() return {round(CONNECTIONS * 1000 / rate)} end\n"
+    )
+    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds:g}s", "--latency", "-s", str(script), url + PATH]
+    text, cpu_s = timed(command, directory)
+    found = {name: _ms(text, rf"{name}%\s+([\d.]+)(us|ms|s)") for name in ("50", "99")}
+    requests = int(re.search(r"(\d+) requests in", text)[1])  # type: ignore[index]
+    return Figure("wrk", requests / seconds, found["50"], found["99"], cpu_s, requests)
+
+
+def _ms(text: str, pattern: str) -> float:
+    match = re.search(pattern, text)
+    assert match, text
+    return float(match[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[match[2]]
+
+
+def run_locust(locust: str, url: str, rate: int, seconds: float, directory: Path) -> Figure:
+    (directory / "locustfile.py").write_text(
+        "from locust import FastHttpUser, constant_throughput, task\n"
+        "class User(FastHttpUser):\n"
+        f"    wait_time = constant_throughput({rate / CONNECTIONS})\n"
+        "    @task\n"
+        "    def infer(self):\n"
+        f"        self.client.post({PATH!r}, data={BODY!r}, headers={{'Content-Type': 'application/json'}})\n"
+    )
+    command = [locust, "--headless", "-f", "locustfile.py", "-H", url, "-u", str(CONNECTIONS), "-r", str(CONNECTIONS)]
+    text, cpu_s = timed([*command, "-t", f"{seconds:g}s", "--csv", "out", "--only-summary"], directory)
+    with (directory / "out_stats.csv").open() as file:
+        total = list(csv.DictReader(file))[-1]
+    requests = int(total["Request Count"])
+    assert requests, text
+    return Figure("locust", float(total["Requests/s"]), float(total["50%"]), float(total["99%"]), cpu_s, requests)
+
+
+def stall() -> None:
+    """A server that answers at once but stops for 1 s of 10: what each way of counting says."""
+    for name, pattern, rate in (("open loop", "constant", 200.0), ("closed loop, 1 user", "users:count=1", 0.0)):
+        result = uvloop.run(_stalled(pattern, rate))
+        print(
+            f"{name:<20} {result.requests:>7} requests   latency p99 {result.latency.p99:8.2f} ms   "
+            f"service p99 {result.service.p99:8.2f} ms   max {result.latency.max:8.2f} ms"
+        )
+
+
+async def _stalled(pattern: str, rate: float) -> RunResult:
+    async with scripted_server() as server:
+        loop = asyncio.get_running_loop()
+
+        def begin() -> None:
+            server.stalled_until = loop.time() + 1.0
+
+        server.at_inference[200] = begin
+        return await measure(
+            LoadSpec(server.url, model="m", pattern=pattern, rate_rps=rate, duration_s=10, connections=1, warmup_s=0.0)
+        )
+
+
+def coverage(runs: int) -> None:
+    """How often the 95 % intervals hold the true attainment at a limit that is the true p99."""
+    print(f"{'server':<28}{'busy':>6}{'blocks':>8}{'batch means':>13}{'binomial':>10}{'width':>9}{'design effect':>15}")
+    for name, make in (("M/D/1", _md1), ("M/M/1", _mm1), ("batcher (greedy, 16 rows)", _batched)):
+        for busy in (0.8, 0.9) if make is _batched else (0.7, 0.8, 0.9, 0.95):
+            truth = make(np.random.default_rng(99), 400_000 if make is _batched else 4_000_000, busy)
+            limit = float(np.quantile(truth, 0.99))
+            attained = float(np.mean(truth <= limit))
+            per_block = max(200, int(10 * limit * _rate(make, busy)))
+            for blocks in (20, 40) if make is _batched else (20, 40, 100):
+                _cover(name, make, busy, limit, attained, per_block, blocks, runs)
+
+
+Latencies = Callable[[np.random.Generator, int, float], np.ndarray]
+
+
+def _cover(
+    name: str, make: Latencies, busy: float, limit: float, attained: float, per_block: int, blocks: int, runs: int
+) -> None:
+    held = binomial_held = 0
+    widths, effects = [], []
+    for run in range(runs):
+        latency = make(np.random.default_rng([1, run]), per_block * blocks, busy)
+        missed = latency > limit
+        means = batch_means(np.arange(len(latency)) // per_block, missed, np.log(latency))
+        interval = means.interval(0.95)
+        binomial = binomial_interval(int(missed.sum()), len(missed), 0.95)
+        held += interval.lower <= attained <= interval.upper
+        binomial_held += binomial.lower <= attained <= binomial.upper
+        widths.append(interval.upper - interval.lower)
+        effects.append(means.design_effect)
+    print(
+        f"{name:<28}{busy:>6}{blocks:>8}{held / runs:>13.1%}{binomial_held / runs:>10.1%}{np.median(widths):>9.4f}"
+        f"{np.median(effects):>15.0f}",
+        flush=True,
+    )
+
+
+def _rate(make: Latencies, busy: float) -> float:
+    return busy * _BATCHED_RPS if make is _batched else busy
+
+
+def _md1(rng: np.random.Generator, count: int, busy: float) -> np.ndarray:
+    return _lindley(np.ones(count + _LEAD), rng.exponential(1 / busy, count + _LEAD))
+
+
+def _mm1(rng: np.random.Generator, count: int, busy: float) -> np.ndarray:
+    return _lindley(rng.exponential(1, count + _LEAD), rng.exponential(1 / busy, count + _LEAD))
+
+
+_LEAD = 20_000  # until the queue has forgotten that it began empty
+
+
+def _lindley(service: np.ndarray, gaps: np.ndarray) -> np.ndarray:
+    walk = np.cumsum(np.concatenate([[0.0], service[:-1] - gaps[1:]]))
+    latency: np.ndarray = (walk - np.minimum.accumulate(walk) + service)[_LEAD:]
+    return latency
+
+
+_BATCHED_RPS = 1600.0  # 16 rows in 2 ms + 16 · 0.5 ms
+
+
+def _batched(rng: np.random.Generator, count: int, busy: float) -> np.ndarray:
+    """Latencies in seconds of the gateway's own batcher, in simulated time."""
+    lead = 2000
+    arrivals_ns = (np.cumsum(rng.exponential(1 / (busy * _BATCHED_RPS), count + lead)) * 1e9).astype(np.int64)
+    batcher = Batcher(Greedy(), max_rows=16, workers=1, max_queue_rows=1_000_000)
+    latency: np.ndarray = simulate(batcher, arrivals_ns, Affine(2e6, 0.5e6), workers=1).latencies_ns[lead:] / 1e9
+    return latency
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("tools", "stall", "coverage"))
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rates", default="1000,4000")
+    parser.add_argument("--locust", default=shutil.which("locust"), help="its executable; left out if there is none")
+    parser.add_argument("--runs", type=int, default=200)
+    args = parser.parse_args()
+    started = time.monotonic()
+    if args.what == "tools":
+        tools(args.seconds, [int(rate) for rate in args.rates.split(",")], args.locust)
+    elif args.what == "stall":
+        stall()
+    else:
+        coverage(args.runs)
+    print(f"took {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

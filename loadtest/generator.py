@@ -28,8 +28,8 @@ from loadtest.worker import Job, Report, Sender
 
 _LEAD_NS: Final = 50_000_000  # between "all are ready" and the first intended send
 _CLOSED_LOOP_ROWS_PER_S: Final = 50_000  # more than one process can send
-_SPIN_BELOW_MS: Final = 0.2  # a lag limit that the timer alone does not keep
-_SPIN_NS: Final = 100_000
+_SPIN_BELOW_MS: Final = 0.1  # a lag limit that the timer alone does not keep
+_SPIN_NS: Final = 50_000
 _WATCH_S: Final = 0.5
 _FOLLOW_ROWS: Final = 200_000  # looked at in one go: more are not sent in between
 _WORKER_READY_S: Final = 30.0

@@ -1,8 +1,9 @@
 """Wake the event loop at a moment, more finely than its own timers.
 
 asyncio's timers on uvloop have whole milliseconds. A Linux timerfd is served by the kernel's high-resolution timers and wakes
-the loop as a readable file: about 60 µs late at most on an idle core, without burning it. Where that is not enough (a tight
-SLO asks for less lag), the pacer wakes `spin_ns` early and lets the loop run round, polling its sockets, until the moment.
+the loop as a readable file, without burning a core: p99 0.07 to 0.15 ms late (see `loadtest.worker`). Where that is not
+enough (a tight SLO asks for less lag), the pacer wakes `spin_ns` early and lets the loop run round, polling its sockets, until
+the moment.
 """
 
 import asyncio

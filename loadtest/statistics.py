@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from loadtest.results import Interval, Percentiles
 
@@ -72,8 +72,8 @@ def binomial_interval(misses: float, n: float, confidence: float) -> Interval:
     tail = (1 - confidence) / 2
     if n <= 0:
         return Interval(0.0, 0.0, 1.0, confidence)
-    lower_miss = float(stats.beta.ppf(tail, misses, n - misses + 1)) if misses > 0 else 0.0
-    upper_miss = float(stats.beta.ppf(1 - tail, misses + 1, n - misses)) if misses < n else 1.0
+    lower_miss = float(special.betaincinv(misses, n - misses + 1, tail)) if misses > 0 else 0.0
+    upper_miss = float(special.betaincinv(misses + 1, n - misses, 1 - tail)) if misses < n else 1.0
     return Interval(1 - misses / n, 1 - upper_miss, 1 - lower_miss, confidence)
 
 
@@ -92,7 +92,7 @@ class BatchMeans:
         batches = self.batches * scale
         # Korn and Graubard's correction for the degrees of freedom of the variance estimate.
         tail = 1 - (1 - confidence) / 2
-        spread = stats.t.ppf(tail, max(self.requests * scale - 1, 1)) / stats.t.ppf(tail, max(batches - 1, 1))
+        spread = special.stdtrit(max(self.requests * scale - 1, 1), tail) / special.stdtrit(max(batches - 1, 1), tail)
         effective = self.requests * scale / self.design_effect * (float(spread) ** 2 if self.design_effect > 1 else 1.0)
         return binomial_interval(share * effective, effective, confidence)
 
@@ -137,7 +137,7 @@ def _correlated(means: np.ndarray) -> bool:
         return False
     differences = np.diff(means)
     correlation = 1 - float(differences @ differences) / (2 * squares)
-    limit: float = stats.norm.ppf(0.9) * ((n - 2) / (n * n - 1)) ** 0.5
+    limit: float = special.ndtri(0.9) * ((n - 2) / (n * n - 1)) ** 0.5
     return correlation > limit
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loadtest.cli import main
-from loadtest.compare import compare, junit, markdown
+from loadtest.comparison import compare, junit, markdown
 from loadtest.errors import ExitCode, UsageError
 from loadtest.results import Block, Generator, Interval, LoadSpec, Percentiles, RunResult, Slo, to_json
 from loadtest.verdict import CONFIDENCE

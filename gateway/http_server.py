@@ -414,10 +414,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         length = headers.get(b"content-length")
         self._content_bytes = 0 if length is None else int(length)
         if self._content_bytes > limits.body_bytes:
-            self._stop(
-                413,
-                self._body_fault(self._content_bytes),
-            )
+            self._stop(413, self._body_fault(self._content_bytes))
         if b"upgrade" in headers and parser.should_upgrade():
             self._upgrading = True
         elif b"expect" in headers:
@@ -437,10 +434,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.body_bytes:
-            self._stop(
-                413,
-                self._body_fault(self._body_bytes),
-            )
+            self._stop(413, self._body_fault(self._body_bytes))
         self._body.append(body)
 
     def on_message_complete(self) -> None:

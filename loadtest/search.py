@@ -22,6 +22,7 @@ SHORTLIST = 5  # candidates that see real load
 KEEP_ABOVE = 0.85  # of the best per dollar, as predicted: the prediction is good to 15 %
 FINALISTS = 2
 ROUND_SECONDS = (20.0, 60.0, 180.0)
+ROUND_LEAST_SECONDS = 10.0  # a shorter round costs more in starts than it tells
 LOAD_FACTOR = 0.9  # of the estimated capacity, in the rounds
 STEP = 1.15  # from a rate that passes (fails) to the next to try above (below), while the other side of the bracket is open
 PRECISION = 1.05  # highest failing over highest passing rate at which a peak is known well enough
@@ -347,7 +348,7 @@ class _Search:
             if len(alive) <= FINALISTS:
                 return
             seconds = min(wanted, 0.35 * self._left_seconds() / len(alive) / 2)
-            if seconds < LEAST_SECONDS:
+            if seconds < ROUND_LEAST_SECONDS:
                 self._notes.append(f"no time for round {number + 1}: finalists were chosen by what was known before it")
                 break
             for standing in alive:
@@ -381,7 +382,8 @@ class _Search:
                 standing.out = tried if standing.evidence else "the budget ended before it was tried"
 
     def _bisect(self, standing: Standing, until: float) -> Steps:
-        rps = standing.estimated_rps
+        # From below: a rate that passes is an answer, even if time ends there; one that fails is none.
+        rps = standing.estimated_rps * (1.0 if standing.evidence else LOAD_FACTOR)
         for _ in range(MOST_PROBES):
             passing, failing = standing.peak_rps, standing.failing_rps
             if passing and failing:
@@ -389,7 +391,7 @@ class _Search:
                     return
                 rps = math.sqrt(passing * failing)
             elif passing:
-                rps = max(standing.estimated_rps, passing * STEP)
+                rps = standing.estimated_rps if passing < standing.estimated_rps / PRECISION else passing * STEP
             elif failing:
                 rps = min(standing.estimated_rps, failing / STEP)
             seconds = min(3 * decisive_seconds(self._question.limit_ms, rps), until - self._seconds)

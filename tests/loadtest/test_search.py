@@ -71,6 +71,16 @@ def test_the_peak_is_bracketed_within_the_precision() -> None:
     assert 0.9 * 500 <= standing.peak_rps <= 1.02 * 500
 
 
+def test_a_short_budget_spends_nothing_on_rounds_and_still_proves_a_rate() -> None:
+    asked = question(entrants(1.0, 1.1, 1.2, 1.3), minutes=4)
+    lab = SimulatedLab(asked, {f"c{i}": Truth(400) for i in range(4)})
+    outcome = lab.run()
+    loads = [command for command in lab.commands if isinstance(command, Load)]
+    assert "round" not in {load.purpose for load in loads}
+    assert outcome.winner == "c0"
+    assert outcome.standings[0].peak_rps > 0.85 * 400
+
+
 def test_one_profile_serves_all_candidates_of_a_group() -> None:
     group = tuple(Entrant(f"k{k}", "same", 1.0, k, 8) for k in (1, 2, 4))
     lab = SimulatedLab(question(group), {f"k{k}": Truth(100 * k) for k in (1, 2, 4)})

@@ -187,7 +187,7 @@ def _cover(
     for run in range(runs):
         latency = make(np.random.default_rng([1, run]), per_block * blocks, busy)
         missed = latency > limit
-        means = batch_means(np.arange(len(latency)) // per_block, missed, np.log(latency))
+        means = batch_means(np.arange(len(latency)) // per_block, missed, np.cbrt(latency))
         interval = means.interval(0.95)
         binomial = binomial_interval(int(missed.sum()), len(missed), 0.95)
         held += interval.lower <= attained <= interval.upper

@@ -41,8 +41,8 @@ class Requests:
         elapsed_ns = self._metric(objective)
         if elapsed_ns.max() <= objective.limit_ms * 1e6 / 2:
             return None
-        logarithm: np.ndarray = np.log(np.maximum(elapsed_ns, 1))
-        return logarithm
+        level: np.ndarray = np.cbrt(elapsed_ns)
+        return level
 
     def _metric(self, objective: Objective) -> np.ndarray:
         return self.latency_ns if objective.metric == "latency" else self.service_ns

@@ -66,7 +66,7 @@ def test_batch_means_cover_the_true_attainment_near_the_knee_where_the_binomial_
     for run in range(200):
         latency = queue(np.random.default_rng([1, run]), per_block * blocks, busy)
         missed = latency > limit
-        interval = batch_means(np.arange(len(latency)) // per_block, missed, np.log(latency)).interval(0.95)
+        interval = batch_means(np.arange(len(latency)) // per_block, missed, np.cbrt(latency)).interval(0.95)
         covered += interval.lower <= 0.99 <= interval.upper
         binomial = binomial_interval(np.count_nonzero(missed), len(missed), 0.95)
         binomial_covered += binomial.lower <= 0.99 <= binomial.upper

@@ -241,6 +241,8 @@ class Http2Connection(asyncio.Protocol):
         self._last_stream = 0
         self._draining = False
         self._preface_timer: asyncio.TimerHandle | None = None
+        self._frame_timer: asyncio.TimerHandle | None = None  # runs while a frame or header block is here in part
+        self._write_timer: asyncio.TimerHandle | None = None  # runs while the client takes nothing of what it asked for
         # reading
         self._rest = b""
         self._reading = False
@@ -279,8 +281,9 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._preface_timer is not None:
-            self._preface_timer.cancel()
+        for timer in (self._preface_timer, self._frame_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
         streams = list(self._streams.values())
         self._streams.clear()
         for stream in streams:
@@ -290,11 +293,15 @@ class Http2Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.write_paused = True
+        self._write_timer = self._loop.call_later(self._limits.body_timeout_s, self.abort)
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self.write_paused = False
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
         if self._transport is not None:
             self._transport.resume_reading()
         for stream in list(self._streams.values()):
@@ -311,6 +318,12 @@ class Http2Connection(asyncio.Protocol):
             self._break(exc.code, exc.text)
         finally:
             self._reading = False
+        if not self._rest and self._block is None:
+            if self._frame_timer is not None:
+                self._frame_timer.cancel()
+                self._frame_timer = None
+        elif self._frame_timer is None and self._transport is not None:
+            self._frame_timer = self._loop.call_later(self._limits.body_timeout_s, self.abort)
         self._flush()
 
     # writing

@@ -334,6 +334,33 @@ async def test_a_client_without_a_preface_is_cut_off() -> None:
 
 
 @on_loop
+async def test_a_frame_that_does_not_end_is_cut_off() -> None:
+    for pieces in ([data(1, b"x")[:5]], [frame(HEADERS, 1, b"\x83")]):
+        peer = await open_peer(Limits(body_timeout_s=0.01))
+        peer.send(*pieces)
+        await asyncio.sleep(0.05)
+        assert peer.wire.closed
+
+
+@on_loop
+async def test_a_frame_in_pieces_is_not_cut_off_after_its_end() -> None:
+    peer = await open_peer(Limits(body_timeout_s=0.01))
+    ping = frame(PING, 0, bytes(8))
+    peer.send(ping[:5])
+    peer.send(ping[5:])
+    await asyncio.sleep(0.05)
+    assert not peer.wire.closed
+
+
+@on_loop
+async def test_a_client_that_takes_nothing_is_cut_off() -> None:
+    peer = await open_peer(Limits(body_timeout_s=0.01))
+    peer.connection.pause_writing()
+    await asyncio.sleep(0.05)
+    assert peer.wire.closed
+
+
+@on_loop
 async def test_another_protocol_is_cut_off_at_once() -> None:
     peer = Peer()
     peer.send(preface=b"GET / HTTP/1.1\r\n\r\n")

@@ -63,6 +63,7 @@ def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path) -
     candidates = [{"instances": ["c7i.large"], "backend": {"kind": "synthetic"}}]
     spec = write(tmp_path, candidates=candidates, launcher={"kind": "local", "stands_for": {"c7i.large": [0]}})
     command = [sys.executable, "-m", "loadtest.cli", "recommend", spec, "--out", str(tmp_path / "results")]
+    command += ["--budget-minutes", "0.4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

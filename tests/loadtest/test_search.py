@@ -45,21 +45,42 @@ def test_the_golden_case_of_aws_turns_with_the_slo() -> None:
     assert (outcome.winner, outcome.runner_up) == ("inf2.xlarge", None)
 
 
+def random_space(seed: int) -> tuple[tuple[Entrant, ...], dict[str, Truth]]:
+    """Twelve candidates whose true costs lie within a factor of 2.5, predicted 13 % too low to 15 % too high."""
+    draw = random.Random(seed)
+    candidates = entrants(*(draw.uniform(0.1, 2) for _ in range(12)))
+    return candidates, {e.name: Truth(e.usd_per_hour * draw.uniform(200, 500), draw.uniform(0.87, 1.15)) for e in candidates}
+
+
+def regret(asked: Question, truths: dict[str, Truth], outcome: Outcome) -> float:
+    assert outcome.winner is not None
+    return true_cost(asked, truths, outcome.winner) / min(true_cost(asked, truths, name) for name in truths) - 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("minutes", [8, 30])
-def test_regret_is_at_most_five_percent_in_nearly_all_searches(minutes: float) -> None:
+def test_regret_is_at_most_five_percent_in_nine_of_ten_searches(minutes: float) -> None:
     regrets = []
     for seed in range(20):
-        draw = random.Random(seed)
-        candidates = entrants(*(draw.uniform(0.1, 2) for _ in range(12)))
-        truths = {e.name: Truth(e.usd_per_hour * draw.uniform(200, 500), draw.uniform(0.87, 1.15)) for e in candidates}
+        candidates, truths = random_space(seed)
         asked = question(candidates, minutes)
         outcome = SimulatedLab(asked, truths, seed=seed).run()
-        assert outcome.winner is not None
-        best = min(true_cost(asked, truths, name) for name in truths)
-        regrets.append(true_cost(asked, truths, outcome.winner) / best - 1)
+        regrets.append(regret(asked, truths, outcome))
         assert outcome.seconds <= minutes * 60 * 1.1
-    assert sorted(regrets)[17] <= 0.05  # nine in ten
+    assert sorted(regrets)[17] <= 0.05
+
+
+@pytest.mark.slow
+def test_a_quarter_of_the_exhaustive_time_finds_what_is_within_five_percent_of_the_best() -> None:
+    regrets = []
+    for seed in range(20):
+        candidates, truths = random_space(seed)
+        exhaustive_s = sum(SimulatedLab(question((e,), 15), truths, seed=seed).run().seconds for e in candidates)
+        asked = question(candidates, exhaustive_s / 4 / 60)
+        outcome = SimulatedLab(asked, truths, seed=seed).run()
+        regrets.append(regret(asked, truths, outcome))
+        assert outcome.seconds <= 1.1 * exhaustive_s / 4
+    assert sorted(regrets)[17] <= 0.05
 
 
 def test_the_peak_is_bracketed_within_the_precision() -> None:

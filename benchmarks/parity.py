@@ -49,14 +49,20 @@ def main() -> int:
 
 
 def _table(deliberate: list[tuple[Case, str, dict[str, Any]]]) -> str:
-    rows: dict[str, tuple[Case, list[str], dict[str, Any]]] = {}
-    for case, kind, found in deliberate:
-        rows.setdefault(case.name, (case, [], found))[1].append(kind)
-    lines = ["| case | clients | Triton | gateway | why |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {case.name} | {', '.join(kinds)} | {_short(found['triton'])} | {_short(found['gateway'])} | {case.differs} |"
-        for case, kinds, found in rows.values()
+    """Markdown, one row per reason and pair of answers."""
+    rows: dict[tuple[str, str, str], dict[str, None]] = {}
+    for case, _, found in deliberate:
+        row = (case.differs, _short(found["triton"]), _short(found["gateway"]))
+        rows.setdefault(row, {})[case.name] = None
+    lines = [
+        "# Where the gateway differs from Triton on purpose",
+        "",
+        "Written by `python -m benchmarks.parity --write docs/parity.md`; the cases are in `tests/parity/cases.py`.",
+        "",
+        "| why | Triton 2.51 | gateway | cases |",
+        "|---|---|---|---|",
     ]
+    lines += [f"| {why} | {theirs} | {ours} | {', '.join(names)} |" for (why, theirs, ours), names in rows.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -65,7 +71,7 @@ def _short(found: Any) -> str:
         return str(found["error"]).removeprefix("StatusCode.")
     if isinstance(found, tuple) and found and isinstance(found[0], int):
         return str(found[0])
-    return "answered"
+    return str(found).lower() if isinstance(found, bool) else "answered"
 
 
 if __name__ == "__main__":

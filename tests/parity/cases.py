@@ -674,7 +674,7 @@ CASES: tuple[Case, ...] = (
         "raw request of BYTES",
         lambda c: post(c, elements(b"abc"), "identity_bytes", Inference_Header_Content_Length="0")[0],
         ("http",),
-        "the elements are counted; Triton takes one only, for shape [1]",
+        "the body is one element for any model; for Triton its shape must be [1]",
     ),
     *(
         Case(f"binary fault: {name}", run, ("http",), reason)

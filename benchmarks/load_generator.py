@@ -6,7 +6,7 @@
 
 wrk (Debian: wrk) is a closed loop; a Lua delay per connection holds it to about the rate. Locust is no dependency of this
 project: install it in an environment of its own (`pip install locust`) and name its executable. Generator and server share
-the machine. CPU is that of the whole process, its start and imports included.
+the machine. CPU per request leaves out the start of the Python tools (imports).
 """
 
 import argparse
@@ -43,7 +43,10 @@ PATH = "/v2/models/null/infer"
 
 @dataclass(frozen=True)
 class Figure:
-    """What one tool reported of one run, and what it cost. cpu_s: user and system time of all its processes."""
+    """What one tool reported of one run, and what it cost.
+
+    cpu_s: user and system time of all its processes. start_s: how much of it went before the run, where known.
+    """
 
     tool: str
     rate_rps: float
@@ -51,10 +54,11 @@ class Figure:
     p99_ms: float
     cpu_s: float
     requests: int
+    start_s: float = 0.0
 
 
 def tools(seconds: float, rates: list[int], locust: str | None) -> None:
-    print(f"{'tool':<10}{'asked/s':>9}{'done/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'CPU s':>8}{'µs/request':>12}")
+    print(f"{'tool':<10}{'asked/s':>9}{'done/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'CPU s':>8}{'start s':>9}{'µs/request':>12}")
     with null_server() as server, tempfile.TemporaryDirectory() as directory:
         url = server.target("rest-json")
         for rate in rates:
@@ -66,10 +70,10 @@ def tools(seconds: float, rates: list[int], locust: str | None) -> None:
                 runs.append(lambda rate=rate: run_locust(locust, url, rate, seconds, Path(directory)))  # type: ignore[misc]
             for run in runs:
                 figure = run()
-                each_us = figure.cpu_s / max(figure.requests, 1) * 1e6
+                each_us = (figure.cpu_s - figure.start_s) / max(figure.requests, 1) * 1e6
                 print(
                     f"{figure.tool:<10}{rate:>9}{figure.rate_rps:>10.0f}{figure.p50_ms:>9.3f}{figure.p99_ms:>9.3f}"
-                    f"{figure.cpu_s:>8.2f}{each_us:>12.0f}",
+                    f"{figure.cpu_s:>8.2f}{figure.start_s:>9.2f}{each_us:>12.0f}",
                     flush=True,
                 )
 
@@ -100,7 +104,8 @@ def run_loadtest(url: str, rate: int, seconds: float, directory: Path) -> Figure
     ]
     _, cpu_s = timed([*command, "--connections", str(CONNECTIONS), "--warmup", "0", "--quiet", "--json", str(path)], Path.cwd())
     result = read_run(path)
-    return Figure("loadtest", result.succeeded_rps, result.latency.p50, result.latency.p99, cpu_s, result.succeeded)
+    start_s = cpu_s - result.generator.cpu_cores * result.window_s
+    return Figure("loadtest", result.succeeded_rps, result.latency.p50, result.latency.p99, cpu_s, result.succeeded, start_s)
 
 
 def run_wrk(url: str, rate: int, seconds: float, directory: Path) -> Figure:
@@ -137,7 +142,8 @@ def run_locust(locust: str, url: str, rate: int, seconds: float, directory: Path
         total = list(csv.DictReader(file))[-1]
     requests = int(total["Request Count"])
     assert requests, text
-    return Figure("locust", float(total["Requests/s"]), float(total["50%"]), float(total["99%"]), cpu_s, requests)
+    _, start_s = timed([locust, "--version"], directory)
+    return Figure("locust", float(total["Requests/s"]), float(total["50%"]), float(total["99%"]), cpu_s, requests, start_s)
 
 
 def stall() -> None:

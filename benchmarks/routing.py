@@ -50,7 +50,7 @@ def main() -> None:
 
         measure(quick=arguments.quick)
         return
-    seconds = 2.0 if arguments.quick else 20.0
+    seconds = 2.0 if arguments.quick else 10.0
     for name, fleet in (("4 CPU, 2 Inf2, 1 GPU", FLEET), ("the same with a slower GPU and faster Inf2", TIGHT)):
         print(f"\n{name}: 6000 requests/s, Poisson, {seconds:g} s")
         for policy, routing in POLICIES.items():
@@ -64,7 +64,7 @@ def main() -> None:
 def line(name: str, result: Result) -> str:
     shares = " ".join(f"{kind} {share:.0%}" for kind, share in result.shares.items())
     return (
-        f"{name:21} in SLO {result.in_slo():7.2%}  p50 {result.percentile_ms(50):5.1f}  p99 {result.percentile_ms(99):5.1f} ms  "
+        f"{name:21} in SLO {result.in_slo():7.2%}  p50 {result.percentile_ms(50):5.1f} p99 {result.percentile_ms(99):5.1f} ms  "
         f"busy {result.usd_per_million:7.4f} USD per million  {shares}"
     )
 

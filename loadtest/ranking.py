@@ -39,7 +39,7 @@ def judge(question: Question, outcome: Outcome, *, seed: int) -> Verdict | None:
     if runner_up is not None:
         margin = question.cost(runner_up.entrant, rps_of(runner_up)) / question.cost(winner.entrant, rps_of(winner)) - 1
         flip = flip_usd_per_hour(question, winner, runner_up)
-    possible = [s for s in outcome.standings if s.predicted_rps > 0 and not any(run.failure for run in s.runs)]
+    possible = [s for s in outcome.standings if s.predicted_rps > 0 and not s.broken]
     return Verdict(_probability_cheapest(question, winner, possible, seed), margin, flip)
 
 

@@ -199,7 +199,7 @@ def build(
     reports = [_candidate(configured[name], standing, outcome, today) for name, standing in standings.items()]
     verdict = judge(question, outcome, seed=spec.seed)
     winner = standings[outcome.winner] if outcome.winner else None
-    ranked = [standing for standing in standings.values() if rps_of(standing) and not any(run.failure for run in standing.runs)]
+    ranked = [standing for standing in standings.values() if rps_of(standing) and not standing.broken]
     offers = [Offer(s.entrant.name, s.entrant.usd_per_hour, rps_of(s), configured[s.entrant.name].max_count) for s in ranked]
     notes = list(outcome.notes)
     fleet = _fleet(offers, spec.target_rps, question.headroom, notes) if spec.target_rps else None

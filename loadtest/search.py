@@ -28,6 +28,7 @@ STEP = 1.15  # from a rate that passes (fails) to the next to try above (below),
 PRECISION = 1.05  # highest failing over highest passing rate at which a peak is known well enough
 MOST_PROBES = 10  # per peak
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak
+SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
 LEAST_SECONDS = 4.0  # a shorter run tells nothing
 BLOCKS, BLOCK_SLOS, BLOCK_REQUESTS = 20, 10, 200  # a decisive probe: 20 blocks of at least 10 SLOs and 200 requests
 
@@ -192,8 +193,13 @@ class Standing:
     @property
     def evidence(self) -> list[Measured]:
         """Valid runs that say something about the peak. A rate measured again is judged by its last run."""
-        telling = (run for run in self.runs if run.valid and not run.failure and run.purpose != "overload" and run.requests)
+        telling = (run for run in self.runs if run.purpose in SEARCHING and run.valid and not run.failure and run.requests)
         return list({run.rps: run for run in telling}.values())
+
+    @property
+    def broken(self) -> bool:
+        """It did not start, or died while its peak was sought."""
+        return any(run.failure for run in self.runs if run.purpose in SEARCHING)
 
     @property
     def failing_rps(self) -> float | None:
@@ -367,7 +373,7 @@ class _Search:
         places = FINALISTS
         while untried and places and self._affords(LEAST_SECONDS, untried[0].entrant):
             standing = untried.pop(0)
-            if any(run.failure for run in standing.runs):
+            if standing.broken:
                 continue
             standing.out = ""
             share = 0.85 * self._left_seconds() / min(places, 1 + len(untried))
@@ -406,9 +412,12 @@ class _Search:
         seconds = min(60.0, max(LEAST_SECONDS, 0.4 * self._left_seconds()))
         yield from self._load(winner, OVERLOAD * peak, seconds, "overload", until_decided=False)
         yield from self._load(winner, SAFE * peak, seconds, "recovery")
-        last = winner.runs[-1]
-        if last.purpose == "recovery" and last.valid:
-            self._verified = last.verdict != "fail"
+        after = [run for run in winner.runs if run.purpose in ("overload", "recovery")]
+        if died := next((run.failure for run in after if run.failure), ""):
+            self._verified = False
+            self._notes.append(f"under overload {winner.entrant.name} failed: {died}")
+        elif after and after[-1].purpose == "recovery" and after[-1].valid:
+            self._verified = after[-1].verdict != "fail"
             if not self._verified:
                 self._notes.append(f"after an overload {winner.entrant.name} misses the SLO at {SAFE:g} of its claimed peak")
 
@@ -448,11 +457,12 @@ class _Search:
             assert isinstance(event, Measured)
             standing.runs.append(event)
             self._spend(event.seconds, standing.entrant)
-            if event.failure:
+            searching = purpose in SEARCHING
+            if event.failure and searching:
                 standing.out = event.failure
             if event.valid or event.failure:
                 return
-            if attempt:
+            if attempt and searching:
                 standing.out = f"the load generator could not offer {rps:.4g}/s: {'; '.join(event.notes)}"
 
     def _cost(self, standing: Standing) -> float:

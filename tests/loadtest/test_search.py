@@ -1,9 +1,10 @@
 import random
+from dataclasses import replace
 
 import pytest
 
 from loadtest.ranking import judge, rps_of
-from loadtest.search import Entrant, Load, Outcome, Profile, Question, search
+from loadtest.search import Command, Entrant, Event, Load, Measured, Outcome, Profile, Question, search
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
 
@@ -100,6 +101,31 @@ def test_a_short_budget_spends_nothing_on_rounds_and_still_proves_a_rate() -> No
     assert "round" not in {load.purpose for load in loads}
     assert outcome.winner == "c0"
     assert outcome.standings[0].peak_rps > 0.85 * 400
+
+
+class Fragile(SimulatedLab):
+    """Overload breaks it: it ends, or is slow ever after, or the load generator is too slow for it."""
+
+    def __init__(self, asked: Question, truths: dict[str, Truth], end: str) -> None:
+        super().__init__(asked, truths)
+        self._end = end
+
+    def answer(self, command: Command) -> Event:
+        event = super().answer(command)
+        if isinstance(event, Measured) and event.purpose == "overload" and self._end != "slow":
+            return replace(event, valid=self._end != "invalid", failure="killed" if self._end == "killed" else "")
+        if isinstance(event, Measured) and event.purpose == "recovery" and self._end == "slow":
+            return replace(event, verdict="fail")
+        return event
+
+
+@pytest.mark.parametrize(("end", "verified"), [("killed", False), ("slow", False), ("invalid", True)])
+def test_what_overload_does_is_told_and_takes_no_peak_away(end: str, verified: bool) -> None:
+    asked = question(entrants(1.0, 2.0))
+    outcome = Fragile(asked, {"c0": Truth(500), "c1": Truth(500)}, end).run()
+    assert outcome.winner == "c0"
+    assert outcome.verified is verified
+    assert bool(outcome.notes) is not verified
 
 
 def test_one_profile_serves_all_candidates_of_a_group() -> None:

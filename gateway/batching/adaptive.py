@@ -33,7 +33,7 @@ from collections.abc import Hashable, Iterator
 from heapq import heapify, heapreplace
 from itertools import islice
 from math import sqrt
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch
 from gateway.batching.policies import Decision
@@ -49,13 +49,26 @@ _LOOKAHEAD_BATCHES: Final = 64
 _PADDING_WASTE: Final = 1.15
 
 
+class _Held(NamedTuple):
+    """A batch that is being paced: nothing to decide before it has the rows, the time has come, or first or workers change."""
+
+    rows: int
+    until_ns: int
+    first: Entry | None
+    busy: int
+
+
+_NOT_HELD: Final = _Held(0, 0, None, 0)
+
+
 class _Stream:
     """The requests of one queue: how fast they come and how long they take."""
 
-    __slots__ = ("_arrivals", "_rows", "curve")
+    __slots__ = ("_arrivals", "_rows", "curve", "held")
 
     def __init__(self, curve: ServiceCurve) -> None:
         self.curve = curve
+        self.held = _NOT_HELD
         self._arrivals: deque[tuple[int, int]] = deque(maxlen=_ARRIVALS)
         self._rows = 0
 
@@ -140,6 +153,14 @@ class Adaptive:
         stream = self._stream(queue.group)
         if not stream.curve.ready:
             return Decision(self._limits.max_rows, "idle")
+        held = stream.held
+        if (
+            now_ns < held.until_ns
+            and queue.rows < held.rows
+            and queue.entries[0] is held.first
+            and len(state.in_flight) == held.busy
+        ):
+            return Decision(0, "hold", held.until_ns)
         if len(queue.entries) == 1 and state.rows == queue.rows and (free_slots > 1 or not state.in_flight):
             lone = self._lone(queue, stream, len(state.in_flight), free_slots, now_ns)
             if lone is not None:
@@ -174,7 +195,9 @@ class Adaptive:
                     index = min(fits, fresh)
                     reason = "overload"
         elif view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
-            wake_at_ns = self._pace(view, queue, waiting, deadline_ns, cap, share)
+            target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, cap, share)
+            if wake_at_ns and not shed:
+                stream.held = _Held(target, wake_at_ns, queue.entries[0], view.busy)
             if not wake_at_ns and free_slots == 1 and view.busy:
                 wake_at_ns = self._hold(view, waiting, deadline_ns, state)
             if wake_at_ns:
@@ -281,18 +304,18 @@ class Adaptive:
             waiting -= entry[3]
         return waiting, fits
 
-    def _pace(self, view: _View, queue: Queue, waiting: int, deadline_ns: int, cap: int, share: float) -> int:
-        """Step 4, pace. When to go at the latest; 0: now."""
+    def _pace(self, view: _View, queue: Queue, waiting: int, deadline_ns: int, cap: int, share: float) -> tuple[int, int]:
+        """Step 4, pace. The rows to gather, and when to go at the latest; 0: now."""
         sustains = min(cap, view.sustains(share))
         fixed_ns, _ = view.curve.line_ns
         target = min(view.sizes[sustains], 1 + int(view.rate * fixed_ns * view.level))
         if waiting >= target:
-            return 0
+            return target, 0
         # Half as long again as the batch should take to gather: then the arrivals have thinned out.
         wake_at_ns = queue.oldest_ns + 1.5 * target / view.rate
         if deadline_ns != NEVER:
             wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.curve.spread)
-        return int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
+        return target, int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
     def _hold(self, view: _View, waiting: int, deadline_ns: int, state: State) -> int:
         """Step 4, rule H. When to go at the latest; 0: now.

@@ -289,7 +289,8 @@ class Batcher:
         part = self._retries.popleft()
         deadline_ns = deadline_of(part.request, self._slo_ns)
         if deadline_ns >= now_ns:
-            self._dispatch([part], part.rows, "retry", now_ns, part.request.arrival_ns, part.request.shape_key, 0, batches)
+            group = self._group_of(part.request)
+            self._dispatch([part], part.rows, "retry", now_ns, part.request.arrival_ns, group, 0, batches)
             return
         shed.append((part.request, _too_late(part.request, deadline_ns, now_ns)))
         self.cancel(part.request)
@@ -301,7 +302,7 @@ class Batcher:
             rows += self._take(other, min(more, self._max_rows - rows), parts)
         self._state.rows -= rows
         reason = "full" if decision.reason == "idle" and rows >= self._max_rows else decision.reason
-        oldest_ns = min(part.request.arrival_ns for part in parts)
+        oldest_ns = min([part.request.arrival_ns for part in parts])
         self._dispatch(parts, rows, reason, now_ns, oldest_ns, queue.group, decision.expected_ns, batches)
 
     def _take(self, queue: Queue, limit: int, parts: list[Part]) -> int:

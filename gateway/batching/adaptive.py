@@ -200,8 +200,13 @@ class Adaptive:
                 stream.held = _Held(target, wake_at_ns, queue.entries[0], view.busy)
             if not wake_at_ns and free_slots == 1 and view.busy:
                 wake_at_ns = self._hold(view, waiting, deadline_ns, state)
+                if wake_at_ns:
+                    stream.held = _Held(0, 0, queue.entries[len(shed)], view.busy)  # asked again at every arrival
             if wake_at_ns:
                 return Decision(0, "hold", wake_at_ns, shed)
+            if queue.entries[len(shed)] is stream.held.first:
+                reason = "hold"
+        stream.held = _NOT_HELD
         rows = self._compiled(view, min(view.sizes[index], waiting))
         if queue.has_lower_class and slo_ns is not None:
             rows -= self._shed_lower(queue, view, rows, shed)

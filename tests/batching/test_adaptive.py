@@ -140,7 +140,7 @@ def test_the_last_idle_worker_holds_for_a_moment_and_says_until_when() -> None:
         assert step.wake_at_ns is not None
         assert 45 * MS < step.wake_at_ns <= 40 * MS + 2 * first.expected_ns
         step = batcher.step(step.wake_at_ns, 1)
-    assert step.batches[0].reason == "idle"
+    assert step.batches[0].reason == "hold"
 
 
 def test_a_single_worker_never_holds() -> None:

@@ -202,6 +202,9 @@ def build(
     ranked = [standing for standing in standings.values() if rps_of(standing) and not standing.broken]
     offers = [Offer(s.entrant.name, s.entrant.usd_per_hour, rps_of(s), configured[s.entrant.name].max_count) for s in ranked]
     notes = list(outcome.notes)
+    if winner:
+        decisive = next(run for run in reversed(winner.evidence) if run.rps == rps_of(winner))
+        notes += [f"the run behind {winner.entrant.name}'s rate: {note}" for note in decisive.notes]
     fleet = _fleet(offers, spec.target_rps, question.headroom, notes) if spec.target_rps else None
     limited = tuple(s.entrant.name for s in outcome.standings if s.runs and not s.evidence and not s.runs[-1].valid)
     usd = outcome.usd if paid else 0.0

@@ -5,6 +5,7 @@ whose answer comes back through a callback that encodes and sends. The other cal
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -33,6 +34,7 @@ Reply = TypeVar("Reply", bound=Message)
 _PROTOCOL: Final = "grpc"
 _SERVICE: Final = "inference.GRPCInferenceService"
 _HEALTH: Final = "grpc.health.v1.Health"
+_DRAIN_IDLE_S: Final = 1.0
 _STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
 
 _NOT_GRPC: Final = header_block(status=415)
@@ -63,26 +65,34 @@ class GrpcServer:
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new calls (GOAWAY), answer what is in flight, end the streams; after timeout_s cut off what is left."""
+        """Refuse new calls (GOAWAY), answer what is in flight, end the streams; after timeout_s cut off what is left.
+
+        For the first second, calls that were under way when the client heard of it are still answered.
+        """
+        end = time.monotonic() + timeout_s
         if self._listener is not None:
             self._listener.close()
         for stream in list(self._streams):
             stream.shut_down()
         for connection in list(self._connections):
+            connection.announce_drain()
+        await self._closed_within(min(_DRAIN_IDLE_S, timeout_s))
+        for connection in list(self._connections):
             connection.drain()
+        await self._closed_within(end - time.monotonic())
+        for connection in list(self._connections):
+            connection.abort()
+
+    async def _closed_within(self, seconds: float) -> None:
         if self._connections:
-            try:
-                await asyncio.wait_for(self._all_closed.wait(), timeout_s)
-            except TimeoutError:
-                for connection in list(self._connections):
-                    connection.abort()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_closed.wait(), seconds)
 
     def _connect(self) -> Http2Connection:
-        connection = Http2Connection(self._limits, self._open, self._closed)
+        refused = len(self._connections) >= self._limits.connections
+        connection = Http2Connection(self._limits, self._open, self._closed, refused=refused)
         self._connections.add(connection)
         self._all_closed.clear()
-        if len(self._connections) > self._limits.connections:
-            asyncio.get_running_loop().call_soon(connection.abort)
         return connection
 
     def _closed(self, connection: Http2Connection) -> None:

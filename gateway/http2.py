@@ -228,11 +228,15 @@ class Http2Connection(asyncio.Protocol):
         limits: Limits,
         on_stream: Callable[[Http2Stream], None],
         on_closed: "Callable[[Http2Connection], None]",
+        *,
+        refused: bool = False,
     ) -> None:
+        """refused: there are too many; it is cut as soon as it is made."""
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._on_stream = on_stream
         self._on_closed = on_closed
+        self._refused = refused
         # A whole message of the longest kind fits into a stream's window: unary calls need no credit.
         self.receive_window = min(_MOST_WINDOW, limits.body_bytes + _FRAME_BYTES)
         # of the connection
@@ -272,7 +276,10 @@ class Http2Connection(asyncio.Protocol):
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        if self._refused:
+            transport.abort()
+            return
         self._preface_timer = self._loop.call_later(self._limits.header_timeout_s, self.abort)
         settings = ((0x3, _MOST_STREAMS), (0x4, self.receive_window), (0x5, _FRAME_BYTES), (0x6, self._limits.header_bytes))
         payload = b"".join(_SETTING.pack(*setting) for setting in settings)  # 6.5.2
@@ -345,11 +352,15 @@ class Http2Connection(asyncio.Protocol):
         else:
             self._transport.write(b"".join(out))
 
+    def announce_drain(self) -> None:
+        """6.8: ask for no new streams; those already under way are still taken."""
+        self._go_away(NO_ERROR, "the server is shutting down", _MOST_WINDOW)
+
     def drain(self) -> None:
         """6.8: take no new streams; close once those that are open have ended."""
         if not self._draining:
             self._draining = True
-            self._go_away(NO_ERROR, "the server is shutting down")
+            self._go_away(NO_ERROR, "the server is shutting down", self._last_stream)
             self._close_if_done()
 
     def abort(self) -> None:
@@ -376,14 +387,13 @@ class Http2Connection(asyncio.Protocol):
             self._transport.close()
 
     def _break(self, code: int, text: str) -> None:
-        self._go_away(code, text)
+        self._go_away(code, text, self._last_stream)
         self._flush()
         if self._transport is not None:
             self._transport.close()
 
-    def _go_away(self, code: int, text: str) -> None:
-        debug = text.encode()
-        payload = _WORD.pack(self._last_stream) + _WORD.pack(code) + debug
+    def _go_away(self, code: int, text: str, last_stream: int) -> None:
+        payload = _WORD.pack(last_stream) + _WORD.pack(code) + text.encode()
         self.write(frame_head(len(payload), _GOAWAY, 0, 0) + payload)
 
     # reading

@@ -292,6 +292,33 @@ async def test_a_drain_answers_what_is_in_flight() -> None:
 
 
 @on_loop
+async def test_no_call_is_lost_to_a_drain_under_load() -> None:
+    async with serving() as served, serving() as successor:
+        answered = 0
+        refusals = set()
+
+        async def calls(client: Served) -> None:
+            nonlocal answered
+            stub = client.stub
+            for _ in range(150):
+                try:
+                    await stub.ModelInfer(infer_request())
+                except grpc.aio.AioRpcError as exc:
+                    refusals.add(exc.code())
+                    stub = successor.stub
+                    await stub.ModelInfer(infer_request())
+                answered += 1
+
+        clients = [asyncio.ensure_future(calls(served)) for _ in range(8)]
+        while answered < 100:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.001)
+        await served.server.drain(5)
+        await asyncio.gather(*clients)
+        assert answered == 8 * 150
+        assert refusals <= {grpc.StatusCode.UNAVAILABLE}
+
+
+@on_loop
 async def test_a_drain_ends_open_streams_after_their_last_answer() -> None:
     async with serving(SLOW) as served:
         stream = served.stub.ModelStreamInfer()

@@ -1,16 +1,21 @@
 """gRPC as bytes on a socket: what no client library would send."""
 
 import asyncio
+import contextlib
 import gzip
+import random
 import zlib
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+import grpc
 import hpack
 import pytest
 from grpc import StatusCode
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.config import Limits
+from gateway.grpc_server import GrpcServer
 from gateway.http2 import PREFACE, frame_head
 from tests.grpc_server.serving import MODELS, Served, infer_request, on_loop, serving
 
@@ -151,3 +156,55 @@ async def test_texts_of_errors_survive_the_header() -> None:
         answer = await ask(served, framed(pb.ModelInferRequest(model_name="x" * 50_000).SerializeToString()))
         assert answer.status is StatusCode.NOT_FOUND
         assert len(answer.fields["grpc-message"]) <= 4096
+
+
+@on_loop
+async def test_corrupted_bytes_do_no_harm() -> None:
+    rng = random.Random(0)
+    encoder = hpack.Encoder()
+    block = encoder.encode([(":method", "POST"), (":scheme", "http"), (":path", INFER), ("content-type", "application/grpc")])
+    call = frame_head(len(block), HEADERS, END_HEADERS, 1) + block
+    message = framed(GOOD)
+    good = PREFACE + frame_head(0, SETTINGS, 0, 0) + call + frame_head(len(message), DATA, END_STREAM, 1) + message
+    async with serving() as served:
+        host, port = served.url.split(":")
+        for _ in range(300):
+            bad = bytearray(good)
+            for _ in range(rng.randint(1, 4)):
+                bad[rng.randrange(len(PREFACE), len(bad))] = rng.randrange(256)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(bad[: rng.randint(len(PREFACE), len(bad))])
+            writer.write_eof()
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+        assert (await ask(served, message)).status is StatusCode.OK
+        assert served.repository.pending == 0
+
+
+@on_loop
+async def test_several_listeners_share_a_port() -> None:
+    async with serving() as served:
+        first, second = (GrpcServer(served.repository, Limits()) for _ in range(2))
+        port = await first.start("127.0.0.1", 0, reuse_port=True)
+        assert await second.start("127.0.0.1", port, reuse_port=True) == port
+        for server in (first, second):
+            async with grpc.aio.insecure_channel(
+                f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]
+            ) as channel:
+                infer = channel.unary_unary(INFER)
+                assert pb.ModelInferResponse.FromString(await infer(GOOD)).id == "x"
+            await server.drain(1)
+
+
+@on_loop
+async def test_connections_over_the_limit_are_closed() -> None:
+    async with serving(f"server: {{limits: {{connections: 3}}}}\n{MODELS}") as served:
+        host, port = served.url.split(":")
+        kept = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        reader, writer = await asyncio.open_connection(host, int(port))
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), 5)
+        assert reader.at_eof()
+        for _, each in [*kept, (reader, writer)]:
+            each.close()

@@ -303,6 +303,16 @@ async def test_a_connection_lost_resets_its_streams() -> None:
 
 
 @on_loop
+async def test_a_drain_that_is_announced_still_takes_what_was_under_way() -> None:
+    peer = await open_peer()
+    peer.connection.announce_drain()
+    assert goaway_code(await peer.received()) == 0
+    peer.send(peer.headers(1), data(1, b"abc", end=True))
+    assert body_of(await peer.received()) == b"abc"
+    assert not peer.wire.closed
+
+
+@on_loop
 async def test_a_drain_finishes_what_is_open_and_takes_nothing_new() -> None:
     peer = await open_peer()
     peer.send(peer.headers(1))

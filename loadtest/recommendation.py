@@ -252,8 +252,9 @@ def answer(found: Recommendation) -> str:
     winner = found.candidate(found.winner)
     rate = winner.max_rps or winner.held_rps
     proof = "sustained" if found.proven else "held in the sample, but not proven in the time there was,"
+    least = "" if winner.failing_rps else " or more"  # no failing rate was reached
     sentences = [
-        f"{winner.name}: {_usd(winner.cost_per_million_usd)} per million requests at {rate:.4g}/s {proof} within {found.slo}, "
+        f"{winner.name}: {_usd(winner.cost_per_million_usd)} per million requests at {rate:.4g}/s{least} {proof} within {found.slo}, "
         f"at {_usd(winner.price.usd_per_hour)} per hour ({winner.price.basis})."
     ]
     if found.target_rps is not None and found.fleet is not None:

@@ -254,8 +254,8 @@ def answer(found: Recommendation) -> str:
     proof = "sustained" if found.proven else "held in the sample, but not proven in the time there was,"
     least = "" if winner.failing_rps else " or more"  # no failing rate was reached
     sentences = [
-        f"{winner.name}: {_usd(winner.cost_per_million_usd)} per million requests at {rate:.4g}/s{least} {proof} within {found.slo}, "
-        f"at {_usd(winner.price.usd_per_hour)} per hour ({winner.price.basis})."
+        f"{winner.name}: {_usd(winner.cost_per_million_usd)} per million requests at {rate:.4g}/s{least} {proof} "
+        f"within {found.slo}, at {_usd(winner.price.usd_per_hour)} per hour ({winner.price.basis})."
     ]
     if found.target_rps is not None and found.fleet is not None:
         fleet = " + ".join(f"{count} × {name}" for name, count in found.fleet.counts.items())

@@ -84,6 +84,7 @@ def request(port: int, method: str, path: str, body: object = None) -> tuple[int
 def config(
     *,
     port: int = 0,
+    grpc_port: int = 0,
     ingress_replicas: int = 1,
     model: dict[str, Any] | None = None,
     embedded: dict[str, Any] | None = None,
@@ -93,7 +94,7 @@ def config(
     document = {
         "server": {
             "http_port": port,
-            "grpc_port": free_port() if port else 0,
+            "grpc_port": grpc_port or (free_port() if port else 0),
             "ingress_replicas": ingress_replicas,
             "drain_timeout_s": 10,
         },

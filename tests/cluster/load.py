@@ -7,6 +7,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
 _ANSWER_WITHIN_S = 30.0
 
 
@@ -83,3 +87,36 @@ class Load:
         length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
         await reader.readexactly(length)
         return int(head[9:12]), b"connection: close" in head
+
+
+@dataclass
+class GrpcLoad:
+    """The same with one blocking tritonclient. outcomes: "ok", or the error."""
+
+    port: int
+    model: str
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    def __enter__(self) -> "GrpcLoad":
+        self._stopping = False
+        self._thread = threading.Thread(target=self._keep_sending, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping = True
+        self._thread.join(_ANSWER_WITHIN_S)
+
+    def _keep_sending(self) -> None:
+        tensor = triton.InferInput("INPUT0", [1, 16], "FP32")
+        tensor.set_data_from_numpy(np.ones((1, 16), dtype=np.float32))
+        client = triton.InferenceServerClient(f"127.0.0.1:{self.port}")
+        while not self._stopping:
+            try:
+                client.infer(self.model, [tensor], client_timeout=_ANSWER_WITHIN_S)
+            except InferenceServerException as exc:
+                self.outcomes[str(exc)] += 1
+                time.sleep(0.05)
+            else:
+                self.outcomes["ok"] += 1
+        client.close()

@@ -14,7 +14,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from tests.cluster.conftest import LOOPBACK, Gateway, config, free_port, request
-from tests.cluster.load import Load, infer_body
+from tests.cluster.load import GrpcLoad, Load, infer_body
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -102,12 +102,13 @@ def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:
         "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, -1]}],
         "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, -1]}],
     }
-    with Load(port, "m", connections=16) as load:
+    with Load(port, "m", connections=16) as load, GrpcLoad(gateway.grpc_port, "m") as grpc_load:
         load.wait_for(200)
-        gateway.upgrade(config(port=port, replicas=1, sessions=2, model=wider))
+        gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, sessions=2, model=wider))
         wait_until(lambda: not set(before) & {*gateway.pids("ingress"), *gateway.pids("m-1-synthetic")}, within_s=30)
         load.wait_for(500)
     assert set(load.outcomes) == {200}
+    assert set(grpc_load.outcomes) == {"ok"}
     assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0, 2.0]]))[0] == 200
 
 

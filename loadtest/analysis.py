@@ -5,6 +5,7 @@ where the run is long enough for that, at most 200. The warm-up ends on the grid
 compared block by block.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +28,8 @@ MOST_WARMUP: Final = 0.2
 LAG_SHARE: Final = 0.01  # of the tightest limit (LOADTEST: the INVALID rule)
 _LAG_WITHOUT_SLO_MS: Final = 1.0
 _MIN_RATE_SHARE: Final = 0.99
+_MUCH_CPU: Final = 0.2  # of the machine
+_HERE: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,58 @@ class Ended:
     partial: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows of the log in order of their intended time: columns of (n,), and the block that each row is in."""
+
+    intended: np.ndarray
+    dispatched: np.ndarray
+    sent: np.ndarray
+    done: np.ndarray
+    status: np.ndarray
+    block: np.ndarray
+
+    @classmethod
+    def read(cls, log: RequestLog, rows: np.ndarray | slice, grid: Grid) -> "_Rows":
+        intended = np.asarray(log.intended)[rows]
+        return cls(
+            intended=intended,
+            dispatched=np.asarray(log.dispatched)[rows],
+            sent=np.asarray(log.sent)[rows],
+            done=np.asarray(log.done)[rows],
+            status=np.asarray(log.status)[rows],
+            block=np.minimum(intended // grid.block_ns, grid.blocks - 1),
+        )
+
+    def where(self, which: np.ndarray) -> "_Rows":
+        """Those rows; which: (n,) bool."""
+        columns = (self.intended, self.dispatched, self.sent, self.done, self.status, self.block)
+        return _Rows(*(column[which] for column in columns))
+
+    @property
+    def evaluable(self) -> np.ndarray:
+        found: np.ndarray = (self.status != PENDING) & (self.status != CUT)
+        return found
+
+    @property
+    def ok(self) -> np.ndarray:
+        found: np.ndarray = self.status == OK
+        return found
+
+    @property
+    def latency(self) -> np.ndarray:
+        found: np.ndarray = self.done - self.intended
+        return found
+
+    @property
+    def service(self) -> np.ndarray:
+        return np.where(self.sent > 0, self.done - self.sent, 0)  # 0: it failed before it got a connection
+
+    def requests(self) -> verdict.Requests:
+        """What is judged. The rows must all be evaluable."""
+        return verdict.Requests(self.latency, self.service, ~self.ok, self.block)
+
+
 def summarise(
     spec: LoadSpec,
     schedule: Schedule,
@@ -72,78 +127,61 @@ def summarise(
     after: Statistics | None,
 ) -> RunResult:
     """Judge a run. rows: numbers of the dispatched rows, ascending by intended time."""
-    intended, dispatched = np.asarray(log.intended)[rows], np.asarray(log.dispatched)[rows]
-    sent, done, status = np.asarray(log.sent)[rows], np.asarray(log.done)[rows], np.asarray(log.status)[rows]
     closed = schedule.users > 0
-    duration_ns = ended.elapsed_ns
-    rate_rps = len(rows) / duration_ns * 1e9 if closed else schedule.rate_rps
-    grid = Grid.of(spec, schedule.duration_ns, rate_rps).until(duration_ns)
-    block = np.minimum(intended // grid.block_ns, grid.blocks - 1)
-    evaluable = (status != PENDING) & (status != CUT)
-    latency = done - intended
-    service = np.where(sent > 0, done - sent, 0)  # 0: it failed before it got a connection
-
-    warmup_block, steady = _warmup(spec, schedule, grid, block[evaluable], latency[evaluable])
+    rate_rps = len(rows) / ended.elapsed_ns * 1e9 if closed else schedule.rate_rps
+    grid = Grid.of(spec, schedule.duration_ns, rate_rps).until(ended.elapsed_ns)
+    everything = _Rows.read(log, rows, grid)
+    evaluable = everything.where(everything.evaluable)
+    warmup_block, steady = _warmup(spec, schedule, grid, evaluable)
     start_ns = warmup_block * grid.block_ns
-    window_s = max(duration_ns - start_ns, 1) / 1e9
-    inside = block >= warmup_block
-    counted = evaluable & inside
-    succeeded = counted & (status == OK)
-    requests = verdict.Requests(latency[counted], service[counted], (status != OK)[counted], block[counted])
-    judged = verdict.judge(spec.slo, requests) if spec.slo and len(requests.failed) else ()
-    good = evaluable & verdict.met(spec.slo, verdict.Requests(latency, service, status != OK, block))
+    window_s = max(ended.elapsed_ns - start_ns, 1) / 1e9
 
-    lag_ms = (dispatched - intended)[inside] / 1e6
-    asked = int(np.count_nonzero(inside))
+    inside = everything.where(everything.block >= warmup_block)
+    counted = inside.where(inside.evaluable)
+    succeeded = counted.where(counted.ok)
+    latency = percentiles(succeeded.latency)
+    requests = counted.requests()
+    judged = verdict.judge(spec.slo, requests) if spec.slo and len(requests.failed) else ()
+
+    asked = len(inside.block)
     if not closed:
-        planned = np.asarray(schedule.intended_ns)
-        asked = int(np.count_nonzero((planned >= start_ns) & (planned < duration_ns)))
-    latencies = percentiles(latency[succeeded])
-    limit_ms = _lag_limit_ms(spec, latencies.p99)
-    in_time = int(np.count_nonzero(inside & (dispatched < duration_ns + limit_ms * 1e6)))
-    waited = sent > 0
-    generator = Generator(
-        send_lag_p50_ms=_percentile(lag_ms, 50),
-        send_lag_p99_ms=_percentile(lag_ms, 99),
-        send_lag_limit_ms=limit_ms,
-        loop_lag_p99_ms=max((report.loop_lag_p99_ms for report in reports), default=0.0),
-        connection_wait_p99_ms=_percentile((sent - dispatched)[inside & waited] / 1e6, 99),
-        connections=sum(report.connections for report in reports),
-        cpu_cores=sum(report.cpu_s / report.wall_s for report in reports if report.wall_s),
-        processes=len(reports),
-    )
-    codes, counts = np.unique(status[counted & (status != OK)], return_counts=True)
+        asked = int(np.count_nonzero((schedule.intended_ns >= start_ns) & (schedule.intended_ns < ended.elapsed_ns)))
+    generator = _generator(spec, inside, reports, latency.p99)
+    in_time = int(np.count_nonzero(inside.dispatched < ended.elapsed_ns + generator.send_lag_limit_ms * 1e6))
     reasons = () if closed else _faults(generator, asked, in_time)
+    kinds, counts = np.unique(counted.status[~counted.ok], return_counts=True)
     return RunResult(
         spec=spec,
         started_at=ended.started_at,
         ended_at=ended.ended_at,
         window_s=window_s,
         warmup_s=start_ns / 1e9,
-        warmup_requests=int(np.count_nonzero(evaluable & ~inside)),
+        warmup_requests=len(evaluable.block) - len(counted.block),
         steady=steady,
         asked_rps=asked / window_s,
         sent_rps=in_time / window_s,
-        requests=len(requests.failed),
-        succeeded=latencies.count,
-        excluded=int(np.count_nonzero(inside & ~evaluable)),
-        succeeded_rps=latencies.count / window_s,
-        goodput_rps=int(np.count_nonzero(good & inside)) / window_s,
-        latency=latencies,
-        service=percentiles(service[succeeded]),
-        latency_histogram=histogram(latency[succeeded]),
-        errors={status_name(code): count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)},
+        requests=len(counted.block),
+        succeeded=latency.count,
+        excluded=len(inside.block) - len(counted.block),
+        succeeded_rps=latency.count / window_s,
+        goodput_rps=int(np.count_nonzero(verdict.met(spec.slo, requests))) / window_s,
+        latency=latency,
+        service=percentiles(succeeded.service),
+        latency_histogram=histogram(succeeded.latency),
+        errors={status_name(kind): count for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)},
         error_samples={kind: text for report in reports for kind, text in report.error_samples.items()},
         attainment=verdict.attainment(spec.slo, requests) if judged and spec.slo else None,
         objectives=judged,
         verdict=verdict.overall(judged) if judged else "undecided" if spec.slo else None,
         requests_needed=_most_needed([objective.requests_needed for objective in judged]) if judged else None,
-        blocks=_blocks(grid, block, evaluable, status == OK, good, latency, warmup_block),
+        blocks=_blocks(spec, grid, evaluable, warmup_block),
         generator=generator,
-        server=_split(before, after, _mean_ms(service[status == OK])),
+        server=_split(before, after, _mean_ms(evaluable.service[evaluable.ok])),
         valid=not reasons,
         reasons=reasons,
-        warnings=_warnings(spec, grid, grid.blocks - warmup_block, steady, schedule, len(requests.failed), latencies.count),
+        warnings=_warnings(
+            spec, schedule, grid, warmup_block, steady, generator, requests=len(counted.block), succeeded=latency.count
+        ),
         partial=ended.partial,
     )
 
@@ -151,58 +189,67 @@ def summarise(
 def decided(spec: LoadSpec, log: RequestLog, grid: Grid, blocks: int, confidence: float) -> bool:
     """Whether the first `blocks` blocks of an open, stationary run decide the SLO. All their requests are done."""
     assert spec.slo is not None
-    intended = np.asarray(log.intended)
-    end = int(np.searchsorted(intended, blocks * grid.block_ns))
-    intended, status = intended[:end], np.asarray(log.status)[:end]
-    sent, done = np.asarray(log.sent)[:end], np.asarray(log.done)[:end]
-    block, latency = intended // grid.block_ns, done - intended
-    begin = (
-        mser5(np.log(np.maximum(latency, 1)), MOST_WARMUP)[0]
-        if spec.warmup_s is None
-        else int(np.searchsorted(intended, spec.warmup_s * 1e9))
-    )
-    requests = verdict.Requests(latency, np.where(sent > 0, done - sent, 0), status != OK, block).behind(begin)
-    if len(np.unique(requests.block)) < MIN_BLOCKS:
+    end = int(np.searchsorted(np.asarray(log.intended), blocks * grid.block_ns))
+    rows = _Rows.read(log, slice(0, end), grid)
+    rows = rows.where(rows.intended >= spec.warmup_s * 1e9) if spec.warmup_s is not None else _settled(rows)
+    if len(np.unique(rows.block)) < MIN_BLOCKS:
         return False
-    return verdict.overall(verdict.judge(spec.slo, requests, confidence=confidence)) != "undecided"
+    return verdict.overall(verdict.judge(spec.slo, rows.requests(), confidence=confidence)) != "undecided"
 
 
-def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, block: np.ndarray, latency: np.ndarray) -> tuple[int, bool]:
+def _settled(rows: _Rows) -> _Rows:
+    cut, _ = _mser5(rows)
+    return rows.where(np.arange(len(rows.block)) >= cut)
+
+
+def _mser5(rows: _Rows) -> tuple[int, bool]:
+    # On the logarithm: a change of level counts, whatever the level, and single long waits do not look like one.
+    return mser5(np.log(np.maximum(rows.latency, 1)), MOST_WARMUP)
+
+
+def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: _Rows) -> tuple[int, bool]:
     """The first block that counts, and whether the rest looks steady."""
     if spec.warmup_s is not None:
         return min(int(np.ceil(spec.warmup_s * 1e9 / grid.block_ns)), grid.blocks - 1), True
-    if not schedule.stationary or len(latency) == 0:
+    if not schedule.stationary or len(evaluable.block) == 0:
         return 0, True
-    cut, steady = mser5(np.log(np.maximum(latency, 1)), MOST_WARMUP)
+    cut, steady = _mser5(evaluable)
     if cut == 0:
         return 0, steady
-    first = int(block[cut - 1]) + 1
-    return min(first, int(grid.blocks * MOST_WARMUP)), steady
+    return min(int(evaluable.block[cut - 1]) + 1, int(grid.blocks * MOST_WARMUP)), steady
 
 
-def _blocks(
-    grid: Grid,
-    block: np.ndarray,
-    evaluable: np.ndarray,
-    ok: np.ndarray,
-    good: np.ndarray,
-    latency: np.ndarray,
-    warmup_block: int,
-) -> tuple[Block, ...]:
-    edges = np.searchsorted(block, np.arange(grid.blocks + 1))
+def _generator(spec: LoadSpec, inside: _Rows, reports: Sequence[Report], p99_ms: float) -> Generator:
+    lag_ms = (inside.dispatched - inside.intended) / 1e6
+    connected = inside.where(inside.sent > 0)
+    return Generator(
+        send_lag_p50_ms=_percentile(lag_ms, 50),
+        send_lag_p99_ms=_percentile(lag_ms, 99),
+        send_lag_limit_ms=_lag_limit_ms(spec, p99_ms),
+        loop_lag_p99_ms=max((report.loop_lag_p99_ms for report in reports), default=0.0),
+        connection_wait_p99_ms=_percentile((connected.sent - connected.dispatched) / 1e6, 99),
+        connections=sum(report.connections for report in reports),
+        cpu_cores=sum(report.cpu_s / report.wall_s for report in reports if report.wall_s),
+        processes=len(reports),
+    )
+
+
+def _blocks(spec: LoadSpec, grid: Grid, evaluable: _Rows, warmup_block: int) -> tuple[Block, ...]:
+    edges = np.searchsorted(evaluable.block, np.arange(grid.blocks + 1))
+    met, ok, latency = verdict.met(spec.slo, evaluable.requests()), evaluable.ok, evaluable.latency
     blocks: list[Block] = []
     for index in range(grid.blocks):
         part = slice(edges[index], edges[index + 1])
-        requests, successes = evaluable[part], latency[part][ok[part]]
+        successes = latency[part][ok[part]]
         summary = percentiles(successes) if len(successes) else None
         blocks.append(
             Block(
                 index=index,
                 start_s=index * grid.block_ns / 1e9,
                 duration_s=grid.block_ns / 1e9,
-                requests=int(np.count_nonzero(requests)),
-                met=int(np.count_nonzero(good[part])),
-                failed=int(np.count_nonzero(requests & ~ok[part])),
+                requests=len(ok[part]),
+                met=int(np.count_nonzero(met[part])),
+                failed=int(np.count_nonzero(~ok[part])),
                 p50_ms=summary.p50 if summary else None,
                 p99_ms=summary.p99 if summary else None,
                 mean_ms=summary.mean if summary else None,
@@ -241,8 +288,17 @@ def _faults(generator: Generator, asked: int, in_time: int) -> tuple[str, ...]:
 
 
 def _warnings(
-    spec: LoadSpec, grid: Grid, blocks: int, steady: bool, schedule: Schedule, requests: int, succeeded: int
+    spec: LoadSpec,
+    schedule: Schedule,
+    grid: Grid,
+    warmup_block: int,
+    steady: bool,
+    generator: Generator,
+    *,
+    requests: int,
+    succeeded: int,
 ) -> tuple[str, ...]:
+    blocks = grid.blocks - warmup_block
     warnings: list[str] = []
     if requests == 0:
         warnings.append("no request was answered or failed in the measured time: nothing can be said")
@@ -260,6 +316,11 @@ def _warnings(
         )
     if spec.slo and blocks < MIN_BLOCKS:
         warnings.append(f"only {blocks} blocks behind the warm-up, {MIN_BLOCKS} are wanted: intervals may be too narrow")
+    if generator.cpu_cores > _MUCH_CPU * (os.cpu_count() or 1) and any(name in spec.target for name in _HERE):
+        warnings.append(
+            f"the generator took {generator.cpu_cores:.2f} of this machine's {os.cpu_count()} cores, before the target: "
+            "a target on the same machine had only the rest"
+        )
     if spec.slo and not schedule.stationary:
         warnings.append("the offered rate changes by design: the verdict is about this mixture, not about one load")
     return tuple(warnings)

@@ -28,10 +28,6 @@ class Requests:
     failed: np.ndarray
     block: np.ndarray
 
-    def behind(self, first: int) -> "Requests":
-        """Without the first so many."""
-        return Requests(self.latency_ns[first:], self.service_ns[first:], self.failed[first:], self.block[first:])
-
     def missed(self, objective: Objective) -> np.ndarray:
         """Which requests missed it: (n,) bool."""
         return self.failed | (self._metric(objective) > objective.limit_ms * 1e6)

@@ -103,6 +103,8 @@ requests = st.one_of(
     st.just(get("/plain")),
     st.just(b"HEAD / HTTP/1.1\r\n\r\n"),
 )
+
+
 def test_a_closed_connection_is_freed_without_the_collector(loop: asyncio.AbstractEventLoop) -> None:
     gc.collect()
     gc.disable()

@@ -4,8 +4,9 @@ Calling convention: the inputs are passed by position in the spec's order (None 
 or list in the spec's order, or a mapping by name comes back. Sessions share one module, which must not change in `forward`.
 
 Threads: ATen keeps its number of intra-op threads per calling thread (an OpenMP setting), so each session sets its own when it
-is opened on its thread: k sessions use k · threads cores. `torch.set_num_threads` also sets what threads started later begin
-with; Inductor bakes the number in effect into its kernels when it compiles them. (Seen with torch 2.13 on CPU, 2026-11.)
+is opened on its thread: k sessions use k · threads cores. But a thread's first question for the number sets it to what was set
+last by any thread of the process, so it is asked before it is set. Inductor bakes the number in effect into its kernels when it
+compiles them. (Seen with torch 2.13 on CPU, 2026-11.)
 
 Arrays become tensors without a copy, read-only ones included (through DLPack, which does not warn); BF16 passes as int16.
 """
@@ -144,6 +145,7 @@ class TorchModel:
             from backends.torch_cuda import CudaSession
 
             return CudaSession(self.spec, self._call, self._device, autocast=self._autocast, graphs=self._cuda_graphs)
+        torch.get_num_threads()  # see Threads, above
         torch.set_num_threads(self._threads)
         return CpuSession(self.spec, self._call, self._autocast)
 

@@ -76,7 +76,8 @@ def aot_inductor(folder: Path, request: pytest.FixtureRequest) -> dict[str, Any]
     import torch
 
     path = folder / "linear-aoti.pt2"
-    torch._inductor.aoti_compile_and_package(_program(), package_path=str(path))
+    quick = {"aot_inductor.compile_wrapper_opt_level": "O0", "aot_inductor.precompile_headers": False}
+    torch._inductor.aoti_compile_and_package(_program(), package_path=str(path), inductor_configs=quick)
     return {"model": str(path)}
 
 
@@ -151,7 +152,6 @@ CASES: dict[str, Case] = {
     "torch-torchscript": Case("torch", torchscript, needs("torch")),
     "torch-export": Case("torch", exported, needs("torch"), slow=True),
     "torch-aot-inductor": Case("torch", aot_inductor, needs("torch"), slow=True),
-    "torch-compile": Case("torch", lambda folder, request: {"model": LINEAR, "compile": True}, needs("torch"), slow=True),
     "triton": Case("triton", triton, no_triton, slow=True),
     "triton-shared-memory": Case(
         "triton", lambda folder, request: {**triton(folder, request), "shared_memory": True}, no_triton, slow=True

@@ -1,0 +1,125 @@
+"""What the ONNX backend reads from files, refuses, and exports."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import backends
+from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
+from tests.backends.contract import LINEAR, SPEC, expected
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+
+def identity(path: Path, datatype: int, shape: list[Any]) -> str:
+    """A file that gives its input back, both of this shape; a name in a shape is an open size."""
+    helper = onnx.helper
+    tensors = [helper.make_tensor_value_info(name, datatype, shape) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", tensors[:1], tensors[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), str(path))
+    return str(path)
+
+
+def unstated(max_rows: int) -> ModelSpec:
+    return ModelSpec("", (), (), max_rows)
+
+
+def test_strings_pass_as_bytes(tmp_path: Path) -> None:
+    model = backends.load(
+        "onnxruntime", {"model": identity(tmp_path / "s.onnx", onnx.TensorProto.STRING, ["n", 1])}, unstated(8)
+    )
+    session = model.open_session(0)
+    given = np.array([["naïve 東京".encode()], [b""]], object)
+    np.testing.assert_array_equal(session.run({"x": given}, {})["y"], given)
+    with pytest.raises(ExecutionFailed, match="'x': ONNX strings are UTF-8"):
+        session.run({"x": np.array([[b"\xff"]], object)}, {})
+
+
+def test_a_file_with_fixed_rows_is_padded_to_them(tmp_path: Path) -> None:
+    path = identity(tmp_path / "fixed.onnx", onnx.TensorProto.FLOAT, [4, 3])
+    spec = backends.load("onnxruntime", {"model": path}, unstated(4)).spec
+    assert (spec.row_sizes, spec.inputs[0].shape) == ((4,), (-1, 3))
+    with pytest.raises(LoadFailed, match=r"max_rows 8 needs a first dimension that is open .* x \[4, 3\]"):
+        backends.load("onnxruntime", {"model": path}, unstated(8))
+
+
+def test_without_rows_every_shape_is_the_files_own(tmp_path: Path) -> None:
+    path = identity(tmp_path / "fixed.onnx", onnx.TensorProto.FLOAT, [4, 3])
+    spec = backends.load("onnxruntime", {"model": path}, unstated(0)).spec
+    assert (spec.row_sizes, spec.inputs[0].shape) == ((), (4, 3))
+
+
+def test_a_datatype_that_cannot_pass_is_named(tmp_path: Path) -> None:
+    path = identity(tmp_path / "b.onnx", onnx.TensorProto.BFLOAT16, ["n", 3])
+    with pytest.raises(LoadFailed, match=r"input 'x' is tensor\(bfloat16\)"):
+        backends.load("onnxruntime", {"model": path}, unstated(8))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ((TensorSpec("x", "FP64", (-1, 3)),), (), r"'x': the model has FP32 \[-1, 3\], the configuration says FP64"),
+        ((TensorSpec("x", "FP32", (-1, 4)),), (), r"the configuration says FP32 \[-1, 4\]"),
+        ((TensorSpec("z", "FP32", (-1, 3)),), (), r"also needs \['x'\]"),
+        ((), (TensorSpec("z", "FP32", (-1, 3)),), r"'z': the model has none of that name, only \['y'\]"),
+    ],
+)
+def test_what_is_declared_is_held_against_the_file(
+    tmp_path: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], message: str
+) -> None:
+    path = identity(tmp_path / "m.onnx", onnx.TensorProto.FLOAT, ["n", 3])
+    with pytest.raises(LoadFailed, match=message):
+        backends.load("onnxruntime", {"model": path}, ModelSpec("", inputs, outputs, 8))
+
+
+def test_a_declared_size_stands_for_an_open_one(tmp_path: Path) -> None:
+    path = identity(tmp_path / "m.onnx", onnx.TensorProto.FLOAT, ["n", "length"])
+    declared = (TensorSpec("x", "FP32", (-1, 7)),)
+    assert backends.load("onnxruntime", {"model": path}, ModelSpec("", declared, (), 8)).spec.inputs == declared
+
+
+def test_a_file_that_is_no_onnx_is_a_failed_load(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"not protobuf")
+    with pytest.raises(LoadFailed, match=r"bad\.onnx"):
+        backends.load("onnxruntime", {"model": str(tmp_path / "bad.onnx")}, unstated(8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp16", 5e-3), ("int8", 0.1)])
+def test_a_smaller_precision_keeps_inputs_and_outputs(tmp_path: Path, precision: str, tolerance: float) -> None:
+    path = tmp_path / f"{precision}.onnx"
+    line = backends.build("onnxruntime", path, SPEC, source=LINEAR, options={}, precision=precision)
+    assert line.startswith(f"{path}: {precision} from {LINEAR}")
+    model = backends.load("onnxruntime", {"model": str(path)}, unstated(8))
+    assert (model.spec.inputs, model.spec.outputs) == (SPEC.inputs, SPEC.outputs)
+    x = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
+    np.testing.assert_allclose(model.open_session(0).run({"INPUT0": x}, {})["OUTPUT0"], expected(x), atol=tolerance)
+
+
+def fickle() -> Any:
+    """A factory of a module that computes something else each time."""
+    import torch
+
+    class Fickle(torch.nn.Module):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x[:, :4] * self.calls
+
+    return Fickle()
+
+
+@pytest.mark.slow
+def test_an_export_that_computes_something_else_is_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match="the export differs"):
+        backends.build("onnxruntime", tmp_path / "f.onnx", SPEC, source=f"{__file__}:fickle", options={})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_needs_its_tensors_stated(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match="`inputs` and `outputs` stated"):
+        backends.build("onnxruntime", tmp_path / "f.onnx", unstated(8), source=LINEAR, options={})

@@ -1,0 +1,124 @@
+"""What the PyTorch backend does beyond the contract."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import backends
+from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
+from tests.backends.contract import LINEAR, SPEC, expected
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def halves() -> Any:
+    """A factory: a module that answers by name."""
+
+    class Halves(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return {"low": x / 2, "more": x.sum(1), "ignored": x}
+
+    return Halves()
+
+
+def noted_threads() -> Any:
+    """A factory: a module that gives the number of threads it runs with."""
+
+    class Threads(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.full((x.shape[0],), torch.get_num_threads())
+
+    return Threads()
+
+
+def spec(inputs: tuple[TensorSpec, ...], *outputs: TensorSpec) -> ModelSpec:
+    return ModelSpec("", inputs, outputs, 8)
+
+
+X = (TensorSpec("x", "FP32", (-1, -1)),)
+
+
+def test_bf16_passes_both_ways() -> None:
+    both = spec((TensorSpec("x", "BF16", (-1, -1)),), TensorSpec("low", "BF16", (-1, -1)), TensorSpec("more", "BF16", (-1,)))
+    session = backends.load("torch", {"model": f"{__file__}:halves"}, both).open_session(0)
+    outputs = session.run({"x": np.array([[1, 2.5], [4, 8]], BF16)}, {})
+    assert outputs["low"].dtype == BF16
+    np.testing.assert_array_equal(outputs["low"].astype(np.float32), [[0.5, 1.25], [2, 4]])
+    np.testing.assert_array_equal(outputs["more"].astype(np.float32), [3.5, 12])
+
+
+def test_outputs_are_taken_by_name_where_the_module_names_them() -> None:
+    two = spec(X, TensorSpec("more", "FP32", (-1,)), TensorSpec("low", "FP32", (-1, -1)))
+    outputs = (
+        backends.load("torch", {"model": f"{__file__}:halves"}, two).open_session(0).run({"x": np.ones((2, 3), np.float32)}, {})
+    )
+    assert (outputs["more"].tolist(), outputs["low"].shape) == ([3, 3], (2, 3))
+
+
+def test_an_output_the_module_does_not_give_fails_the_batch() -> None:
+    absent = spec(X, TensorSpec("absent", "FP32", (-1,)))
+    session = backends.load("torch", {"model": f"{__file__}:halves"}, absent).open_session(0)
+    with pytest.raises(ExecutionFailed, match=r"without the outputs \['absent'\]"):
+        session.run({"x": np.ones((2, 3), np.float32)}, {})
+
+
+def test_each_session_has_its_own_number_of_threads() -> None:
+    noted = spec(X, TensorSpec("n", "INT64", (-1,)))
+    found: dict[int, int] = {}
+    both_open = threading.Barrier(2)
+
+    def work(threads: int) -> None:
+        session = backends.load("torch", {"model": f"{__file__}:noted_threads", "threads": threads}, noted).open_session(0)
+        both_open.wait(20)
+        found[threads] = int(session.run({"x": np.ones((1, 1), np.float32)}, {})["n"][0])
+
+    workers = [threading.Thread(target=work, args=(threads,)) for threads in (1, 2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    assert found == {1: 1, 2: 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "declared", "message"),
+    [
+        ({"model": LINEAR}, ModelSpec("", (), (), 8), "set `inputs` and `outputs`"),
+        ({"model": LINEAR}, spec((TensorSpec("t", "BYTES", (-1, 1)),), *SPEC.outputs), "'t' is BYTES: use a python model"),
+        ({"model": "absent.pt", "precision": "int8"}, SPEC, "int8 quantises a factory's module"),
+        ({"model": f"{__file__}:spec"}, SPEC, "TypeError"),
+        ({"model": "configs/examples/linear.py:nothing"}, SPEC, "has no 'nothing'"),
+        ({"model": "backends.nothing:x"}, SPEC, r"cannot be imported.*backends\.nothing"),
+        ({"model": "builtins:dict"}, SPEC, "expected an nn.Module from the factory, got dict"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told(options: dict[str, Any], declared: ModelSpec, message: str) -> None:
+    with pytest.raises(LoadFailed, match=message):
+        backends.load("torch", options, declared)
+
+
+def test_a_pt2_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.pt2").write_bytes(b"nothing")
+    with pytest.raises(LoadFailed, match=r"bad\.pt2: not a \.pt2 archive"):
+        backends.load("torch", {"model": str(tmp_path / "bad.pt2")}, SPEC)
+
+
+def test_cuda_without_a_device_is_refused() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(LoadFailed, match="sees no CUDA device"):
+        backends.load("torch", {"model": LINEAR, "device": "cuda"}, SPEC)
+
+
+@pytest.mark.slow
+def test_a_compiled_module_takes_any_number_of_rows() -> None:
+    session = backends.load("torch", {"model": LINEAR, "compile": True}, SPEC).open_session(0)
+    for count in (3, 8):
+        x = np.random.default_rng(count).standard_normal((count, 16)).astype(np.float32)
+        np.testing.assert_allclose(session.run({"INPUT0": x}, {})["OUTPUT0"], expected(x), rtol=1e-5, atol=1e-5)

@@ -19,8 +19,8 @@ Whenever a worker is idle and something waits:
     never more than the arrivals of a itself are waited for: 1 + λ·a (pace). And if this is the only idle worker, hold while
     waiting for the next arrival costs less than leaving it to the next worker that frees (rule H).
  5. Compiled sizes: rather run the next smaller size full than the larger one padded, if that serves more rows per second.
- 6. Room that is left is filled with shorter requests of the same shape key, where padding them costs no more than their own
-    batch would.
+ 6. If no other worker is idle, room that is left is filled with requests of other lengths, padded to the longest, where that
+    takes less worker time than batches of their own, and where more is gained by it than lost.
 
 If even a fresh request would be late by what was learned, one request at a time still runs: or the policy would never learn
 that the backend has become faster again. Without an SLO nothing is shed, and the cap is the batch that minimises the mean
@@ -173,11 +173,11 @@ class Adaptive:
         if slo_ns is not None:
             waiting -= self._shed_hopeless(queue, view, shed)
             if not waiting:
-                if view.busy or view.fits(slo_ns) >= 0:
+                if view.busy or view.expected_ns(shed[-1][3]) * view.curve.spread <= slo_ns:
                     return Decision(0, shed=shed)
                 return Decision(shed.pop()[3], "probe", None, shed)
         deadline_ns = queue.entries[len(shed)][2]
-        share = self._share(stream, state, now_ns)
+        share, work = self._share(stream, state, now_ns)
         cap = self._cap(view, slo_ns, waiting, share)
         fits = last if deadline_ns == NEVER else max(0, view.fits(deadline_ns - now_ns))
         index = min(fits, cap)
@@ -207,16 +207,15 @@ class Adaptive:
             if queue.entries[len(shed)] is stream.held.first:
                 reason = "hold"
         stream.held = _NOT_HELD
-        rows = self._compiled(view, min(view.sizes[index], waiting))
+        rows = self._compiled(view, max(min(view.sizes[index], waiting), queue.entries[len(shed)][3]))
         if queue.has_lower_class and slo_ns is not None:
             rows -= self._shed_lower(queue, view, rows, shed)
             if not rows:
                 return Decision(0, shed=shed)
-        expected_ns = round(view.expected_ns(rows))
-        fill: list[tuple[Queue, int]] = []
-        if len(state.queues) > 1 and rows == waiting:
-            fill = self._fill(queue, view, rows, view.sizes[index], state)
-        return Decision(rows, reason, None, shed, expected_ns, fill)
+        if len(state.queues) == 1 or rows < waiting or free_slots > 1:
+            return Decision(rows, reason, None, shed, round(view.expected_ns(rows)))
+        fill, expected_ns = self._fill(queue, view, rows, deadline_ns, work > _UTILISATION * view.workers, state)
+        return Decision(rows, reason, None, shed, round(expected_ns), fill)
 
     def _lone(self, queue: Queue, stream: _Stream, busy: int, free_slots: int, now_ns: int) -> Decision | None:
         """What the steps come to for a request alone when little else comes, at a third of their cost; None: they might not."""
@@ -236,7 +235,10 @@ class Adaptive:
         soonest_ns = view.now_ns + view.shape[0] * view.quantile
         rows = 0
         for entry in queue.entries:
-            if entry[2] >= soonest_ns:
+            if entry[3] > view.sizes[0]:
+                if entry[2] >= view.now_ns + view.expected_ns(entry[3]) * view.curve.spread:
+                    break
+            elif entry[2] >= soonest_ns:
                 break
             shed.append(entry)
             rows += entry[3]
@@ -265,12 +267,13 @@ class Adaptive:
             return min(max(sustains, bisect_left(view.sizes, round(soonest))), len(view.sizes) - 1)
         return max(view.fits(_CAP * slo_ns), min(sustains, view.fits(_CAP_AT_MOST * slo_ns)), 0)
 
-    def _share(self, stream: _Stream, state: State, now_ns: int) -> float:
-        """The part of the workers that falls to one of several queues: its part of the work that arrives."""
+    def _share(self, stream: _Stream, state: State, now_ns: int) -> tuple[float, float]:
+        """Of several queues, this one's part of the work that arrives, which is its part of the workers; and all that work."""
+        work = stream.work(now_ns)
         if len(state.queues) == 1:
-            return 1.0
+            return 1.0, work
         total = sum(self._stream(group).work(now_ns) for group in state.queues)
-        return max(stream.work(now_ns) / total, 0.01) if total > 0 else 1.0
+        return (max(work / total, 0.01) if total > 0 else 1.0), total
 
     def _fresh(self, view: _View, slo_ns: int) -> int:
         """Index of n_o."""
@@ -348,31 +351,42 @@ class Adaptive:
             return view.sizes[up - 1]
         return rows
 
-    def _fill(self, queue: Queue, view: _View, rows: int, room: int, state: State) -> list[tuple[Queue, int]]:
-        """Step 6. Rows to take from queues of shorter requests, the most urgent first."""
+    def _fill(
+        self, queue: Queue, view: _View, rows: int, deadline_ns: int, pressed: bool, state: State
+    ) -> tuple[list[tuple[Queue, int]], float]:
+        """Step 6. Rows to take from queues of other lengths, the most urgent first, and the expected time of the whole.
+
+        Together must take less worker time than apart. That is enough when pressed: more arrives than the workers do easily.
+        Else those who wait longer for it must not lose more than those who need not wait for a batch of their own gain.
+        """
         fill: list[tuple[Queue, int]] = []
-        others = [
-            other
-            for other in state.queues.values()
-            if other.entries and other is not queue and _joins(other.group, queue.group)
-        ]
-        others.sort(key=lambda other: other.entries[0][0])
-        padded = self._limits.padded(rows)
+        longest, curve, time_ns = queue, view.curve, view.expected_ns(rows)
+        busy = view.busy + 1
+        others = [other for other in state.queues.values() if other is not queue and _joins(other.group, queue.group)]
+        others.sort(key=lambda other: other.entries[0][0] if other.entries else NEVER)
         for other in others:
-            free = padded - rows
-            take = min(other.rows, free)
-            curve = self._stream(other.group).curve
-            most = min(room, rows + other.rows) - rows
-            if most > take and curve.ready:
-                marginal_ns = (view.expected_ns(rows + most) - view.expected_ns(rows)) / most
-                alone = min(other.rows, view.sizes[-1])
-                if marginal_ns <= _PADDING_WASTE * curve.expected_ns(alone, view.busy + 1) / alone:
-                    take = most
-            if take > 0:
-                fill.append((other, take))
-                rows += take
-                padded = self._limits.padded(rows)
-        return fill
+            theirs = self._stream(other.group).curve
+            more = min(other.rows, view.sizes[-1] - rows)
+            if more <= 0 or not theirs.ready:
+                continue
+            longer = longest.group < other.group  # type: ignore[operator]  # both are LengthGroups of one shape key
+            together = theirs if longer else curve
+            together_ns = together.expected_ns(rows + more, busy)
+            saved_ns = time_ns + theirs.expected_ns(more, busy) - together_ns
+            padding = self._limits.padded(rows) - rows
+            if (
+                saved_ns > 0
+                and (pressed or more * saved_ns >= rows * (together_ns - time_ns))
+                and view.now_ns + together_ns * together.spread <= deadline_ns
+            ):
+                longest, curve, time_ns = (other if longer else longest), together, together_ns
+            elif padding and not longer:
+                more = min(more, padding)
+            else:
+                continue
+            fill.append((other, more))
+            rows += more
+        return fill, time_ns
 
     def _stream(self, group: Hashable) -> _Stream:
         stream = self._streams.get(group)
@@ -383,14 +397,9 @@ class Adaptive:
         return stream
 
 
-def _joins(shorter: Hashable, longer: Hashable) -> bool:
-    """Whether requests of one group may be padded to share a batch with those of the other: (shape key, length) both."""
-    return (
-        isinstance(shorter, LengthGroup)
-        and isinstance(longer, LengthGroup)
-        and shorter.shape_key == longer.shape_key
-        and shorter.length < longer.length
-    )
+def _joins(one: Hashable, other: Hashable) -> bool:
+    """Whether requests of both groups may be padded to share a batch."""
+    return isinstance(one, LengthGroup) and isinstance(other, LengthGroup) and one.shape_key == other.shape_key
 
 
 def _heads(queue: Queue, skip: int, rows: int, cap: int) -> Iterator[tuple[int, int]]:

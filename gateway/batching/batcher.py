@@ -303,7 +303,11 @@ class Batcher:
         self._state.rows -= rows
         reason = "full" if decision.reason == "idle" and rows >= self._max_rows else decision.reason
         oldest_ns = min([part.request.arrival_ns for part in parts])
-        self._dispatch(parts, rows, reason, now_ns, oldest_ns, queue.group, decision.expected_ns, batches)
+        group = queue.group
+        for other, _ in decision.fill:
+            if isinstance(group, LengthGroup) and isinstance(other.group, LengthGroup) and group.length < other.group.length:
+                group = other.group  # the longest: what the model will see
+        self._dispatch(parts, rows, reason, now_ns, oldest_ns, group, decision.expected_ns, batches)
 
     def _take(self, queue: Queue, limit: int, parts: list[Part]) -> int:
         """Move requests from the front into parts, `limit` rows at most; but one whole request if there are no parts yet."""

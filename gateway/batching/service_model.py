@@ -137,11 +137,12 @@ class ServiceCurve:
         self._watch_drift(ratio)
 
     def borrow(self, other: "ServiceCurve", factor: float) -> None:
-        """Start from another bucket's curve, so many times as slow; the first batches of one's own correct it."""
-        self._means = {rows: mean * factor for rows, mean in other._means.items()}
+        """Start from another bucket's curve, with rows so many times as dear; the first batches of one's own correct it."""
+        fixed, _ = other._line()
+        self._means = {rows: min(fixed, mean) + max(0.0, mean - fixed) * factor for rows, mean in other._means.items()}
         self._counts = dict.fromkeys(self._means, 1)
         weight, x, y, xx, xy = other._sums
-        self._sums = [weight, x, y * factor, xx, xy * factor]
+        self._sums = [weight, x, fixed * weight + (y - fixed * weight) * factor, xx, fixed * x + (xy - fixed * x) * factor]
         self._levels = dict(other._levels)
         self._stale = True
 

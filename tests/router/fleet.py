@@ -54,8 +54,18 @@ def no_fault(batch: Batch) -> Fault | None:
 
 
 @dataclass(slots=True, eq=False)
+class Device:
+    """What sessions of several fleets, as in several ingress processes, share: it runs one batch after the other."""
+
+    free_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Sessions:
-    """A `BatchRunner` over one instance. factor: how many times slower than it should be. live: sessions that are there."""
+    """A `BatchRunner` over one instance. factor: how many times slower than it should be. live: sessions that are there.
+
+    device: None: each session has its own.
+    """
 
     clock: SimulatedClock
     kind: Kind
@@ -63,6 +73,7 @@ class Sessions:
     factor: float = 1.0
     fault: Callable[[Batch], Fault | None] = no_fault
     available: bool = True
+    device: Device | None = None
     on_change: Callable[[], None] = lambda: None
     # counted
     busy: int = 0
@@ -88,6 +99,9 @@ class Sessions:
             took_ns = round((self.kind.fixed_ms + self.kind.row_ms * batch.padded_rows) * self.factor * MS)
         else:
             took_ns = fault[2]
+        if self.device is not None:
+            self.device.free_ns = max(self.device.free_ns, started_ns) + took_ns
+            took_ns = self.device.free_ns - started_ns
 
         def end() -> None:
             self.busy -= 1
@@ -115,6 +129,7 @@ class Fleet:
         slo_ms: float | None = SLO_MS,
         batching: str = "adaptive",
         routing: dict[str, Any] | None = None,
+        seed: int = 0,
     ) -> None:
         self.clock = clock
         self.metrics = Metrics()
@@ -123,7 +138,7 @@ class Fleet:
         self.lanes = [
             self._lane(backend.label, sessions) for backend, sessions in zip(self.model.backends, self.sessions, strict=True)
         ]
-        self.dispatcher = Dispatcher(self.lanes, self.model, self.metrics, clock)
+        self.dispatcher = Dispatcher(self.lanes, self.model, self.metrics, clock, seed=seed)
 
     def _lane(self, label: str, sessions: Sessions) -> Lane:
         batching = self.model.batching

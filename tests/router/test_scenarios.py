@@ -1,10 +1,13 @@
 """The figures that routing promises, over the fleet of docs/routing.md: four CPU, two Inf2, one GPU, SLO 60 ms."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
 from gateway.errors import BackendFailed, BackendUnreachable
-from tests.router.fleet import FLEET, MS, Fault, S, failing, poisson, simulate, slower
+from tests.router.fleet import FLEET, MS, Device, Fault, Fleet, Result, S, drive, failing, poisson, simulate, slower
+from tests.simulation import SimulatedClock, run_simulated
 
 GPU = 6
 LYING: Fault = (BackendFailed("says it is ready"), False, 1 * S)  # as Triton with a dead python stub
@@ -58,3 +61,19 @@ def test_a_run_is_the_same_each_time() -> None:
     one, other = (simulate(FLEET, arrivals, [(0.1, failing(GPU, GONE))]) for _ in range(2))
     assert np.array_equal(one.latencies_ns, other.latencies_ns)
     assert one.shares == other.shares
+
+
+@pytest.mark.slow
+def test_ingress_processes_that_do_not_see_each_other_share_the_same_devices_well() -> None:
+    arrivals = [poisson(lambda second: 1400.0, 1.5, seed=seed) for seed in (6, 7, 8)]
+
+    async def main(clock: SimulatedClock) -> list[Result]:
+        devices = [Device() for _ in FLEET]
+        fleets = [Fleet(clock, FLEET, seed=seed) for seed in range(3)]
+        for fleet in fleets:
+            for sessions, device in zip(fleet.sessions, devices, strict=True):
+                sessions.device = device
+        return list(await asyncio.gather(*(drive(fleet, times) for fleet, times in zip(fleets, arrivals, strict=True))))
+
+    for result in run_simulated(main):
+        assert result.in_slo(0.3) >= 0.99

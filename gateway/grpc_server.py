@@ -245,7 +245,7 @@ class _Inference:
             else:
                 self._endpoint.done(self._arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
         if isinstance(outcome, GatewayError):
-            self.reply = outcome
+            self.reply = outcome.with_traceback(None)  # its frames hold this, which holds it
             endpoint = self._endpoint or self._repository.metrics.endpoint("", "", _PROTOCOL)
             endpoint.failed(outcome.code, self._arrival_ns, encoding_ns)
         assert self.reply is not None
@@ -259,14 +259,17 @@ class _InferCall(OneMessage):
 
     def __init__(self, repository: Repository, call: GrpcCall, parse: Callable[[bytes], Any]) -> None:
         super().__init__(call)
+        self._repository = repository
         self._parse = parse
-        self._inference = _Inference(repository, self._answer)
+        self._inference: _Inference | None = None
 
     def start(self, data: bytes) -> None:
+        self._inference = _Inference(self._repository, self._answer)
         self._inference.start(data, self._parse, self._call)
 
     def cancel(self) -> None:
-        self._inference.cancel()
+        if self._inference is not None:
+            self._inference.cancel()
 
     def _answer(self, reply: pb.ModelInferResponse | GatewayError) -> None:
         if isinstance(reply, GatewayError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import random
 import zlib
@@ -208,3 +209,26 @@ async def test_connections_over_the_limit_are_closed() -> None:
         assert reader.at_eof()
         for _, each in [*kept, (reader, writer)]:
             each.close()
+
+
+@on_loop
+async def test_what_is_over_is_freed_without_the_collector() -> None:
+    def alive() -> list[str]:
+        ours = ("gateway.http2", "gateway.grpc_call", "gateway.grpc_server")
+        return [type(each).__qualname__ for each in gc.get_objects() if type(each).__module__ in ours]
+
+    async with serving() as served:
+        await ask(served, framed(GOOD))
+        await asyncio.sleep(0.05)
+        gc.collect()
+        before = sorted(alive())
+        gc.disable()
+        try:
+            for pieces in ((framed(GOOD),), (framed(b""),), (framed(GOOD)[:5], framed(GOOD)[5:]), (b"\0\0",)):
+                await ask(served, *pieces)
+            await ask(served, framed(GOOD), framed(GOOD), path="/inference.GRPCInferenceService/ModelStreamInfer")
+            await ask(served, framed(b""), path="/inference.GRPCInferenceService/ServerLive")
+            await asyncio.sleep(0.05)
+            assert sorted(alive()) == before
+        finally:
+            gc.enable()

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import warnings
+from collections.abc import Coroutine
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -83,6 +84,8 @@ def application(config: Config) -> serve.Application:
 class IngressReplica:
     """The class Serve runs for an ingress: listeners in its own process, on its own event loop, past Serve's proxy."""
 
+    _closed = False  # also where __init__ did not get to the end
+
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: Config, backends: dict[str, DeploymentHandle[Any]]
     ) -> None:
@@ -99,7 +102,7 @@ class IngressReplica:
         try:
             self._ports = await self._ingress.start()
         except BaseException:
-            await self._ingress.drain()
+            await self.close()
             raise
         if self._control is not None:
             self._control.follow(self._ingress.repository.apply)
@@ -135,8 +138,17 @@ class IngressReplica:
         if not all(pool.available for pool in self._pools):
             raise InternalError("an embedded backend has lost all sessions and cannot rebuild them")
 
-    async def __del__(self) -> None:
-        # Serve awaits it, with the time of graceful_shutdown_timeout_s.
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        # Serve awaits what this returns, for graceful_shutdown_timeout_s; then the interpreter calls it as well.
+        if self._closed:
+            return None
+        return self.close()
+
+    async def close(self) -> None:
+        """Answer what is in flight and end. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         if self._control is not None:
             await self._control.close()
         await self._ingress.drain()

@@ -4,8 +4,9 @@ Serve tells which replicas there are (its long poll to the controller) and answe
 runs); nothing else of it stands in the way of a batch. A `DeploymentHandle` costs twice the CPU of the bare call (1250 against
 540 µs per call in the caller, 20 Nov 2026) and picks the replica itself, while here a batch goes to a slot known to be free.
 
-To every replica one call `attend` is always open. It returns when the number of its live sessions or of the ingresses that
-share it changes, and it fails the moment the replica's process ends: long before Serve notices (about 3.5 s).
+To every replica one call `attend` is always open. It returns when the replica leases this ingress more or fewer slots, since
+sessions come and go or another ingress has more to do, and it fails the moment the replica's process ends: long before Serve
+notices (about 3.5 s).
 """
 
 import asyncio
@@ -53,11 +54,6 @@ log = logging.getLogger(__name__)
 def pack(tensors: Tensors, **extra: Any) -> bytes:
     """One frame as one byte string: what travels between an ingress and a replica, both ways."""
     return b"".join(encode_frame(tensors, extra))
-
-
-def share(sessions: int, ingresses: int) -> int:
-    """How many batches each of several ingresses may have at a replica: an even part, rounded up so that no session idles."""
-    return -(-sessions // max(1, ingresses))
 
 
 class RemoteRunner:
@@ -230,17 +226,11 @@ class LinkLost(Exception):
     """The replica did not answer: it ended, is ending, or cannot be reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attendance:
-    """What a replica tells those that attend it. sessions: that are alive now. ingresses: that attend it."""
-
-    sessions: int
-    ingresses: int
-
-
 @dataclass(slots=True, eq=False)
 class _Link:
-    """The connection to one replica. busy: batches of ours there. up: it answers. listed: Serve means it to stay.
+    """The connection to one replica.
+
+    busy: batches of ours there. leased: how many it lets us have. up: it answers. listed: Serve means it to stay.
 
     Life: made on the running loop -> run … -> retire or close.
     """
@@ -251,7 +241,7 @@ class _Link:
     busy: int = 0
     up: bool = False
     listed: bool = True
-    attendance: Attendance = Attendance(0, 1)
+    leased: int = 0
     content: str = ""
     spec: ModelSpec = field(init=False)
     _lost: bool = False
@@ -278,7 +268,7 @@ class _Link:
 
     @property
     def slots(self) -> int:
-        return share(self.attendance.sessions, self.attendance.ingresses) if self.up else 0
+        return self.leased if self.up else 0
 
     @property
     def free(self) -> int:
@@ -317,7 +307,7 @@ class _Link:
         await self._channel.close(None)
 
     async def _attend(self) -> None:
-        known: Attendance | None = None
+        known: int | None = None
         while True:
             question = msgspec.msgpack.encode((self.ingress, known))
             try:
@@ -329,7 +319,7 @@ class _Link:
                 await asyncio.sleep(_RETRY_ATTEND_S)
                 continue
             known, self.content, spec = _attendance_decoder.decode(answer)
-            self.attendance = known
+            self.leased = known
             self.spec = ModelSpec(*spec)
             self._set_up(True, changed=True)
 
@@ -374,15 +364,13 @@ class _Link:
         return False
 
 
-def attend_answer(attendance: Attendance, content: str, spec: ModelSpec) -> bytes:
-    """What `attend` of a replica returns."""
-    return msgspec.msgpack.encode(
-        (attendance, content, (spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes))
-    )
+def attend_answer(slots: int, content: str, spec: ModelSpec) -> bytes:
+    """What `attend` of a replica returns. slots: leased to the ingress that asks."""
+    return msgspec.msgpack.encode((slots, content, (spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes)))
 
 
 _SpecFields = tuple[str, tuple[TensorSpec, ...], tuple[TensorSpec, ...], int, tuple[int, ...]]
-_attendance_decoder = msgspec.msgpack.Decoder(tuple[Attendance, str, _SpecFields])
+_attendance_decoder = msgspec.msgpack.Decoder(tuple[int, str, _SpecFields])
 
 
 def _metadata(method: str) -> bytes:

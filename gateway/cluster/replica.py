@@ -5,14 +5,16 @@ import contextlib
 import functools
 import time
 from collections import deque
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 import msgspec
 
 from backends.base import ModelSpec
 from gateway.batching.batch import Batch, Part
+from gateway.batching.leases import Demand, share
 from gateway.clock import LoopClock
-from gateway.cluster.remote import ATTEND_S, Attendance, attend_answer, pack
+from gateway.cluster.remote import ATTEND_S, attend_answer, pack
 from gateway.config import Backend, Model
 from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, InternalError
 from gateway.frames import decode_frame
@@ -22,12 +24,17 @@ from gateway.workers import WorkerPool
 
 # An ingress that does not come back to `attend` no longer has a share after this; what it said of its queue is as old at most.
 _FORGET_S: Final = 3.0
+# How often slots are dealt anew between several ingresses, by what each had run and has waiting.
+_DEAL_S: Final = 0.25
+_HORIZON_WITHOUT_SLO_MS: Final = 50.0
 
-_question = msgspec.msgpack.Decoder(tuple[str, Attendance | None])
+_question = msgspec.msgpack.Decoder(tuple[str, int | None])
 
 
 class Replica:
     """The class Serve runs. Everything on the replica's one event loop; `run` and `attend` are called by `RemoteRunner`."""
+
+    _closed = False  # also where __init__ did not get to the end
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, model: Model, backend: Backend, declared: ModelSpec, content: str
@@ -43,8 +50,13 @@ class Replica:
         self._attending: dict[str, int] = {}  # ingress -> its open calls
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
-        # since the last report to the autoscaler
         self._queues: dict[str, tuple[float, float]] = {}  # ingress -> batches that wait there, when it said so
+        # slots leased to each; since they were dealt
+        self._slots: dict[str, int] = {}
+        self._spent_s: dict[str, float] = {}
+        self._dealt_s = time.monotonic()
+        self._batch_s = 0.0  # the last one took
+        # since the last report to the autoscaler
         self._busy_s = 0.0
         self._counted_s = self._reported_s = time.monotonic()
         self._pool = WorkerPool(backend, declared, name=self._name, clock=self._clock)
@@ -75,20 +87,21 @@ class Replica:
         return pack({}, **times, error=type(error).__name__, message=error.message, session_lost=execution.session_lost)
 
     async def attend(self, question: bytes) -> bytes:
-        """Tell sessions, ingresses and the model's spec, once they differ from what the caller knows or a while has passed."""
+        """Tell the caller's slots and the model's spec, once the slots are not those it knows or a while has passed."""
         ingress, known = _question.decode(question)
         self._enter(ingress)
         try:
-            if known == self._attendance():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), ATTEND_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ATTEND_S):
+                    while known == self._slots[ingress]:
+                        await self._changed.wait()
         except asyncio.CancelledError:  # the connection has ended
             self._leave(ingress)
             raise
         self._attending[ingress] -= 1
         if not self._attending[ingress]:
             self._leaving[ingress] = self._loop.call_later(_FORGET_S, self._forget, ingress)
-        return attend_answer(self._attendance(), self._content, self._spec)
+        return attend_answer(self._slots[ingress], self._content, self._spec)
 
     # called by Serve
 
@@ -103,19 +116,28 @@ class Replica:
         now_s = time.monotonic()
         elapsed_s, self._reported_s = now_s - self._reported_s, now_s
         busy_s, self._busy_s = self._busy_s, 0.0
-        queued = sum(batches for batches, at_s in self._queues.values() if now_s - at_s < _FORGET_S)
+        queued = sum(self._queue_of(ingress, now_s) for ingress in self._queues)
         return {"busy": busy_s / max(elapsed_s, 1e-6), "queued": queued + len(self._waiting)}
 
-    async def __del__(self) -> None:
-        # Serve awaits it, after the last call has been answered.
-        await self._pool.close()
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        # Serve awaits what this returns, after the last call has been answered; then the interpreter calls it as well.
+        if self._closed:
+            return None
+        return self.close()
+
+    async def close(self) -> None:
+        """End the sessions. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            await self._pool.close()
 
     # batches
 
     async def _execute(self, frame: bytes, received_ns: int) -> Execution:
         inputs, extra = decode_frame(frame)
         rows = extra["rows"]
-        self._queues[extra["ingress"]] = (extra["left_rows"] / max(1, rows), time.monotonic())
+        ingress = extra["ingress"]
+        self._queues[ingress] = (extra["left_rows"] / max(1, rows), time.monotonic())
         request = InferRequest(
             self._model.name, self._model.version, "", inputs, rows, received_ns, parameters=extra["parameters"]
         )
@@ -132,7 +154,12 @@ class Replica:
         # Ingresses know their slots, so a batch only waits while their shares are being dealt anew or a session is rebuilt.
         self._waiting.append((batch, ended))
         self._start_waiting()
-        return await ended
+        execution = await ended
+        self._batch_s = (execution.finished_ns - execution.started_ns) / 1e9
+        self._spent_s[ingress] = self._spent_s.get(ingress, 0.0) + self._batch_s
+        if time.monotonic() - self._dealt_s > _DEAL_S:
+            self._deal()
+        return execution
 
     def _start_waiting(self) -> None:
         while self._waiting and self._pool.free_slots:
@@ -159,7 +186,7 @@ class Replica:
                 _, ended = self._waiting.popleft()
                 if not ended.done():
                     ended.set_result(Execution(now_ns, now_ns, error=error, session_lost=True))
-        self._tell()
+        self._deal()
 
     def _count_busy(self, *, ended: int = 0) -> None:
         """Add the time since the last call, in which nothing changed. ended: batches that the pool has just ceased to count."""
@@ -169,17 +196,41 @@ class Replica:
 
     # attendance
 
-    def _attendance(self) -> Attendance:
-        return Attendance(self._pool.free_slots + self._pool.busy, max(1, len(self._attending)))
+    def _deal(self) -> None:
+        """Lease the live sessions to the ingresses. One that has nothing to do keeps one slot, to say so when that changes."""
+        now_s = time.monotonic()
+        window_s, self._dealt_s = max(_DEAL_S, now_s - self._dealt_s), now_s
+        spent_s, self._spent_s = self._spent_s, {}
+        if not self._attending:
+            self._slots = {}
+            return
+        sessions = self._pool.free_slots + self._pool.busy
+        slo_ms = self._model.slo.p99_ms if self._model.slo else _HORIZON_WITHOUT_SLO_MS
+        demands = [
+            Demand(
+                arriving=spent_s.get(ingress, 0.0) / window_s,
+                waiting_ns=self._queue_of(ingress, now_s) * self._batch_s * 1e9,
+                held=self._slots.get(ingress, 0),
+            )
+            for ingress in self._attending
+        ]
+        dealt = share(sessions, demands, round(slo_ms / 2 * 1e6))
+        slots = {ingress: max(1, part) if sessions else 0 for ingress, part in zip(self._attending, dealt, strict=True)}
+        if slots != self._slots:
+            self._slots = slots
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _queue_of(self, ingress: str, now_s: float) -> float:
+        batches, at_s = self._queues.get(ingress, (0.0, 0.0))
+        return batches if now_s - at_s < _FORGET_S else 0.0
 
     def _enter(self, ingress: str) -> None:
         if ingress in self._leaving:
             self._leaving.pop(ingress).cancel()
-        if ingress in self._attending:
-            self._attending[ingress] += 1
-        else:
-            self._attending[ingress] = 1
-            self._tell()
+        self._attending[ingress] = self._attending.get(ingress, 0) + 1
+        if ingress not in self._slots:
+            self._deal()
 
     def _leave(self, ingress: str) -> None:
         self._attending[ingress] -= 1
@@ -190,8 +241,4 @@ class Replica:
         self._leaving.pop(ingress, None)
         del self._attending[ingress]
         self._queues.pop(ingress, None)
-        self._tell()
-
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._deal()

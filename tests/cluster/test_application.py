@@ -14,7 +14,6 @@ from ray.serve.schema import ServeDeploySchema
 from gateway.app import build
 from gateway.cluster import application
 from gateway.cluster.deployments import desired_replicas
-from gateway.cluster.remote import share
 from gateway.errors import ConfigError
 from tests.cluster.conftest import config
 
@@ -96,9 +95,3 @@ def test_replicas_follow_what_runs_and_what_waits() -> None:
     assert desired({"a": 1.4}, {"a": 0.0}, target=1.4) == 1
     assert desired({"a": 2.0, "b": 2.0}, {"a": 1.0, "b": 3.0}, target=1.4) == pytest.approx((2 + 2 + 3) / 1.4)
     assert desired({}, {}, target=1.4) == 0
-
-
-def test_ingresses_share_sessions_evenly_and_leave_none_out() -> None:
-    assert [share(4, ingresses) for ingresses in (1, 2, 3, 4, 5)] == [4, 2, 2, 1, 1]
-    assert share(0, 2) == 0
-    assert share(3, 0) == 3

@@ -1,0 +1,128 @@
+"""A backend's replica by itself, without a cluster: what it answers ingresses, and how it leases them its sessions."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from backends.base import ModelSpec
+from gateway.cluster.remote import pack
+from gateway.cluster.replica import Replica
+from gateway.config import parse_config
+from gateway.frames import decode_frame
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+async def open_replica(**backend: Any) -> Replica:
+    document = {"models": [{"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic", **backend}]}]}
+    model = parse_config(document, source="test").models[0]
+    replica = Replica.__new__(Replica)
+    await replica.__init__(model, model.backends[0], ModelSpec("", (), (), 8), "content")  # type: ignore[misc]  # as Serve does
+    return replica
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 10))
+
+
+def frame(value: float = 1.0, *, ingress: str = "a", left_rows: int = 0) -> bytes:
+    inputs = {"INPUT0": np.full((2, 16), value, dtype=np.float32)}
+    return pack(inputs, rows=2, batched=True, left_rows=left_rows, ingress=ingress, parameters={})
+
+
+async def attend(replica: Replica, ingress: str, known: int | None) -> int:
+    answer = await replica.attend(msgspec.msgpack.encode((ingress, known)))
+    slots, content, spec = msgspec.msgpack.decode(answer)
+    assert content == "content"
+    assert spec[0] == "synthetic"
+    return int(slots)
+
+
+def test_a_batch_comes_back_with_its_outputs_and_times() -> None:
+    async def test() -> None:
+        replica = await open_replica(fixed_ms=5.0)
+        outputs, extra = decode_frame(await replica.run(frame(3.0)))
+        assert outputs["OUTPUT0"].tolist() == [[3.0] * 16] * 2
+        assert extra["computed_ns"] >= 5_000_000
+        assert extra["waited_ns"] >= 0
+        await replica.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "lost"),
+    [(101.0, "BackendFailed", False), (102.0, "BackendUnreachable", True), (None, "InternalError", False)],
+)
+def test_an_error_is_data(value: float | None, error: str, lost: bool) -> None:
+    async def test() -> None:
+        replica = await open_replica(faults={"fail": 101.0, "lose": 102.0})
+        outputs, extra = decode_frame(await replica.run(frame(value) if value else b"no frame"))
+        assert (outputs, extra["error"], extra["session_lost"]) == ({}, error, lost)
+        await replica.close()
+
+    run(test)
+
+
+def test_batches_past_the_sessions_wait_their_turn() -> None:
+    async def test() -> None:
+        replica = await open_replica(fixed_ms=5.0, sessions=2)
+        answers = await asyncio.gather(*(replica.run(frame(float(i))) for i in range(6)))
+        assert [decode_frame(answer)[0]["OUTPUT0"][0, 0] for answer in answers] == [0, 1, 2, 3, 4, 5]
+        stats = await replica.record_autoscaling_stats()
+        assert 1.0 < stats["busy"] <= 2.0
+        assert stats["queued"] == 0
+        await replica.close()
+
+    run(test)
+
+
+def test_an_ingress_learns_its_slots_when_they_change() -> None:
+    async def test() -> None:
+        replica = await open_replica(sessions=4)
+        assert await attend(replica, "a", None) == 4
+        first = asyncio.create_task(attend(replica, "a", 4))
+        await asyncio.sleep(0)
+        assert await attend(replica, "b", None) == 2  # nobody has anything to do: even parts
+        assert await first == 2
+        second = asyncio.create_task(attend(replica, "a", 2))
+        open_call = asyncio.create_task(attend(replica, "b", 2))
+        await asyncio.sleep(0)
+        open_call.cancel()  # as when the connection of b ends
+        assert await second == 4
+        await replica.close()
+
+    run(test)
+
+
+def test_slots_follow_the_load_and_an_idle_ingress_keeps_one() -> None:
+    async def test() -> None:
+        replica = await open_replica(sessions=4, fixed_ms=10.0)
+        await attend(replica, "a", None)
+        await attend(replica, "b", None)
+        busy = asyncio.create_task(attend(replica, "a", 2))
+        while not busy.done():
+            await asyncio.gather(*(replica.run(frame(ingress="a", left_rows=8)) for _ in range(2)))
+        assert await busy == 4
+        assert await attend(replica, "b", None) == 1
+        assert (await replica.record_autoscaling_stats())["queued"] == 4  # 8 rows in batches of 2
+        await replica.close()
+
+    run(test)
+
+
+def test_a_lost_session_takes_its_slot_until_it_is_rebuilt() -> None:
+    async def test() -> None:
+        replica = await open_replica(sessions=2, faults={"lose": 102.0})
+        assert await attend(replica, "a", None) == 2
+        await replica.run(frame(102.0))
+        assert await attend(replica, "a", 2) == 1
+        assert await attend(replica, "a", 1) == 2
+        await replica.check_health()
+        await replica.close()
+
+    run(test)

@@ -36,7 +36,7 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch
-from gateway.batching.policies import Decision
+from gateway.batching.policies import Decision, Fill
 from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 
@@ -353,13 +353,13 @@ class Adaptive:
 
     def _fill(
         self, queue: Queue, view: _View, rows: int, deadline_ns: int, pressed: bool, state: State
-    ) -> tuple[list[tuple[Queue, int]], float]:
+    ) -> tuple[list[Fill], float]:
         """Step 6. Rows to take from queues of other lengths, the most urgent first, and the expected time of the whole.
 
         Together must take less worker time than apart. That is enough when pressed: more arrives than the workers do easily.
         Else those who wait longer for it must not lose more than those who need not wait for a batch of their own gain.
         """
-        fill: list[tuple[Queue, int]] = []
+        fill: list[Fill] = []
         longest, curve, time_ns = queue, view.curve, view.expected_ns(rows)
         busy = view.busy + 1
         others = [other for other in state.queues.values() if other is not queue and _joins(other.group, queue.group)]
@@ -374,17 +374,23 @@ class Adaptive:
             together_ns = together.expected_ns(rows + more, busy)
             saved_ns = time_ns + theirs.expected_ns(more, busy) - together_ns
             padding = self._limits.padded(rows) - rows
-            if (
-                saved_ns > 0
-                and (pressed or more * saved_ns >= rows * (together_ns - time_ns))
-                and view.now_ns + together_ns * together.spread <= deadline_ns
-            ):
+            end_ns = view.now_ns + together_ns * together.spread
+            late = []
+            for entry in other.entries:
+                if entry[2] >= end_ns:
+                    break
+                late.append(entry)
+            late_rows = sum(entry[3] for entry in late)
+            if late and (view.workers > 1 or late_rows == other.rows):
+                continue  # another worker may be in time for them
+            more = min(more, other.rows - late_rows)
+            if saved_ns > 0 and (pressed or more * saved_ns >= rows * (together_ns - time_ns)) and end_ns <= deadline_ns:
                 longest, curve, time_ns = (other if longer else longest), together, together_ns
             elif padding and not longer:
                 more = min(more, padding)
             else:
                 continue
-            fill.append((other, more))
+            fill.append(Fill(other, more, late))
             rows += more
         return fill, time_ns
 

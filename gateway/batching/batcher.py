@@ -205,6 +205,8 @@ class Batcher:
                 decision = self._policy.decide(queue, self._state, now_ns, free_slots - len(batches))
                 if decision.shed:
                     self._shed(queue, decision.shed, shed)
+                for more in decision.fill:
+                    self._shed(more.queue, more.shed, shed)
                 if decision.rows and queue.entries:
                     self._close(queue, decision, now_ns, batches)
                     break
@@ -298,15 +300,16 @@ class Batcher:
     def _close(self, queue: Queue, decision: Decision, now_ns: int, batches: list[Batch]) -> None:
         parts: list[Part] = []
         rows = self._take(queue, min(decision.rows, self._max_rows), parts)
-        for other, more in decision.fill:
-            rows += self._take(other, min(more, self._max_rows - rows), parts)
+        for more in decision.fill:
+            rows += self._take(more.queue, min(more.rows, self._max_rows - rows), parts)
         self._state.rows -= rows
         reason = "full" if decision.reason == "idle" and rows >= self._max_rows else decision.reason
         oldest_ns = min([part.request.arrival_ns for part in parts])
         group = queue.group
-        for other, _ in decision.fill:
-            if isinstance(group, LengthGroup) and isinstance(other.group, LengthGroup) and group.length < other.group.length:
-                group = other.group  # the longest: what the model will see
+        for more in decision.fill:
+            other = more.queue.group
+            if isinstance(group, LengthGroup) and isinstance(other, LengthGroup) and group.length < other.length:
+                group = other  # the longest: what the model will see
         self._dispatch(parts, rows, reason, now_ns, oldest_ns, group, decision.expected_ns, batches)
 
     def _take(self, queue: Queue, limit: int, parts: list[Part]) -> int:

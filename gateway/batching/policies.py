@@ -9,6 +9,14 @@ from gateway.batching.service_model import ServiceModel
 from gateway.config import Batching
 
 
+class Fill(NamedTuple):
+    """Rows to take from a further queue, once `shed` of it have been answered with Overloaded."""
+
+    queue: Queue
+    rows: int
+    shed: Sequence[Entry] = ()
+
+
 class Decision(NamedTuple):
     """What to do with one queue.
 
@@ -17,7 +25,7 @@ class Decision(NamedTuple):
     wake_at_ns: when to ask again although nothing happens. None: at the next event.
     shed: entries to answer with Overloaded; they leave the queue before the batch is formed.
     expected_ns: predicted service time of the batch; 0: unknown.
-    fill: further queues and the rows to take from each, once the first has given its rows.
+    fill: what to take from further queues, once the first has given its rows.
     """
 
     rows: int
@@ -25,7 +33,7 @@ class Decision(NamedTuple):
     wake_at_ns: int | None = None
     shed: Sequence[Entry] = ()
     expected_ns: int = 0
-    fill: Sequence[tuple[Queue, int]] = ()
+    fill: Sequence[Fill] = ()
 
 
 WAIT: Final = Decision(0)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
-from gateway.config import Batching
+from gateway.config import Batching, Ragged
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded
 from gateway.types import InferRequest
 
@@ -41,6 +42,7 @@ class Lane:
     max_rows: int
     row_sizes: tuple[int, ...]
     slo_ns: int | None
+    ragged: bool = False
     workers: int = 2
     now_ns: int = 0
     asked: list[InferRequest] = field(default_factory=list)
@@ -55,7 +57,11 @@ class Lane:
 
     def add(self, rows: int, timeout_ms: int | None, priority: int, shape: int) -> None:
         deadline_ns = None if timeout_ms is None else self.now_ns + timeout_ms * MS
-        request = InferRequest("m", "1", "", {}, rows, self.now_ns, deadline_ns=deadline_ns, priority=priority, shape_key=shape)
+        inputs = {"ids": np.zeros((rows, 1 + 30 * shape), dtype=np.int8)} if self.ragged else {}
+        key = None if self.ragged else shape
+        request = InferRequest(
+            "m", "1", "", inputs, rows, self.now_ns, deadline_ns=deadline_ns, priority=priority, shape_key=key
+        )
         try:
             self.batcher.add(request, self.now_ns)
         except Overloaded:
@@ -154,17 +160,29 @@ class Lane:
     slo_ms=st.one_of(st.none(), st.integers(5, 80)),
     row_sizes=st.sampled_from([(), (1, 4, 8), (2, 6)]),
     max_rows=st.sampled_from([1, 5, 8]),
+    ragged=st.booleans(),
 )
 def test_every_request_ends_once_in_time_and_within_limits(
-    policy: str, history: list[tuple[object, ...]], slo_ms: int | None, row_sizes: tuple[int, ...], max_rows: int
+    policy: str,
+    history: list[tuple[object, ...]],
+    slo_ms: int | None,
+    row_sizes: tuple[int, ...],
+    max_rows: int,
+    ragged: bool,
 ) -> None:
     slo_ns = None if slo_ms is None else slo_ms * MS
     if row_sizes:
         max_rows = row_sizes[-1]
     batcher = Batcher(
-        POLICIES[policy](Batching()), max_rows=max_rows, row_sizes=row_sizes, workers=2, max_queue_rows=60, slo_ns=slo_ns
+        POLICIES[policy](Batching()),
+        max_rows=max_rows,
+        row_sizes=row_sizes,
+        workers=2,
+        max_queue_rows=60,
+        slo_ns=slo_ns,
+        ragged=Ragged(pad={"ids": 0}) if ragged else None,
     )
-    lane = Lane(batcher, max_rows, row_sizes, slo_ns)
+    lane = Lane(batcher, max_rows, row_sizes, slo_ns, ragged)
     for move in history:
         lane.move(move)
         assert batcher.queue_rows <= 60

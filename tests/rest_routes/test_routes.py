@@ -8,8 +8,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.rest_routes.serving import Served, serving
 
@@ -272,6 +275,24 @@ def eventually(condition: Any) -> bool:
             return True
         time.sleep(0.005)
     return False
+
+
+PARTS = (
+    "v2 models echo pair versions 1 infer ready stats config repository index region r systemsharedmemory status register "
+    "unregister health live %2F %ff metrics trace setting"
+).split()
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(["GET", "POST", "PUT", "HEAD"]),
+    st.lists(st.sampled_from(PARTS) | st.text("%/?#a0é", max_size=4).map(quote), max_size=7),
+    st.sampled_from([b"", b"{}", b"[]", b'{"inputs":[]}', b'{"key":1}', b'{"parameters":{"a":[]}}', b"\xff"]),
+)
+def test_no_request_fails_the_server(served: Served, method: str, parts: list[str], body: bytes) -> None:
+    answer = ask(served, method, "/" + "/".join(parts), body)
+    assert answer.status in (200, 400, 404, 405, 501, 503)
+    assert answer.status == 200 or method == "HEAD" or answer.error
 
 
 # the repository

@@ -277,10 +277,33 @@ def eventually(condition: Any) -> bool:
     return False
 
 
-PARTS = (
-    "v2 models echo pair versions 1 infer ready stats config repository index region r systemsharedmemory status register "
-    "unregister health live %2F %ff metrics trace setting"
-).split()
+PARTS = [
+    "v2",
+    "models",
+    "echo",
+    "pair",
+    "versions",
+    "1",
+    "infer",
+    "ready",
+    "stats",
+    "config",
+    "repository",
+    "index",
+    "region",
+    "r",
+    "systemsharedmemory",
+    "status",
+    "register",
+    "unregister",
+    "health",
+    "live",
+    "%2F",
+    "%ff",
+    "metrics",
+    "trace",
+    "setting",
+]
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

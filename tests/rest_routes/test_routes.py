@@ -278,32 +278,9 @@ def eventually(condition: Any) -> bool:
 
 
 PARTS = [
-    "v2",
-    "models",
-    "echo",
-    "pair",
-    "versions",
-    "1",
-    "infer",
-    "ready",
-    "stats",
-    "config",
-    "repository",
-    "index",
-    "region",
-    "r",
-    "systemsharedmemory",
-    "status",
-    "register",
-    "unregister",
-    "health",
-    "live",
-    "%2F",
-    "%ff",
-    "metrics",
-    "trace",
-    "setting",
-]
+    "v2", "models", "echo", "pair", "versions", "1", "infer", "ready", "stats", "config", "repository", "index", "region", "r",
+    "systemsharedmemory", "status", "register", "unregister", "health", "live", "%2F", "%ff", "metrics", "trace", "setting",
+]  # fmt: skip
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

@@ -282,6 +282,8 @@ class _Search:
         self._profiles: dict[str, Profiled] = {}
         self._seconds = 0.0
         self._usd = 0.0
+        self._start_s = 0.0  # what the last start took, as far as it is known
+        self._up = ""  # the entrant that runs
         self._verified: bool | None = None
         self._floor: Measured | None = None
         self._notes: list[str] = []
@@ -323,6 +325,8 @@ class _Search:
             else:
                 event = Profiled(group, failure="the budget did not reach it")
             self._spend(event.seconds, widest)
+            if not event.failure:
+                self._start_s, self._up = max(0.0, event.seconds - seconds), widest.name
             self._profiles[group] = event
             for entrant in entrants:
                 self._standings[entrant.name].out = event.failure
@@ -451,12 +455,15 @@ class _Search:
     ) -> Steps:
         """One run; one that was not valid is tried once more. Nothing, if the budget does not allow it."""
         for attempt in range(2):
-            if not self._affords(seconds, standing.entrant):
+            start_s = 0.0 if self._up == standing.entrant.name else self._start_s
+            seconds = min(seconds, self._left_seconds() - start_s)
+            if seconds < LEAST_SECONDS or not self._affords(seconds + start_s, standing.entrant):
                 return
             event = yield Load(standing.entrant.name, rps, seconds, purpose, until_decided)
             assert isinstance(event, Measured)
             standing.runs.append(event)
             self._spend(event.seconds, standing.entrant)
+            self._up = standing.entrant.name
             searching = purpose in SEARCHING
             if event.failure and searching:
                 standing.out = event.failure

@@ -7,6 +7,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+import functools
 import http.client
 import json
 import socket
@@ -67,6 +68,12 @@ class Gateway:
 
     def infer(self, model: str, rows: list[list[float]]) -> tuple[int, Any]:
         return request(self.http_port, "POST", f"/v2/models/{model}/infer", infer_body(rows))
+
+
+@functools.cache
+def usual() -> Config:
+    """What several tests deploy one after the other, which changes nothing then."""
+    return config(port=free_port(), ingress_replicas=2, replicas=2, sessions=2, faults={"fail": 101.0, "lose": 102.0})
 
 
 def request(port: int, method: str, path: str, body: object = None) -> tuple[int, Any]:

@@ -13,10 +13,14 @@ from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from tests.cluster.conftest import LOOPBACK, Gateway, config, free_port, request
+from tests.cluster.conftest import LOOPBACK, Gateway, config, free_port, request, usual
 from tests.cluster.load import GrpcLoad, Load, infer_body
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The .metrics_interval_s. field"),  # deployments._scale
+]
 
 ROW = [float(column) for column in range(16)]
 
@@ -32,33 +36,15 @@ def wait_until(condition: Any, within_s: float) -> None:
         time.sleep(0.1)
 
 
-def test_rest_and_grpc_reach_replicas_and_frames_may_be_large(cluster: Cluster) -> None:
-    # 300 000 columns of float32: 1.2 MB a row, 7.2 MB a request, over Serve's own limit of 4 MiB
-    wide = {
-        "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, -1]}],
-        "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, -1]}],
-    }
-    gateway = Gateway(config(model=wide, replicas=1))
-    status, answer = gateway.infer("m", [ROW, ROW])
-    assert (status, answer["outputs"][0]["shape"], answer["outputs"][0]["data"]) == (200, [2, 16], ROW + ROW)
-    sent = np.arange(6 * 300_000, dtype=np.float32).reshape(6, -1)
-    tensor = triton.InferInput("INPUT0", list(sent.shape), "FP32")
-    tensor.set_data_from_numpy(sent)
-    client = triton.InferenceServerClient(f"127.0.0.1:{gateway.grpc_port}")
-    received = client.infer("m", [tensor]).as_numpy("OUTPUT0")
-    client.close()
-    np.testing.assert_array_equal(received, sent)
-
-
 def test_a_failing_batch_and_a_lost_session_end_as_embedded(cluster: Cluster) -> None:
-    gateway = Gateway(config(replicas=1, sessions=2, faults={"fail": 101.0, "lose": 102.0}))
+    gateway = Gateway(usual())
     assert gateway.infer("m", [[101.0] * 16])[0] == 500
     assert gateway.infer("m", [[102.0] * 16])[0] == 503
     assert gateway.infer("m", [ROW])[0] == 200
 
 
 def test_a_killed_backend_replica_costs_no_request(cluster: Cluster) -> None:
-    gateway = Gateway(config(replicas=2, sessions=2))
+    gateway = Gateway(usual())
     with Load(gateway.http_port, "m") as load:
         load.wait_for(200)
         victim, survivor = gateway.pids("m-1-synthetic")
@@ -71,18 +57,8 @@ def test_a_killed_backend_replica_costs_no_request(cluster: Cluster) -> None:
     assert survivor in gateway.pids("m-1-synthetic")
 
 
-def test_the_only_backend_replica_killed_is_waited_for(cluster: Cluster) -> None:
-    gateway = Gateway(config(replicas=1))
-    with Load(gateway.http_port, "m") as load:
-        load.wait_for(50)
-        kill(gateway.pids("m-1-synthetic")[0])
-        time.sleep(0.5)
-        load.wait_for(50)
-    assert set(load.outcomes) == {200}
-
-
 def test_a_killed_ingress_breaks_only_its_connections(cluster: Cluster) -> None:
-    gateway = Gateway(config(port=free_port(), ingress_replicas=2, replicas=1, sessions=2))
+    gateway = Gateway(usual())
     with Load(gateway.http_port, "m", connections=16) as load:
         load.wait_for(200)
         kill(gateway.pids("ingress")[0])
@@ -92,6 +68,20 @@ def test_a_killed_ingress_breaks_only_its_connections(cluster: Cluster) -> None:
     broken = sum(count for outcome, count in load.outcomes.items() if outcome != 200)
     assert broken <= 16, load.outcomes
     assert load.slowest_s < 5.0
+
+
+def test_unload_and_load_reach_every_ingress(cluster: Cluster) -> None:
+    gateway = Gateway(usual())
+
+    def seen() -> set[int]:
+        # Each request has a connection of its own, so that both ingresses get some.
+        return {request(gateway.http_port, "GET", "/v2/models/m/ready")[0] for _ in range(20)}
+
+    assert seen() == {200}
+    assert request(gateway.http_port, "POST", "/v2/repository/models/m/unload", {})[0] == 200
+    assert seen().isdisjoint({200})
+    assert request(gateway.http_port, "POST", "/v2/repository/models/m/load", {})[0] == 200
+    assert seen() == {200}
 
 
 def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:
@@ -112,6 +102,34 @@ def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:
     assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0, 2.0]]))[0] == 200
 
 
+def test_the_only_backend_replica_killed_is_waited_for(cluster: Cluster) -> None:
+    gateway = Gateway(config(replicas=1))
+    with Load(gateway.http_port, "m") as load:
+        load.wait_for(50)
+        kill(gateway.pids("m-1-synthetic")[0])
+        time.sleep(0.5)
+        load.wait_for(50)
+    assert set(load.outcomes) == {200}
+
+
+def test_rest_and_grpc_reach_replicas_and_frames_may_be_large(cluster: Cluster) -> None:
+    # 300 000 columns of float32: 1.2 MB a row, 7.2 MB a request, over Serve's own limit of 4 MiB
+    wide = {
+        "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, -1]}],
+        "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, -1]}],
+    }
+    gateway = Gateway(config(model=wide, replicas=1))
+    status, answer = gateway.infer("m", [ROW, ROW])
+    assert (status, answer["outputs"][0]["shape"], answer["outputs"][0]["data"]) == (200, [2, 16], ROW + ROW)
+    sent = np.arange(6 * 300_000, dtype=np.float32).reshape(6, -1)
+    tensor = triton.InferInput("INPUT0", list(sent.shape), "FP32")
+    tensor.set_data_from_numpy(sent)
+    client = triton.InferenceServerClient(f"127.0.0.1:{gateway.grpc_port}")
+    received = client.infer("m", [tensor]).as_numpy("OUTPUT0")
+    client.close()
+    np.testing.assert_array_equal(received, sent)
+
+
 def test_replicas_follow_the_load_up_and_down(cluster: Cluster) -> None:
     scaling = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0.5, "downscale_delay_s": 2.0}
     gateway = Gateway(config(fixed_ms=20.0, autoscaling=scaling))
@@ -121,20 +139,6 @@ def test_replicas_follow_the_load_up_and_down(cluster: Cluster) -> None:
         load.wait_for(100)
     wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 1, within_s=30)
     assert set(load.outcomes) == {200}
-
-
-def test_unload_and_load_reach_every_ingress(cluster: Cluster) -> None:
-    gateway = Gateway(config(port=free_port(), ingress_replicas=2, replicas=1))
-
-    def seen() -> set[int]:
-        # Each request has a connection of its own, so that both ingresses get some.
-        return {request(gateway.http_port, "GET", "/v2/models/m/ready")[0] for _ in range(20)}
-
-    assert seen() == {200}
-    assert request(gateway.http_port, "POST", "/v2/repository/models/m/unload", {})[0] == 200
-    assert seen().isdisjoint({200})
-    assert request(gateway.http_port, "POST", "/v2/repository/models/m/load", {})[0] == 200
-    assert seen() == {200}
 
 
 def test_a_configuration_file_of_serve_deploys_the_gateway(cluster: Cluster) -> None:

@@ -18,7 +18,11 @@ from ray.cluster_utils import Cluster
 from tests.cluster.conftest import config, free_port, request
 from tests.cluster.load import infer_body
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The .metrics_interval_s. field"),  # deployments._scale
+]
 
 
 def start(path: Path, document: dict[str, Any]) -> tuple["subprocess.Popen[str]", int]:

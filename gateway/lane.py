@@ -234,14 +234,14 @@ class Lane:
                 (now_ns - execution.finished_ns) / 1e6,
                 error,
             )
-        if error is None:
-            for part, outputs in zip(batch.parts, pieces, strict=True):
-                self._part_done(part, outputs)
-        else:
+        if error is not None:
             lost = execution.session_lost
             for part in batch.parts:
                 self._part_failed(part, error, now_ns, lost=lost, to_blame=len(batch.parts) == 1 and not lost)
+        # Before the answers are encoded and written: the worker computes the next batch meanwhile.
         self._step()
+        for part, outputs in zip(batch.parts, pieces, strict=error is None):
+            self._part_done(part, outputs)
 
     def _part_done(self, part: Part, outputs: Tensors) -> None:
         request = part.request

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -98,6 +99,7 @@ def _serve_plain(config: Config) -> int:
                 )
     with tempfile.TemporaryDirectory(prefix="gateway-") as temporary:
         run_dir = Path(config.server.run_dir or temporary)
+        shutil.rmtree(run_dir / "regions", ignore_errors=True)  # registered with a server that is gone
         use_run_dir(run_dir)
         import uvloop
 

@@ -49,6 +49,7 @@ class Server(_Strict):
     drain_timeout_s: float = Field(default=20.0, ge=0)
     run_dir: str | None = None  # sockets, metrics and region files of this node; None: a fresh temporary directory
     state_dir: str | None = None  # what was learned of the backends' speed, kept between restarts; None: learned anew
+    instance_type: str | None = None  # what this runs on, such as c7i.xlarge: told to loadtest, which prices it
     system_shared_memory: bool = True
     model_control: bool = True  # repository load and unload by clients
     limits: Limits = Limits()

@@ -24,9 +24,10 @@ EXTENSIONS: Final = (
 )
 
 
-def describe_server() -> dict[str, Any]:
-    """The answer to a server metadata request."""
-    return {"name": "serving-gateway", "version": package_version("serving-gateway"), "extensions": list(EXTENSIONS)}
+def describe_server(instance_type: str | None) -> dict[str, Any]:
+    """The answer to a server metadata request; `instance_type` is ours, and only there if the operator stated it."""
+    known = {"name": "serving-gateway", "version": package_version("serving-gateway"), "extensions": list(EXTENSIONS)}
+    return known | ({"instance_type": instance_type} if instance_type else {})
 
 
 def describe_metadata(name: str, spec: ModelSpec, versions: list[str]) -> dict[str, Any]:

@@ -408,7 +408,9 @@ class InferenceServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type:
         return pb.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(self, message: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
-        return _fill(pb.ServerMetadataResponse(), self._repository.server_metadata())
+        metadata = self._repository.server_metadata()
+        metadata.pop("instance_type", None)  # ours; the message has no field for it
+        return _fill(pb.ServerMetadataResponse(), metadata)
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         return _fill(pb.ModelMetadataResponse(), self._repository.model_metadata(message.name, message.version))

@@ -166,7 +166,7 @@ class Repository:
         return sum(lane.pending for served in self._all() for lane in served.lanes)
 
     def server_metadata(self) -> dict[str, Any]:
-        return describe_server()
+        return describe_server(self._config.server.instance_type)
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """Raises: NotFound, NotReady."""

@@ -244,3 +244,10 @@ def test_a_backend_is_probed_when_it_loads(tmp_path: Path) -> None:
         assert curve.expected_ns(1) >= 1_000_000
 
     with_repository(tmp_path, main)
+
+
+def test_the_instance_type_is_told_where_it_is_stated(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        assert repository.server_metadata()["instance_type"] == "c7i.xlarge"
+
+    with_repository(tmp_path, main, f"server: {{instance_type: c7i.xlarge}}\n{TWO_VERSIONS}")

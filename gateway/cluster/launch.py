@@ -44,6 +44,7 @@ def run_on_ray(config: Config, announce: Announce) -> int:
 
     announce: called once with the ports of HTTP and gRPC when requests are answered. Raises: GatewayError.
     """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     app = application(config)
     _handle_signals()
     try:
@@ -134,11 +135,18 @@ def _deployed(app: serve.Application, name: str) -> Iterator[DeploymentHandle[An
         try:
             yield serve.run(app, name=name, route_prefix=None)
         except RuntimeError as exc:  # Serve's, with the reason in the status
-            status = serve.status().applications[name]
-            faults = [f"{key}: {deployment.message}" for key, deployment in status.deployments.items() if deployment.message]
-            raise InternalError("\n".join(["the application did not start", status.message, *faults])) from exc
+            deployments = serve.status().applications[name].deployments
+            faults = [
+                f"{key}: {_last_line(deployment.message)}" for key, deployment in deployments.items() if deployment.message
+            ]
+            raise InternalError("\n".join(["the application did not start", *faults])) from exc
     finally:
         try:
             serve.delete(name)
         except TimeoutError:
             log.error("the application %s is still being deleted", name)
+
+
+def _last_line(message: str) -> str:
+    """What went wrong, of a message that may end in a traceback."""
+    return message.strip().rpartition("\n")[2]

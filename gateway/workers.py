@@ -5,7 +5,7 @@ concatenates, runs, and posts the end back to the loop. So the loop never waits 
 by the thread that opened it.
 
 A session that is lost (SessionLost, or a run past `hang_timeout_s`) is dropped with its worker, its batch ends with
-`session_lost`, and a new worker opens a new session after a back-off that doubles from 0.1 s to 10 s. A thread that hangs
+`session_lost`, and a new worker opens a new session after a back-off that doubles from 0.1 s to 5 s. A thread that hangs
 cannot be ended: it is abandoned, and what it may still return is ignored. Only isolation `process` gives the memory and the
 core back, since there the process is killed.
 """
@@ -29,7 +29,7 @@ from gateway.runner import Execution
 from gateway.session_process import ProcessModel
 
 _BACKOFF_FIRST_S: Final = 0.1
-_BACKOFF_MOST_S: Final = 10.0
+_BACKOFF_MOST_S: Final = 5.0
 # After this many failed rebuilds in a row with no worker left, what waits is refused rather than kept for a session that may
 # never come.
 _REBUILDS_BEFORE_UNAVAILABLE: Final = 3

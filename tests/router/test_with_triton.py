@@ -1,6 +1,11 @@
-"""A real Triton whose model's process is killed: it calls itself ready, and every call takes a second and fails."""
+"""A real Triton that is killed, or whose model's process is: then it calls itself ready, and calls take a second and fail."""
 
 import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,16 +74,19 @@ class Traffic:
         self._stop = True
 
     def health(self) -> str:
+        """Of the Triton backend: live, ejected or unavailable."""
         (lane,) = (lane for lane in self.repository.explain("m")["lanes"] if lane["backend"] == "triton")
-        return str(lane["health"])
+        return str(lane["health"]).split()[0].rstrip(",") if lane["available"] else "unavailable"
 
-    async def until(self, word: str, limit_s: float) -> float:
-        """How many seconds until triton's health begins with a word."""
+    async def until(self, health: tuple[str, ...], limit_s: float) -> None:
         began = time.monotonic()
-        while not self.health().startswith(word):
-            assert time.monotonic() - began < limit_s, f"not {word} after {limit_s:g} s: {self.health()}"
+        while self.health() not in health:
+            assert time.monotonic() - began < limit_s, f"still {self.health()} after {limit_s:g} s"
             await asyncio.sleep(0.02)
-        return time.monotonic() - began
+
+    def assert_all_served(self) -> None:
+        assert len(self.outcomes) == self.sent
+        assert [outcome for outcome in self.outcomes if not isinstance(outcome, InferResponse)] == []
 
 
 @pytest.mark.parametrize("repair", [True, False], ids=["repaired by us", "repaired by hand"])
@@ -93,21 +101,55 @@ def test_it_is_ejected_within_two_seconds_costs_no_request_and_is_back_once_repa
             traffic = Traffic(ingress.repository)
             running = asyncio.ensure_future(traffic.run())
             await asyncio.sleep(1)
-            assert traffic.health().startswith("live")
+            assert traffic.health() == "live"
             traffic.send(-666.0)  # ends the process of the model
-            await traffic.until("ejected", 2.0)
+            await traffic.until(("ejected",), 2.0)
             if not repair:
                 await asyncio.to_thread(reload, triton)
-            await traffic.until("live", 10.0)
+            await traffic.until(("live",), 10.0)
             await asyncio.sleep(0.5)
             traffic.stop()
             await running
-            assert len(traffic.outcomes) == traffic.sent
-            assert [outcome for outcome in traffic.outcomes if not isinstance(outcome, InferResponse)] == []
+            traffic.assert_all_served()
         finally:
             await ingress.drain()
 
     asyncio.run(main())
+
+
+def test_a_server_that_is_killed_costs_no_request_and_is_back_within_ten_seconds_of_running_again(tmp_path: Path) -> None:
+    require_triton()
+    for name in ("first", "second"):
+        write_linear(tmp_path / name)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+    def start(name: str) -> TritonServer:
+        server = servers.enter_context(triton_server(tmp_path / name, options=(f"--grpc-port={port}",)))
+        return dataclasses.replace(server, grpc_url=f"127.0.0.1:{port}")
+
+    async def main() -> None:
+        first = start("first")
+        config = parse_config(yaml.safe_load(config_of(first, repair=True)), source="x.yaml")
+        ingress = Ingress(config, run_dir=tmp_path)
+        await ingress.start()
+        try:
+            traffic = Traffic(ingress.repository)
+            running = asyncio.ensure_future(traffic.run())
+            await asyncio.sleep(1)
+            os.kill(first.pid, signal.SIGKILL)
+            await traffic.until(("ejected", "unavailable"), 2.0)
+            await asyncio.to_thread(start, "second")
+            await traffic.until(("live",), 10.0)
+            await asyncio.sleep(0.5)
+            traffic.stop()
+            await running
+            traffic.assert_all_served()
+        finally:
+            await ingress.drain()
+
+    with contextlib.ExitStack() as servers:
+        asyncio.run(main())
 
 
 def reload(triton: TritonServer) -> None:

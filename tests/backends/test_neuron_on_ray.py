@@ -1,6 +1,7 @@
 """Ray hands NeuronCores out, one owner each; the backend keeps to them. On fake cores and the double of torch_neuronx."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import backends
+from backends.base import LoadFailed
 from tests.backends.contract import LINEAR, SPEC, expected
 
 ray = pytest.importorskip("ray")
@@ -22,7 +24,15 @@ class Replica:
 
     def __init__(self, model: str) -> None:
         self.model = backends.load("neuron", {"model": model}, SPEC)
-        self.session = self.model.open_session(0)
+        until = time.monotonic() + 20
+        while True:  # Ray hands a core on when it knows its owner dead, which may be before the runtime does
+            try:
+                self.session = self.model.open_session(0)
+                return
+            except LoadFailed as exc:
+                if "another process owns it" not in str(exc) or time.monotonic() > until:
+                    raise
+            time.sleep(0.1)
 
     def core(self) -> str:
         return os.environ["NEURON_RT_VISIBLE_CORES"]

@@ -41,13 +41,17 @@ class Cores:
             folder = Path(os.environ["NEURON_DOUBLE_DIR"])
             visible = os.environ.get("NEURON_RT_VISIBLE_CORES", "")
             cores = [int(core) for core in visible.split(",")] if visible else list(range(HOST_CORES))
+            taken: list[Any] = []
             for core in cores:
                 file = open(folder / f"core-{core}.lock", "a")  # noqa: SIM115  # held for the life of the process
+                taken.append(file)
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
+                    for held in taken:
+                        held.close()
                     raise RuntimeError(f"nrt_init: NeuronCore {core} is not available: another process owns it") from None
-                self._locks.append(file)
+            self._locks = taken
             for index in range(len(cores)):
                 self._running[index] = threading.Lock()
                 self._used_bytes[index] = 0

@@ -54,7 +54,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
         table = Table("metric", "base", "new", "change", "95 % interval", "verdict", box=None, pad_edge=False)
         for metric in comparison.metrics:
             table.add_row(*cells(metric))
-        console = Console()
+        console = Console(highlight=False)
         console.print(table)
         for note in comparison.notes:
             console.print(f"note: {note}", style="yellow")

@@ -6,7 +6,6 @@ retries, no compression, no streaming, no reading of the answer's message.
 """
 
 import asyncio
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
@@ -14,6 +13,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from loadtest import http2
+from loadtest.dialler import Dialler
 from loadtest.recorder import GRPC, MALFORMED, OK, REFUSED, RESET, RequestLog, status_name
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -27,30 +27,24 @@ class GrpcClient:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        dialler: Dialler,
         *,
+        authority: str,
         tls: bool,
         requests: Sequence[bytes],
         metadata: Sequence[tuple[str, str]],
         connections: int,
-        connect_timeout_s: float,
         log: RequestLog,
         on_done: Callable[[int, int], None],
     ) -> None:
         """requests: messages. on_done: gets the row and its status, once per `send`, never inside it."""
-        self._host = host
-        self._port = port
-        self._tls = ssl.create_default_context() if tls else None
-        if self._tls is not None:
-            self._tls.set_alpn_protocols(["h2"])
-        self._connect_timeout_s = connect_timeout_s
+        self._dialler = dialler
         self._most = connections
         headers = [
             (":method", "POST"),
             (":scheme", "https" if tls else "http"),
             (":path", f"/{SERVICE}/{METHOD}"),
-            (":authority", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"),
+            (":authority", authority),
             ("content-type", "application/grpc"),
             ("te", "trailers"),
             ("user-agent", "loadtest"),
@@ -119,11 +113,9 @@ class GrpcClient:
             task.add_done_callback(self._connecting.discard)
 
     async def _open_one(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                await loop.create_connection(lambda: _Connection(self), self._host, self._port, ssl=self._tls)
-        except OSError as exc:  # TimeoutError is one of them
+            await self._dialler.dial(lambda: _Connection(self))
+        except OSError as exc:
             if not self._connections:
                 waiting, self._waiting = self._waiting, deque()
                 for row in waiting:

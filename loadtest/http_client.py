@@ -6,13 +6,13 @@ what a user would see is what counts.
 """
 
 import asyncio
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 
 import httptools
 
+from loadtest.dialler import Dialler
 from loadtest.recorder import MALFORMED, OK, REFUSED, RESET, RequestLog, status_name
 
 _SAMPLE_BYTES = 300
@@ -23,21 +23,15 @@ class HttpClient:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        dialler: Dialler,
         *,
-        tls: bool,
         requests: Sequence[bytes],
         connections: int,
-        connect_timeout_s: float,
         log: RequestLog,
         on_done: Callable[[int, int], None],
     ) -> None:
         """on_done: gets the row and its status, once per `send`, never inside it."""
-        self._host = host
-        self._port = port
-        self._tls = ssl.create_default_context() if tls else None
-        self._connect_timeout_s = connect_timeout_s
+        self._dialler = dialler
         self._cap = connections
         self.requests = requests
         self.log = log
@@ -99,15 +93,13 @@ class HttpClient:
             task.add_done_callback(self._connecting.discard)
 
     async def _open_one(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                await loop.create_connection(lambda: _Connection(self), self._host, self._port, ssl=self._tls)
-        except OSError as exc:  # TimeoutError is one of them
+            await self._dialler.dial(lambda: _Connection(self))
+        except OSError as exc:
             if self._waiting:
                 self.fail(self._waiting.popleft(), REFUSED, str(exc) or "no connection within the timeout")
             if self._waiting:
-                loop.call_soon(self._connect)  # after this task has left the count
+                asyncio.get_running_loop().call_soon(self._connect)  # after this task has left the count
 
     # What connections report.
 

@@ -14,8 +14,6 @@ from loadtest.errors import ExitCode, UsageError
 from loadtest.results import LoadSpec, Protocol, RunResult, Slo, read_spec, to_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from loadtest.generator import Progress
 
 
@@ -86,19 +84,18 @@ def _header(text: str) -> tuple[str, str]:
 
 def execute(args: argparse.Namespace) -> ExitCode:
     import uvloop
-    from rich.console import Console
 
-    spec = load_spec(args)
-    console = Console(stderr=True)
-    result = uvloop.run(_measure(spec, args, console))
+    result = uvloop.run(_measure(load_spec(args), args))
     if args.json:
         write(args.json, to_json(result) + "\n")
     if args.csv:
         write(args.csv, blocks_csv(result))
     if not args.quiet:
+        from rich.console import Console
+
         from loadtest.terminal import print_run
 
-        print_run(result, Console())
+        print_run(result, Console(highlight=False))
     return exit_code(result)
 
 
@@ -110,9 +107,7 @@ def exit_code(result: RunResult) -> ExitCode:
     return ExitCode.MET if result.verdict == "pass" else ExitCode.MISSED
 
 
-async def _measure(spec: LoadSpec, args: argparse.Namespace, console: "Console") -> RunResult:
-    from rich.status import Status
-
+async def _measure(spec: LoadSpec, args: argparse.Namespace) -> RunResult:
     from loadtest.generator import measure
 
     stop = asyncio.Event()
@@ -123,19 +118,20 @@ async def _measure(spec: LoadSpec, args: argparse.Namespace, console: "Console")
         stop.set()
         loop.remove_signal_handler(signal.SIGINT)
 
+    def show(progress: "Progress") -> None:
+        # Not rich's live display: its thread would hold the interpreter while requests are due.
+        sys.stderr.write(
+            f"\r\x1b[2K{progress.elapsed_s:5.0f} s of {spec.duration_s:g}   {progress.rate_rps:,.0f}/s   "
+            f"p50 {progress.p50_ms:.2f} ms   p99 {progress.p99_ms:.2f} ms   {progress.sent:,} sent   {progress.failed:,} failed"
+        )
+        sys.stderr.flush()
+
     loop.add_signal_handler(signal.SIGINT, interrupt)
-    if args.quiet or not console.is_terminal:
-        return await measure(spec, until_decided=args.until_decided, stop=stop, log=args.log)
-    with Status("preparing", console=console) as status:
-
-        def show(progress: "Progress") -> None:
-            status.update(
-                f"{progress.elapsed_s:5.0f} s of {spec.duration_s:g}   {progress.rate_rps:,.0f}/s   "
-                f"p50 {progress.p50_ms:.2f} ms   p99 {progress.p99_ms:.2f} ms   {progress.sent:,} sent   "
-                f"{progress.failed:,} failed"
-            )
-
-        return await measure(spec, until_decided=args.until_decided, stop=stop, on_progress=show, log=args.log)
+    live = not args.quiet and sys.stderr.isatty()
+    result = await measure(spec, until_decided=args.until_decided, stop=stop, on_progress=show if live else None, log=args.log)
+    if live:
+        sys.stderr.write("\r\x1b[2K")
+    return result
 
 
 def blocks_csv(result: RunResult) -> str:

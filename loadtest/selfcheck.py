@@ -63,7 +63,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
 
     slo = Slo.parse(args.slo)
     rates = _parse_rates(args.rates) if args.rates else _RATES
-    console = Console()
+    console = Console(highlight=False)
     enough = True
     with null_server() as server:
         for protocol in (args.protocol,) if args.protocol else _PROTOCOLS:

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import uvloop
 
+from loadtest.dialler import Dialler
 from loadtest.grpc_client import GrpcClient
 from loadtest.http_client import HttpClient
 from loadtest.pacer import Pacer
@@ -82,27 +83,24 @@ class Sender:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._client: HttpClient | GrpcClient
-        timeout_s = job.timeout_ns / 1e9
+        protocols = ("h2",) if job.grpc else ()
+        self._dialler = Dialler(job.host, job.port, tls=job.tls, protocols=protocols, timeout_s=job.timeout_ns / 1e9)
         if job.grpc:
             self._client = GrpcClient(
-                job.host,
-                job.port,
+                self._dialler,
+                authority=f"[{job.host}]:{job.port}" if ":" in job.host else f"{job.host}:{job.port}",
                 tls=job.tls,
                 requests=job.requests,
                 metadata=job.metadata,
                 connections=min(_GRPC_CONNECTIONS, job.connections),
-                connect_timeout_s=timeout_s,
                 log=log,
                 on_done=self._finished,
             )
         else:
             self._client = HttpClient(
-                job.host,
-                job.port,
-                tls=job.tls,
+                self._dialler,
                 requests=job.requests,
                 connections=job.connections,
-                connect_timeout_s=timeout_s,
                 log=log,
                 on_done=self._finished,
             )
@@ -118,7 +116,8 @@ class Sender:
         self._lags_ms: list[float] = []
 
     async def prepare(self) -> None:
-        """Do ahead what would else be send lag: open connections, and collect garbage."""
+        """Do ahead what would else be send lag: look up names, open connections, collect garbage."""
+        await self._dialler.look_up()
         wanted = self._job.users or int(self._job.rate_rps * _PREOPENED_S) + 1
         await self._client.open(wanted)
         gc.collect()

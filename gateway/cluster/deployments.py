@@ -44,7 +44,7 @@ ENVIRONMENT: Final = {
 QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
 
 _HEALTH_CHECK_S: Final = 1.0
-_HEALTH_TIMEOUT_S: Final = 10.0
+_HEALTH_TIMEOUT_S: Final = 5.0  # three in a row, then Serve replaces the replica
 # From Serve taking a replica off its lists to the first look whether calls still run there; stale lists are younger than this.
 _DRAIN_LOOK_S: Final = 1.0
 _SHUTDOWN_MARGIN_S: Final = 10.0

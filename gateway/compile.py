@@ -4,6 +4,7 @@ What an artifact was built from is recorded beside it, in ARTIFACT.build.json; o
 second run only compares. A file without such a record is the user's own and is never replaced.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from typing import Any
 
 import backends
 from backends.base import BackendError
-from gateway.config import Backend, Build, Config, Model
+from gateway.config import Build, Config, Model, NeuronBuild
 from gateway.errors import ConfigError, NotFound
 
 
@@ -29,20 +30,21 @@ def compile_config(config: Config, *, names: Iterable[str] = (), report: Callabl
         raise NotFound(f"no model {', '.join(sorted(unknown))} in the configuration")
     for model in config.models:
         for backend in model.backends:
-            build: Build | None = getattr(backend, "build", None)
+            build: Build | NeuronBuild | None = getattr(backend, "build", None)
             if build is not None and (not wanted or model.name in wanted):
                 report(_compiled(model, backend, build))
 
 
-def _compiled(model: Model, backend: Any, build: Build) -> str:
+def _compiled(model: Model, backend: Any, build: Build | NeuronBuild) -> str:
     artifact = Path(backend.model)
     record_path = artifact.with_name(artifact.name + ".build.json")
-    record = _record(model, backend, build)
+    record = _record(model, build)
     if artifact.exists():
         if not record_path.exists():
             return f"{artifact}: not built by this command, left as it is"
-        if json.loads(record_path.read_text(encoding="utf-8")) == record:
-            return f"{artifact}: up to date"
+        with contextlib.suppress(ValueError):  # a record that was cut short is no record
+            if json.loads(record_path.read_text(encoding="utf-8")) == record:
+                return f"{artifact}: up to date"
     lengths = model.ragged.buckets if model.ragged else ()
     try:
         line = backends.build(backend.kind, artifact, model.declared(), lengths=lengths, **build.model_dump())
@@ -52,23 +54,30 @@ def _compiled(model: Model, backend: Any, build: Build) -> str:
     return line
 
 
-def _record(model: Model, backend: Backend, build: Build) -> dict[str, Any]:
+def _record(model: Model, build: Build | NeuronBuild) -> dict[str, Any]:
     """All that the artifact depends on, as JSON gives it back."""
-    place = build.source.rpartition(":")[0]
-    if not place.endswith(".py"):
-        found = find_spec(place)
-        place = (found and found.origin) or ""
-    code = Path(place)
+    compiled = isinstance(build, NeuronBuild)
     record = {
         "build": build.model_dump(),
-        "source_sha256": hashlib.sha256(code.read_bytes()).hexdigest() if code.is_file() else None,
+        "source_sha256": _sha256_of_code(build.source),
         "inputs": [tensor.model_dump() for tensor in model.inputs or ()],
         "outputs": [tensor.model_dump() for tensor in model.outputs or ()],
-        "max_rows": model.max_rows,
-        "lengths": model.ragged.buckets if model.ragged else (),
-        "libraries": {name: _version(name) for name in ("torch", "onnxruntime")},
+        "batched": model.max_rows > 0,
+        "lengths": model.ragged.buckets if compiled and model.ragged else (),  # others keep open lengths open
+        "libraries": {name: _version(name) for name in ("torch", "torch-neuronx", "neuronx-cc" if compiled else "onnxruntime")},
     }
     return dict(json.loads(json.dumps(record)))
+
+
+def _sha256_of_code(source: str) -> str | None:
+    """Of the file that `source` names, found without running it; None where there is none, which the build will tell."""
+    place = source.rpartition(":")[0]
+    try:
+        found = None if place.endswith(".py") or not place else find_spec(place)
+    except ModuleNotFoundError:
+        return None
+    code = Path(found.origin if found and found.origin else place)
+    return hashlib.sha256(code.read_bytes()).hexdigest() if code.is_file() else None
 
 
 def _version(package: str) -> str | None:

@@ -1,0 +1,67 @@
+"""`gateway compile` makes what is missing or changed, once, and nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.compile import compile_config
+from gateway.config import Config, parse_config
+from gateway.errors import ConfigError, NotFound
+
+pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'serving-gateway[minilm]'")
+
+
+def config(tmp_path: Path, **build: Any) -> Config:
+    document = f"""
+models:
+  - name: linear
+    inputs: [{{name: INPUT0, datatype: FP32, shape: [-1, 16]}}]
+    outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}}]
+    backends:
+      - {{kind: onnxruntime, model: {tmp_path}/linear.onnx, build: {yaml.safe_dump(build, default_flow_style=True)} }}
+  - {{name: other, backends: [{{kind: synthetic}}]}}
+"""
+    return parse_config(yaml.safe_load(document), source="x.yaml")
+
+
+def compiled(what: Config, *names: str) -> list[str]:
+    lines: list[str] = []
+    compile_config(what, names=names, report=lines.append)
+    return lines
+
+
+@pytest.mark.slow
+def test_it_builds_once_and_again_when_the_code_or_the_options_change(tmp_path: Path) -> None:
+    code = tmp_path / "model.py"
+    text = Path("configs/examples/linear.py").read_text()
+    code.write_text(text)
+    source = f"{code}:linear"
+    assert compiled(config(tmp_path, source=source))[0].startswith(
+        f"{tmp_path}/linear.onnx: fp32 from {source}, max abs difference"
+    )
+    assert compiled(config(tmp_path, source=source)) == [f"{tmp_path}/linear.onnx: up to date"]
+    assert compiled(config(tmp_path, source=source), "other") == []
+    code.write_text(text + "\n")
+    assert "fp32 from" in compiled(config(tmp_path, source=source))[0]
+    assert "int8 from" in compiled(config(tmp_path, source=source, precision="int8"))[0]
+
+
+def test_a_factory_that_cannot_be_found_is_named_with_its_model(tmp_path: Path) -> None:
+    for source in ("nothing_of_this_name:f", "nothing_of_this_name.inner:f", f"{tmp_path}/absent.py:f"):
+        with pytest.raises(ConfigError, match=r"linear: onnxruntime: .*(nothing_of_this_name|absent\.py)"):
+            compiled(config(tmp_path, source=source))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no model nothing in the configuration"):
+        compiled(config(tmp_path, source="m:f"), "nothing")
+
+
+def test_a_broken_record_is_built_anew_rather_than_trusted(tmp_path: Path) -> None:
+    (tmp_path / "linear.onnx").write_bytes(b"half")
+    (tmp_path / "linear.onnx.build.json").write_text("{")
+    with pytest.raises(ConfigError, match="nothing_of_this_name"):
+        compiled(config(tmp_path, source="nothing_of_this_name:f"))

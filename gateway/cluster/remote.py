@@ -41,8 +41,9 @@ _EXPECT_REPLICA_S: Final = 15.0
 # A replica answers `attend` after this long even if nothing changed, so that neither side waits for ever on a lost connection.
 ATTEND_S: Final = 20.0
 _RETRY_ATTEND_S: Final = 0.2
+_PING_S: Final = 3.0
 # On top of the hang timeout that the replica itself keeps: for its queue and the way.
-_CALL_MARGIN_S: Final = 5.0
+_CALL_MARGIN_S: Final = 10.0
 
 _ERRORS: Final[dict[str, type[GatewayError]]] = {
     error.__name__: error for error in (BackendFailed, BackendUnreachable, InvalidArgument, InternalError)
@@ -154,7 +155,7 @@ class RemoteRunner:
             parameters=batch.parts[0].request.parameters,
         )
         try:
-            answer = await link.run(frame, 2 * self._backend.hang_timeout_s + _CALL_MARGIN_S)
+            answer = await link.run(frame, self._backend.hang_timeout_s + _CALL_MARGIN_S)
         except LinkLost as exc:
             error = BackendUnreachable(f"{self._name}: replica {link.replica_id}: {exc}")
             return Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=True)
@@ -289,10 +290,9 @@ class _Link:
         """Let what runs there end, then let go of the replica: it ends then, or has ended already."""
         self.on_change = lambda: None
         self._attending.cancel()
-        if self._calls:
-            # Its node may have gone without closing our connection, which would only time out.
-            self._lost = await asyncio.to_thread(self._is_dead)
-        if self._lost:
+        if self._calls and not await self._answers():
+            # It is frozen, or its node has gone without closing our connection: the calls would only time out.
+            self._lost = True
             for call in self._calls:
                 call.cancel()
         if self._calls:
@@ -356,12 +356,13 @@ class _Link:
             raise InternalError(f"replica {self.replica_id}: {type(answer).__name__}: {answer}")
         return answer  # type: ignore[no-any-return]  # both methods return bytes
 
-    def _is_dead(self) -> bool:
+    async def _answers(self) -> bool:
+        question = msgspec.msgpack.encode((self.ingress, None))
         try:
-            self.replica.get_actor_handle()
-        except ValueError:
-            return True
-        return False
+            await self._request(_ATTEND, question, _PING_S)
+        except (LinkLost, InternalError):
+            return False
+        return True
 
 
 def attend_answer(slots: int, content: str, spec: ModelSpec) -> bytes:

@@ -48,8 +48,8 @@ def library(target: str) -> ModuleType:
         module = import_module(name)
     except ImportError as exc:
         raise LoadFailed(
-            f"{name} cannot be imported ({exc}): install it from AWS's Neuron repository "
-            "(https://pip.repos.neuron.amazonaws.com); PyPI's package of that name is a placeholder"
+            f"{name} cannot be imported ({exc}): install it from AWS's Neuron repository; "
+            "PyPI's package of that name is a placeholder"
         ) from exc
     if not hasattr(module, "trace"):
         raise LoadFailed(f"{name} at {module.__file__} has no trace(): it is a placeholder, not AWS's package")

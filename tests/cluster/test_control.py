@@ -1,0 +1,55 @@
+"""The state that several ingresses follow, without an actor around it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from gateway.cluster.control import ControlState
+
+pytestmark = pytest.mark.ray
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 10))
+
+
+def test_publish_returns_when_every_follower_has_reported() -> None:
+    async def test() -> None:
+        state = ControlState()
+        followers = [asyncio.create_task(state.follow(name, 0)) for name in ("a", "b")]
+        await asyncio.sleep(0)
+        publishing = asyncio.create_task(state.publish("m", False))
+        assert [await follower for follower in followers] == [(1, {"m": False})] * 2
+        next_calls = [asyncio.create_task(state.follow(name, 1)) for name in ("a", "b")]
+        await state.report("a", 1, "")
+        await asyncio.sleep(0)
+        assert not publishing.done()
+        await state.report("b", 1, "no memory left")
+        assert await publishing == ["no memory left"]
+        for call in next_calls:
+            call.cancel()
+
+    run(test)
+
+
+def test_a_late_follower_gets_all_that_is_wanted_at_once() -> None:
+    async def test() -> None:
+        state = ControlState()
+        assert await state.publish("m", False) == []  # nobody follows yet
+        await state.publish("n", False)
+        await state.publish("n", True)
+        assert await state.follow("a", 0) == (3, {"m": False, "n": True})
+        assert await state.follow("a", 2) == (3, {"n": True})
+
+    run(test)
+
+
+def test_a_follower_ahead_of_a_restarted_state_begins_anew() -> None:
+    async def test() -> None:
+        state = ControlState()
+        await state.publish("m", False)
+        assert await state.follow("a", 7) == (1, {"m": False})
+
+    run(test)

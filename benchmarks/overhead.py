@@ -5,7 +5,7 @@
 
 Servers, one after the other on this machine, each doing Linear(16, 4) by the v2 protocol, one row a request:
 
-    bare        the HTTP listener alone with a null handler (benchmarks/listener.py)
+    bare        the HTTP listener alone with a null handler
     plain       gateway serve --no-ray: sessions in the listener's process
     embedded    gateway serve: the same, as a Ray Serve deployment
     replicas    gateway serve, placement: replicas: one Serve handle call per batch
@@ -16,6 +16,7 @@ machine, so only ratios within a run mean something. Needs `wrk` and `h2load` (D
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -82,7 +83,7 @@ def running(name: str, directory: Path) -> Iterator[Server]:
     gateway = [sys.executable, "-m", "gateway.cli", "serve"]
     match name:
         case "bare":
-            command = [sys.executable, "benchmarks/listener.py", "--serve-null", "--port", str(http)]
+            command = [sys.executable, "benchmarks/overhead.py", "--serve-bare", str(http)]
         case "plain":
             command = [*gateway, "configs/examples/linear.yaml", "--no-ray", *ports]
         case "embedded":
@@ -271,13 +272,33 @@ def stations(server: Server, connections: int, seconds: float, directory: Path, 
     return {name: cpu_us * count / total for name, count in counts.most_common()}
 
 
+def serve_bare(port: int) -> None:
+    """The listener alone: every request is answered with the same bytes."""
+    import uvloop
+
+    from gateway.config import Limits
+    from gateway.http_server import HttpServer
+
+    body = b'{"model_name":"linear","outputs":[{"name":"OUTPUT0","datatype":"FP32","shape":[1,4],"data":[0.5,0.5,0.5,0.5]}]}'
+
+    async def serve() -> None:
+        await HttpServer(lambda exchange: exchange.respond(200, body), Limits()).start("127.0.0.1", port)
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+    uvloop.run(serve())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
     parser.add_argument("--only", default="bare,plain,embedded,replicas,serve", help="servers, comma separated")
     parser.add_argument("--connections", default=",".join(map(str, CONNECTIONS)))
     parser.add_argument("--json", type=Path, help="write the figures here as well")
+    parser.add_argument("--serve-bare", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.serve_bare is not None:
+        serve_bare(arguments.serve_bare)
     for tool in ("wrk", "h2load"):
         if shutil.which(tool) is None:
             parser.error(f"{tool} is not installed (Debian: wrk, nghttp2-client)")

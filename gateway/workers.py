@@ -16,11 +16,11 @@ import functools
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import backends
-from backends.base import BackendError, LoadFailed, Model, ModelSpec, Session, SessionLost
+from backends.base import DEADLINE_NS, BackendError, LoadFailed, Model, ModelSpec, Session, SessionLost
 from gateway.batching.batch import Batch
 from gateway.clock import Clock, Timer
 from gateway.config import Backend
@@ -274,7 +274,7 @@ class _Worker:
         error: GatewayError
         lost = False
         try:
-            outputs = session.run(batch.concat(), batch.parts[0].request.parameters)
+            outputs = session.run(batch.concat(), _parameters(batch))
             return Execution(started_ns, self._clock.now_ns(), outputs=outputs)
         except SessionLost as exc:
             error, lost = BackendUnreachable(f"{self._name}: {exc}"), True
@@ -292,6 +292,16 @@ class _Worker:
     def _post(self, callback: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(callback, *args)
+
+
+def _parameters(batch: Batch) -> Mapping[str, object]:
+    """What the model is told beside the tensors: the requests' own parameters, equal in a batch, and until when anyone waits."""
+    parameters = batch.parts[0].request.parameters
+    deadlines_ns = [part.request.deadline_ns for part in batch.parts]
+    latest_ns = max((deadline_ns for deadline_ns in deadlines_ns if deadline_ns is not None), default=None)
+    if latest_ns is None or None in deadlines_ns:
+        return parameters
+    return parameters | {DEADLINE_NS: latest_ns}
 
 
 def _settle(future: "asyncio.Future[None]", exc: Exception | None) -> None:

@@ -201,3 +201,34 @@ def test_too_few_rows_are_a_failure_of_the_model() -> None:
             assert isinstance((await run(pool, batch_of(FAULTS["short"], rows=2))).error, BackendFailed)
 
     asyncio.run(main())
+
+
+TELLING = """
+import numpy as np
+
+class Telling:
+    inputs = [("INPUT0", "FP32", (-1, 16))]
+    outputs = [("DEADLINE", "INT64", (-1, 1))]
+
+    def predict(self, inputs, parameters):
+        deadline = parameters.get("gateway.deadline_ns", 0)
+        return {"DEADLINE": np.full((len(inputs["INPUT0"]), 1), deadline, np.int64)}
+"""
+
+
+def test_the_model_is_told_until_when_anyone_waits(tmp_path: Path) -> None:
+    source = tmp_path / "telling.py"
+    source.write_text(TELLING)
+
+    async def main() -> None:
+        async with open_pool(Python(kind="python", model=f"{source}:Telling")) as pool:
+            for deadlines_ns, told in (((5, 7), 7), ((5, None), 0), ((None, None), 0)):
+                parts = [Part(batch_of(1.0).parts[0].request, 0, 1) for _ in deadlines_ns]
+                for part, deadline_ns in zip(parts, deadlines_ns, strict=True):
+                    part.request.deadline_ns = deadline_ns
+                batch = Batch(parts, rows=2, padded_rows=2, reason="full", closed_ns=time.monotonic_ns(), oldest_ns=0)
+                execution = await run(pool, batch)
+                assert execution.outputs is not None
+                assert execution.outputs["DEADLINE"].tolist() == [[told]] * 2
+
+    asyncio.run(main())

@@ -17,7 +17,7 @@ from ray.serve.config import AutoscalingConfig as ServeAutoscaling
 from ray.serve.config import AutoscalingContext, AutoscalingPolicy
 from ray.serve.handle import DeploymentHandle
 
-from backends.base import ModelSpec, TensorSpec
+from backends.base import ModelSpec
 from gateway.clock import LoopClock
 from gateway.cluster.control import SharedControl
 from gateway.cluster.remote import RemoteRunner
@@ -178,7 +178,7 @@ def _backend(model: Model, backend: Backend, config: Config) -> serve.Applicatio
         **_scale(model, backend),
         **_COMMON,
     )(Replica)
-    return _versioned(deployment, content).bind(model, backend, _declared(model), content)
+    return _versioned(deployment, content).bind(model, backend, model.declared(), content)
 
 
 def _scale(model: Model, backend: Backend) -> dict[str, Any]:
@@ -247,15 +247,7 @@ def _versioned(deployment: serve.Deployment, content: str) -> serve.Deployment:
 def _content(model: Model, backend: Backend) -> str:
     """Digest of all that a backend's replica depends on: prices, objectives and numbers of replicas may change beside it."""
     own = backend.model_dump(include={"name", "kind", "sessions", "isolation", "hang_timeout_s"}) | backend.options()
-    return _digest(repr((model.name, model.version, _declared(model), sorted(own.items()))))
-
-
-def _declared(model: Model) -> ModelSpec:
-    inputs, outputs = (
-        tuple(TensorSpec(t.name, t.datatype, t.shape, t.optional, t.labels) for t in tensors or ())
-        for tensors in (model.inputs, model.outputs)
-    )
-    return ModelSpec("", inputs, outputs, model.max_rows)
+    return _digest(repr((model.name, model.version, model.declared(), sorted(own.items()))))
 
 
 def _digest(text: str) -> str:

@@ -295,7 +295,7 @@ class _Worker:
 
 
 def _parameters(batch: Batch) -> Mapping[str, object]:
-    """What the model is told beside the tensors: the requests' own parameters, equal in a batch, and until when anyone waits."""
+    """What the model is told beside the tensors: the requests' parameters, equal in a batch, and until when anyone waits."""
     parameters = batch.parts[0].request.parameters
     deadlines_ns = [part.request.deadline_ns for part in batch.parts]
     latest_ns = max((deadline_ns for deadline_ns in deadlines_ns if deadline_ns is not None), default=None)

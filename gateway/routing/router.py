@@ -24,7 +24,7 @@ _OUTLIER: Final = 10.0  # times the prediction; less is the service model's to l
 _LATE_NS: Final = 1_000_000_000  # for a model without an SLO
 _HUNG: Final = 3.0  # times the prediction
 _HUNG_NS: Final = 500_000_000  # Triton takes a second to find that the process of a model is gone
-_FASTER: Final = 0.77  # of the forecast: as for the service model, no noise; the next copy follows at once
+_FASTER: Final = 0.5  # of the forecast: no scatter any more; the next copy follows at once
 
 
 class Copy(NamedTuple):

@@ -125,6 +125,9 @@ class GrpcClient:
 
     def connected(self, connection: "_Connection") -> None:
         self._connections.append(connection)
+        if self._closed:
+            connection.abort()  # it came just as its dialling was cancelled
+            return
         self.most_connections = max(self.most_connections, len(self._connections))
         self.room(connection)
 

@@ -78,11 +78,11 @@ class HttpClient:
         self._closed = True
         for task in self._connecting:
             task.cancel()
+        if self._connecting:
+            await asyncio.wait(self._connecting)
         for connection in list(self._connections):
             connection.row = -1
             connection.abort()
-        if self._connecting:
-            await asyncio.wait(self._connecting)
         if self._connections:
             await self._all_lost.wait()
 
@@ -105,6 +105,9 @@ class HttpClient:
 
     def connected(self, connection: "_Connection") -> None:
         self._connections.add(connection)
+        if self._closed:
+            connection.abort()  # it came just as its dialling was cancelled
+            return
         self.most_connections = max(self.most_connections, len(self._connections))
         self.free(connection)
 

@@ -283,3 +283,17 @@ def test_a_wrong_spec_is_refused_before_anything_is_sent(change: dict[str, objec
             assert server.inferences == 0
 
     uvloop.run(scenario())
+
+
+def test_ending_while_connections_are_being_opened_does_not_hang() -> None:
+    async def scenario() -> None:
+        async with scripted_server() as server:
+            server.silent = True
+            for delay_s in (0.0, 0.001, 0.002, 0.005, 0.01):
+                stop = asyncio.Event()
+                spec = replace(SPEC, target=server.url, rate_rps=5000, duration_s=5)
+                asyncio.get_running_loop().call_later(0.08 + delay_s, stop.set)
+                result = await asyncio.wait_for(measure(spec, stop=stop), 20)
+                assert result.partial
+
+    uvloop.run(scenario())

@@ -1,23 +1,23 @@
 """One tree of errors. The class says whose fault it is; each protocol maps `Code` to its own status in one table.
 
-    GatewayError
-    ├── ConfigError              the operator's file
-    ├── RequestError             the client
-    │   ├── InvalidArgument
-    │   ├── AlreadyExists        a region of this name
-    │   ├── NotFound             model, version, region
-    │   ├── TooLarge
-    │   ├── Unauthenticated
-    │   ├── Forbidden
-    │   ├── Cancelled            the client went away or cancelled
-    │   └── Unsupported
-    ├── Unavailable              the load or the state of the server: never executed, safe to retry
-    │   ├── NotReady             the model is not loaded (yet)
-    │   ├── Overloaded           queue full, or shed because it would be late
-    │   └── BackendUnreachable
-    ├── DeadlineExceeded         too late; may have been executed
-    ├── BackendFailed            the model
-    └── InternalError            us
+GatewayError
+├── ConfigError              the operator's file
+├── RequestError             the client
+│   ├── InvalidArgument
+│   ├── AlreadyExists        a region of this name
+│   ├── NotFound             model, version, region
+│   ├── TooLarge
+│   ├── Unauthenticated
+│   ├── Forbidden
+│   ├── Cancelled            the client went away or cancelled
+│   └── Unsupported
+├── Unavailable              the load or the state of the server: never executed, safe to retry
+│   ├── NotReady             the model is not loaded (yet)
+│   ├── Overloaded           queue full, or shed because it would be late
+│   └── BackendUnreachable
+├── DeadlineExceeded         too late; may have been executed
+├── BackendFailed            the model
+└── InternalError            us
 """
 
 import enum

@@ -237,7 +237,10 @@ class _Run:
                 _input(worker).write(self._start_ns.to_bytes(8, "little"))
             closer = asyncio.create_task(self._close_inputs(workers))
             try:
-                lines = await asyncio.gather(*(_line(worker) for worker in workers))
+                async with asyncio.timeout(self._plan.duration_ns / 1e9 + self._spec.timeout_s + _WORKER_READY_S):
+                    lines = await asyncio.gather(*(_line(worker) for worker in workers))
+            except TimeoutError as exc:
+                raise LoadtestError("a sending process did not end after the last deadline") from exc
             finally:
                 closer.cancel()
             return [msgspec.json.decode(line, type=Report) for line in lines]

@@ -43,7 +43,7 @@ CONNECTIONS = (1, 32, 64)
 PROTOCOLS = ("rest-json", "rest-binary", "grpc")
 PATH = "/v2/models/linear/infer"
 ROW = np.linspace(-1, 1, 16, dtype=np.float32).reshape(1, 16)
-START_WITHIN_S = 120.0
+PY_SPY = Path(sys.executable).with_name("py-spy")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ def running(name: str, directory: Path) -> Iterator[Server]:
             command = [sys.executable, "benchmarks/serve_peer.py", *ports]
         case _:
             raise SystemExit(f"unknown server {name!r}")
-    before = {process.pid for process in psutil.process_iter()}
     log = (directory / f"{name}.log").open("w")
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
@@ -107,7 +106,8 @@ def running(name: str, directory: Path) -> Iterator[Server]:
         line = process.stdout.readline()
         if "ready" not in line:
             raise SystemExit(f"{name} did not start: {line}\n{(directory / f'{name}.log').read_text()[-3000:]}")
-        ours = [found for found in psutil.process_iter() if found.pid not in before]
+        root = psutil.Process(process.pid)
+        ours = [root, *root.children(recursive=True)]
         yield Server(name, http, grpc, [found for found in ours if _serves(found)])
     finally:
         process.stdin.close()
@@ -255,7 +255,7 @@ def stations(server: Server, connections: int, seconds: float, directory: Path, 
     (busiest,) = sorted(server.processes, key=lambda process: sum(process.cpu_times()[:2]))[-1:]
     out = directory / "stacks.txt"
     spy = subprocess.Popen(
-        ["py-spy", "record", "--pid", str(busiest.pid), "--duration", str(round(seconds)), "--rate", "200", "--format", "raw",
+        [str(PY_SPY), "record", "--pid", str(busiest.pid), "--duration", str(round(seconds)), "--rate", "200", "--format", "raw",
          "--output", str(out), "--nonblocking"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     drive(server, "rest-json", connections, seconds + 1, directory)
@@ -321,7 +321,7 @@ def main() -> int:
                             f"  p99 {figure.p99_ms:8.2f} ms  {figure.cpu_us:7.0f} µs CPU  {figure.errors} errors",
                             flush=True,
                         )
-                if name == "plain" and shutil.which("py-spy"):
+                if name == "plain" and PY_SPY.exists():
                     cpu_us = next(f.cpu_us for f in reversed(figures) if f.protocol == "rest-json" and f.server == name)
                     shares = stations(server, 64, min(arguments.seconds, 6.0), directory, cpu_us)
     report(figures, shares)

@@ -254,10 +254,9 @@ def stations(server: Server, connections: int, seconds: float, directory: Path, 
     """
     (busiest,) = sorted(server.processes, key=lambda process: sum(process.cpu_times()[:2]))[-1:]
     out = directory / "stacks.txt"
-    spy = subprocess.Popen(
-        [str(PY_SPY), "record", "--pid", str(busiest.pid), "--duration", str(round(seconds)), "--rate", "200", "--format", "raw",
-         "--output", str(out), "--nonblocking"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    command = [str(PY_SPY), "record", "--pid", str(busiest.pid), "--duration", str(round(seconds)), "--rate", "200"]
+    command += ["--format", "raw", "--output", str(out), "--nonblocking"]
+    spy = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     drive(server, "rest-json", connections, seconds + 1, directory)
     spy.wait(60)
     counts: Counter[str] = Counter()

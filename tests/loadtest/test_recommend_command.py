@@ -33,9 +33,10 @@ def write(folder: Path, **keys: Any) -> str:
 def test_a_bad_spec_ends_before_anything_is_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, keys: dict[str, Any], message: str
 ) -> None:
+    before = set(psutil.Process().children())  # other tests' libraries may keep helpers of their own
     assert main([command, write(tmp_path, **keys)]) == 2
     assert message in capsys.readouterr().err
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= before
     assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
 
 

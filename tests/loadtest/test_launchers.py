@@ -44,8 +44,22 @@ def run(launcher: Local, candidate: Candidate, check: Callable[[Any], Coroutine[
     asyncio.run(main())
 
 
-def children() -> list[psutil.Process]:
+def alive() -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE]
+
+
+OTHERS: set[psutil.Process] = set()
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Helpers that the libraries of other tests keep are none of these tests' processes."""
+    OTHERS.clear()
+    OTHERS.update(alive())
+
+
+def children() -> list[psutil.Process]:
+    return [process for process in alive() if process not in OTHERS]
 
 
 def test_a_candidate_runs_pinned_and_nice_until_it_is_stopped(candidate: Candidate) -> None:

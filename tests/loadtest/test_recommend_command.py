@@ -90,9 +90,10 @@ def test_real_candidates_are_measured_and_every_file_is_written(tmp_path: Path) 
         candidates=[{"instances": ["c7i.large"], "backend": {"kind": "synthetic", "fixed_ms": 2, "row_ms": 1}}],
         launcher={"kind": "local", "stands_for": {"c7i.large": [0]}},
     )
+    before = set(psutil.Process().children())
     code = main(["recommend", spec, "--out", str(folder), "--budget-minutes", "0.2"])
     assert code in (0, 1, 3)
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= before
     found = json.loads((folder / "report.json").read_text())
     assert found["candidates"][0]["timings"]
     assert found["seconds_spent"] < 0.2 * 60 + 20

@@ -49,11 +49,12 @@ def artifact(neuron_double: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def replica(neuron_double: Path) -> Iterator[Any]:
+def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The actor class, on a Ray of its own with four neuron_cores that do not exist."""
     environment = {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "neuron_double")]),
-        "NEURON_DOUBLE_DIR": str(neuron_double),
+        # Cores of their own: the process of the tests holds two of the double's for as long as it lives.
+        "NEURON_DOUBLE_DIR": str(tmp_path_factory.mktemp("cores")),
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NEURON_RT_VISIBLE_CORES")  # or Ray would count the test's own two as the node's

@@ -7,7 +7,7 @@ part: while timers are pending, the clock jumps on without waiting for it.
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from gateway.clock import Timer
@@ -79,8 +79,3 @@ class _JumpingSelector(selectors.DefaultSelector):
         if not events and timeout > 0:
             self._loop.advance_to(self._loop.now_ns + max(1, round(timeout * 1e9)))
         return events
-
-
-def every(start_ns: int, gap_ns: int, count: int) -> Iterable[int]:
-    """`count` times, `gap_ns` apart."""
-    return range(start_ns, start_ns + gap_ns * count, gap_ns)

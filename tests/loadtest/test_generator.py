@@ -194,7 +194,7 @@ def test_several_processes_share_the_schedule() -> None:
 
 
 def test_several_processes_share_the_users() -> None:
-    result, _ = run(replace(SPEC, processes=2, pattern="users:count=3,think=0.01", rate_rps=0))
+    result, _ = run(replace(SPEC, processes=2, pattern="users:count=3,think=0.01", rate_rps=0, duration_s=3.0))
     assert result.succeeded > 20
     assert result.errors == {}
 

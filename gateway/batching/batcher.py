@@ -10,7 +10,7 @@ what waits. Nothing here waits or reads a clock.
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -78,6 +78,7 @@ class Batcher:
         self._state = State(workers)
         self._requests = 0
         self._sequence = 0
+        self._expires_ns = NEVER  # nothing that waits expires before; raised to what does once that has passed
         self._retries: deque[Part] = deque()
         self._row_ns = 0.0  # service time per row, averaged; 0: nothing has run yet
 
@@ -122,6 +123,11 @@ class Batcher:
         return self._requests
 
     @property
+    def has_work(self) -> bool:
+        """Whether anything waits, retries too."""
+        return bool(self._requests or self._retries)
+
+    @property
     def oldest_ns(self) -> int | None:
         """Arrival of the oldest request that waits."""
         if not self._requests:
@@ -153,12 +159,17 @@ class Batcher:
         deadline_ns = deadline_of(request, self._slo_ns)
         if deadline_ns < now_ns:
             raise _too_late(request, deadline_ns, now_ns)
-        group = self._group_of(request)
+        group = self._group_of(request) if self._by_length else request.shape_key
         queue = state.queues.get(group)
         if queue is None:
             queue = self._new_queue(group)
-        self._sequence += 1
-        queue.push((virtual_deadline(request, deadline_ns), self._sequence, deadline_ns, rows, request))
+        self._sequence = sequence = self._sequence + 1
+        # Of the default class and with a deadline, as nearly all are: in the order of deadlines.
+        plain = not request.priority and deadline_ns != NEVER
+        key = deadline_ns if plain else virtual_deadline(request, deadline_ns)
+        queue.push((key, sequence, deadline_ns, rows, request))
+        if deadline_ns < self._expires_ns:
+            self._expires_ns = deadline_ns
         state.rows += rows
         self._requests += 1
         self._policy.arrived(queue, rows, now_ns)
@@ -189,36 +200,42 @@ class Batcher:
             return NOTHING
         batches: list[Batch] = []
         shed: list[tuple[InferRequest, GatewayError]] = []
-        queues = self._state.queues
-        for queue in queues.values():
-            if queue.entries:
-                self._expire(queue, now_ns, shed)
+        if self._expires_ns < now_ns:
+            self._expire(now_ns, shed)
         while self._retries and free_slots > len(batches):
             self._run_retry(now_ns, batches, shed)
         wake_at_ns = NEVER
         while self._requests and free_slots > len(batches):
-            waiting = [queue for queue in queues.values() if queue.entries]
-            if len(waiting) > 1:
-                waiting.sort(key=_urgency)
-            wake_at_ns = NEVER
-            for queue in waiting:
-                decision = self._policy.decide(queue, self._state, now_ns, free_slots - len(batches))
-                if decision.shed:
-                    self._shed(queue, decision.shed, shed)
-                for more in decision.fill:
-                    self._shed(more.queue, more.shed, shed)
-                if decision.rows and queue.entries:
-                    self._close(queue, decision, now_ns, batches)
-                    break
-                if decision.wake_at_ns is not None and decision.wake_at_ns < wake_at_ns:
-                    wake_at_ns = decision.wake_at_ns
-            else:
+            wake_at_ns = self._close_one(now_ns, free_slots - len(batches), batches, shed)
+            if wake_at_ns:
                 break
-        if self._requests:
-            for queue in queues.values():
-                if queue.entries:
-                    wake_at_ns = min(wake_at_ns, queue.first_deadline_ns + 1)
+        if not self._requests:
+            self._expires_ns = NEVER
+            return Step(batches, shed, None)
+        wake_at_ns = min(wake_at_ns or NEVER, self._expires_ns + 1)
         return Step(batches, shed, wake_at_ns if wake_at_ns < NEVER else None)
+
+    def _close_one(
+        self, now_ns: int, free_slots: int, batches: list[Batch], shed: list[tuple[InferRequest, GatewayError]]
+    ) -> int:
+        """Close a batch of the most urgent queue that has one. 0 if there was one, else when to ask again."""
+        state = self._state
+        waiting: Collection[Queue] = state.queues.values()
+        if len(waiting) > 1:
+            waiting = sorted([queue for queue in waiting if queue.entries], key=_urgency)
+        wake_at_ns = NEVER
+        for queue in waiting:
+            decision = self._policy.decide(queue, state, now_ns, free_slots)
+            if decision.shed:
+                self._shed(queue, decision.shed, shed)
+            for more in decision.fill:
+                self._shed(more.queue, more.shed, shed)
+            if decision.rows and queue.entries:
+                self._close(queue, decision, now_ns, batches)
+                return 0
+            if decision.wake_at_ns is not None and decision.wake_at_ns < wake_at_ns:
+                wake_at_ns = decision.wake_at_ns
+        return wake_at_ns
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
         """Take a batch off the running ones. compute_ns: execution alone; ok: False if it failed or was lost."""
@@ -269,11 +286,13 @@ class Batcher:
         queue = queues[group] = Queue(group)
         return queue
 
-    def _expire(self, queue: Queue, now_ns: int, shed: list[tuple[InferRequest, GatewayError]]) -> None:
-        for _, _, deadline_ns, rows, request in queue.expired(now_ns):
-            self._state.rows -= rows
-            self._requests -= 1
-            shed.append((request, _too_late(request, deadline_ns, now_ns)))
+    def _expire(self, now_ns: int, shed: list[tuple[InferRequest, GatewayError]]) -> None:
+        for queue in self._state.queues.values():
+            for _, _, deadline_ns, rows, request in queue.expired(now_ns) if queue.entries else ():
+                self._state.rows -= rows
+                self._requests -= 1
+                shed.append((request, _too_late(request, deadline_ns, now_ns)))
+        self._expires_ns = min([queue.least_deadline_ns for queue in self._state.queues.values()])
 
     def _shed(self, queue: Queue, entries: Sequence[Entry], shed: list[tuple[InferRequest, GatewayError]]) -> None:
         retry_after_s = self._retry_after_s()

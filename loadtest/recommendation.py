@@ -68,6 +68,7 @@ class CandidateReport:
     runs: tuple[Measured, ...]
     timings: tuple[Timing, ...]
     overhead_ms: float
+    request_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +340,7 @@ def _candidate(candidate: Candidate, standing: Standing, outcome: Outcome, today
         runs=tuple(standing.runs),
         timings=profiled.timings if profiled else (),
         overhead_ms=profiled.overhead_ms if profiled else 0.0,
+        request_ms=profiled.request_ms if profiled else 0.0,
     )
 
 

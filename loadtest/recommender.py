@@ -138,6 +138,7 @@ class Lab:
         return predicted_rps(
             profiled.timings,
             overhead_ms=profiled.overhead_ms,
+            request_ms=profiled.request_ms,
             slo=self._spec.slo,
             batching=batching_of(candidate),
             sessions=candidate.sessions,
@@ -148,7 +149,7 @@ class Lab:
 
     async def _profile(self, command: Profile, candidate: Candidate, running: Running, started_s: float) -> Profiled:
         try:
-            timings, overhead_ms = await profile(
+            found = await profile(
                 self._load_spec(running),
                 rows=command.rows,
                 sessions=command.sessions,
@@ -160,7 +161,8 @@ class Lab:
         except (ProfileFailed, LoadtestError) as exc:
             failure = running.failure() or f"no profile: {exc}"
             return Profiled(command.group, seconds=time.monotonic() - started_s, failure=failure)
-        return Profiled(command.group, timings, overhead_ms, time.monotonic() - started_s)
+        seconds = time.monotonic() - started_s
+        return Profiled(command.group, found.timings, found.overhead_ms, seconds, request_ms=found.request_ms)
 
     async def _load(self, command: Load, running: Running, started_s: float) -> Measured:
         before = await self._look(running)

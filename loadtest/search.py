@@ -27,6 +27,7 @@ LOAD_FACTOR = 0.9  # of the estimated capacity, in the rounds
 STEP = 1.15  # from a rate that passes (fails) to the next to try above (below), while the other side of the bracket is open
 PRECISION = 1.05  # highest failing over highest passing rate at which a peak is known well enough
 MOST_PROBES = 10  # per peak
+SURE = 0.8  # of the estimated capacity, in the last probe that time allows, if no rate has passed yet
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak
 SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
 LEAST_SECONDS = 4.0  # a shorter run tells nothing
@@ -113,13 +114,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """overhead_ms: the client's time less the model's, alone. failure: why there is no profile: it did not start, ran out …"""
+    """overhead_ms, request_ms: of `loadtest.profiling.Findings`. failure: why there is no profile: it did not start, ran out …"""
 
     group: str
     timings: tuple[Timing, ...] = ()
     overhead_ms: float = 0.0
     seconds: float = 0.0
     failure: str = ""
+    request_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +406,12 @@ class _Search:
                 rps = standing.estimated_rps if passing < standing.estimated_rps / PRECISION else passing * STEP
             elif failing:
                 rps = min(standing.estimated_rps, failing / STEP)
-            seconds = min(3 * decisive_seconds(self._question.limit_ms, rps), until - self._seconds)
+            decisive_s, left_s = decisive_seconds(self._question.limit_ms, rps), until - self._seconds
+            seconds = min(3 * decisive_s, left_s)
+            if not passing and left_s < 2 * decisive_s:
+                rps = min(rps, SURE * standing.estimated_rps)
+            elif not passing:
+                seconds = min(seconds, left_s - decisive_s)  # one that is sure to pass must still have its time
             if seconds < LEAST_SECONDS or not self._affords(seconds, standing.entrant):
                 return
             yield from self._load(standing, rps, seconds, "peak")

@@ -3,7 +3,7 @@ import dataclasses
 
 import pytest
 
-from loadtest.profiling import Executions, ProfileFailed, executions, profile
+from loadtest.profiling import Executions, Findings, ProfileFailed, executions, profile, row_ms
 from loadtest.results import LoadSpec, RunResult
 from loadtest.search import Timing
 from tests.loadtest.made_results import run_result
@@ -34,40 +34,47 @@ class Server:
         return Executions(dict(self._counts) if self._statistics else {})
 
 
-def run(
-    server: Server, rows: tuple[int, ...] = (1, 2, 4), sessions: int = 1, limit_ms: float = 100.0
-) -> tuple[tuple[Timing, ...], float]:
+def run(server: Server, rows: tuple[int, ...] = (1, 2, 4), sessions: int = 1, limit_ms: float = 100.0) -> Findings:
     return asyncio.run(
         profile(BASE, rows=rows, sessions=sessions, seconds=1, limit_ms=limit_ms, measure=server.measure, look=server.look)
     )
 
 
 def test_model_time_comes_from_the_server_and_the_rest_is_overhead() -> None:
-    timings, overhead_ms = run(Server())
-    assert [(t.rows, t.concurrency) for t in timings] == [(1, 1), (2, 1), (4, 1)]
-    assert [t.ms for t in timings] == pytest.approx([5, 6, 8])
-    assert overhead_ms == pytest.approx(0.5)
+    found = run(Server())
+    assert [(t.rows, t.concurrency) for t in found.timings] == [(1, 1), (2, 1), (4, 1)]
+    assert [t.ms for t in found.timings] == pytest.approx([5, 6, 8])
+    assert found.overhead_ms == pytest.approx(0.5)
 
 
 def test_without_statistics_the_clients_time_is_taken() -> None:
-    timings, overhead_ms = run(Server(statistics=False))
-    assert [t.ms for t in timings] == pytest.approx([5.5, 6.5, 8.5])
-    assert overhead_ms == 0
+    found = run(Server(statistics=False))
+    assert [t.ms for t in found.timings] == pytest.approx([5.5, 6.5, 8.5])
+    assert (found.overhead_ms, found.request_ms) == (0, 0)
 
 
 def test_concurrency_is_measured_for_itself() -> None:
-    timings, _ = run(Server(), rows=(1,), sessions=3)
+    timings = run(Server(), rows=(1,), sessions=3).timings
     assert [(t.concurrency, t.ms) for t in timings] == [(1, 5.0), (2, 7.5), (3, 7.5)]
 
 
-def test_sizes_are_visited_up_and_down_after_a_warm_up() -> None:
+def test_sizes_are_visited_up_and_down_after_a_warm_up_and_at_last_the_sessions_are_filled() -> None:
     server = Server()
     run(server)
-    assert server.visits == [(1, 1), (1, 1), (2, 1), (4, 1), (4, 1), (2, 1), (1, 1)]
+    # 4 rows in 8 ms: 25 users wait for half of the 100 ms each.
+    assert server.visits == [(1, 1), (1, 1), (2, 1), (4, 1), (4, 1), (2, 1), (1, 1), (1, 25)]
+
+
+def test_time_of_full_sessions_that_batches_do_not_explain_is_the_requests_cost() -> None:
+    timings = (Timing(1, 2, 6.0), Timing(4, 2, 12.0))
+    # Two sessions, each 100 batches of 4 in 12 ms: 800 rows in 1.2 s, were there nothing else; they took 1.6 s.
+    assert row_ms(timings, Executions({4: (200, 0)}), 2, 500) == pytest.approx(0.5)
+    assert row_ms(timings, Executions({4: (200, 0)}), 2, 800) == 0
+    assert row_ms(timings, Executions({}), 2, 500) == 0
 
 
 def test_sizes_that_break_the_slo_alone_are_left_out() -> None:
-    timings, _ = run(Server(), rows=(1, 2, 4, 8, 16, 32), limit_ms=10)
+    timings = run(Server(), rows=(1, 2, 4, 8, 16, 32), limit_ms=10).timings
     assert max(t.rows for t in timings) == 8  # 12 ms: the first that takes longer
 
 
@@ -78,8 +85,8 @@ def test_a_size_that_does_not_end_in_several_limits_is_left_out() -> None:
         return {"8": run_result(), "4": shed}.get(spec.rows) or await server.measure(spec)
 
     async def found(rows: tuple[int, ...]) -> list[int]:
-        timings, _ = await profile(BASE, rows=rows, sessions=1, seconds=1, limit_ms=100, measure=measure, look=server.look)
-        return [t.rows for t in timings]
+        found = await profile(BASE, rows=rows, sessions=1, seconds=1, limit_ms=100, measure=measure, look=server.look)
+        return [t.rows for t in found.timings]
 
     shed = run_result(errors={"http 503": 9})
     assert asyncio.run(found((1, 2, 8, 16))) == [1, 2]

@@ -103,6 +103,13 @@ def test_a_short_budget_spends_nothing_on_rounds_and_still_proves_a_rate() -> No
     assert outcome.standings[0].peak_rps > 0.85 * 400
 
 
+def test_the_last_probe_that_time_allows_is_at_a_rate_that_is_sure_to_pass() -> None:
+    asked = question(entrants(1.0, 1.2), minutes=2)  # two or three decisive probes each
+    outcome = SimulatedLab(asked, {"c0": Truth(400, bias=1.4), "c1": Truth(400, bias=1.4)}).run()
+    assert outcome.winner == "c0"
+    assert min(standing.peak_rps for standing in outcome.standings) > 0.4 * 400
+
+
 class Fragile(SimulatedLab):
     """Overload breaks it: it ends, or is slow ever after, or the load generator is too slow for it."""
 

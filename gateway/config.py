@@ -46,6 +46,7 @@ class Server(_Strict):
     http_port: Port | None = 8000  # None: no such listener; 0: any free port
     grpc_port: Port | None = 8001
     ingress_replicas: int = Field(default=1, ge=1, le=64)
+    shared_workers: int | None = Field(default=None, ge=1)  # batches that run at once in a process, of all embedded backends
     drain_timeout_s: float = Field(default=20.0, ge=0)
     run_dir: str | None = None  # sockets, metrics and region files of this node; None: a fresh temporary directory
     state_dir: str | None = None  # what was learned of the backends' speed, kept between restarts; None: learned anew
@@ -164,6 +165,11 @@ class Backend(_Strict):
     hang_timeout_s: float = Field(default=60.0, gt=0)  # a run longer than this counts as lost
 
     @property
+    def computes_here(self) -> bool:
+        """Whether its sessions take cores or a device of the ingress process, rather than of a replica or another server."""
+        return self.placement == "embedded"
+
+    @property
     def label(self) -> str:
         """The lane's name in metrics and messages."""
         return self.name or self.kind  # type: ignore[attr-defined]  # every kind adds its literal
@@ -248,6 +254,10 @@ class Triton(Backend):
     shared_memory: bool = False  # pass tensors through /dev/shm: the server must be on this host
     repair: bool = True  # unload and load a model whose process died: needs --model-control-mode=explicit
 
+    @property
+    def computes_here(self) -> bool:
+        return False
+
 
 class TensorRt(Backend):
     """TensorRT in this process, built from an ONNX file for the GPU it runs on."""
@@ -292,6 +302,7 @@ class Model(_Strict):
     ragged: Ragged | None = None
     batching: Batching = Batching()
     routing: Routing = Routing()
+    share_weight: float = Field(default=1.0, gt=0)  # of server.shared_workers, beside other models'; each embedded backend's
     load_at_start: bool = True
     backends: tuple[AnyBackend, ...] = Field(min_length=1)
 

@@ -51,6 +51,7 @@ class Ingress:
                 metrics=self.metrics,
                 clock=self._clock,
                 state_dir=config.server.state_dir,
+                shared_workers=config.server.shared_workers,
             ),
             metrics=self.metrics,
             clock=self._clock,

@@ -16,6 +16,7 @@ import numpy as np
 from backends.base import ModelSpec, Tensors
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
+from gateway.batching.fairness import SharedWorkers
 from gateway.batching.forecast import Forecast
 from gateway.batching.queue import NEVER, LengthGroup
 from gateway.clock import Clock, Timer
@@ -71,8 +72,13 @@ class Lane:
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
         trace: bool = False,
+        shared: SharedWorkers | None = None,
+        share_weight: float = 1.0,
     ) -> None:
-        """name: "model:version/backend", for messages. runner: open. call_soon: the loop's."""
+        """name: "model:version/backend", for messages. runner: open. call_soon: the loop's.
+
+        shared: whom to ask for workers, beside the runner's own limit; None: it may use all of the runner's.
+        """
         self.name = name
         self.spec = spec
         self.batcher = batcher
@@ -82,6 +88,7 @@ class Lane:
         self._clock = clock
         self._call_soon = call_soon
         self._trace = trace
+        self._shared = shared
         self._waiting: dict[InferRequest, _Waiting] = {}
         self._running = 0
         self._step_due = False
@@ -91,6 +98,8 @@ class Lane:
         self._empty = asyncio.Event()
         runner.on_change = self._runner_changed
         metrics.watch(self._gauges)
+        if shared is not None:
+            shared.join(self, share_weight)
 
     def __repr__(self) -> str:
         return f"<Lane {self.name}: {len(self._waiting)} waiting, {self._running} batches running>"
@@ -107,7 +116,17 @@ class Lane:
 
     def forecast(self, request: InferRequest, now_ns: int) -> Forecast:
         """When the request would be done, were it submitted now."""
-        return self.batcher.forecast(request, now_ns, self.runner.free_slots)
+        if self._shared is None:
+            return self.batcher.forecast(request, now_ns, self.runner.free_slots)
+        # While others have all workers, one of the runner's that nobody uses still counts as alive: it waits for them.
+        free_slots = min(self.runner.free_slots, max(self._shared.free, int(not self._running)))
+        forecast = self.batcher.forecast(request, now_ns, free_slots)
+        return forecast._replace(wait_ns=max(forecast.wait_ns, self._shared.wait_ns(now_ns)))
+
+    @property
+    def wants_worker(self) -> bool:
+        """Whether something waits and a session is free."""
+        return self.batcher.has_work and self.runner.free_slots > 0
 
     def submit(self, request: InferRequest, on_done: OnDone) -> None:
         """Accept a request. on_done gets its one answer or error on the loop, never within this call.
@@ -159,6 +178,8 @@ class Lane:
             self._timer.cancel()
         await self.runner.close()
         self.metrics.watch(None)
+        if self._shared is not None:
+            self._shared.leave(self)
 
     def _gauges(self) -> LaneGauges:
         live = self.runner.free_slots + self._running
@@ -177,10 +198,17 @@ class Lane:
 
     def _step(self) -> None:
         self._step_due = False
+        if self._shared is None:
+            self.start_batches(self.runner.free_slots)
+        else:
+            self._shared.ask(self)
+
+    def start_batches(self, workers: int) -> list[Batch]:
+        """Answer what is too late and start what the policy decides on, at most so many batches."""
         now_ns = self._clock.now_ns()
         free_slots = self.runner.free_slots
         self.batcher.workers = max(1, free_slots + self._running)  # sessions are lost and rebuilt, replicas come and go
-        step = self.batcher.step(now_ns, free_slots)
+        step = self.batcher.step(now_ns, min(workers, free_slots))
         for request, error in step.shed:
             self._answer(request, error)
         for batch in step.batches:
@@ -194,6 +222,7 @@ class Lane:
                 self._timer.cancel()
             self._timer_at_ns = wake_at_ns
             self._timer = self._clock.call_at(wake_at_ns, self._woken)
+        return step.batches
 
     def _woken(self) -> None:
         self._timer = None
@@ -211,6 +240,8 @@ class Lane:
     def _ended(self, batch: Batch, execution: Execution) -> None:
         self._running -= 1
         now_ns = self._clock.now_ns()
+        if self._shared is not None:
+            self._shared.ended(self, batch, now_ns)
         error = execution.error
         pieces: list[Tensors] = []
         if execution.outputs is not None:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from backends.base import ModelSpec
 from gateway.batching.batcher import Batcher
+from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
 from gateway.clock import Clock
 from gateway.config import Backend, Model
@@ -27,12 +28,25 @@ log = logging.getLogger(__name__)
 class LaneOpener:
     """Opens lanes, and keeps what they learned. On the event loop's thread."""
 
-    def __init__(self, open_runner: OpenRunner, *, metrics: Metrics, clock: Clock, state_dir: str | None = None) -> None:
-        """open_runner: makes the runner of a lane, not yet open. state_dir: None keeps nothing."""
+    def __init__(
+        self,
+        open_runner: OpenRunner,
+        *,
+        metrics: Metrics,
+        clock: Clock,
+        state_dir: str | None = None,
+        shared_workers: int | None = None,
+    ) -> None:
+        """open_runner: makes the runner of a lane, not yet open. state_dir: None keeps nothing.
+
+        shared_workers: how many batches run at once over all lanes that compute in this process; None: as many as there are
+        sessions.
+        """
         self._open_runner = open_runner
         self._metrics = metrics
         self._clock = clock
         self._state_dir = Path(state_dir) if state_dir else None
+        self._shared = SharedWorkers(shared_workers) if shared_workers else None
 
     async def open(self, model: Model) -> tuple[Lane, ...]:
         """Load a model's backends and probe them; gives one lane each, in order of price.
@@ -103,4 +117,6 @@ class LaneOpener:
             clock=self._clock,
             call_soon=asyncio.get_running_loop().call_soon,
             trace=batching.trace,
+            shared=self._shared if backend.computes_here else None,
+            share_weight=model.share_weight,
         )

@@ -2,8 +2,8 @@
 
 k users in a closed loop keep k sessions busy, each with batches of exactly the rows of one request. The model's own time comes
 from the server's statistics; where it has none, from the client's, overhead included. Sizes are visited up, then down again, so
-that a drift of the machine (clock, neighbours) spreads over all of them. Last, many users keep the sessions full as real traffic
-does: what of the sessions' time the batches alone do not explain is the cost of the requests themselves.
+that a drift of the machine (clock, neighbours) spreads over all of them. Last, many users keep the sessions full, as
+traffic does: what of the sessions' time the batches alone do not explain is the cost of the requests themselves.
 """
 
 import math

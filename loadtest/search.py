@@ -114,7 +114,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """overhead_ms, request_ms: of `loadtest.profiling.Findings`. failure: why there is no profile: it did not start, ran out …"""
+    """overhead_ms, request_ms: as in `loadtest.profiling.Findings`. failure: why there is no profile: it did not start, …"""
 
     group: str
     timings: tuple[Timing, ...] = ()

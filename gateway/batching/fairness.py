@@ -7,7 +7,9 @@ credit (Shreedhar and Varghese, "Efficient fair queueing using deficit round rob
 
 from collections.abc import Collection, Hashable
 from math import ceil
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
+
+from gateway.batching.batch import Batch
 
 K = TypeVar("K", bound=Hashable)
 
@@ -81,3 +83,75 @@ class WorkerShare(Generic[K]):
 
     def _quantum(self, member: K) -> float:
         return self._quantum_ns * self._weights[member]
+
+
+class Sharer(Protocol):
+    """A lane that takes its workers from a `SharedWorkers`."""
+
+    @property
+    def wants_worker(self) -> bool:
+        """Whether something waits that it could run if it were given a worker; its policy may still decline."""
+        ...
+
+    def start_batches(self, workers: int) -> list[Batch]:
+        """Start at most so many batches now, and answer what is too late; gives what was started."""
+        ...
+
+
+class SharedWorkers:
+    """So many batches run at once over all lanes that share, and `WorkerShare` says whose turn it is.
+
+    Life: join; then `ask` whenever the lane would step, `ended` for every batch that start_batches gave; leave. No worker idles
+    while a lane that has joined wants it, and a lane that wants one gets its turn as `WorkerShare` bounds it.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._share: WorkerShare[Sharer] = WorkerShare()
+        self._members: list[Sharer] = []
+        self._running: set[Batch] = set()
+
+    def __repr__(self) -> str:
+        return f"<SharedWorkers {len(self._running)} of {self.workers} busy, {len(self._members)} lanes>"
+
+    @property
+    def free(self) -> int:
+        return self.workers - len(self._running)
+
+    def wait_ns(self, now_ns: int) -> int:
+        """How long until a worker is predicted to be free, whoever gets it then."""
+        if self.free:
+            return 0
+        return max(0, min(batch.closed_ns + batch.expected_ns for batch in self._running) - now_ns)
+
+    def join(self, member: Sharer, weight: float) -> None:
+        self._members.append(member)
+        self._share.join(member, weight)
+
+    def leave(self, member: Sharer) -> None:
+        """Once all its batches have ended."""
+        self._members.remove(member)
+        self._share.leave(member)
+
+    def ask(self, asking: Sharer) -> None:
+        """Something has changed for this lane: deal the free workers out. It steps once at least, be it with no worker."""
+        wanting = {member for member in self._members if member.wants_worker}
+        stepped = set()
+        while wanting and self.free:
+            member = self._share.first(wanting)
+            assert member is not None  # all that want have joined
+            offered = max(1, self.free // len(wanting))
+            batches = member.start_batches(offered)
+            stepped.add(member)
+            for batch in batches:
+                self._running.add(batch)
+                self._share.charge(member, batch.expected_ns)
+            if len(batches) < offered or not member.wants_worker:
+                wanting.discard(member)
+        if asking not in stepped:
+            asking.start_batches(0)
+
+    def ended(self, member: Sharer, batch: Batch, now_ns: int) -> None:
+        """Its worker is free again; to be followed by `ask`."""
+        self._running.discard(batch)
+        self._share.settle(member, batch.expected_ns, now_ns - batch.closed_ns)

@@ -64,14 +64,14 @@ class LengthGroup(NamedTuple):
 class Queue:
     """The waiting requests of one group, by virtual deadline; first come, first served among equals."""
 
-    __slots__ = ("_finite", "_in_order", "_low_ns", "entries", "group", "rows")
+    __slots__ = ("_in_order", "_low_ns", "_plain", "entries", "group", "rows")
 
     def __init__(self, group: Hashable) -> None:
         self.group = group
         self.entries: deque[Entry] = deque()
         self.rows = 0
-        self._finite = 0  # entries that have a deadline
         self._in_order = True  # entries stand as they arrived, so the first is the oldest
+        self._plain = True  # entries stand in the order of their own deadlines: all have one, and are of the default class
         self._low_ns = NEVER  # no deadline of a lower class, which may stand behind later ones, is before this
 
     def __repr__(self) -> str:
@@ -86,8 +86,8 @@ class Queue:
             self._in_order = False
         self.rows += entry[3]
         deadline_ns = entry[2]
-        if deadline_ns != NEVER:
-            self._finite += 1
+        if entry[0] != deadline_ns:
+            self._plain = False
             if entry[0] > deadline_ns and deadline_ns < self._low_ns:
                 self._low_ns = deadline_ns
 
@@ -95,10 +95,8 @@ class Queue:
         """Take the first."""
         entry = self.entries.popleft()
         self.rows -= entry[3]
-        if entry[2] != NEVER:
-            self._finite -= 1
         if not self.entries:
-            self._in_order = True
+            self._in_order, self._plain, self._low_ns = True, True, NEVER
         return entry
 
     def take_rows(self, rows: int) -> None:
@@ -126,28 +124,24 @@ class Queue:
     def expired(self, now_ns: int) -> list[Entry]:
         """Take out those whose deadline has passed."""
         entries = self.entries
-        if not self._finite or (entries[0][0] >= now_ns and self._low_ns >= now_ns):
-            return []
-        low = self._low_ns < now_ns
-        late = []
-        for entry in entries:
-            if entry[2] < now_ns:
-                late.append(entry)
-            elif not low and entry[0] >= now_ns:
-                break
+        late: list[Entry] = []
+        if self._plain:
+            while entries and entries[0][2] < now_ns:
+                late.append(self.pop())
+            return late
+        late += [entry for entry in entries if entry[2] < now_ns]
         for entry in late:
-            if entry is entries[0]:
-                self.pop()
-            else:
-                self.remove_entry(entry)
-        if low:
+            self.remove_entry(entry)
+        if self._low_ns < now_ns:
             self._low_ns = min((entry[2] for entry in entries if entry[0] > entry[2]), default=NEVER)
         return late
 
     @property
-    def first_deadline_ns(self) -> int:
-        """When the first of those that wait may expire; `NEVER` if nothing does."""
-        return min(self.entries[0][2], self._low_ns) if self.entries else NEVER
+    def least_deadline_ns(self) -> int:
+        """When the first of those that wait will expire; `NEVER` if nothing does."""
+        if not self.entries:
+            return NEVER
+        return self.entries[0][2] if self._plain else min([entry[2] for entry in self.entries])
 
     @property
     def has_lower_class(self) -> bool:
@@ -166,10 +160,8 @@ class Queue:
     def _delete(self, at: int, entry: Entry) -> None:
         del self.entries[at]
         self.rows -= entry[3]
-        if entry[2] != NEVER:
-            self._finite -= 1
         if not self.entries:
-            self._in_order = True
+            self._in_order, self._plain, self._low_ns = True, True, NEVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,15 @@ class BatchRunner(Protocol):
         """False while no batch can run and none is expected to soon: what waits should be refused."""
         ...
 
+    @property
+    def cold(self) -> bool:
+        """No session lives, and none comes before `wake` was called: what is started waits for a cold start."""
+        ...
+
+    def wake(self) -> None:
+        """Something waits, or would: start sessions if it is cold. Does nothing if it is not, or they are being started."""
+        ...
+
     async def open(self) -> ModelSpec:
         """Load the model. Raises: BackendFailed, BackendUnreachable."""
         ...

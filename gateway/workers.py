@@ -81,6 +81,12 @@ class WorkerPool:
     def available(self) -> bool:
         return bool(self._idle or self._busy) or self._failed_rebuilds < _REBUILDS_BEFORE_UNAVAILABLE
 
+    @property
+    def cold(self) -> bool:
+        return False
+
+    def wake(self) -> None: ...
+
     async def open(self) -> ModelSpec:
         self._loop = asyncio.get_running_loop()
         load = functools.partial(_load, self._backend, self._declared)

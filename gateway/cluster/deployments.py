@@ -121,7 +121,9 @@ class IngressReplica:
         name = f"{model.name}:{model.version}/{backend.label}"
         if backend.placement == "replicas":
             deployment, content = _deployment_name(model, backend), _content(model, backend)
-            return RemoteRunner(backend, deployment, self._application, content=content, name=name, clock=clock)
+            return RemoteRunner(
+                backend, deployment, self._application, content=content, name=name, clock=clock, ending=lambda: self._closed
+            )
         pool = WorkerPool(backend, declared, name=name, clock=clock)
         self._pools.append(pool)
         return pool
@@ -157,10 +159,14 @@ class IngressReplica:
 def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
     """The autoscaling policy: enough replicas for what runs and what waits, each at its target of sessions busy at once.
 
-    Every ingress tells its queue to whichever replica it calls, so the longest of the reports counts, not their sum.
+    Every ingress tells its queue to whichever replica it calls, so the longest of the reports counts, not their sum. Before a
+    replica has reported, it stays as it was decided. To start a first one is Serve's own decision, when an ingress wishes for
+    it (`RemoteRunner.wake`).
     """
     metrics = context.aggregated_metrics or {}
-    busy = sum(metrics.get("busy", {}).values())
+    if "busy" not in metrics:
+        return context.target_num_replicas, {}
+    busy = sum(metrics["busy"].values())
     queued = max(metrics.get("queued", {}).values(), default=0.0)
     assert context.config is not None
     return (busy + queued) / context.config.target_ongoing_requests, {}
@@ -175,18 +181,16 @@ def _backend(model: Model, backend: Backend, config: Config) -> serve.Applicatio
         ray_actor_options=_actor_options(backend.resources),
         graceful_shutdown_timeout_s=drain_s + 2 * _SHUTDOWN_MARGIN_S,
         max_surge_percent=100 if backend.surge else 0,
-        **_scale(model, backend),
+        **_scale(backend),
         **_COMMON,
     )(Replica)
     return _versioned(deployment, content).bind(model, backend, model.declared(), content)
 
 
-def _scale(model: Model, backend: Backend) -> dict[str, Any]:
+def _scale(backend: Backend) -> dict[str, Any]:
     wanted = backend.autoscaling
     if wanted is None:
         return {"num_replicas": backend.replicas}
-    if wanted.min_replicas == 0:
-        raise ConfigError(f"model '{model.name}': backend {backend.label}: autoscaling.min_replicas: 0: expected at least 1")
     with warnings.catch_warnings():
         # Serve announces that an environment variable will replace the interval, but its replicas do not read that yet (2.60).
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -7,12 +7,17 @@ runs); nothing else of it stands in the way of a batch. A `DeploymentHandle` cos
 To every replica one call `attend` is always open. It returns when the replica leases this ingress more or fewer slots, since
 sessions come and go or another ingress has more to do, and it fails the moment the replica's process ends: long before Serve
 notices (about 3.5 s).
+
+A deployment that scales to zero has no replica while it is idle. `wake` reports to Serve's controller, as a handle would, that
+a request waits, until there is one; from then on the replica's own numbers tell whether it is needed. An ingress lets go of
+the last one, when Serve means to stop it, once nothing has run there for a second.
 """
 
 import asyncio
 import contextlib
 import logging
 import pickle
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +27,15 @@ import grpc
 import msgspec
 import ray
 from ray._private.grpc_utils import init_grpc_channel
-from ray.serve._private.common import DeploymentID, DeploymentTargetInfo, RequestMetadata, RunningReplicaInfo
+from ray.serve._private.common import (
+    DeploymentHandleSource,
+    DeploymentID,
+    DeploymentTargetInfo,
+    HandleMetricReport,
+    RequestMetadata,
+    RunningReplicaInfo,
+    TimeStampedValue,
+)
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defined]  # made at run time by protobuf
@@ -38,9 +51,17 @@ from gateway.runner import Execution
 
 # Without a replica for longer than this, what waits is refused. Serve replaces a dead one in 4 to 8 s if the model loads fast.
 _EXPECT_REPLICA_S: Final = 15.0
+# One that scales from zero gets as many times its usual start, if that is more.
+_EXPECT_STARTS: Final = 3.0
+# How often a wish for a replica is repeated: the controller forgets it after 10 s, or when it is restarted.
+_WISH_S: Final = 1.0
+# Nothing has run on a replica for so long: whatever still waits in an ingress would have been sent there.
+_IDLE_S: Final = 1.0
 # A replica answers `attend` after this long even if nothing changed, so that neither side waits for ever on a lost connection.
 ATTEND_S: Final = 20.0
 _RETRY_ATTEND_S: Final = 0.2
+_RETRY_LOAD_S: Final = 5.0  # when the replica could not load its model again
+_RELEASE_S: Final = 30.0
 _PING_S: Final = 3.0
 # On top of the hang timeout that the replica itself keeps: for its queue and the way.
 _CALL_MARGIN_S: Final = 10.0
@@ -60,24 +81,43 @@ def pack(tensors: Tensors, **extra: Any) -> bytes:
 class RemoteRunner:
     """A `BatchRunner` over the replicas of one deployment. See the module."""
 
-    def __init__(self, backend: Backend, deployment: str, application: str, *, content: str, name: str, clock: Clock) -> None:
-        """deployment, application: Serve's names. content: as `Replica` has it. name: "model:version/backend", for messages."""
+    def __init__(
+        self,
+        backend: Backend,
+        deployment: str,
+        application: str,
+        *,
+        content: str,
+        name: str,
+        clock: Clock,
+        ending: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """deployment, application: Serve's names. content: as `Replica` has it. name: "model:version/backend", for messages.
+
+        ending: whether this process ends when close is called; if not, the model is unloaded, and its replicas are told.
+        """
         self.on_change: Callable[[], None] = lambda: None
         self._backend = backend
         self._deployment = DeploymentID(deployment, application)
         self._content = content
         self._name = name
         self._clock = clock
+        self._ending = ending
+        self._to_zero = backend.autoscaling is not None and backend.autoscaling.min_replicas == 0
+        self._start_s = backend.cold_start_s or 0.0  # of a first replica, the longest seen
         self._ingress = uuid.uuid4().hex  # whom the replicas count
         # from open on
         self._loop: asyncio.AbstractEventLoop
         self._opened: asyncio.Future[None]
         self._spec: ModelSpec | None = None
+        self._controller: Any  # an actor handle
         self._poll: LongPollClient
         self._links: dict[str, _Link] = {}
         self._usable: list[_Link] = []
         self._given_up = False
         self._giving_up: asyncio.TimerHandle | None = None
+        self._wishing: asyncio.Task[None] | None = None
+        self._idle_check: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._retired: set[asyncio.Task[None]] = set()
 
@@ -96,17 +136,31 @@ class RemoteRunner:
     def available(self) -> bool:
         return not self._given_up
 
+    @property
+    def cold(self) -> bool:
+        return self._to_zero and not self._usable
+
+    def wake(self) -> None:
+        if self._to_zero and self._wishing is None:
+            self._wishing = self._loop.create_task(self._wish())
+        if not self._usable:
+            self._expect_replica()
+
     async def open(self) -> ModelSpec:
-        """Wait for a replica, which tells the spec. Raises: BackendUnreachable, if Serve has given the deployment up."""
+        """Wait for a replica, which tells the spec.
+
+        Raises: BackendUnreachable, if Serve has given the deployment up; BackendFailed, if no replica can load the model again.
+        """
         self._loop = asyncio.get_running_loop()
         self._opened = self._loop.create_future()
-        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        self._controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         self._poll = LongPollClient(
-            controller,
+            self._controller,
             {(LongPollNamespace.DEPLOYMENT_TARGETS, self._deployment): self._targets_changed},  # type: ignore[dict-item]  # its str is narrower than what ray passes
             call_in_event_loop=self._loop,
             client_id=f"gateway:{self._ingress}",
         )
+        self.wake()
         try:
             await self._opened
         except BaseException:
@@ -118,6 +172,8 @@ class RemoteRunner:
     def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
         link = max(self._usable, key=lambda link: link.free / link.slots if link.free else 0.0)
         link.busy += 1
+        if not link.listed:
+            self.wake()  # a successor: Serve no longer counts what runs there
         task = self._loop.create_task(self._run(link, batch, on_done))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -126,10 +182,14 @@ class RemoteRunner:
         self._poll.stop()
         if self._running:
             await asyncio.wait(self._running)
-        if self._giving_up is not None:
-            self._giving_up.cancel()
+        for timer in (self._giving_up, self._idle_check):
+            if timer is not None:
+                timer.cancel()
+        if self._wishing is not None:
+            self._wishing.cancel()
         links, self._links = self._links, {}
-        await asyncio.gather(*self._retired, *(link.close() for link in links.values()))
+        unloaded = not self._ending()
+        await asyncio.gather(*self._retired, *(link.close(release=unloaded) for link in links.values()))
 
     # a batch
 
@@ -143,6 +203,7 @@ class RemoteRunner:
             error = BackendFailed(f"{self._name}: {type(exc).__name__}: {exc}")
             execution = Execution(sent_ns, self._clock.now_ns(), error=error)
         link.busy -= 1
+        link.used_s = self._loop.time()
         on_done(batch, execution)
 
     async def _call(self, link: "_Link", batch: Batch, sent_ns: int) -> Execution:
@@ -189,7 +250,7 @@ class RemoteRunner:
         # being deleted while its ingresses drain, leaves no gap.
         successor = any(link.listed and self._is_ours(link) for link in self._links.values())
         for replica_id, link in list(self._links.items()):
-            if not link.listed and (successor or not link.up or not self._backend.surge):
+            if not link.listed and (successor or not link.up or not self._backend.surge or self._is_idle(link)):
                 task = self._loop.create_task(self._links.pop(replica_id).retire())
                 self._retired.add(task)
                 task.add_done_callback(self._retired.discard)
@@ -204,11 +265,61 @@ class RemoteRunner:
             if self._giving_up is not None:
                 self._giving_up.cancel()
                 self._giving_up = None
+            if self._wishing is not None and any(link.listed for link in self._usable):
+                self._wishing.cancel()
+                self._wishing = None
             if not self._opened.done():
                 self._opened.set_result(None)
-        elif self._opened.done() and self._giving_up is None and not self._given_up:
-            self._giving_up = self._loop.call_later(_EXPECT_REPLICA_S, self._give_up)
+        elif not self._opened.done():
+            faults = [link.fault for link in self._links.values()]
+            if faults and all(faults):
+                self._opened.set_exception(BackendFailed(faults[0]))
+        elif not self._to_zero:
+            self._expect_replica()
+        elif self._links:
+            self.wake()  # the last one was lost, and not let go: what waits for it still does
         self.on_change()
+
+    def _is_idle(self, link: "_Link") -> bool:
+        """Whether a replica that Serve means to stop without a successor is no longer used; looks again later if it is."""
+        if not self._to_zero:
+            return False
+        if not link.busy and self._loop.time() - link.used_s >= _IDLE_S:
+            return True
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+        self._idle_check = self._loop.call_later(_IDLE_S, self._link_changed)
+        return False
+
+    async def _wish(self) -> None:
+        """Have Serve start a first replica: to be cancelled when there is one."""
+        woken_s = self._loop.time()
+        try:
+            while True:
+                self._report(1.0)
+                await asyncio.sleep(_WISH_S)
+        finally:
+            self._report(0.0)
+            self._start_s = max(self._start_s, self._loop.time() - woken_s)
+
+    def _report(self, waiting: float) -> None:
+        """What the handles of a deployment tell its autoscaler."""
+        now_s = time.time()
+        report = HandleMetricReport(
+            deployment_id=self._deployment,
+            handle_id=self._ingress,
+            actor_id=ray.get_runtime_context().get_actor_id() or "",
+            handle_source=DeploymentHandleSource.REPLICA,  # forgotten at once when this process dies
+            queued_requests=[TimeStampedValue(now_s, waiting)],
+            metrics={},
+            timestamp=now_s,
+        )
+        self._controller.record_autoscaling_metrics_from_handle.remote(report)
+
+    def _expect_replica(self) -> None:
+        if self._opened.done() and self._giving_up is None and not self._given_up:
+            expected_s = max(_EXPECT_REPLICA_S, _EXPECT_STARTS * self._start_s)
+            self._giving_up = self._loop.call_later(expected_s, self._give_up)
 
     def _is_ours(self, link: "_Link") -> bool:
         return link.up and link.content == self._content
@@ -231,7 +342,8 @@ class LinkLost(Exception):
 class _Link:
     """The connection to one replica.
 
-    busy: batches of ours there. leased: how many it lets us have. up: it answers. listed: Serve means it to stay.
+    busy: batches of ours there. used_s: when the last one ended, by the loop's time. leased: how many it lets us have. up: it
+    answers. listed: Serve means it to stay. fault: why it could not load its model again; empty if it could.
 
     Life: made on the running loop -> run … -> retire or close.
     """
@@ -240,8 +352,10 @@ class _Link:
     ingress: str
     on_change: Callable[[], None]
     busy: int = 0
+    used_s: float = 0.0
     up: bool = False
     listed: bool = True
+    fault: str = ""
     leased: int = 0
     content: str = ""
     spec: ModelSpec = field(init=False)
@@ -300,10 +414,16 @@ class _Link:
             await self._drained.wait()
         await self.close()
 
-    async def close(self) -> None:
+    async def close(self, *, release: bool = False) -> None:
+        """release: the model is unloaded: the replica, if no other ingress uses it, frees it before this returns."""
         self._attending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._attending
+        if release and self.up:
+            try:
+                await self._request(_RELEASE, self.ingress.encode(), _RELEASE_S)
+            except (LinkLost, InternalError) as exc:
+                log.warning("%s may keep an unloaded model: %s", self.replica_id, exc)
         await self._channel.close(None)
 
     async def _attend(self) -> None:
@@ -318,7 +438,13 @@ class _Link:
                 self._set_up(False)
                 await asyncio.sleep(_RETRY_ATTEND_S)
                 continue
-            known, self.content, spec = _attendance_decoder.decode(answer)
+            known, self.content, spec, self.fault = _attendance_decoder.decode(answer)
+            if self.fault:
+                log.warning("%s: %s", self.replica_id, self.fault)
+                known = None
+                self._set_up(False, changed=True)
+                await asyncio.sleep(_RETRY_LOAD_S)
+                continue
             self.leased = known
             self.spec = ModelSpec(*spec)
             self._set_up(True, changed=True)
@@ -365,13 +491,14 @@ class _Link:
         return True
 
 
-def attend_answer(slots: int, content: str, spec: ModelSpec) -> bytes:
-    """What `attend` of a replica returns. slots: leased to the ingress that asks."""
-    return msgspec.msgpack.encode((slots, content, (spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes)))
+def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str = "") -> bytes:
+    """What `attend` of a replica returns. slots: leased to the ingress that asks. fault: why there is no model; else empty."""
+    fields = (spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes)
+    return msgspec.msgpack.encode((slots, content, fields, fault))
 
 
 _SpecFields = tuple[str, tuple[TensorSpec, ...], tuple[TensorSpec, ...], int, tuple[int, ...]]
-_attendance_decoder = msgspec.msgpack.Decoder(tuple[int, str, _SpecFields])
+_attendance_decoder = msgspec.msgpack.Decoder(tuple[int, str, _SpecFields, str])
 
 
 def _metadata(method: str) -> bytes:
@@ -391,4 +518,5 @@ def _metadata(method: str) -> bytes:
 
 _RUN: Final = _metadata("run")
 _ATTEND: Final = _metadata("attend")
+_RELEASE: Final = _metadata("release")
 _NO_KWARGS: Final = pickle.dumps({})

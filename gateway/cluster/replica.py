@@ -1,4 +1,8 @@
-"""One replica of a backend's deployment: a worker pool that runs batches of ingresses, and what Serve asks about it."""
+"""One replica of a backend's deployment: a worker pool that runs batches of ingresses, and what Serve asks about it.
+
+When a client unloads the model, every ingress calls `release`: after the last one the replica frees the model, and loads it
+again when an ingress attends.
+"""
 
 import asyncio
 import contextlib
@@ -59,9 +63,15 @@ class Replica:
         # since the last report to the autoscaler
         self._busy_s = 0.0
         self._counted_s = self._reported_s = time.monotonic()
-        self._pool = WorkerPool(backend, declared, name=self._name, clock=self._clock)
-        self._pool.on_change = self._sessions_changed
-        self._spec = await self._pool.open()
+        # the model
+        self._new_pool = functools.partial(WorkerPool, backend, declared, name=self._name, clock=self._clock)
+        self._pool = self._new_pool()
+        self._spec = ModelSpec("", (), (), 0)  # until it is loaded
+        self._loaded = False
+        self._changing = asyncio.Lock()  # one load or release at a time
+        self._loading: asyncio.Task[str] | None = None
+        if model.load_at_start:
+            await self._open()
 
     # called by ingresses
 
@@ -90,18 +100,32 @@ class Replica:
         """Tell the caller's slots and the model's spec, once the slots are not those it knows or a while has passed."""
         ingress, known = _question.decode(question)
         self._enter(ingress)
+        fault = ""
         try:
+            if not self._loaded:
+                fault = await self._load()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ATTEND_S):
-                    while known == self._slots[ingress]:
+                    while not fault and ingress in self._attending and known == self._slots[ingress]:
                         await self._changed.wait()
         except asyncio.CancelledError:  # the connection has ended
             self._leave(ingress)
             raise
-        self._attending[ingress] -= 1
-        if not self._attending[ingress]:
-            self._leaving[ingress] = self._loop.call_later(_FORGET_S, self._forget, ingress)
-        return attend_answer(self._slots[ingress], self._content, self._spec)
+        if ingress in self._attending:
+            self._attending[ingress] -= 1
+            if not self._attending[ingress]:
+                self._leaving[ingress] = self._loop.call_later(_FORGET_S, self._forget, ingress)
+        return attend_answer(self._slots.get(ingress, 0), self._content, self._spec, fault)
+
+    async def release(self, ingress: bytes) -> bytes:
+        """An ingress has unloaded the model: if no other attends, return when its memory is free."""
+        self._forget(ingress.decode())
+        async with self._changing:
+            if self._loaded and not self._attending:
+                self._loaded = False
+                pool, self._pool = self._pool, self._new_pool()
+                await pool.close()
+        return b""
 
     # called by Serve
 
@@ -129,7 +153,34 @@ class Replica:
         """End the sessions. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            await self._pool.close()
+            if self._loaded:
+                await self._pool.close()
+
+    # the model
+
+    async def _open(self) -> None:
+        self._pool.on_change = self._sessions_changed
+        self._spec = await self._pool.open()
+        self._loaded = True
+
+    async def _load(self) -> str:
+        """Load the model again, once for all who wait for it. Gives what went wrong; empty: nothing."""
+        if self._loading is None:
+            self._loading = self._loop.create_task(self._reopen())
+        return await asyncio.shield(self._loading)
+
+    async def _reopen(self) -> str:
+        fault = ""
+        async with self._changing:
+            try:
+                if not self._loaded:
+                    await self._open()
+            except GatewayError as exc:
+                fault = exc.message
+                self._pool = self._new_pool()
+        self._loading = None
+        self._sessions_changed()
+        return fault
 
     # batches
 
@@ -233,12 +284,15 @@ class Replica:
             self._deal()
 
     def _leave(self, ingress: str) -> None:
-        self._attending[ingress] -= 1
-        if not self._attending[ingress]:
-            self._forget(ingress)
+        if ingress in self._attending:
+            self._attending[ingress] -= 1
+            if not self._attending[ingress]:
+                self._forget(ingress)
 
     def _forget(self, ingress: str) -> None:
-        self._leaving.pop(ingress, None)
-        del self._attending[ingress]
+        timer = self._leaving.pop(ingress, None)
+        if timer is not None:
+            timer.cancel()
+        self._attending.pop(ingress, None)
         self._queues.pop(ingress, None)
         self._deal()

@@ -6,6 +6,9 @@ there: served elsewhere, it was the lane; failed elsewhere as well, it was the r
 
 Copies are requests of their own: inputs copied (a client may reuse a shared memory region as soon as it is answered), lowest
 priority, answers dropped. None of what becomes of them reaches a caller.
+
+A backend that scales to zero is woken by what is sent to it, and by what is refused because nothing is in time. How long it
+then took to start is its cold start from there on.
 """
 
 import logging
@@ -56,6 +59,7 @@ class Dispatcher:
         self._only = lanes[0] if len(lanes) == 1 else None
         self._looks = False  # a look at what waits is due
         self._look_every_ns = min(max((slo_ns or _LOOK_MOST_NS) // 16, _LOOK_LEAST_NS), _LOOK_MOST_NS)
+        self._starting: set[Candidate] = set()  # were woken
         self._second: set[InferRequest] = set()  # requests that are with their second lane
         self._copied: set[InferRequest] = set()  # copies
 
@@ -67,7 +71,7 @@ class Dispatcher:
 
         Raises: NotReady, BackendUnreachable, Overloaded, DeadlineExceeded; then on_done is not called.
         """
-        if self._only is not None:
+        if self._only is not None and not self._only.runner.cold:
             self._only.submit(request, on_done)
             return
         now_ns = self._clock.now_ns()
@@ -82,6 +86,7 @@ class Dispatcher:
                 raise
         else:
             self._metrics.routed(route.candidate.label, route.reason)
+            self._wake(route.candidate, now_ns)
         if not self._looks:
             self._look_later(now_ns)
         for copy in self.router.copies(request, now_ns):
@@ -90,6 +95,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """Stop counting; what is in the lanes is still answered."""
+        self._starting.clear()
         for candidate, lane in self._lanes.items():
             lane.observer = None
             if candidate.health.ejected:
@@ -128,6 +134,7 @@ class Dispatcher:
         except GatewayError:
             return False
         self._second.add(request)
+        self._wake(candidate, now_ns)
         sent.candidate, sent.failed = candidate, failed
         self._metrics.routed(candidate.label, "fallback")
         return True
@@ -135,18 +142,35 @@ class Dispatcher:
     def now_ns(self) -> int:
         return self._clock.now_ns()
 
+    def _wake(self, candidate: Candidate, now_ns: int) -> None:
+        """Something was sent to a candidate, or would have been: if it is cold, it is to start."""
+        runner = self._lanes[candidate].runner
+        if not runner.cold:
+            return
+        runner.wake()
+        candidate.woken(now_ns)
+        self._starting.add(candidate)
+        if not self._looks:
+            self._look_later(now_ns)
+
     def _look_later(self, now_ns: int) -> None:
         self._looks = True
         self._clock.call_at(now_ns + self._look_every_ns, self._look)
 
     def _look(self) -> None:
-        """Free what waits behind a batch that takes longer than predicted, while it can still be in time elsewhere."""
+        """Free what waits behind a batch that takes longer than predicted, while it can still be in time elsewhere.
+
+        And note which cold backends have started, which no request may be there to see.
+        """
         self._looks = False
         now_ns = self._clock.now_ns()
+        for candidate in [candidate for candidate in self._starting if not self._lanes[candidate].runner.cold]:
+            self._starting.discard(candidate)
+            candidate.lives(now_ns)
         pending = [lane for lane in self._lanes.values() if lane.pending]
         for lane in pending:
             lane.hand_over(now_ns)
-        if pending:
+        if pending or self._starting:
             self._look_later(now_ns)
 
     def ended(self, request: InferRequest) -> None:
@@ -192,6 +216,12 @@ class Dispatcher:
             return DeadlineExceeded(f"model '{request.model}': the request came after its deadline")
         self._metrics.routed("", route.reason)
         over_s = max(0.0, (now_ns + route.eta_ns - deadline_ns) / 1e9)
+        for candidate in self._lanes:
+            if not candidate.shadow_share:
+                self._wake(candidate, now_ns)
+        if all(lane.runner.cold for lane in self._lanes.values()):
+            message = f"model '{request.model}': is starting, an answer would come {over_s:.1f} s after the deadline"
+            return BackendUnreachable(message, over_s)
         message = f"model '{request.model}': overloaded, every backend would answer after the deadline"
         return Overloaded(f"{message}, the first {over_s * 1e3:.0f} ms late", over_s)
 
@@ -237,6 +267,7 @@ class Dispatcher:
             return
         self._copied.add(copied)
         self.router.sent(copy, now_ns)
+        self._wake(copy.candidate, now_ns)
         if pair is not None:
             sent.pairs += (pair,)
 

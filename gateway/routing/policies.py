@@ -57,7 +57,7 @@ class Candidate:
     next_copy_ns: int = 0
     doubted: bool = False
     credit: float = 0.0  # requests of its share that are due
-    # since no session lives
+    # since no session lives, and one is wanted; how long the last start took
     cold_since_ns: int | None = None
     learned_cold_ns: int | None = None
 
@@ -78,12 +78,21 @@ class Candidate:
         self.rows += _AVERAGE * (rows - self.rows)
         self.busy_ns += _AVERAGE * (busy_ns - self.busy_ns)
 
+    def woken(self, now_ns: int) -> None:
+        """Something waits for a first session. What follows while none lives changes nothing."""
+        if self.cold_since_ns is None:
+            self.cold_since_ns = now_ns
+
+    def lives(self, now_ns: int) -> None:
+        """A session lives."""
+        if self.cold_since_ns is not None:
+            self.learned_cold_ns = now_ns - self.cold_since_ns
+            self.cold_since_ns = None
+
     def start_ns(self, workers: int, now_ns: int) -> float:
         """How long until a first session lives, if none does; what is overdue is taken to need as long again."""
         if workers:
-            if self.cold_since_ns is not None:
-                self.learned_cold_ns = now_ns - self.cold_since_ns
-                self.cold_since_ns = None
+            self.lives(now_ns)
             return 0.0
         expected_ns = self.cold_start_ns or self.learned_cold_ns or _COLD_START_NS
         if self.cold_since_ns is None:

@@ -97,8 +97,8 @@ class Router:
         """A copy waits in the candidate's lane."""
         if copy.why != "shadow":
             copy.candidate.copy_out = True
-        if copy.why == "wake" and copy.candidate.cold_since_ns is None:
-            copy.candidate.cold_since_ns = now_ns
+        if copy.why == "wake":
+            copy.candidate.woken(now_ns)
 
     def returned(self, copy: Copy, now_ns: int, took_ns: int, *, ok: bool) -> None:
         """A copy that was sent has ended."""

@@ -85,8 +85,6 @@ def test_names_that_serve_does_not_take_are_told_apart() -> None:
 def test_what_cannot_be_deployed_is_refused_with_its_key() -> None:
     with pytest.raises(ConfigError, match=r"server\.ingress_replicas: 2"):
         application(config(ingress_replicas=2))
-    with pytest.raises(ConfigError, match=r"autoscaling\.min_replicas: 0"):
-        application(config(autoscaling={"min_replicas": 0}))
 
 
 def test_replicas_follow_what_runs_and_what_waits() -> None:
@@ -94,4 +92,9 @@ def test_replicas_follow_what_runs_and_what_waits() -> None:
     assert desired({"a": 0.0}, {"a": 0.0}, target=1.4) == 0
     assert desired({"a": 1.4}, {"a": 0.0}, target=1.4) == 1
     assert desired({"a": 2.0, "b": 2.0}, {"a": 1.0, "b": 3.0}, target=1.4) == pytest.approx((2 + 2 + 3) / 1.4)
-    assert desired({}, {}, target=1.4) == 0
+
+
+def test_a_replica_that_starts_is_kept_until_it_has_told_that_nobody_needs_it() -> None:
+    for metrics in ({}, None, {"some_of_serves": {"a": 1.0}}):
+        context = SimpleNamespace(aggregated_metrics=metrics, target_num_replicas=1)
+        assert desired_replicas(cast(AutoscalingContext, context)) == (1, {})

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 from ray import serve
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .metrics_interval_s. field"),  # deployments._scale
 ]
 
+BACKEND = "m-1-synthetic"
 ROW = [float(column) for column in range(16)]
 
 
@@ -138,6 +140,35 @@ def test_replicas_follow_the_load_up_and_down(cluster: Cluster) -> None:
         wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 2, within_s=30)
         load.wait_for(100)
     wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 1, within_s=30)
+    assert set(load.outcomes) == {200}
+
+
+def test_an_idle_backend_scales_to_zero_and_a_request_brings_it_back(cluster: Cluster) -> None:
+    scaling = {"min_replicas": 0, "downscale_delay_s": 0.5}
+    others = {"kind": "synthetic", "fixed_ms": 5.0}
+    gateway = Gateway(config(autoscaling=scaling, embedded=others))
+    path = "/v2/models/m/infer"
+    (first,) = gateway.pids(BACKEND)  # which told the model's tensors
+    wait_until(lambda: not psutil.pid_exists(first), within_s=30)
+    assert request(gateway.http_port, "GET", "/v2/health/ready")[0] == 200
+
+    with Load(gateway.http_port, "embedded", connections=2) as load:
+        load.wait_for(10)
+        hurried = infer_body([ROW]) | {"parameters": {"timeout": 100_000}}  # microseconds
+        status, answer = request(gateway.http_port, "POST", path, hurried)
+        assert (status, "is starting" in answer["error"]) == (503, True)
+        wait_until(lambda: len(gateway.pids(BACKEND)) == 1, within_s=30)  # on its way though nobody waits
+        (second,) = gateway.pids(BACKEND)
+        wait_until(lambda: not psutil.pid_exists(second), within_s=30)
+
+        assert gateway.infer("m", [ROW])[0] == 200  # can wait, and does
+        (third,) = gateway.pids(BACKEND)
+        assert request(gateway.http_port, "POST", "/v2/repository/models/m/unload", {})[0] == 200
+        assert gateway.infer("m", [ROW])[0] == 503
+        wait_until(lambda: not psutil.pid_exists(third), within_s=30)
+        assert request(gateway.http_port, "POST", "/v2/repository/models/m/load", {})[0] == 200
+        assert gateway.infer("m", [ROW])[0] == 200
+        load.wait_for(10)
     assert set(load.outcomes) == {200}
 
 

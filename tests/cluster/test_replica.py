@@ -17,8 +17,14 @@ from gateway.frames import decode_frame
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-async def open_replica(**backend: Any) -> Replica:
-    document = {"models": [{"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic", **backend}]}]}
+async def open_replica(*, load_at_start: bool = True, **backend: Any) -> Replica:
+    model_document = {
+        "name": "m",
+        "max_rows": 8,
+        "load_at_start": load_at_start,
+        "backends": [{"kind": "synthetic", **backend}],
+    }
+    document = {"models": [model_document]}
     model = parse_config(document, source="test").models[0]
     replica = Replica.__new__(Replica)
     await replica.__init__(model, model.backends[0], ModelSpec("", (), (), 8), "content")  # type: ignore[misc]  # as Serve does
@@ -36,8 +42,8 @@ def frame(value: float = 1.0, *, ingress: str = "a", left_rows: int = 0) -> byte
 
 async def attend(replica: Replica, ingress: str, known: int | None) -> int:
     answer = await replica.attend(msgspec.msgpack.encode((ingress, known)))
-    slots, content, spec = msgspec.msgpack.decode(answer)
-    assert content == "content"
+    slots, content, spec, fault = msgspec.msgpack.decode(answer)
+    assert (content, fault) == ("content", "")
     assert spec[0] == "synthetic"
     return int(slots)
 
@@ -123,6 +129,53 @@ def test_a_lost_session_takes_its_slot_until_it_is_rebuilt() -> None:
         assert await attend(replica, "a", 2) == 1
         assert await attend(replica, "a", 1) == 2
         await replica.check_health()
+        await replica.close()
+
+    run(test)
+
+
+def test_the_model_is_freed_when_the_last_ingress_releases_it_and_loaded_when_one_attends_again() -> None:
+    async def test() -> None:
+        replica = await open_replica()
+        await attend(replica, "a", None)
+        await attend(replica, "b", None)
+        loaded = replica._pool
+        await replica.release(b"a")
+        assert replica._pool is loaded
+        await replica.release(b"b")
+        assert replica._pool is not loaded
+        assert (loaded.free_slots, replica._pool.free_slots) == (0, 0)
+        await replica.check_health()  # an unloaded model is no reason to be replaced
+        assert await asyncio.gather(attend(replica, "a", None), attend(replica, "b", None)) == [1, 1]
+        outputs, _ = decode_frame(await replica.run(frame(3.0)))
+        assert outputs["OUTPUT0"].tolist() == [[3.0] * 16] * 2
+        await replica.close()
+
+    run(test)
+
+
+def test_an_open_call_of_an_ingress_that_releases_the_model_does_not_keep_it() -> None:
+    async def test() -> None:
+        replica = await open_replica()
+        assert await attend(replica, "a", None) == 1
+        open_call = asyncio.create_task(attend(replica, "a", 1))
+        await asyncio.sleep(0)
+        await replica.release(b"a")
+        assert replica._pool.free_slots == 0
+        open_call.cancel()  # its connection ends later
+        with pytest.raises(asyncio.CancelledError):
+            await open_call
+        assert await attend(replica, "b", None) == 1
+        await replica.close()
+
+    run(test)
+
+
+def test_a_model_that_is_not_loaded_at_start_is_loaded_when_an_ingress_attends_and_a_failure_is_told() -> None:
+    async def test() -> None:
+        replica = await open_replica(load_at_start=False, fail_opens=1)
+        slots, _, _, fault = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
+        assert (slots, "failed to load" in fault) == (0, True)
         await replica.close()
 
     run(test)

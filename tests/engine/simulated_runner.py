@@ -18,6 +18,8 @@ class SimulatedRunner:
         self.on_change: Callable[[], None] = lambda: None
         self.slots = workers
         self.available = True
+        self.cold = False
+        self.woken = 0
         self.batches: list[Batch] = []
         self.faults: list[str] = []
         self.closed = False
@@ -29,6 +31,9 @@ class SimulatedRunner:
     @property
     def free_slots(self) -> int:
         return self.slots - self._busy
+
+    def wake(self) -> None:
+        self.woken += 1
 
     async def open(self) -> ModelSpec:
         return SPEC

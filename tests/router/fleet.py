@@ -73,9 +73,11 @@ class Sessions:
     factor: float = 1.0
     fault: Callable[[Batch], Fault | None] = no_fault
     available: bool = True
+    to_zero: bool = False
     device: Device | None = None
     on_change: Callable[[], None] = lambda: None
     # counted
+    woken: int = 0
     busy: int = 0
     busy_ns: int = 0
     batches: Counter[int] = field(default_factory=Counter)  # by rows
@@ -87,6 +89,13 @@ class Sessions:
     @property
     def free_slots(self) -> int:
         return max(0, self.live - self.busy)
+
+    @property
+    def cold(self) -> bool:
+        return self.to_zero and not self.live
+
+    def wake(self) -> None:
+        self.woken += 1
 
     async def open(self) -> ModelSpec:
         return SPEC

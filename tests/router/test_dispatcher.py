@@ -21,7 +21,7 @@ from gateway.errors import (
     Overloaded,
 )
 from gateway.types import InferRequest, InferResponse
-from tests.router.fleet import MS, Fault, Fleet, Kind, S
+from tests.router.fleet import MS, Fault, Fleet, Kind, S, Sessions
 from tests.simulation import SimulatedClock, run_simulated
 
 CHEAP = Kind("cheap", 2.0, 0.5, 0.1)
@@ -347,3 +347,77 @@ def _from(after: int, fault: Fault | None) -> Callable[[Batch], Fault | None]:
         return fault if after < seen <= after + 20 else None
 
     return decide
+
+
+# to zero and back
+
+
+def go(sessions: Sessions, *, live: int) -> None:
+    sessions.to_zero = True
+    sessions.live = live
+    sessions.on_change()
+
+
+def test_at_zero_a_request_that_cannot_wait_so_long_is_refused_until_the_backend_it_woke_has_started() -> None:
+    async def main(fleet: Fleet) -> None:
+        (sessions,) = fleet.sessions
+        go(sessions, live=0)
+        refused = await fleet.send()
+        assert isinstance(refused, BackendUnreachable)
+        assert refused.retry_after_s == pytest.approx(10.0, abs=0.1)  # the first guess, less the SLO of 60 ms
+        assert sessions.woken == 1
+        await asyncio.sleep(4.0)
+        later = await fleet.send()
+        assert isinstance(later, BackendUnreachable)
+        assert later.retry_after_s == pytest.approx(6.0, abs=0.1)
+        go(sessions, live=1)
+        assert isinstance(await fleet.send(), InferResponse)
+
+    simulated((CHEAP,), main)
+
+
+def test_the_next_start_is_taken_to_last_as_long_as_the_last_though_nobody_came_when_it_ended() -> None:
+    async def main(fleet: Fleet) -> None:
+        (sessions,) = fleet.sessions
+        go(sessions, live=0)
+        await fleet.send()
+        await asyncio.sleep(3.0)
+        go(sessions, live=1)
+        await asyncio.sleep(100.0)
+        go(sessions, live=0)
+        refused = await fleet.send()
+        assert isinstance(refused, BackendUnreachable)
+        assert refused.retry_after_s == pytest.approx(3.0, abs=0.1)
+
+    simulated((CHEAP,), main)
+
+
+def test_at_zero_a_request_that_can_wait_does() -> None:
+    async def main(fleet: Fleet) -> None:
+        (sessions,) = fleet.sessions
+        go(sessions, live=0)
+        answer = asyncio.ensure_future(fleet.send(7.0))
+        await asyncio.sleep(60.0)
+        assert sessions.woken >= 1
+        assert not answer.done()
+        go(sessions, live=1)
+        assert isinstance(await answer, InferResponse)
+
+    simulated((CHEAP,), main, slo_ms=None)
+
+
+def test_a_backend_at_zero_is_left_there_while_others_are_in_time_and_woken_when_none_is() -> None:
+    async def main(fleet: Fleet) -> None:
+        _, dear = fleet.sessions
+        go(dear, live=0)
+        assert isinstance(await fleet.send(), InferResponse)
+        assert dear.woken == 0
+        sent = await asyncio.gather(*(fleet.send() for _ in range(600)))
+        assert any(isinstance(outcome, Overloaded) for outcome in sent)
+        assert dear.woken > 0
+        assert ran(fleet)[1] == 0
+        go(dear, live=1)
+        await asyncio.gather(*(fleet.send() for _ in range(600)))
+        assert ran(fleet)[1] > 0
+
+    simulated((CHEAP, DEAR), main)

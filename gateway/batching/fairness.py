@@ -72,20 +72,23 @@ class WorkerShare(Generic[K]):
 
     def charge(self, member: K, expected_ns: float) -> None:
         """A batch of this member has started. expected_ns: 0 if unknown, then `settle` charges all."""
-        self._credit_ns[member] -= expected_ns
-        if self._credit_ns[member] <= 0 and self._ring[self._at] == member:
-            self._at = (self._at + 1) % len(self._ring)
+        self._spend(member, expected_ns)
 
     def settle(self, member: K, expected_ns: float, actual_ns: float) -> None:
         """The batch has ended. A member that has left meanwhile is forgotten."""
         if member in self._credit_ns:
-            self._credit_ns[member] -= actual_ns - expected_ns
+            self._spend(member, actual_ns - expected_ns)
+
+    def _spend(self, member: K, time_ns: float) -> None:
+        self._credit_ns[member] -= time_ns
+        if self._credit_ns[member] <= 0 and self._ring[self._at] == member:
+            self._at = (self._at + 1) % len(self._ring)
 
     def _quantum(self, member: K) -> float:
         return self._quantum_ns * self._weights[member]
 
 
-class Sharer(Protocol):
+class Sharer(Hashable, Protocol):
     """A lane that takes its workers from a `SharedWorkers`."""
 
     @property

@@ -49,6 +49,16 @@ def test_a_wrong_prediction_is_settled() -> None:
     assert time_ns["honest"] == pytest.approx(time_ns["wrong"], rel=0.05)
 
 
+def test_after_a_batch_that_took_its_whole_turn_it_is_the_next_ones() -> None:
+    share: WorkerShare[str] = WorkerShare(10 * MS)
+    share.join("unknown")
+    share.join("other")
+    assert share.first(["unknown", "other"]) == "unknown"
+    share.charge("unknown", 0)
+    share.settle("unknown", 0, 10 * MS)
+    assert share.first(["unknown", "other"]) == "other"
+
+
 def test_who_was_idle_has_no_credit_saved_up() -> None:
     share: WorkerShare[str] = WorkerShare(10 * MS)
     share.join("idle")

@@ -222,6 +222,8 @@ class Lane:
                 self._timer.cancel()
             self._timer_at_ns = wake_at_ns
             self._timer = self._clock.call_at(wake_at_ns, self._woken)
+        if self._waiting and self.runner.cold:
+            self.runner.wake()
         return step.batches
 
     def _woken(self) -> None:

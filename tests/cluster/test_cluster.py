@@ -72,18 +72,28 @@ def test_a_killed_ingress_breaks_only_its_connections(cluster: Cluster) -> None:
     assert load.slowest_s < 5.0
 
 
-def test_unload_and_load_reach_every_ingress(cluster: Cluster) -> None:
-    gateway = Gateway(usual())
+def test_unload_and_load_reach_every_ingress_and_free_the_replica(cluster: Cluster) -> None:
+    port = free_port()
+    # Sessions in processes of their own, so that the model can be seen to go.
+    gateway = Gateway(config(port=port, ingress_replicas=2, replicas=1, isolation="process"))
+    (pid,) = gateway.pids(BACKEND)
 
     def seen() -> set[int]:
         # Each request has a connection of its own, so that both ingresses get some.
-        return {request(gateway.http_port, "GET", "/v2/models/m/ready")[0] for _ in range(20)}
+        return {request(port, "GET", "/v2/models/m/ready")[0] for _ in range(20)}
+
+    def sessions() -> int:
+        return len(psutil.Process(pid).children())
 
     assert seen() == {200}
-    assert request(gateway.http_port, "POST", "/v2/repository/models/m/unload", {})[0] == 200
+    loaded = sessions()
+    assert loaded > 0
+    assert request(port, "POST", "/v2/repository/models/m/unload", {})[0] == 200
     assert seen().isdisjoint({200})
-    assert request(gateway.http_port, "POST", "/v2/repository/models/m/load", {})[0] == 200
+    assert sessions() < loaded
+    assert request(port, "POST", "/v2/repository/models/m/load", {})[0] == 200
     assert seen() == {200}
+    assert (sessions(), gateway.infer("m", [ROW])[0]) == (loaded, 200)
 
 
 def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:

@@ -251,6 +251,25 @@ def test_a_runner_without_hope_refuses_what_waits_and_what_comes() -> None:
     simulate(main)
 
 
+def test_what_waits_when_the_last_session_goes_to_zero_wakes_the_runner_and_runs_then() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, fixed_ns=5 * MS)
+        bench.send("running")
+        await bench.pass_ms(1)
+        bench.send("waiting")
+        await bench.pass_ms(1)
+        bench.runner.slots, bench.runner.cold = 0, True
+        bench.runner.on_change()
+        assert bench.runner.woken > 0
+        await bench.pass_ms(100)
+        bench.runner.slots, bench.runner.cold = 1, False
+        bench.runner.on_change()
+        await bench.pass_ms(10)
+        assert isinstance(bench.outcome("waiting"), InferResponse)
+
+    simulate(main)
+
+
 def test_closing_answers_what_is_here_and_refuses_what_comes() -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock)

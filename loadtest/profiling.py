@@ -88,7 +88,10 @@ async def profile(
     samples: dict[tuple[int, int], list[tuple[int, float, float, float]]] = {}
 
     async def visit(n: int, k: int) -> float:
-        """The model's time; infinite, if no request ended within several limits, or the server shed all of them as late."""
+        """The model's time; infinite, if no request ended within several limits, or the server shed all of them as late.
+
+        A server that ran no batch of n, as it joined requests of several users, has told nothing of n.
+        """
         for duration_s in (slice_s, max(3 * slice_s, PATIENCE_LIMITS * limit_ms / 1e3)):
             before = await look()
             wanted = replace(base, rows=str(n), pattern=f"users:count={k}", duration_s=duration_s, warmup_s=0.0, slo=None)
@@ -99,8 +102,11 @@ async def profile(
                 raise ProfileFailed(", ".join(f"{count} × {error}" for error, count in result.errors.items()))
         else:
             return math.inf
-        model_ms = (await look()).since(before).mean_ms(n)
+        executed = (await look()).since(before)
         client_ms = result.service.mean
+        model_ms = executed.mean_ms(n)
+        if executed.by_rows and model_ms is None:
+            return client_ms
         spread = math.log(max(1.0, result.service.p90 / result.service.p50)) / P90_SIGMAS if result.service.p50 else 0.0
         samples.setdefault((n, k), []).append((result.succeeded, model_ms or client_ms, spread, client_ms))
         return model_ms or client_ms

@@ -58,6 +58,16 @@ def test_concurrency_is_measured_for_itself() -> None:
     assert [(t.concurrency, t.ms) for t in timings] == [(1, 5.0), (2, 7.5), (3, 7.5)]
 
 
+def test_batches_of_two_users_say_nothing_of_one_users_size() -> None:
+    server = Server()
+
+    async def measure(spec: LoadSpec) -> RunResult:
+        return await server.measure(dataclasses.replace(spec, rows="8") if spec.pattern.endswith("=2") else spec)
+
+    found = asyncio.run(profile(BASE, rows=(1, 4), sessions=2, seconds=1, limit_ms=100, measure=measure, look=server.look))
+    assert [(t.rows, t.concurrency) for t in found.timings] == [(1, 1), (4, 1)]
+
+
 def test_sizes_are_visited_up_and_down_after_a_warm_up_and_at_last_the_sessions_are_filled() -> None:
     server = Server()
     run(server)

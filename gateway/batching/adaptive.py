@@ -36,11 +36,12 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch
-from gateway.batching.policies import Decision, Fill
+from gateway.batching.policies import WAIT, Decision, Fill
 from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 
 _ARRIVALS: Final = 128
+_LATEST: Final = 8  # of them
 _STREAMS: Final = 256
 _UTILISATION: Final = 0.9
 _CAP: Final = 0.55
@@ -50,43 +51,53 @@ _PADDING_WASTE: Final = 1.15
 
 
 class _Held(NamedTuple):
-    """A batch that is being paced: nothing to decide before it has the rows, the time has come, or first or workers change."""
+    """A batch that waits: nothing to decide before it has the rows, the time has come, or first or workers change.
 
+    view: set if rule H holds it, which each arrival puts anew.
+    """
+
+    first: Entry | None
     rows: int
     until_ns: int
-    first: Entry | None
     busy: int
+    view: "_View | None" = None
 
 
-_NOT_HELD: Final = _Held(0, 0, None, 0)
+_NOT_HELD: Final = _Held(None, 0, 0, 0)
 
 
 class _Stream:
-    """The requests of one queue: how fast they come and how long they take."""
+    """The requests of one queue: how fast they come and how long they take.
 
-    __slots__ = ("_arrivals", "_rows", "curve", "held")
+    arrivals: the last so many, as (when, rows). rows: theirs together. lone: the last decision on a request alone, taken again
+    while it is expected to take the same time, lone_ns.
+    """
+
+    __slots__ = ("arrivals", "curve", "held", "lone", "lone_ns", "rows")
 
     def __init__(self, curve: ServiceCurve) -> None:
         self.curve = curve
         self.held = _NOT_HELD
-        self._arrivals: deque[tuple[int, int]] = deque(maxlen=_ARRIVALS)
-        self._rows = 0
-
-    def arrived(self, rows: int, now_ns: int) -> None:
-        arrivals = self._arrivals
-        if len(arrivals) == _ARRIVALS:
-            self._rows -= arrivals[0][1]
-        arrivals.append((now_ns, rows))
-        self._rows += rows
+        self.lone = WAIT
+        self.lone_ns = 0.0
+        self.arrivals: deque[tuple[int, int]] = deque(maxlen=_ARRIVALS)
+        self.rows = 0
 
     def rate(self, now_ns: int) -> float:
-        """Rows per nanosecond over the last arrivals, the current gap included."""
-        span = now_ns - self._arrivals[0][0] if self._arrivals else 0
-        return self._rows / span if span > 0 else 0.0
+        """Rows per nanosecond over the last arrivals, the current gap included; or as few as the latest of them say."""
+        arrivals = self.arrivals
+        count = len(arrivals)
+        span: float = now_ns - arrivals[0][0] if count else 0
+        if span <= 0:
+            return 0.0
+        if count > _LATEST:
+            # After a flood the rate is soon a small one. Of steady arrivals so few come so slowly once in a hundred times.
+            span = max(span, (now_ns - arrivals[-_LATEST][0]) * count / (2 * _LATEST))
+        return self.rows / span
 
     def work(self, now_ns: int) -> float:
         """Workers this stream keeps busy in full batches."""
-        rate = self.curve.rates()[-1]
+        rate = self.curve.rates[-1]
         return self.rate(now_ns) / rate if rate > 0 else 0.0
 
 
@@ -95,22 +106,21 @@ class _View:
 
     __slots__ = ("busy", "curve", "level", "now_ns", "quantile", "rate", "shape", "sizes", "workers")
 
-    def __init__(self, stream: _Stream, state: State, now_ns: int, free_slots: int) -> None:
-        curve = stream.curve
-        self.curve = curve
+    def __init__(self, stream: _Stream, busy: int, now_ns: int, free_slots: int) -> None:
+        self.curve = curve = stream.curve
         self.now_ns = now_ns
         self.sizes = curve.sizes
-        self.shape = curve.shape()
-        self.busy = len(state.in_flight)
-        self.workers = self.busy + free_slots
+        self.shape = curve.shape
+        self.busy = busy
+        self.workers = busy + free_slots
         self.rate = stream.rate(now_ns)
-        self.level = curve.level(self.busy + 1)  # T = shape · level
-        self.quantile = self.level * curve.spread  # Q = shape · quantile
+        self.level = level = curve.level(busy + 1)  # T = shape · level
+        self.quantile = level * curve.spread  # Q = shape · quantile
 
     def expected_ns(self, rows: float) -> float:
         """T(rows)."""
-        at = bisect_left(self.sizes, rows)
-        return self.shape[min(at, len(self.sizes) - 1)] * self.level
+        sizes = self.sizes
+        return (self.shape[bisect_left(sizes, rows)] if rows < sizes[-1] else self.shape[-1]) * self.level
 
     def fits(self, time_ns: float) -> int:
         """Index of the largest size with Q <= time_ns; -1: none."""
@@ -119,7 +129,7 @@ class _View:
     def sustains(self, share: float) -> int:
         """Index of the smallest size that keeps up with the arrivals on a share of the workers; beyond the last: none does."""
         level = self.curve.level(self.workers)
-        return bisect_left(self.curve.rates(), self.rate * level / (_UTILISATION * self.workers * share))
+        return bisect_left(self.curve.rates, self.rate * level / (_UTILISATION * self.workers * share))
 
 
 class Adaptive:
@@ -142,45 +152,60 @@ class Adaptive:
         self.service = ServiceModel(limits.max_rows, limits.row_sizes)
 
     def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
-        self._stream(queue.group).arrived(rows, now_ns)
+        group = queue.group
+        stream = self._streams[group] if group in self._streams else self._stream(group)
+        arrivals = stream.arrivals
+        stream.rows += rows - arrivals[0][1] if len(arrivals) == _ARRIVALS else rows
+        arrivals.append((now_ns, rows))
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
         if ok:
             # The worker was taken from closing to now: hand-over and joining the inputs count, as they do for who waits.
-            self._stream(batch.group).curve.observe(batch.padded_rows, batch.busy, max(compute_ns, now_ns - batch.closed_ns))
+            time_ns = now_ns - batch.closed_ns
+            if time_ns < compute_ns:
+                time_ns = compute_ns
+            group = batch.group
+            stream = self._streams[group] if group in self._streams else self._stream(group)
+            stream.curve.observe(batch.padded_rows, batch.busy, time_ns)
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
-        stream = self._stream(queue.group)
+        group = queue.group
+        stream = self._streams[group] if group in self._streams else self._stream(group)
         if not stream.curve.ready:
             return Decision(self._limits.max_rows, "idle")
+        entries, waiting, busy = queue.entries, queue.rows, len(state.in_flight)
+        first = entries[0]
         held = stream.held
-        if (
-            now_ns < held.until_ns
-            and queue.rows < held.rows
-            and queue.entries[0] is held.first
-            and len(state.in_flight) == held.busy
-        ):
-            return Decision(0, "hold", held.until_ns)
-        if len(queue.entries) == 1 and state.rows == queue.rows and (free_slots > 1 or not state.in_flight):
-            lone = self._lone(queue, stream, len(state.in_flight), free_slots, now_ns)
+        if held.first is first and now_ns < held.until_ns and waiting < held.rows and busy == held.busy:
+            if held.view is None:
+                return Decision(0, "hold", held.until_ns)
+            held.view.now_ns, held.view.rate = now_ns, stream.rate(now_ns)
+            wake_at_ns = self._hold(held.view, waiting, first[2], state)
+            if wake_at_ns:
+                return Decision(0, "hold", wake_at_ns)
+        if waiting == first[3] == state.rows and (free_slots > 1 or not busy):
+            lone = self._lone(first, stream, busy, free_slots, now_ns)
             if lone is not None:
                 return lone
-        view = _View(stream, state, now_ns, free_slots)
+        view = _View(stream, busy, now_ns, free_slots)
         slo_ns = self._limits.slo_ns
         last = len(view.sizes) - 1
-        waiting = queue.rows
         shed: list[Entry] = []
-        if slo_ns is not None:
+        if slo_ns is not None and first[2] < now_ns + view.expected_ns(first[3]) * view.curve.spread:
             waiting -= self._shed_hopeless(queue, view, shed)
             if not waiting:
-                if view.busy or view.expected_ns(shed[-1][3]) * view.curve.spread <= slo_ns:
+                if busy or view.expected_ns(shed[-1][3]) * view.curve.spread <= slo_ns:
                     return Decision(0, shed=shed)
                 return Decision(shed.pop()[3], "probe", None, shed)
-        deadline_ns = queue.entries[len(shed)][2]
-        share, work = self._share(stream, state, now_ns)
-        cap = self._cap(view, slo_ns, waiting, share)
-        fits = last if deadline_ns == NEVER else max(0, view.fits(deadline_ns - now_ns))
-        index = min(fits, cap)
+            first = entries[len(shed)]
+        deadline_ns = first[2]
+        share, work = self._share(stream, state, now_ns) if len(state.queues) > 1 else (1.0, 0.0)
+        sustains = view.sustains(share)
+        cap = self._cap(view, slo_ns, waiting, sustains)
+        fits = last if deadline_ns == NEVER else view.fits(deadline_ns - now_ns)
+        if fits < 0:
+            fits = 0
+        index = fits if fits < cap else cap
         reason = "idle"
         if view.sizes[index] < waiting:
             reason = "deadline" if fits < cap else "cap" if cap < last else "full"
@@ -192,22 +217,23 @@ class Adaptive:
                     waiting, fits = self._shed_front(queue, view, fresh, waiting, shed)
                     if not waiting:
                         return Decision(0, shed=shed)
+                    first = entries[len(shed)]
                     index = min(fits, fresh)
                     reason = "overload"
         elif view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
-            target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, cap, share)
-            if wake_at_ns and not shed:
-                stream.held = _Held(target, wake_at_ns, queue.entries[0], view.busy)
-            if not wake_at_ns and free_slots == 1 and view.busy:
+            target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, min(cap, sustains))
+            if wake_at_ns:
+                stream.held = _Held(first, target, wake_at_ns, busy)
+                return Decision(0, "hold", wake_at_ns, shed)
+            if free_slots == 1 and busy:
                 wake_at_ns = self._hold(view, waiting, deadline_ns, state)
                 if wake_at_ns:
-                    stream.held = _Held(0, 0, queue.entries[len(shed)], view.busy)  # asked again at every arrival
-            if wake_at_ns:
-                return Decision(0, "hold", wake_at_ns, shed)
-            if queue.entries[len(shed)] is stream.held.first:
+                    stream.held = _Held(first, view.sizes[cap], wake_at_ns, busy, view)
+                    return Decision(0, "hold", wake_at_ns, shed)
+            if first is held.first:
                 reason = "hold"
         stream.held = _NOT_HELD
-        rows = self._compiled(view, max(min(view.sizes[index], waiting), queue.entries[len(shed)][3]))
+        rows = self._compiled(view, max(min(view.sizes[index], waiting), first[3]))
         if queue.has_lower_class and slo_ns is not None:
             rows -= self._shed_lower(queue, view, rows, shed)
             if not rows:
@@ -217,18 +243,20 @@ class Adaptive:
         fill, expected_ns = self._fill(queue, view, rows, deadline_ns, work > _UTILISATION * view.workers, state)
         return Decision(rows, reason, None, shed, round(expected_ns), fill)
 
-    def _lone(self, queue: Queue, stream: _Stream, busy: int, free_slots: int, now_ns: int) -> Decision | None:
+    def _lone(self, first: Entry, stream: _Stream, busy: int, free_slots: int, now_ns: int) -> Decision | None:
         """What the steps come to for a request alone when little else comes, at a third of their cost; None: they might not."""
         curve = stream.curve
-        _, _, deadline_ns, rows, _ = queue.entries[0]
-        expected_ns = round(curve.shape()[0] * curve.level(busy + 1))
+        rows = first[3]
+        expected_ns = curve.shape[0] * curve.level(busy + 1)
         if (
             rows > curve.sizes[0]
-            or now_ns + expected_ns * curve.spread > deadline_ns
+            or now_ns + expected_ns * curve.spread > first[2]
             or (busy + free_slots > 1 and stream.rate(now_ns) * expected_ns > _UTILISATION * (busy + free_slots))
         ):
             return None
-        return Decision(rows, "idle", None, (), expected_ns)
+        if expected_ns != stream.lone_ns or rows != stream.lone.rows:
+            stream.lone, stream.lone_ns = Decision(rows, "idle", None, (), round(expected_ns)), expected_ns
+        return stream.lone
 
     def _shed_hopeless(self, queue: Queue, view: _View, shed: list[Entry]) -> int:
         """Step 1. Returns the rows shed."""
@@ -257,15 +285,17 @@ class Adaptive:
                 late += entry[3]
         return late
 
-    def _cap(self, view: _View, slo_ns: int | None, waiting: int, share: float) -> int:
-        """Index of n_c."""
-        sustains = view.sustains(share)
+    def _cap(self, view: _View, slo_ns: int | None, waiting: int, sustains: int) -> int:
+        """Index of n_c. sustains: of n_s."""
         if slo_ns is None:
             # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
             fixed, slope = view.curve.line_ns
             soonest = sqrt(waiting * fixed / (slope * view.workers)) if slope > 0 else view.sizes[-1]
             return min(max(sustains, bisect_left(view.sizes, round(soonest))), len(view.sizes) - 1)
-        return max(view.fits(_CAP * slo_ns), min(sustains, view.fits(_CAP_AT_MOST * slo_ns)), 0)
+        cap = view.fits(_CAP * slo_ns)
+        if cap < sustains:
+            cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))
+        return cap if cap > 0 else 0
 
     def _share(self, stream: _Stream, state: State, now_ns: int) -> tuple[float, float]:
         """Of several queues, this one's part of the work that arrives, which is its part of the workers; and all that work."""
@@ -312,9 +342,8 @@ class Adaptive:
             waiting -= entry[3]
         return waiting, fits
 
-    def _pace(self, view: _View, queue: Queue, waiting: int, deadline_ns: int, cap: int, share: float) -> tuple[int, int]:
-        """Step 4, pace. The rows to gather, and when to go at the latest; 0: now."""
-        sustains = min(cap, view.sustains(share))
+    def _pace(self, view: _View, queue: Queue, waiting: int, deadline_ns: int, sustains: int) -> tuple[int, int]:
+        """Step 4, pace. The rows to gather, and when to go at the latest; 0: now. sustains: index of n_s, n_c at most."""
         fixed_ns, _ = view.curve.line_ns
         target = min(view.sizes[sustains], 1 + int(view.rate * fixed_ns * view.level))
         if waiting >= target:
@@ -334,7 +363,7 @@ class Adaptive:
         now_ns = view.now_ns
         gap_ns = 1.0 / view.rate
         next_ns = view.expected_ns(waiting + 1)
-        free_ns = min(max(now_ns, batch.closed_ns + batch.expected_ns) for batch in state.in_flight) - now_ns
+        free_ns = max(0, min([batch.closed_ns + batch.expected_ns for batch in state.in_flight]) - now_ns)
         together = waiting * (gap_ns + next_ns - view.expected_ns(waiting)) + next_ns + gap_ns
         apart = free_ns + view.expected_ns(max(1.0, view.rate * free_ns))
         wake_at_ns = now_ns + apart - together

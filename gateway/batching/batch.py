@@ -36,7 +36,6 @@ class Batch:
     def __init__(
         self,
         parts: list[Part],
-        *,
         rows: int,
         padded_rows: int,
         reason: str,

@@ -24,6 +24,7 @@ from gateway.errors import DeadlineExceeded, GatewayError, Overloaded
 from gateway.types import InferRequest
 
 _EMPTY_QUEUES_KEPT = 64
+_new: Final = tuple.__new__  # a NamedTuple at half the price, where every request pays it
 _LENGTHS: Final = tuple(round(8 * 2 ** (step / 3)) for step in range(43))
 """Bucket edges for models that take any length: a batch then wastes a fifth at most."""
 
@@ -159,12 +160,12 @@ class Batcher:
         deadline_ns = deadline_of(request, self._slo_ns)
         if deadline_ns < now_ns:
             raise _too_late(request, deadline_ns, now_ns)
+        # From here on the shortest way for what nearly all are: alike in shape, with a deadline, of the default class.
         group = self._group_of(request) if self._by_length else request.shape_key
         queue = state.queues.get(group)
         if queue is None:
             queue = self._new_queue(group)
         self._sequence = sequence = self._sequence + 1
-        # Of the default class and with a deadline, as nearly all are: in the order of deadlines.
         plain = not request.priority and deadline_ns != NEVER
         key = deadline_ns if plain else virtual_deadline(request, deadline_ns)
         queue.push((key, sequence, deadline_ns, rows, request))
@@ -211,9 +212,10 @@ class Batcher:
                 break
         if not self._requests:
             self._expires_ns = NEVER
-            return Step(batches, shed, None)
-        wake_at_ns = min(wake_at_ns or NEVER, self._expires_ns + 1)
-        return Step(batches, shed, wake_at_ns if wake_at_ns < NEVER else None)
+            return _new(Step, (batches, shed, None))
+        if not wake_at_ns or wake_at_ns > self._expires_ns:
+            wake_at_ns = self._expires_ns + 1
+        return _new(Step, (batches, shed, wake_at_ns if wake_at_ns < NEVER else None))
 
     def _close_one(
         self, now_ns: int, free_slots: int, batches: list[Batch], shed: list[tuple[InferRequest, GatewayError]]
@@ -311,46 +313,51 @@ class Batcher:
         deadline_ns = deadline_of(part.request, self._slo_ns)
         if deadline_ns >= now_ns:
             group = self._group_of(part.request)
-            self._dispatch([part], part.rows, "retry", now_ns, part.request.arrival_ns, group, 0, batches)
+            self._dispatch([part], part.rows, "retry", now_ns, group, 0, batches)
             return
         shed.append((part.request, _too_late(part.request, deadline_ns, now_ns)))
         self.cancel(part.request)
 
     def _close(self, queue: Queue, decision: Decision, now_ns: int, batches: list[Batch]) -> None:
         parts: list[Part] = []
-        rows = self._take(queue, min(decision.rows, self._max_rows), parts)
-        for more in decision.fill:
-            rows += self._take(more.queue, min(more.rows, self._max_rows - rows), parts)
-        self._state.rows -= rows
-        reason = "full" if decision.reason == "idle" and rows >= self._max_rows else decision.reason
-        oldest_ns = min([part.request.arrival_ns for part in parts])
+        limit = decision.rows
+        rows = self._take(queue, limit if limit < self._max_rows else self._max_rows, parts)
         group = queue.group
         for more in decision.fill:
+            rows += self._take(more.queue, min(more.rows, self._max_rows - rows), parts)
             other = more.queue.group
             if isinstance(group, LengthGroup) and isinstance(other, LengthGroup) and group.length < other.length:
                 group = other  # the longest: what the model will see
-        self._dispatch(parts, rows, reason, now_ns, oldest_ns, group, decision.expected_ns, batches)
+        self._state.rows -= rows
+        reason = "full" if decision.reason == "idle" and rows >= self._max_rows else decision.reason
+        self._dispatch(parts, rows, reason, now_ns, group, decision.expected_ns, batches)
 
     def _take(self, queue: Queue, limit: int, parts: list[Part]) -> int:
         """Move requests from the front into parts, `limit` rows at most; but one whole request if there are no parts yet."""
         entries = queue.entries
+        if queue.rows == len(entries) and self._batched:  # one row each, as mostly
+            taken = queue.pop_many(limit)
+            for _, _, _, _, request in taken:
+                parts.append(_new(Part, (request, request.rows - 1, 1)))
+            self._requests -= len(taken)
+            return len(taken)
         rows = 0
         while entries and rows < limit:
             _, _, _, waiting, request = entries[0]
             start = request.rows - waiting if self._batched else 0
-            taken = waiting
+            rest = waiting
             if rows + waiting > limit:
                 if waiting > self._max_rows or start:
-                    taken = limit - rows  # larger than a batch: its parts fill what is left of batches
+                    rest = limit - rows  # larger than a batch: its parts fill what is left of batches
                 elif parts:
                     break
-            if taken == waiting:
+            if rest == waiting:
                 queue.pop()
                 self._requests -= 1
             else:
-                queue.take_rows(taken)
-            parts.append(Part(request, start, taken))
-            rows += taken
+                queue.take_rows(rest)
+            parts.append(Part(request, start, rest))
+            rows += rest
         return rows
 
     def _dispatch(
@@ -359,26 +366,27 @@ class Batcher:
         rows: int,
         reason: str,
         now_ns: int,
-        oldest_ns: int,
         group: Hashable,
         expected_ns: int,
         batches: list[Batch],
     ) -> None:
+        limits, in_flight = self._limits, self._state.in_flight
+        # Arguments by name would make this dearer by 0.7 µs, a lone request's batch by a tenth.
         batch = Batch(
             parts,
-            rows=rows,
-            padded_rows=self._limits.padded(rows),
-            reason=reason,
-            closed_ns=now_ns,
-            oldest_ns=oldest_ns,
-            group=group,
-            left_rows=self._state.rows,
-            expected_ns=expected_ns,
-            ragged=self._ragged,
-            batched=self._batched,
-            busy=len(self._state.in_flight) + 1,
+            rows,
+            limits.padded(rows) if limits.row_sizes else rows,
+            reason,
+            now_ns,
+            min([part[0].arrival_ns for part in parts]) if len(parts) > 1 else parts[0][0].arrival_ns,
+            group,
+            self._state.rows,
+            expected_ns,
+            self._ragged,
+            self._batched,
+            len(in_flight) + 1,
         )
-        self._state.in_flight[batch] = None
+        in_flight[batch] = None
         batches.append(batch)
 
     def _retry_after_s(self) -> float | None:

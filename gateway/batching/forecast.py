@@ -47,7 +47,7 @@ def forecast(
     curve = _curve(service, group)
     if curve is None:
         return Forecast(first_free_ns(service, state, now_ns, free_slots), 0.0, 0.0, 0.0, workers, False)
-    shape = curve.shape()
+    shape = curve.shape
     if free_slots and not state.rows:
         level = curve.level(len(running) + 1)
         cap = _cap(curve, level, slo_ns)
@@ -93,7 +93,7 @@ def _cap(curve: ServiceCurve, level: float, slo_ns: int | None) -> int:
     """Index of the usual batch in `sizes`."""
     if slo_ns is None:
         return len(curve.sizes) - 1
-    return max(0, bisect_right(curve.shape(), CAP * slo_ns / (level * curve.spread)) - 1)
+    return max(0, bisect_right(curve.shape, CAP * slo_ns / (level * curve.spread)) - 1)
 
 
 def _residual_ns(service: ServiceModel, batch: Batch, now_ns: int) -> float:
@@ -115,5 +115,5 @@ def _others_ns(service: ServiceModel, state: State, group: Hashable, level: floa
             curve = _curve(service, queue.group)
             if curve is not None:
                 cap = _cap(curve, level, slo_ns)
-                time_ns += queue.rows * curve.shape()[cap] * level / curve.sizes[cap]
+                time_ns += queue.rows * curve.shape[cap] * level / curve.sizes[cap]
     return time_ns

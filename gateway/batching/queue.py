@@ -99,6 +99,20 @@ class Queue:
             self._in_order, self._plain, self._low_ns = True, True, NEVER
         return entry
 
+    def pop_many(self, requests: int) -> list[Entry]:
+        """Take so many from the front, or all."""
+        entries = self.entries
+        if requests < len(entries):
+            popleft = entries.popleft
+            taken = [popleft() for _ in range(requests)]
+            self.rows -= sum([entry[3] for entry in taken])
+            return taken
+        taken = list(entries)
+        entries.clear()
+        self.rows = 0
+        self._in_order, self._plain, self._low_ns = True, True, NEVER
+        return taken
+
     def take_rows(self, rows: int) -> None:
         """Take rows off the first, of which some stay."""
         key, sequence, deadline_ns, waiting, request = self.entries[0]

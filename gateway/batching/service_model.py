@@ -21,6 +21,7 @@ from gateway.batching.queue import LengthGroup
 
 _RATE: Final = 0.1
 _SHAPE_RATE: Final = 0.03
+_SHAPE_COUNT: Final = 33  # batches of a size until when its mean is the plain one
 _FORGET: Final = 0.98
 _RATIOS: Final = 128
 _DRIFT_RUN: Final = 16
@@ -44,44 +45,47 @@ def size_grid(max_rows: int, row_sizes: tuple[int, ...] = ()) -> tuple[int, ...]
     return tuple(sizes)
 
 
+class _Seen:
+    """A size that has run. at: its place in the curve's sizes. mean_ns: at level 1. built_ns: mean when the shape was built."""
+
+    __slots__ = ("at", "built_ns", "count", "mean_ns")
+
+    def __init__(self, at: int, mean_ns: float, count: int) -> None:
+        self.at = at
+        self.mean_ns = mean_ns
+        self.count = count
+        self.built_ns = 0.0
+
+
 class ServiceCurve:
-    """T and Q of one input bucket. Public sequences run parallel to `sizes`; they are replaced, not changed, when it learns.
+    """T and Q of one input bucket.
+
+    shape: T by size at level 1, rising; times `level(busy)` it is T, and that times `spread` Q. rates: by size, the most rows
+    per nanosecond that any size up to it reaches at level 1, rising. line_ns: (a, b) of t = a + b·rows at level 1. These
+    sequences run parallel to `sizes`; they are replaced, not changed, when it learns.
 
     Life: `probe` at load, `observe` for every batch. Before the first of either, `ready` is False and T is 0.
     """
 
+    __slots__ = ("_levels", "_ratios", "_run", "_seen", "_stale", "_sums", "_until_ranked", "line_ns", "rates", "ready",
+                 "resets", "shape", "sizes", "spread")  # fmt: skip
+
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
-        # per size: mean at level 1, times seen
-        self._means: dict[int, float] = {}
-        self._counts: dict[int, int] = {}
+        self._seen: dict[int, _Seen] = {}
         # weighted sums of the line: weight, x, y, xx, xy
         self._sums = [0.0] * 5
         self._levels: dict[int, float] = {}
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         self._run: list[float] = []
         self._stale = True
-        self._shape: tuple[float, ...] = (0.0,) * len(sizes)
-        self._rates: tuple[float, ...] = (0.0,) * len(sizes)
-        self._built: dict[int, float] = {}
-        self._quantile = 1.0
-        self._until_refresh = 0
+        self._until_ranked = 0
+        self.ready = False
+        self.shape: tuple[float, ...] = (0.0,) * len(sizes)
+        self.rates: tuple[float, ...] = (0.0,) * len(sizes)
+        self.line_ns = (0.0, 0.0)
+        self.spread = 1.0
         self.resets = 0
-
-    @property
-    def ready(self) -> bool:
-        return bool(self._means)
-
-    @property
-    def line_ns(self) -> tuple[float, float]:
-        """(a, b) of t = a + b·rows, at level 1."""
-        return self._line()
-
-    @property
-    def spread(self) -> float:
-        """Q / T."""
-        self._refresh()
-        return self._quantile
 
     def level(self, busy: int) -> float:
         """How much slower than the shape it runs with so many workers busy; never seen: as with the nearest number seen."""
@@ -97,60 +101,62 @@ class ServiceCurve:
         index = bisect_left(self.sizes, rows)
         return index if index < len(self.sizes) else index - 1
 
-    def shape(self) -> tuple[float, ...]:
-        """T by size at level 1, rising; multiply by `level(busy)`, and by `spread` for Q."""
-        self._refresh()
-        return self._shape
-
-    def rates(self) -> tuple[float, ...]:
-        """By size, the most rows per nanosecond that any size up to it reaches at level 1: rising."""
-        self._refresh()
-        return self._rates
-
     def expected_ns(self, rows: int, busy: int = 1) -> float:
         """T(rows)."""
-        return self.shape()[self.at(rows)] * self.level(busy)
+        return self.shape[self.at(rows)] * self.level(busy)
 
     def probe(self, rows: int, times_ns: list[int]) -> None:
         """Learn from runs at one size before traffic; the first is the warm-up and counts only if it is the only one."""
         for time_ns in times_ns[1:] or times_ns:
             self._learn(rows, float(time_ns), 1.0)
+        self._refresh()
 
     def observe(self, rows: int, busy: int, time_ns: int) -> None:
         """Learn from a batch of so many padded rows that began with so many workers busy, itself included."""
-        if not self._means:
-            self._levels[busy] = 1.0
+        levels = self._levels
+        if not self.ready:
+            levels[busy] = 1.0
             self._learn(rows, float(time_ns), 1.0)
+            self._refresh()
             return
-        level = self.level(busy)
-        predicted = self.shape()[self.at(rows)] * level
-        ratio = time_ns / predicted if predicted > 0 else 1.0
+        level = levels[busy] if busy in levels else self.level(busy)
+        seen = self._seen.get(rows)
+        predicted = self.shape[seen.at if seen is not None else self.at(rows)] * level
+        clipped = ratio = time_ns / predicted if predicted > 0 else 1.0
         self._ratios.append(ratio)
-        self._until_refresh -= 1
-        clipped = ratio
-        if self._counts.get(rows, 0) >= 2:  # a size hardly seen says little: its prediction may be what is wrong
-            clipped = min(ratio, _CLIP)
-            self._levels[busy] = level * (1.0 + _RATE * (clipped - 1.0))
-        elif busy not in self._levels:
-            self._levels[busy] = level
+        self._until_ranked -= 1
+        if seen is not None and seen.count >= 2:  # a size hardly seen says little: its prediction may be what is wrong
+            if ratio > _CLIP:
+                clipped = _CLIP
+            levels[busy] = level * (1.0 + _RATE * (clipped - 1.0))
+        elif busy not in levels:
+            levels[busy] = level
         self._learn(rows, clipped * predicted, level)
-        self._watch_drift(ratio)
+        if ratio > _DRIFT_ABOVE or ratio < _DRIFT_BELOW:
+            self._watch_drift(ratio)
+        elif self._run:
+            self._run.clear()
+        if self._stale or self._until_ranked <= 0:
+            self._refresh()
 
     def borrow(self, other: "ServiceCurve", factor: float) -> None:
         """Start from another bucket's curve, with rows so many times as dear; the first batches of one's own correct it."""
-        fixed, _ = other._line()
-        self._means = {rows: min(fixed, mean) + max(0.0, mean - fixed) * factor for rows, mean in other._means.items()}
-        self._counts = dict.fromkeys(self._means, 1)
+        fixed, _ = other.line_ns
+        self._seen = {
+            rows: _Seen(seen.at, min(fixed, seen.mean_ns) + max(0.0, seen.mean_ns - fixed) * factor, 1)
+            for rows, seen in other._seen.items()
+        }
         weight, x, y, xx, xy = other._sums
         self._sums = [weight, x, fixed * weight + (y - fixed * weight) * factor, xx, fixed * x + (xy - fixed * x) * factor]
         self._levels = dict(other._levels)
         self._stale = True
+        self._refresh()
 
     def to_dict(self) -> dict[str, Any]:
         """All that is worth keeping between restarts, as JSON can hold it."""
         return {
             "format": _FORMAT,
-            "means": [[size, mean, self._counts[size]] for size, mean in self._means.items()],
+            "means": [[rows, seen.mean_ns, seen.count] for rows, seen in self._seen.items()],
             "sums": list(self._sums),
             "levels": [[busy, level] for busy, level in self._levels.items()],
             "ratios": [round(ratio, 4) for ratio in self._ratios],
@@ -160,8 +166,7 @@ class ServiceCurve:
         """Take over what `to_dict` gave. Raises: ValueError, if it is something else; then nothing has changed."""
         try:
             known = kept["format"] == _FORMAT
-            means = {int(size): float(mean) for size, mean, _ in kept["means"]}
-            counts = {int(size): int(count) for size, _, count in kept["means"]}
+            seen = {int(rows): _Seen(self.at(int(rows)), float(mean), int(count)) for rows, mean, count in kept["means"]}
             sums = [float(value) for value in kept["sums"]]
             levels = {int(busy): float(level) for busy, level in kept["levels"]}
             ratios = [float(ratio) for ratio in kept["ratios"]]
@@ -169,48 +174,50 @@ class ServiceCurve:
             raise ValueError(f"not a service curve: {exc!r}") from exc
         if not known:
             raise ValueError(f"not a service curve of format {_FORMAT}: {kept['format']!r}")
-        if len(sums) != 5 or not means or min(means.values()) <= 0 or min(levels.values(), default=1.0) <= 0:
+        means = [size.mean_ns for size in seen.values()]
+        if len(sums) != 5 or not means or min(means) <= 0 or min(levels.values(), default=1.0) <= 0:
             raise ValueError("not a service curve: its numbers are out of range")
-        self._means, self._counts, self._sums, self._levels = means, counts, sums, levels
+        self._seen, self._sums, self._levels = seen, sums, levels
         self._ratios.clear()
         self._ratios.extend(ratios)
         self._stale = True
+        self._until_ranked = 0
+        self._refresh()
 
     def _learn(self, rows: int, time_ns: float, level: float) -> None:
         at_level_one = time_ns / level
-        seen = self._counts.get(rows, 0)
-        mean = self._means.get(rows, at_level_one)
-        mean += max(_SHAPE_RATE, 1.0 / (seen + 1)) * (at_level_one - mean)
-        self._means[rows] = mean
-        self._counts[rows] = seen + 1
-        sums = self._sums
-        for i, term in enumerate((1.0, rows, at_level_one, rows * rows, rows * at_level_one)):
-            sums[i] = sums[i] * _FORGET + term
-        built = self._built.get(rows)
-        if built is None or abs(mean - built) > _REFRESH_AT * built:
+        seen = self._seen.get(rows)
+        if seen is None:
+            seen = self._seen[rows] = _Seen(self.at(rows), at_level_one, 0)
+        count = seen.count
+        seen.count = count + 1
+        seen.mean_ns += (_SHAPE_RATE if count >= _SHAPE_COUNT else 1.0 / (count + 1)) * (at_level_one - seen.mean_ns)
+        moved = seen.mean_ns - seen.built_ns
+        if moved > _REFRESH_AT * seen.built_ns or -moved > _REFRESH_AT * seen.built_ns:
             self._stale = True
+        weight, x, y, xx, xy = self._sums
+        self._sums = [
+            weight * _FORGET + 1.0,
+            x * _FORGET + rows,
+            y * _FORGET + at_level_one,
+            xx * _FORGET + rows * rows,
+            xy * _FORGET + rows * at_level_one,
+        ]
 
     def _watch_drift(self, ratio: float) -> None:
         run = self._run
-        if ratio > _DRIFT_ABOVE:
-            if run and run[0] < 1.0:
-                run.clear()
-            run.append(ratio)
-        elif ratio < _DRIFT_BELOW:
-            if run and run[0] > 1.0:
-                run.clear()
-            run.append(ratio)
-        else:
+        if run and (run[0] > 1.0) != (ratio > 1.0):
             run.clear()
+        run.append(ratio)
         if len(run) == _DRIFT_RUN:
             moved = sorted(run)[_DRIFT_RUN // 2]
             for busy in self._levels:
                 self._levels[busy] *= moved
-            for rows in self._counts:
-                self._counts[rows] = 2  # learn the shape anew, from here
+            for seen in self._seen.values():
+                seen.count = 2  # learn the shape anew, from here
             run.clear()
             self._ratios.clear()
-            self._until_refresh = 0
+            self._until_ranked = 0
             self.resets += 1
 
     def _line(self) -> tuple[float, float]:
@@ -225,16 +232,17 @@ class ServiceCurve:
         return (fixed, slope) if fixed >= 0 else (0.0, y / x)
 
     def _refresh(self) -> None:
-        if self._until_refresh <= 0 and self._ratios:
+        if self._until_ranked <= 0 and self._ratios:
             ranked = sorted(self._ratios)
-            self._quantile = max(1.0, ranked[min(len(ranked) - 1, int(_QUANTILE * len(ranked)))])
-            self._until_refresh = 16
-        if not self._stale or not self._means:
+            self.spread = max(1.0, ranked[min(len(ranked) - 1, int(_QUANTILE * len(ranked)))])
+            self._until_ranked = 16
+        if not self._stale or not self._seen:
             return
         self._stale = False
-        fixed, slope = self._line()
-        seen = sorted(self._means)
-        times = [self._means[size] for size in seen]
+        self.ready = True
+        self.line_ns = fixed, slope = self._line()
+        seen = sorted(self._seen)
+        times = [self._seen[rows].mean_ns for rows in seen]
         shape: list[float] = []
         rates: list[float] = []
         floor = best = 0.0
@@ -253,9 +261,10 @@ class ServiceCurve:
             shape.append(floor)
             best = max(best, size / floor)
             rates.append(best)
-        self._shape = tuple(shape)
-        self._rates = tuple(rates)
-        self._built = dict(self._means)
+        self.shape = tuple(shape)
+        self.rates = tuple(rates)
+        for one in self._seen.values():
+            one.built_ns = one.mean_ns
 
 
 class ServiceModel:

@@ -39,7 +39,7 @@ def test_time_never_falls_with_size() -> None:
     curve = ServiceCurve(size_grid(8))
     for rows, time_ms in ((1, 5), (4, 3), (8, 9)):
         curve.probe(rows, [time_ms * MS] * 2)
-    shape = curve.shape()
+    shape = curve.shape
     assert list(shape) == sorted(shape)
     assert curve.expected_ns(4) >= curve.expected_ns(1)
 

@@ -34,6 +34,7 @@ Reply = TypeVar("Reply", bound=Message)
 _PROTOCOL: Final = "grpc"
 _SERVICE: Final = "inference.GRPCInferenceService"
 _HEALTH: Final = "grpc.health.v1.Health"
+_WATCH_S: Final = 0.25  # how late a watcher of the health is told, at most
 _DRAIN_IDLE_S: Final = 1.0
 _STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
 
@@ -55,6 +56,8 @@ class GrpcServer:
         self._all_closed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: set[_InferStream] = set()
+        self._watches: set[_HealthWatch] = set()
+        self._looking: asyncio.TimerHandle | None = None
         self._listener: asyncio.Server | None = None
         self._calls = self._table()
 
@@ -74,9 +77,11 @@ class GrpcServer:
             self._listener.close()
         for stream in list(self._streams):
             stream.shut_down()
+        self._end_watches()
         for connection in list(self._connections):
             connection.announce_drain()
         await self._closed_within(min(_DRAIN_IDLE_S, timeout_s))
+        self._end_watches()  # those that came meanwhile
         for connection in list(self._connections):
             connection.drain()
         await self._closed_within(end - time.monotonic())
@@ -121,16 +126,44 @@ class GrpcServer:
         async def check(message: Any) -> Message:
             if message.service not in ("", _SERVICE):
                 raise NotFound(f"unknown service {message.service!r}, expected '' or '{_SERVICE}'")
-            states = health_pb2.HealthCheckResponse
-            reply: Message = states(status=states.SERVING if repository.ready() else states.NOT_SERVING)
+            reply: Message = self._health(message.service)
             return reply
 
-        calls[f"/{_HEALTH}/Check".encode()] = self._unary(_parser(health_pb2.HealthCheckRequest), check)
+        parse_check = _parser(health_pb2.HealthCheckRequest)
+        calls[f"/{_HEALTH}/Check".encode()] = self._unary(parse_check, check)
+        calls[f"/{_HEALTH}/Watch".encode()] = lambda call: call.listen(
+            _HealthWatch(call, parse_check, self._health, self._watch)
+        )
         services = reflection.ReflectionServicer((_SERVICE, _HEALTH, reflection.SERVICE_NAME))
         calls[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo".encode()] = lambda call: call.listen(
             _ReflectionCall(call, services)
         )
         return calls
+
+    def _health(self, service: str) -> Any:
+        states = health_pb2.HealthCheckResponse
+        if service not in ("", _SERVICE):
+            return states(status=states.SERVICE_UNKNOWN)
+        return states(status=states.SERVING if self._repository.ready() else states.NOT_SERVING)
+
+    def _watch(self, watch: "_HealthWatch") -> None:
+        self._watches.add(watch)
+        if self._looking is None:
+            self._look()
+
+    def _look(self) -> None:
+        """Tell watchers what has changed. On a timer while there are any: sessions come and go without a word to listeners."""
+        self._looking = None
+        for watch in list(self._watches):
+            watch.look()
+            if watch.over:
+                self._watches.discard(watch)
+        if self._watches:
+            self._looking = asyncio.get_running_loop().call_later(_WATCH_S, self._look)
+
+    def _end_watches(self) -> None:
+        for watch in self._watches:
+            watch.shut_down()
 
     def _open(self, stream: Http2Stream) -> None:
         headers = stream.headers
@@ -359,6 +392,50 @@ class _InferStream:
                 error_message=reply.message, infer_response=pb.ModelInferResponse(id=inference.id)
             )
         self._call.send(message)
+
+
+class _HealthWatch(OneMessage):
+    """Health/Watch: the state of a service now, and then each change, until the client leaves.
+
+    Source: grpc/doc/health-checking.md, by which an unknown service is a state here, and no error.
+    """
+
+    def __init__(
+        self,
+        call: GrpcCall,
+        parse: Callable[[bytes], Any],
+        health: Callable[[str], Any],
+        begin: "Callable[[_HealthWatch], None]",
+    ) -> None:
+        """health: the state of a service, as a HealthCheckResponse. begin: has `look` called from now on."""
+        super().__init__(call)
+        self._parse = parse
+        self._health = health
+        self._begin = begin
+        self._service = ""
+        self._told: int | None = None
+
+    @property
+    def over(self) -> bool:
+        return self._call.over
+
+    def start(self, data: bytes) -> None:
+        self._service = self._parse(data).service
+        self.look()
+        self._begin(self)
+
+    def look(self) -> None:
+        """Send the state if it is not what was sent last."""
+        self._tell(self._health(self._service))
+
+    def shut_down(self) -> None:
+        self._tell(health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING))
+        self._call.fail(NotReady("the server is shutting down", retry_after_s=1.0))
+
+    def _tell(self, state: Any) -> None:
+        if state.status != self._told:
+            self._told = state.status
+            self._call.send(state)
 
 
 class _ReflectionCall:

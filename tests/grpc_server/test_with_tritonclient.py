@@ -270,6 +270,43 @@ async def test_health_follows_readiness() -> None:
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+@pytest.mark.slow
+@on_loop
+async def test_a_watcher_is_told_the_health_at_once_and_each_change_until_the_server_ends() -> None:
+    states = health_pb2.HealthCheckResponse
+    async with serving() as served:
+        health = health_pb2_grpc.HealthStub(served.channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service="inference.GRPCInferenceService"))
+        unknown = health.Watch(health_pb2.HealthCheckRequest(service="nobody"))
+        assert (await watch.read()).status == states.SERVING
+        assert (await unknown.read()).status == states.SERVICE_UNKNOWN
+        assert not unknown.done()
+        await served.repository.unload("echo")
+        served.repository._models["echo"]["1"].wanted = True  # as if it were lost, and not unloaded by a client
+        assert (await watch.read()).status == states.NOT_SERVING
+        await served.repository.load("echo", {})
+        assert (await watch.read()).status == states.SERVING
+        draining = asyncio.ensure_future(served.server.drain(5))
+        assert (await watch.read()).status == states.NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await watch.read()
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        await draining
+
+
+@pytest.mark.slow
+@on_loop
+async def test_a_watcher_that_leaves_is_forgotten() -> None:
+    async with serving() as served:
+        health = health_pb2_grpc.HealthStub(served.channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        assert len(served.server._watches) == 1
+        watch.cancel()
+        while served.server._watches:  # noqa: ASYNC110  # a timer of the server's sees it
+            await asyncio.sleep(0.01)
+
+
 @on_loop
 async def test_reflection_names_the_services() -> None:
     async with serving() as served:

@@ -114,10 +114,15 @@ async def profile(
     if await visit(rows[0], 1) == math.inf:
         raise ProfileFailed(f"one request alone is not answered within {PATIENCE_LIMITS} times the limit of {limit_ms:g} ms")
     samples.clear()  # that was the warm-up
+    slower = dict.fromkeys(concurrencies, 1.0)  # than one alone, as far as it is known
     for n in rows:
-        slowest_ms = max([await visit(n, k) for k in concurrencies])
-        if slowest_ms > limit_ms:
+        alone_ms = await visit(n, 1)
+        if alone_ms > limit_ms:
             break
+        for k in concurrencies[1:]:
+            if alone_ms * slower[k] > limit_ms:
+                break  # the server would shed them, and users who try again at once would disturb what is measured next
+            slower[k] = await visit(n, k) / alone_ms
     for n, k in list(reversed(samples)):
         await visit(n, k)
     timings = tuple(Timing(n, k, *_mean(points)[:2]) for (n, k), points in sorted(samples.items()))

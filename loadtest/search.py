@@ -27,7 +27,9 @@ LOAD_FACTOR = 0.9  # of the estimated capacity, in the rounds
 STEP = 1.15  # from a rate that passes (fails) to the next to try above (below), while the other side of the bracket is open
 PRECISION = 1.05  # highest failing over highest passing rate at which a peak is known well enough
 MOST_PROBES = 10  # per peak
-SURE = 0.8  # of the estimated capacity, in the last probe that time allows, if no rate has passed yet
+SURE = 0.6  # of a predicted capacity, where time is short and no rate has passed yet: what any prediction should hold
+SURE_MEASURED = 0.85  # of one estimated by load
+SHORT = 3  # decisive probes: less time than for so many is short
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak
 SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
 LEAST_SECONDS = 4.0  # a shorter run tells nothing
@@ -406,17 +408,21 @@ class _Search:
                 rps = standing.estimated_rps if passing < standing.estimated_rps / PRECISION else passing * STEP
             elif failing:
                 rps = min(standing.estimated_rps, failing / STEP)
-            decisive_s, left_s = decisive_seconds(self._question.limit_ms, rps), until - self._seconds
-            seconds = min(3 * decisive_s, left_s)
-            if not passing and left_s < 2 * decisive_s:
-                rps = min(rps, SURE * standing.estimated_rps)
+            left_s = until - self._seconds
+            sure_rps = standing.estimated_rps * (SURE_MEASURED if standing.evidence else SURE)
+            if not passing and left_s < SHORT * self._decisive_s(rps):
+                rps = min(rps, sure_rps)
             elif not passing:
-                seconds = min(seconds, left_s - decisive_s)  # one that is sure to pass must still have its time
+                left_s -= self._decisive_s(sure_rps)  # a rate that is sure to pass must still have its time
+            seconds = min(3 * self._decisive_s(rps), left_s)
             if seconds < LEAST_SECONDS or not self._affords(seconds, standing.entrant):
                 return
             yield from self._load(standing, rps, seconds, "peak")
             if standing.out:
                 return
+
+    def _decisive_s(self, rps: float) -> float:
+        return decisive_seconds(self._question.limit_ms, rps)
 
     def _verify(self, winner: Standing) -> Steps:
         peak = winner.peak_rps or winner.held_rps

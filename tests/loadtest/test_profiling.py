@@ -88,6 +88,13 @@ def test_sizes_that_break_the_slo_alone_are_left_out() -> None:
     assert max(t.rows for t in timings) == 8  # 12 ms: the first that takes longer
 
 
+def test_users_together_are_not_asked_for_what_would_be_shed() -> None:
+    server = Server()
+    run(server, rows=(1, 2, 4, 8, 16), sessions=2, limit_ms=16)  # 8 rows take 12 ms, two users' 18
+    assert (8, 1) in server.visits
+    assert (8, 2) not in server.visits
+
+
 def test_a_size_that_does_not_end_in_several_limits_is_left_out() -> None:
     server = Server()
 

@@ -11,13 +11,14 @@ what waits. Nothing here waits or reads a clock.
 
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
+from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch, Part, bucket_of, ragged_length
 from gateway.batching.forecast import Forecast, first_free_ns, forecast
 from gateway.batching.policies import Decision, Policy
-from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State, deadline_of, virtual_deadline
+from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
 from gateway.config import Ragged
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded
@@ -81,6 +82,7 @@ class Batcher:
         self._sequence = 0
         self._expires_ns = NEVER  # nothing that waits expires before; raised to what does once that has passed
         self._retries: deque[Part] = deque()
+        self._displaced: list[tuple[InferRequest, GatewayError]] = []  # by requests of higher classes; not answered yet
         self._row_ns = 0.0  # service time per row, averaged; 0: nothing has run yet
 
     def __repr__(self) -> str:
@@ -125,8 +127,8 @@ class Batcher:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything waits, retries too."""
-        return bool(self._requests or self._retries)
+        """Whether anything waits to be run or answered."""
+        return bool(self._requests or self._retries or self._displaced)
 
     @property
     def oldest_ns(self) -> int | None:
@@ -147,20 +149,21 @@ class Batcher:
     def add(self, request: InferRequest, now_ns: int) -> None:
         """Let a validated request wait.
 
-        Raises: Overloaded, if the queue has no room (an empty queue takes any request); DeadlineExceeded.
+        If the queue has no room for it (an empty queue takes any request), whole requests of lower classes make room: the next
+        step has them shed. Raises: Overloaded, if they would not do; DeadlineExceeded.
         """
         rows = request.rows if self._batched else 1
         state = self._state
-        if state.rows + rows > self._max_queue_rows and state.rows:
+        deadline_ns = deadline_of(request, self._slo_ns)
+        if deadline_ns < now_ns:
+            raise _too_late(request, deadline_ns, now_ns)
+        if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):
             raise Overloaded(
                 f"model '{request.model}': {state.rows} rows are waiting, {rows} more would exceed max_queue_rows "
                 f"{self._max_queue_rows}",
                 self._retry_after_s(),
             )
-        deadline_ns = deadline_of(request, self._slo_ns)
-        if deadline_ns < now_ns:
-            raise _too_late(request, deadline_ns, now_ns)
-        # From here on the shortest way for what nearly all are: alike in shape, with a deadline, of the default class.
+        # The shortest way for what nearly all are: alike in shape, with a deadline, of the default class.
         group = self._group_of(request) if self._by_length else request.shape_key
         queue = state.queues.get(group)
         if queue is None:
@@ -184,6 +187,11 @@ class Batcher:
         if rows:
             self._state.rows -= rows
             self._requests -= 1
+        elif self._displaced:
+            kept_out = [entry for entry in self._displaced if entry[0] is not request]
+            if len(kept_out) < len(self._displaced):
+                self._displaced = kept_out
+                return True
         if self._retries:
             kept = [part for part in self._retries if part.request is not request]
             if len(kept) < len(self._retries):
@@ -197,10 +205,12 @@ class Batcher:
 
     def step(self, now_ns: int, free_slots: int) -> Step:
         """Decide what runs now. free_slots: batches that can start at once."""
-        if not self._requests and not self._retries:
+        if not self._requests and not self._retries and not self._displaced:
             return NOTHING
         batches: list[Batch] = []
         shed: list[tuple[InferRequest, GatewayError]] = []
+        if self._displaced:
+            shed, self._displaced = self._displaced, shed
         if self._expires_ns < now_ns:
             self._expire(now_ns, shed)
         while self._retries and free_slots > len(batches):
@@ -307,6 +317,29 @@ class Batcher:
             self._requests -= 1
             message = f"model '{entry[4].model}': overloaded, the request would have been answered after its deadline"
             shed.append((entry[4], Overloaded(message, retry_after_s)))
+
+    def _displace(self, request: InferRequest, rows: int) -> bool:
+        """Make room for so many rows of a request among those of lower classes, first where it is last in line.
+
+        What has begun to run stays. False: there are too few, and they stay.
+        """
+        priority = class_of(request)
+        missing = self._state.rows + rows - self._max_queue_rows
+        given_up: list[InferRequest] = []
+        for _, _, _, waiting, other in merge(*(queue.below(priority) for queue in self._state.queues.values()), reverse=True):
+            if waiting == other.rows or not self._batched:
+                given_up.append(other)
+                missing -= waiting
+                if missing <= 0:
+                    break
+        else:
+            return False
+        retry_after_s = self._retry_after_s()
+        for other in given_up:
+            self.cancel(other)
+            message = f"model '{other.model}': overloaded, the request made room in the queue for one of a higher class"
+            self._displaced.append((other, Overloaded(message, retry_after_s)))
+        return True
 
     def _run_retry(self, now_ns: int, batches: list[Batch], shed: list[tuple[InferRequest, GatewayError]]) -> None:
         part = self._retries.popleft()

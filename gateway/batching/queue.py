@@ -6,7 +6,7 @@ Unlike a heap it can be walked in order, which the adaptive policy's lookahead d
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +36,11 @@ def deadline_of(request: InferRequest, slo_ns: int | None) -> int:
     return promised if own is None or promised < own else own
 
 
+def class_of(request: InferRequest) -> int:
+    """1, the highest, to 4."""
+    return min(request.priority, _LOWEST_PRIORITY) or _DEFAULT_PRIORITY
+
+
 def virtual_deadline(request: InferRequest, deadline_ns: int) -> int:
     """What the queue is ordered by: arrival + weight · (deadline - arrival).
 
@@ -45,13 +50,13 @@ def virtual_deadline(request: InferRequest, deadline_ns: int) -> int:
     arrival = request.arrival_ns
     if deadline_ns == NEVER:
         deadline_ns = arrival + PATIENCE_NS
-    priority = request.priority
-    if priority == 0 or priority == _DEFAULT_PRIORITY:
+    priority = class_of(request)
+    if priority == _DEFAULT_PRIORITY:
         return deadline_ns
     span = max(deadline_ns - arrival, 0)
     if priority < _DEFAULT_PRIORITY:
         return arrival + span // 2
-    return arrival + (span << (min(priority, _LOWEST_PRIORITY) - _DEFAULT_PRIORITY))
+    return arrival + (span << (priority - _DEFAULT_PRIORITY))
 
 
 class LengthGroup(NamedTuple):
@@ -64,7 +69,7 @@ class LengthGroup(NamedTuple):
 class Queue:
     """The waiting requests of one group, by virtual deadline; first come, first served among equals."""
 
-    __slots__ = ("_in_order", "_low_ns", "_plain", "entries", "group", "rows")
+    __slots__ = ("_in_order", "_low_ns", "_lowest", "_plain", "entries", "group", "rows")
 
     def __init__(self, group: Hashable) -> None:
         self.group = group
@@ -73,6 +78,7 @@ class Queue:
         self._in_order = True  # entries stand as they arrived, so the first is the oldest
         self._plain = True  # entries stand in the order of their own deadlines: all have one, and are of the default class
         self._low_ns = NEVER  # no deadline of a lower class, which may stand behind later ones, is before this
+        self._lowest = _DEFAULT_PRIORITY  # nothing that waits is of a class below it
 
     def __repr__(self) -> str:
         return f"Queue(group={self.group!r}, requests={len(self.entries)}, rows={self.rows})"
@@ -88,15 +94,18 @@ class Queue:
         deadline_ns = entry[2]
         if entry[0] != deadline_ns:
             self._plain = False
+            self._lowest = max(self._lowest, class_of(entry[4]))
             if entry[0] > deadline_ns and deadline_ns < self._low_ns:
                 self._low_ns = deadline_ns
+        elif self._lowest < _DEFAULT_PRIORITY:
+            self._lowest = _DEFAULT_PRIORITY
 
     def pop(self) -> Entry:
         """Take the first."""
         entry = self.entries.popleft()
         self.rows -= entry[3]
         if not self.entries:
-            self._in_order, self._plain, self._low_ns = True, True, NEVER
+            self._emptied()
         return entry
 
     def pop_many(self, requests: int) -> list[Entry]:
@@ -110,7 +119,7 @@ class Queue:
         taken = list(entries)
         entries.clear()
         self.rows = 0
-        self._in_order, self._plain, self._low_ns = True, True, NEVER
+        self._emptied()
         return taken
 
     def take_rows(self, rows: int) -> None:
@@ -134,6 +143,18 @@ class Queue:
     def remove_entry(self, entry: Entry) -> None:
         """Take out an entry that is in the queue."""
         self._delete(bisect_left(self.entries, entry[:2]), entry)
+
+    def below(self, priority: int) -> Iterator[Entry]:
+        """Those of a lower class than that, the last in line first. Looks at none if it is known that there is none."""
+        if self._lowest <= priority:
+            return
+        found = False
+        for entry in reversed(self.entries):
+            if class_of(entry[4]) > priority:
+                found = True
+                yield entry
+        if not found:
+            self._lowest = priority
 
     def expired(self, now_ns: int) -> list[Entry]:
         """Take out those whose deadline has passed."""
@@ -175,7 +196,12 @@ class Queue:
         del self.entries[at]
         self.rows -= entry[3]
         if not self.entries:
-            self._in_order, self._plain, self._low_ns = True, True, NEVER
+            self._emptied()
+
+    def _emptied(self) -> None:
+        self._in_order = self._plain = True
+        self._low_ns = NEVER
+        self._lowest = _DEFAULT_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)

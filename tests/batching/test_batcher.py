@@ -177,6 +177,41 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     assert refused.value.retry_after_s == pytest.approx(0.08)  # 8 rows at 80/8 ms
 
 
+def test_at_the_limit_a_higher_class_displaces_the_last_of_a_lower_one_which_is_answered_by_the_next_step() -> None:
+    low, default = [request(i, priority=4) for i in range(2)], request(2)
+    batcher = batcher_of(None, *low, default, max_queue_rows=3)
+    high = request(3, priority=1)
+    batcher.add(high, 3 * MS)
+    assert batcher.queue_rows == 3
+    assert batcher.has_work
+    step = batcher.step(3 * MS, 1)
+    ((displaced, error),) = step.shed
+    assert displaced is low[1]
+    assert isinstance(error, Overloaded)
+    assert requests_of(step.batches[0]) == [high, default, low[0]]
+
+
+def test_what_has_begun_to_run_or_is_of_the_same_class_is_not_displaced() -> None:
+    large = request(rows=20, priority=4)
+    batcher = batcher_of(None, large, max_queue_rows=12)
+    batcher.step(0, 1)  # 8 of its rows run
+    with pytest.raises(Overloaded):
+        batcher.add(request(1, priority=1), MS)
+    batcher.step(0, 2)
+    batcher.add(request(1, rows=12), MS)
+    with pytest.raises(Overloaded):
+        batcher.add(request(1), MS)
+    assert batcher.step(MS, 0).shed == []
+
+
+def test_a_displaced_request_that_is_cancelled_is_not_answered_again() -> None:
+    low = request(0, priority=4)
+    batcher = batcher_of(None, low, max_queue_rows=1)
+    batcher.add(request(1), MS)
+    assert batcher.cancel(low)
+    assert batcher.step(MS, 0).shed == []
+
+
 def test_an_empty_queue_takes_a_request_larger_than_its_limit() -> None:
     assert batcher_of(None, request(rows=50), max_queue_rows=8).queue_rows == 50
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
+from gateway.batching.queue import class_of, deadline_of, virtual_deadline
 from gateway.config import Batching, Ragged
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded
 from gateway.types import InferRequest
@@ -50,6 +51,7 @@ class Lane:
     ended: dict[InferRequest, str] = field(default_factory=dict)
     running: list[Batch] = field(default_factory=list)
     retried: set[tuple[InferRequest, int]] = field(default_factory=set)
+    highest: int = 4  # class of those that came since the last step
 
     def end(self, request: InferRequest, how: str) -> None:
         assert request not in self.ended, f"answered twice: {self.ended.get(request)} and {how}"
@@ -66,6 +68,7 @@ class Lane:
             self.batcher.add(request, self.now_ns)
         except Overloaded:
             return
+        self.highest = min(self.highest, class_of(request))
         self.asked.append(request)
         self.rows_done[request] = 0
 
@@ -74,8 +77,12 @@ class Lane:
         step = self.batcher.step(self.now_ns, free)
         assert len(step.batches) <= free
         for request, error in step.shed:
-            assert isinstance(error, (Overloaded, DeadlineExceeded) if self.slo_ns else DeadlineExceeded)
+            if isinstance(error, Overloaded):
+                assert self.slo_ns or class_of(request) > self.highest, "without an SLO only a higher class may displace"
+            else:
+                assert isinstance(error, DeadlineExceeded)
             self.end(request, "shed")
+        self.highest = 4
         for batch in step.batches:
             self.check(batch)
             self.running.append(batch)
@@ -220,3 +227,44 @@ def test_an_error_of_the_batcher_is_one_of_ours(policy: str) -> None:
     batcher.add(InferRequest("m", "1", "", {}, 1, 0), 0)
     with pytest.raises(GatewayError):
         batcher.add(InferRequest("m", "1", "", {}, 1, 0), 0)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    offered=st.lists(
+        st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 1), st.one_of(st.none(), st.integers(50, 90))),
+        max_size=40,
+    ),
+    max_queue_rows=st.integers(1, 12),
+)
+def test_at_the_limit_of_the_queue_only_lower_classes_make_room_and_the_last_in_line_first(
+    offered: list[tuple[int, int, int, int | None]], max_queue_rows: int
+) -> None:
+    batcher = Batcher(POLICIES["greedy"](Batching()), max_rows=8, max_queue_rows=max_queue_rows)
+    waiting: list[InferRequest] = []
+    displaced: list[InferRequest] = []
+
+    def place(request: InferRequest) -> tuple[int, int]:
+        return virtual_deadline(request, deadline_of(request, None)), request.arrival_ns
+
+    for number, (rows, priority, shape, timeout_ms) in enumerate(offered):
+        now_ns = number * MS
+        deadline_ns = None if timeout_ms is None else now_ns + timeout_ms * MS
+        request = InferRequest("m", "1", "", {}, rows, now_ns, deadline_ns=deadline_ns, priority=priority, shape_key=shape)
+        missing = sum(one.rows for one in waiting) + rows - max_queue_rows
+        lower = sorted((one for one in waiting if class_of(one) > class_of(request)), key=place, reverse=True)
+        makes_room: list[InferRequest] = []
+        while waiting and lower and sum(one.rows for one in makes_room) < missing:
+            makes_room.append(lower.pop(0))
+        if waiting and sum(one.rows for one in makes_room) < missing:
+            with pytest.raises(Overloaded):
+                batcher.add(request, now_ns)
+            continue
+        batcher.add(request, now_ns)
+        displaced += makes_room
+        waiting = [one for one in waiting if one not in makes_room] + [request]
+        assert (batcher.queue_rows, batcher.queue_requests) == (sum(one.rows for one in waiting), len(waiting))
+    step = batcher.step(len(offered) * MS, 0)
+    assert [request for request, _ in step.shed] == displaced
+    assert all(isinstance(error, Overloaded) for _, error in step.shed)
+    assert batcher.step(len(offered) * MS, 0).shed == []

@@ -270,8 +270,8 @@ def decisive_seconds(limit_ms: float, rps: float) -> float:
 
 
 def profile_seconds(question: Question, groups: int) -> float:
-    """Of each group's profile: together a fifth of the budget. Beyond 30 s a profile gets no better."""
-    return min(30.0, max(2.0, 0.2 * question.seconds / groups))
+    """Of each group's profile: together a seventh of the budget. Beyond 30 s a profile gets no better."""
+    return min(30.0, max(2.0, question.seconds / 7 / groups))
 
 
 def powers_up_to(most: int) -> tuple[int, ...]:

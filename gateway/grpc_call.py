@@ -6,6 +6,7 @@ Source: gRPC over HTTP2 (grpc/doc/PROTOCOL-HTTP2.md).
 import logging
 import re
 import time
+from abc import ABC, abstractmethod
 from typing import Final, Protocol
 from urllib.parse import quote_from_bytes
 
@@ -43,15 +44,16 @@ class CallHandler(Protocol):
         """More can be sent: what was sent before has left, after it had to wait for the client."""
 
 
-class OneMessage:
+class OneMessage(ABC):
     """A handler for calls that take one message, which `start` gets; another number of them fails the call."""
 
     def __init__(self, call: "GrpcCall") -> None:
         self._call = call
         self._data: bytes | None = None
 
+    @abstractmethod
     def start(self, data: bytes) -> None:
-        raise NotImplementedError
+        """Begin to serve the one message."""
 
     def message(self, data: bytes, size: int) -> None:
         if self._data is not None:
@@ -64,9 +66,9 @@ class OneMessage:
             raise InvalidArgument("a unary call takes one message, got none")
         self.start(data)
 
-    def cancel(self) -> None: ...
+    def cancel(self) -> None: ...  # noqa: B027  # what is over with `start` has nothing to give up
 
-    def drained(self) -> None: ...
+    def drained(self) -> None: ...  # noqa: B027  # nor anything left to send
 
 
 class GrpcCall:

@@ -109,7 +109,7 @@ class SimulatedServers:
 
     def _load(self, load: Load, machine: Machine, start_s: float) -> Measured:
         limit_ms = self._question.limit_ms
-        block_s = max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / load.rps)
+        block_s = min(max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / load.rps), load.seconds / (BLOCKS + 1))
         arrivals = np.cumsum(self._random.exponential(1e9 / load.rps, max(2, int(load.rps * load.seconds)))).astype(np.int64)
         batcher = Batcher(POLICIES["adaptive"](Batching()), max_rows=32, workers=machine.sessions, max_queue_rows=4096,
                           slo_ns=round(limit_ms * 1e6))  # fmt: skip

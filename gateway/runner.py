@@ -33,6 +33,11 @@ class BatchRunner(Protocol):
     on_change: Callable[[], None]
 
     @property
+    def cold_start_ns(self) -> int | None:
+        """How long its last start took, when `open` or `wake` found nothing running; None: unknown."""
+        ...
+
+    @property
     def free_slots(self) -> int:
         """How many batches may be started now."""
         ...

@@ -82,6 +82,10 @@ class WorkerPool:
         return bool(self._idle or self._busy) or self._failed_rebuilds < _REBUILDS_BEFORE_UNAVAILABLE
 
     @property
+    def cold_start_ns(self) -> None:
+        return None
+
+    @property
     def cold(self) -> bool:
         return False
 

@@ -53,6 +53,8 @@ from gateway.runner import Execution
 _EXPECT_REPLICA_S: Final = 15.0
 # One that scales from zero gets as many times its usual start, if that is more.
 _EXPECT_STARTS: Final = 3.0
+# One that is listed sooner was there before the wish: no process starts so fast.
+_THERE_S: Final = 0.3
 # How often a wish for a replica is repeated: the controller forgets it after 10 s, or when it is restarted.
 _WISH_S: Final = 1.0
 # Nothing has run on a replica for so long: whatever still waits in an ingress would have been sent there.
@@ -97,6 +99,7 @@ class RemoteRunner:
         ending: whether this process ends when close is called; if not, the model is unloaded, and its replicas are told.
         """
         self.on_change: Callable[[], None] = lambda: None
+        self.cold_start_ns: int | None = None
         self._backend = backend
         self._deployment = DeploymentID(deployment, application)
         self._content = content
@@ -104,7 +107,6 @@ class RemoteRunner:
         self._clock = clock
         self._ending = ending
         self._to_zero = backend.autoscaling is not None and backend.autoscaling.min_replicas == 0
-        self._start_s = backend.cold_start_s or 0.0  # of a first replica, the longest seen
         self._ingress = uuid.uuid4().hex  # whom the replicas count
         # from open on
         self._loop: asyncio.AbstractEventLoop
@@ -300,7 +302,9 @@ class RemoteRunner:
                 await asyncio.sleep(_WISH_S)
         finally:
             self._report(0.0)
-            self._start_s = max(self._start_s, self._loop.time() - woken_s)
+            came_s = min((link.made_s for link in self._usable), default=woken_s)
+            if came_s - woken_s > _THERE_S:
+                self.cold_start_ns = round((self._loop.time() - woken_s) * 1e9)
 
     def _report(self, waiting: float) -> None:
         """What the handles of a deployment tell its autoscaler."""
@@ -318,7 +322,8 @@ class RemoteRunner:
 
     def _expect_replica(self) -> None:
         if self._opened.done() and self._giving_up is None and not self._given_up:
-            expected_s = max(_EXPECT_REPLICA_S, _EXPECT_STARTS * self._start_s)
+            start_s = max(self._backend.cold_start_s or 0.0, (self.cold_start_ns or 0) / 1e9) if self._to_zero else 0.0
+            expected_s = max(_EXPECT_REPLICA_S, _EXPECT_STARTS * start_s)
             self._giving_up = self._loop.call_later(expected_s, self._give_up)
 
     def _is_ours(self, link: "_Link") -> bool:
@@ -342,8 +347,8 @@ class LinkLost(Exception):
 class _Link:
     """The connection to one replica.
 
-    busy: batches of ours there. used_s: when the last one ended, by the loop's time. leased: how many it lets us have. up: it
-    answers. listed: Serve means it to stay. fault: why it could not load its model again; empty if it could.
+    busy: batches of ours there. used_s: when the last one ended, made_s: when this was made, by the loop's time. leased: how
+    many it lets us have. up: it answers. listed: Serve means it to stay. fault: why it could not load its model again, if so.
 
     Life: made on the running loop -> run … -> retire or close.
     """
@@ -359,6 +364,7 @@ class _Link:
     leased: int = 0
     content: str = ""
     spec: ModelSpec = field(init=False)
+    made_s: float = field(init=False)
     _lost: bool = False
     _channel: grpc.aio.Channel = field(init=False)
     _handle: Any = field(init=False)  # the generated stub's method, which is not typed
@@ -367,12 +373,14 @@ class _Link:
     _drained: asyncio.Event | None = None
 
     def __post_init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.made_s = loop.time()
         # Ray's own helper adds its authentication token and TLS.
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         address = f"{self.replica.node_ip}:{self.replica.port}"
         self._channel = init_grpc_channel(address, options=options, asynchronous=True)
         self._handle = ASGIServiceStub(self._channel).HandleRequest  # type: ignore[no-untyped-call]  # generated
-        self._attending = asyncio.get_running_loop().create_task(self._attend())
+        self._attending = loop.create_task(self._attend())
 
     def __repr__(self) -> str:
         return f"<{self.replica_id}: {'up' if self.up else 'down'}, {self.busy} of {self.slots} busy>"

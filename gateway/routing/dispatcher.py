@@ -396,4 +396,5 @@ def _candidate(lane: Lane, backend: Backend, model: Model) -> Candidate:
         shadow_share=backend.shadow_share,
         equivalents=frozenset(equivalents),
         cold_start_ns=round(backend.cold_start_s * 1e9) if backend.cold_start_s else None,
+        learned_cold_ns=lane.runner.cold_start_ns,
     )

@@ -19,6 +19,7 @@ class SimulatedRunner:
         self.slots = workers
         self.available = True
         self.cold = False
+        self.cold_start_ns: int | None = None
         self.woken = 0
         self.batches: list[Batch] = []
         self.faults: list[str] = []

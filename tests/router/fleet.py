@@ -74,6 +74,7 @@ class Sessions:
     fault: Callable[[Batch], Fault | None] = no_fault
     available: bool = True
     to_zero: bool = False
+    cold_start_ns: int | None = None
     device: Device | None = None
     on_change: Callable[[], None] = lambda: None
     # counted

@@ -20,6 +20,7 @@ from gateway.errors import (
     NotReady,
     Overloaded,
 )
+from gateway.routing.dispatcher import Dispatcher
 from gateway.types import InferRequest, InferResponse
 from tests.router.fleet import MS, Fault, Fleet, Kind, S, Sessions
 from tests.simulation import SimulatedClock, run_simulated
@@ -388,6 +389,19 @@ def test_the_next_start_is_taken_to_last_as_long_as_the_last_though_nobody_came_
         refused = await fleet.send()
         assert isinstance(refused, BackendUnreachable)
         assert refused.retry_after_s == pytest.approx(3.0, abs=0.1)
+
+    simulated((CHEAP,), main)
+
+
+def test_the_first_start_is_taken_to_last_as_long_as_the_one_when_the_model_was_loaded() -> None:
+    async def main(fleet: Fleet) -> None:
+        (sessions,) = fleet.sessions
+        sessions.cold_start_ns = 2 * S
+        fleet.dispatcher = Dispatcher(fleet.lanes, fleet.model, fleet.metrics, fleet.clock)
+        go(sessions, live=0)
+        refused = await fleet.send()
+        assert isinstance(refused, BackendUnreachable)
+        assert refused.retry_after_s == pytest.approx(2.0, abs=0.1)
 
     simulated((CHEAP,), main)
 

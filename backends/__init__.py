@@ -1,6 +1,6 @@
 """Loaded models, whatever runs them: one contract (`base`), one module per library, imported when it is asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -81,11 +81,12 @@ class _Checked:
 
 
 class _CheckedSession:
-    __slots__ = ("_close", "_run", "_spec")
+    __slots__ = ("_close", "_run", "_spec", "cancel")
 
     def __init__(self, session: Session, spec: ModelSpec) -> None:
         self._run = session.run
         self._close = session.close
+        self.cancel: Callable[[], None] | None = getattr(session, "cancel", None)  # of a CancellableSession
         self._spec = spec
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:

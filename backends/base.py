@@ -9,6 +9,7 @@ Errors a backend may raise, each a fault of
     BackendError
     ├── LoadFailed             the configuration or the artifact: bad path, missing library, wrong device
     ├── ExecutionFailed        the model, on this input: the session is still good
+    ├── RunCancelled           nobody: `cancel` ended the run
     └── SessionLost            the session: process died, device lost, out of memory. It must be rebuilt
 
 Foreign exceptions become one of these at one seam per library. Imports nothing of the gateway.
@@ -33,6 +34,10 @@ class LoadFailed(BackendError):
 
 class ExecutionFailed(BackendError):
     """The model failed on this batch; the session can run the next."""
+
+
+class RunCancelled(BackendError):
+    """The run was ended by `CancellableSession.cancel`; the session can run the next."""
 
 
 class SessionLost(BackendError):
@@ -101,6 +106,14 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Free everything the session holds; a second call does nothing."""
+        ...
+
+
+class CancellableSession(Session, Protocol):
+    """A session whose run can be ended from outside, because what runs is elsewhere. Others are left to finish."""
+
+    def cancel(self) -> None:
+        """Make `run` raise RunCancelled soon. From any thread; at any other time than during `run` it changes nothing."""
         ...
 
 

@@ -8,6 +8,9 @@ Health is passive. A python model whose process died stays "ready" for Triton, w
 model. A server that cannot be reached loses the session too; it is reopened on the next url that has the model ready.
 
 With several urls, session i begins with url i modulo their number. Each session has a connection of its own.
+
+Cancelling closes the session's channel, and the next call opens another. A blocking call, the cheapest that a thread can make
+(docs/backends.md), cannot be ended in any other way.
 """
 
 import logging
@@ -26,6 +29,7 @@ from backends.base import (
     ExecutionFailed,
     LoadFailed,
     ModelSpec,
+    RunCancelled,
     SessionLost,
     Tensors,
     TensorSpec,
@@ -158,8 +162,12 @@ class Connection:
         self.grpc = grpc
         self._model = model
         self._version = model_version
-        self._channel = grpc.insecure_channel(url, options=_OPTIONS)
-        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._new_stub = service_pb2_grpc.GRPCInferenceServiceStub
+        self._open()
+
+    def _open(self) -> None:
+        self._channel = self.grpc.insecure_channel(self.url, options=_OPTIONS)
+        self.stub = self._new_stub(self._channel)
 
     def check_ready(self) -> None:
         request = self.pb.ModelReadyRequest(name=self._model, version=self._version)
@@ -218,8 +226,20 @@ class Connection:
         self._ask(self.stub.SystemSharedMemoryUnregister, self.pb.SystemSharedMemoryUnregisterRequest(name=region))
 
     def infer(self, request: Any, timeout_s: float) -> Any:
-        """Raises: grpc.RpcError, which the session maps: it knows what was asked."""
-        return self.stub.ModelInfer(request, timeout=timeout_s)
+        """Raises: grpc.RpcError, which the session maps: it knows what was asked; RunCancelled."""
+        stub = self.stub
+        try:
+            return stub.ModelInfer(request, timeout=timeout_s)
+        except (self.grpc.RpcError, ValueError) as exc:  # ValueError: the channel was closed before the call began
+            if stub is not self.stub:
+                raise RunCancelled(f"triton {self.url}: the call was cancelled") from exc
+            raise
+
+    def cancel(self) -> None:
+        """From any thread: end the call that is under way."""
+        channel = self._channel
+        self._open()
+        channel.close()
 
     def close(self) -> None:
         self._channel.close()
@@ -256,9 +276,11 @@ class TritonSession:
         shared = self._fill(request, inputs)
         try:
             response = self._connection.infer(request, timeout_s)
-        except self._connection.grpc.RpcError as exc:
+        except (RunCancelled, self._connection.grpc.RpcError) as exc:
             if self._region is not None:
                 self._region.abandon()
+            if isinstance(exc, RunCancelled):
+                raise
             raise self._mapped(exc, handed_on=timeout_s < model.timeout_s) from exc
         return _outputs(response, shared)
 
@@ -310,6 +332,10 @@ class TritonSession:
             return SessionLost(message)
         lost = code in ("UNAVAILABLE", "NOT_FOUND", "CANCELLED", "UNKNOWN", "UNAUTHENTICATED", "PERMISSION_DENIED")
         return (SessionLost if lost else ExecutionFailed)(message)
+
+    def cancel(self) -> None:
+        if self._region is None or self._region.may_abandon:
+            self._connection.cancel()
 
     def close(self) -> None:
         if not self._closed:

@@ -17,7 +17,8 @@ from backends.base import LoadFailed
 
 WORTH_BYTES: Final = 256 << 10  # of a tensor
 _ALIGNMENT: Final = 64
-_IN_USE_S: Final = 60.0  # after which a call that timed out here has ended on the server
+_IN_USE_S: Final = 60.0  # after which a call that timed out or was cancelled here has ended on the server
+_ABANDONED_AT_MOST: Final = 4  # at once, by choice: each keeps its memory
 
 
 class Region:
@@ -69,8 +70,13 @@ class Region:
         # Not closed: a view that somebody still holds would make that an error. It goes with the last of them.
         self._map = None
 
+    @property
+    def may_abandon(self) -> bool:
+        """Whether a call that uses the region may be given up for another reason than that it must."""
+        return len(self._abandoned) < _ABANDONED_AT_MOST
+
     def abandon(self) -> None:
-        """Take a fresh region next time: a call that timed out may still be read from and written to this one."""
+        """Take a fresh region next time: a call that timed out or was cancelled may still read and write this one."""
         if self._name:
             self._abandoned.append((time.monotonic() + _IN_USE_S, self._name))
             self._name = ""

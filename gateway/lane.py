@@ -39,6 +39,10 @@ class LaneObserver(Protocol):
         """A batch ended; its requests are answered, or run once more, after this."""
         ...
 
+    def cancelled(self, batch: Batch, now_ns: int) -> None:
+        """A batch was ended early, as nobody waited for it any more."""
+        ...
+
     def takes_over(self, request: InferRequest, now_ns: int) -> bool:
         """Whether to give up a request that cannot be served here, or not without running it again: another lane will."""
         ...
@@ -90,7 +94,7 @@ class Lane:
         self._trace = trace
         self._shared = shared
         self._waiting: dict[InferRequest, _Waiting] = {}
-        self._running = 0
+        self._running: set[Batch] = set()
         self._step_due = False
         self._timer: Timer | None = None
         self._timer_at_ns = 0
@@ -102,7 +106,7 @@ class Lane:
             shared.join(self, share_weight)
 
     def __repr__(self) -> str:
-        return f"<Lane {self.name}: {len(self._waiting)} waiting, {self._running} batches running>"
+        return f"<Lane {self.name}: {len(self._waiting)} waiting, {len(self._running)} batches running>"
 
     @property
     def available(self) -> bool:
@@ -146,11 +150,16 @@ class Lane:
     def cancel(self, request: InferRequest) -> None:
         """Forget a request that nobody waits for any more: out of the queue now, or its result is dropped.
 
-        on_done gets Cancelled.
+        A batch that nobody waits for is cancelled. on_done gets Cancelled.
         """
-        if request in self._waiting:
-            self.batcher.cancel(request)
-            self._answer(request, Cancelled("the client cancelled the request"))
+        if request not in self._waiting:
+            return
+        self.batcher.cancel(request)
+        self._answer(request, Cancelled("the client cancelled the request"))
+        for batch in self._running:
+            requests = [part.request for part in batch.parts]
+            if request in requests and not any(other in self._waiting for other in requests):
+                self.runner.cancel(batch)
 
     def hand_over(self, now_ns: int) -> None:
         """Give up what waits and will be late, as no worker frees before its deadline, to lanes that can still be in time."""
@@ -182,7 +191,7 @@ class Lane:
             self._shared.leave(self)
 
     def _gauges(self) -> LaneGauges:
-        live = self.runner.free_slots + self._running
+        live = self.runner.free_slots + len(self._running)
         service = self.batcher.service
         learned = tuple(
             (str(group.length) if isinstance(group, LengthGroup) else "", rows, expected_s, expected_s * curve.spread)
@@ -192,7 +201,7 @@ class Lane:
             for rows in service.probe_rows
             for expected_s in (curve.expected_ns(rows) / 1e9,)
         )
-        return LaneGauges(self.batcher.queue_rows, self.batcher.queue_requests, live, self._running, learned)
+        return LaneGauges(self.batcher.queue_rows, self.batcher.queue_requests, live, len(self._running), learned)
 
     # deciding
 
@@ -207,12 +216,12 @@ class Lane:
         """Answer what is too late and start what the policy decides on, at most so many batches."""
         now_ns = self._clock.now_ns()
         free_slots = self.runner.free_slots
-        self.batcher.workers = max(1, free_slots + self._running)  # sessions are lost and rebuilt, replicas come and go
+        self.batcher.workers = max(1, free_slots + len(self._running))  # sessions are lost and rebuilt, replicas come and go
         step = self.batcher.step(now_ns, min(workers, free_slots))
         for request, error in step.shed:
             self._answer(request, error)
         for batch in step.batches:
-            self._running += 1
+            self._running.add(batch)
             self.metrics.batch_closed(batch)
             self.runner.start(batch, self._ended)
         wake_at_ns = step.wake_at_ns
@@ -240,7 +249,7 @@ class Lane:
     # a batch ended
 
     def _ended(self, batch: Batch, execution: Execution) -> None:
-        self._running -= 1
+        self._running.discard(batch)
         now_ns = self._clock.now_ns()
         if self._shared is not None:
             self._shared.ended(self, batch, now_ns)
@@ -255,7 +264,9 @@ class Lane:
                 error = BackendFailed(f"{self.name}: outputs do not fit the batch: {exc}")
         self.batcher.finished(batch, now_ns, execution.finished_ns - execution.started_ns, error is None)
         self.metrics.batch_done(batch, execution, failed=error is not None)
-        if self.observer is not None:
+        if self.observer is not None and isinstance(error, Cancelled):
+            self.observer.cancelled(batch, now_ns)
+        elif self.observer is not None:
             self.observer.executed(batch, execution, now_ns, failed=error is not None)
         if self._trace:
             trace_log.info(

@@ -27,7 +27,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from gateway.batching.batch import Batch
-from gateway.errors import Code
+from gateway.errors import Cancelled, Code
 from gateway.runner import Execution
 
 FLUSH_INTERVAL_S: Final = 1.0
@@ -237,7 +237,7 @@ class LaneMetrics:
         count, total_ns = self._executed.get(batch.rows, (0, 0))
         self._executed[batch.rows] = (count + 1, total_ns + compute_ns)
         if failed:
-            self._failed += 1
+            self._failed += not isinstance(execution.error, Cancelled)
         else:
             self._rows_done += batch.rows
 

@@ -69,6 +69,13 @@ class BatchRunner(Protocol):
         """Run one batch; on_done is called exactly once, on the loop, never from within start."""
         ...
 
+    def cancel(self, batch: Batch) -> None:
+        """Nobody waits for a batch that was started: end it early if that can be done, with the error Cancelled.
+
+        Where it cannot, it runs to its end. on_done is called as ever.
+        """
+        ...
+
     async def close(self) -> None:
         """Wait for what runs, then free everything."""
         ...

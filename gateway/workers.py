@@ -20,16 +20,18 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import backends
-from backends.base import DEADLINE_NS, BackendError, LoadFailed, Model, ModelSpec, Session, SessionLost
+from backends.base import DEADLINE_NS, BackendError, LoadFailed, Model, ModelSpec, RunCancelled, Session, SessionLost
 from gateway.batching.batch import Batch
 from gateway.clock import Clock, Timer
 from gateway.config import Backend
-from gateway.errors import BackendFailed, BackendUnreachable, GatewayError
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
 from gateway.runner import Execution
 from gateway.session_process import ProcessModel
 
 _BACKOFF_FIRST_S: Final = 0.1
 _BACKOFF_MOST_S: Final = 5.0
+# A run that does not end when told to may not have begun yet when it was: it is told again.
+_CANCEL_AGAIN_S: Final = 0.02
 # After this many failed rebuilds in a row with no worker left, what waits is refused rather than kept for a session that may
 # never come.
 _REBUILDS_BEFORE_UNAVAILABLE: Final = 3
@@ -109,6 +111,11 @@ class WorkerPool:
         worker.start(batch, on_done, self._clock.now_ns())
         if self._watchdog is None:
             self._watch()
+
+    def cancel(self, batch: Batch) -> None:
+        worker = next((worker for worker in self._busy if worker.runs(batch)), None)
+        if worker is not None and worker.try_cancel():
+            self._loop.call_later(_CANCEL_AGAIN_S, self.cancel, batch)
 
     async def close(self) -> None:
         """Wait for what runs (at most the hang timeout, by the watchdog), then free everything."""
@@ -242,6 +249,16 @@ class _Worker:
         self._current = (batch, on_done)
         self._jobs.put(batch)
 
+    def runs(self, batch: Batch) -> bool:
+        return self._current is not None and self._current[0] is batch
+
+    def try_cancel(self) -> bool:
+        """Ask the session to end its run. False if it cannot."""
+        cancel = getattr(self._session, "cancel", None)
+        if cancel is not None:
+            cancel()
+        return cancel is not None
+
     def take(self) -> tuple[Batch, Callable[[Batch, Execution], None]]:
         current, self._current = self._current, None
         assert current is not None
@@ -288,6 +305,8 @@ class _Worker:
             return Execution(started_ns, self._clock.now_ns(), outputs=outputs)
         except SessionLost as exc:
             error, lost = BackendUnreachable(f"{self._name}: {exc}"), True
+        except RunCancelled as exc:
+            error = Cancelled(f"{self._name}: {exc}")
         except BackendError as exc:
             error = BackendFailed(f"{self._name}: {exc}")
         except GatewayError as exc:

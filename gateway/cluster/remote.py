@@ -180,6 +180,9 @@ class RemoteRunner:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
+    def cancel(self, batch: Batch) -> None:
+        """The replica runs it to its end."""
+
     async def close(self) -> None:
         self._poll.stop()
         if self._running:

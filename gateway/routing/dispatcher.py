@@ -298,6 +298,11 @@ class _Watch:
             self.hung = hung  # the request may be to blame: what becomes of it elsewhere tells
         # Else one of several requests may be, which their retries tell.
 
+    def cancelled(self, batch: Batch, now_ns: int) -> None:
+        # That clients give up says nothing of a backend, unless it had stopped working: else it would look idle, and get more.
+        if batch.expected_ns and self._dispatcher.router.hung(now_ns - batch.closed_ns, batch.expected_ns):
+            self._dispatcher.failed(self._candidate, now_ns, hung=True)
+
     def takes_over(self, request: InferRequest, now_ns: int) -> bool:
         return self._dispatcher.takes_over(self._candidate, request, now_ns)
 

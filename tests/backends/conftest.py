@@ -31,8 +31,8 @@ class TritonPythonModel:
             x = pb.get_input_tensor_by_name(request, "INPUT0").as_numpy()
             if x[0, 0] == -666:
                 os._exit(1)
-            if x[0, 0] == -1000:
-                time.sleep(1)
+            if x[0, 0] <= -1000:
+                time.sleep(-x[0, 0] / 1000)
             if x[0, 0] == -400:
                 responses.append(pb.InferenceResponse(error=pb.TritonError("a bad row")))
                 continue

@@ -1,5 +1,6 @@
 """What the Triton backend does beyond the contract, against a real server."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,25 @@ import numpy as np
 import pytest
 
 import backends
-from backends.base import DEADLINE_NS, ExecutionFailed, LoadFailed, Model, ModelSpec, SessionLost, Tensors, TensorSpec
+from backends.base import (
+    DEADLINE_NS,
+    ExecutionFailed,
+    LoadFailed,
+    Model,
+    ModelSpec,
+    RunCancelled,
+    SessionLost,
+    Tensors,
+    TensorSpec,
+)
+from gateway.clock import LoopClock
+from gateway.config import Backend
+from gateway.config import Model as Config
+from gateway.errors import Cancelled
+from gateway.lane_opener import LaneOpener
+from gateway.metrics import Metrics
+from gateway.types import InferRequest
+from gateway.workers import WorkerPool
 from tests.backends.conftest import write_linear
 from tests.backends.contract import SPEC, expected
 from tests.triton_server import TritonServer, require_triton, triton_server
@@ -97,6 +116,48 @@ def test_a_deadline_is_handed_on(model: Model) -> None:
         session.run(rows(), {DEADLINE_NS: started})
 
 
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_a_cancelled_call_ends_at_once_and_the_session_goes_on(triton: TritonServer, shared_memory: bool) -> None:
+    session: Any = load(triton, UNSTATED, model="wide", shared_memory=shared_memory).open_session(0)
+    timer = threading.Timer(0.2, session.cancel)
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(RunCancelled):
+        session.run({"INPUT0": np.full((1, 262144), -2000, np.float32)}, {})  # sleeps for 2 s
+    assert time.monotonic() - started < 1.5
+    session.cancel()  # nothing runs
+    fresh = np.ones((1, 262144), np.float32)
+    np.testing.assert_array_equal(session.run({"INPUT0": fresh}, {})["OUTPUT0"], fresh)
+    session.close()
+
+
+def test_a_batch_whose_clients_are_gone_frees_its_session(triton: TritonServer) -> None:
+    async def main() -> None:
+        metrics = Metrics()
+        clock = LoopClock(asyncio.get_running_loop())
+
+        def open_runner(model: Config, backend: Backend, declared: ModelSpec) -> WorkerPool:
+            return WorkerPool(backend, declared, name="linear", clock=clock)
+
+        config = {"name": "linear", "max_rows": 8, "batching": {"probe_s": 0, "policy": "greedy"}}
+        backend = {"kind": "triton", "url": triton.grpc_url, "model": "wide"}
+        opener = LaneOpener(open_runner, metrics=metrics, clock=clock)
+        (lane,) = await opener.open(Config.model_validate({**config, "backends": [backend]}))
+        outcomes: list[object] = []
+        inputs = {"INPUT0": np.full((1, 262144), -2000, np.float32)}
+        request = InferRequest("linear", "1", "", inputs, 1, time.monotonic_ns())
+        lane.submit(request, outcomes.append)
+        await asyncio.sleep(0.2)
+        assert lane.runner.free_slots == 0
+        lane.cancel(request)
+        assert [type(outcome) for outcome in outcomes] == [Cancelled]
+        started = time.monotonic()
+        await lane.close()  # waits for what runs
+        assert time.monotonic() - started < 1.5
+
+    asyncio.run(main())
+
+
 def test_a_server_that_hangs_loses_the_session(triton: TritonServer) -> None:
     session = load(triton, timeout_s=0.2).open_session(0)
     with pytest.raises(SessionLost, match=r"timeout_s 0\.2"):
@@ -146,12 +207,14 @@ def test_no_region_stays_behind(triton: TritonServer) -> None:
     from tritonclient.grpc import InferenceServerClient
 
     before = set(Path("/dev/shm").glob("gateway-*"))
+    with InferenceServerClient(triton.grpc_url) as client:
+        registered = len(client.get_system_shared_memory_status().regions)
     session = load(triton, UNSTATED, model="wide", shared_memory=True).open_session(0)
     session.run({"INPUT0": np.zeros((1, 262144), np.float32)}, {})
     with InferenceServerClient(triton.grpc_url) as client:
-        assert len(client.get_system_shared_memory_status().regions) == 1
+        assert len(client.get_system_shared_memory_status().regions) == registered + 1
         session.close()
-        assert len(client.get_system_shared_memory_status().regions) == 0
+        assert len(client.get_system_shared_memory_status().regions) == registered
     assert set(Path("/dev/shm").glob("gateway-*")) == before
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from backends.base import ModelSpec, TensorSpec
 from gateway.batching.batch import Batch
-from gateway.errors import BackendFailed
+from gateway.errors import BackendFailed, Cancelled
 from gateway.runner import Execution
 from tests.simulation import SimulatedClock
 
@@ -23,6 +23,7 @@ class SimulatedRunner:
         self.woken = 0
         self.batches: list[Batch] = []
         self.faults: list[str] = []
+        self.cancelled: list[Batch] = []
         self.closed = False
         self._clock = clock
         self._busy = 0
@@ -48,13 +49,18 @@ class SimulatedRunner:
         def end() -> None:
             self._busy -= 1
             now_ns = self._clock.now_ns()
-            if fault:
+            if batch in self.cancelled:
+                on_done(batch, Execution(started_ns, now_ns, error=Cancelled("told to")))
+            elif fault:
                 error = BackendFailed(f"told to: {fault}")
                 on_done(batch, Execution(started_ns, now_ns, error=error, session_lost=fault == "lost"))
             else:
                 on_done(batch, Execution(started_ns, now_ns, outputs={"Y": batch.concat()["X"]}))
 
         self._clock.call_at(started_ns + self._fixed_ns + self._row_ns * batch.padded_rows, end)
+
+    def cancel(self, batch: Batch) -> None:
+        self.cancelled.append(batch)
 
     async def close(self) -> None:
         self.closed = True

@@ -223,6 +223,40 @@ def test_a_request_cancelled_while_it_runs_drops_its_result() -> None:
     simulate(main)
 
 
+def test_a_batch_is_cancelled_once_nobody_waits_for_any_of_it() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, fixed_ns=5 * MS)
+        first, second = bench.send("first"), bench.send("second")
+        await bench.pass_ms(1)
+        waiting = bench.send("waiting")
+        bench.lane.cancel(waiting)
+        bench.lane.cancel(first)
+        assert bench.runner.cancelled == []
+        bench.lane.cancel(second)
+        assert bench.runner.cancelled == bench.runner.batches
+        await bench.pass_ms(20)
+        assert len(bench.runner.batches) == 1  # not run once more, as after a failure
+        assert bench.lane.pending == 0
+        assert [len(ended) for ended in bench.ended.values()] == [1, 1, 1]
+
+    simulate(main)
+
+
+def test_all_parts_of_a_cancelled_request_are_cancelled() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, workers=3, fixed_ns=5 * MS)
+        other = bench.send("other", rows=1)
+        large = bench.send("large", rows=10)
+        await bench.pass_ms(1)
+        assert [batch.rows for batch in bench.runner.batches] == [4, 4, 3]
+        bench.lane.cancel(large)
+        assert bench.runner.cancelled == bench.runner.batches[1:]
+        await bench.pass_ms(10)
+        assert isinstance(bench.outcome(other.id), InferResponse)
+
+    simulate(main)
+
+
 def test_a_full_queue_refuses_at_once() -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock, max_queue_rows=4)

@@ -1,8 +1,9 @@
 """The worker pool on real threads and processes, with the synthetic backend's faults."""
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import numpy as np
 import psutil
 import pytest
 
-from backends.base import ModelSpec
+from backends.base import ModelSpec, RunCancelled, Tensors
 from gateway.batching.batch import Batch, Part
 from gateway.clock import LoopClock
 from gateway.config import Backend, Python, Synthetic
-from gateway.errors import BackendFailed, BackendUnreachable
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled
 from gateway.runner import Execution
 from gateway.types import InferRequest
 from gateway.workers import WorkerPool
@@ -230,5 +231,62 @@ def test_the_model_is_told_until_when_anyone_waits(tmp_path: Path) -> None:
                 execution = await run(pool, batch)
                 assert execution.outputs is not None
                 assert execution.outputs["DEADLINE"].tolist() == [[told]] * 2
+
+    asyncio.run(main())
+
+
+class _CancellableModel:
+    """One session, whose run only ends when it is cancelled, the second time if `late`."""
+
+    spec = ModelSpec("", (), (), 8)
+
+    def __init__(self, *, late: bool) -> None:
+        self._ignored = int(late)
+        self._ended = threading.Event()
+
+    def open_session(self, index: int) -> "_CancellableModel":
+        return self
+
+    def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
+        assert self._ended.wait(10)
+        self._ended.clear()
+        raise RunCancelled("cancelled")
+
+    def cancel(self) -> None:
+        if self._ignored:
+            self._ignored -= 1
+        else:
+            self._ended.set()
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["running", "not yet running"])
+def test_a_cancelled_batch_frees_its_session(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    async def main() -> None:
+        monkeypatch.setattr("gateway.workers.backends.load", lambda *_: _CancellableModel(late=late))
+        async with pool_of() as pool:
+            for _ in range(2):
+                batch = batch_of(1.0)
+                run_it = asyncio.ensure_future(run(pool, batch))
+                await asyncio.sleep(0)
+                pool.cancel(batch)
+                execution = await run_it
+                assert isinstance(execution.error, Cancelled)
+                assert not execution.session_lost
+                assert pool.free_slots == 1
+                pool.cancel(batch)  # it has ended: the next is left alone
+
+    asyncio.run(main())
+
+
+def test_a_session_that_cannot_cancel_finishes() -> None:
+    async def main() -> None:
+        async with pool_of(fixed_ms=20) as pool:
+            batch = batch_of(1.0)
+            run_it = asyncio.ensure_future(run(pool, batch))
+            await asyncio.sleep(0)
+            pool.cancel(batch)
+            assert (await run_it).error is None
 
     asyncio.run(main())

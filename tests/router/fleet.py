@@ -125,6 +125,8 @@ class Sessions:
 
         self.clock.call_at(started_ns + took_ns, end)
 
+    def cancel(self, batch: Batch) -> None: ...
+
     async def close(self) -> None: ...
 
 

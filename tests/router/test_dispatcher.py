@@ -94,6 +94,41 @@ def test_a_lost_session_with_no_other_backend_in_time_runs_the_request_once_more
     simulated((CHEAP, DEAR), main)
 
 
+async def give_up(fleet: Fleet, after_ms: float) -> None:
+    """A client that sends a request and cancels it."""
+    request = fleet.request()
+    outcomes: list[InferResponse | GatewayError] = []
+    fleet.dispatcher.submit(request, outcomes.append)
+    await asyncio.sleep(after_ms / 1e3)
+    for lane in fleet.lanes:
+        lane.cancel(request)
+    assert [type(outcome) for outcome in outcomes] == [Cancelled]
+
+
+def test_clients_that_cancel_eject_nobody() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always((Cancelled("the call was cancelled"), False, 2 * MS))
+        for _ in range(30):
+            await give_up(fleet, after_ms=1)
+            await asyncio.sleep(0.005)
+        assert fleet.counted("gateway_ejections_total") == 0
+        assert fleet.counted("gateway_failed_executions_total") == 0
+        assert ran(fleet) == [30, 0]
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_a_backend_that_hangs_until_clients_cancel_is_ejected() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always((Cancelled("the call was cancelled"), False, 1 * S))
+        await give_up(fleet, after_ms=999)
+        await asyncio.sleep(0.005)
+        assert fleet.counted("gateway_ejections_total", backend="cheap1") == 1
+        assert isinstance(await fleet.send(), InferResponse)
+
+    simulated((CHEAP, DEAR), main)
+
+
 def test_a_request_that_fails_everywhere_is_answered_once_and_ejects_nobody() -> None:
     async def main(fleet: Fleet) -> None:
         for sessions in fleet.sessions:

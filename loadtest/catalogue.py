@@ -6,6 +6,7 @@ but carry a flag that every report prints.
 
 import datetime
 import difflib
+import sys
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -14,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from loadtest.errors import UsageError
 
-BUNDLED = Path(__file__).parents[1] / "configs" / "instances.yaml"
+_IN_TREE = Path(__file__).parents[1] / "configs" / "instances.yaml"
+BUNDLED = _IN_TREE if _IN_TREE.exists() else Path(sys.prefix, "share", "serving-gateway", "instances.yaml")
 STALE_AFTER_DAYS = 90
 
 PriceBasis = Literal["ec2", "spot", "sagemaker"]

@@ -1,10 +1,11 @@
 """Compare batching rules in simulation: ours and the peers', on fixed and random cases.
 
-    python -m benchmarks.batching                 all tables, quick (about a minute)
+    python -m benchmarks.batching                 all tables, quick (one to two minutes on two cores)
     python -m benchmarks.batching --full          more requests and seeds (about half an hour on one core)
     python -m benchmarks.batching --only table    table, heldout, optimum, arrivals, leases or cost
     python -m benchmarks.batching --trace FILE    replay: a CSV whose first column are timestamps
     python -m benchmarks.batching --csv DIR       also write the numbers
+    python -m benchmarks.batching --plot FILE     draw goodput by load, as one HTML file; alone or after tables chosen by --only
 
 Each number is the mean over seeds with its 95 % interval; every rule sees the same arrivals (paired seeds). Efficiencies are
 shares of limits that no rule can pass: see docs/batching.md.
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import leases
+from benchmarks import batching_charts, leases
 from benchmarks.peers import Bento, Nexus, RayServe
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
@@ -35,6 +36,7 @@ from loadtest.simulator import Affine, Outcome, simulate
 MS = 1_000_000
 UNBOUNDED = 1 << 40
 DRIFT = 1.4
+PLOTTED_LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 
 
 @dataclass(frozen=True)
@@ -546,6 +548,22 @@ def _decision_cost(batcher: Batcher, case: Case) -> tuple[float, float, float]:
     return statistics.median(costs), float(np.percentile(costs, 90)), requests / max(1, batches)
 
 
+def curves(options: argparse.Namespace) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """By case and rule: offered load (% of z) and goodput (% of c), mean over seeds."""
+    with ProcessPoolExecutor(options.jobs) as pool:
+        found = pool.map(_curves_of, CASES, [options.requests] * len(CASES), [tuple(options.seeds)] * len(CASES))
+        return dict(zip([case.name for case in CASES], found, strict=True))
+
+
+def _curves_of(case: Case, requests: int, seeds: Sequence[int]) -> dict[str, list[tuple[float, float]]]:
+    def goodput(rule: Rule, load: float) -> float:
+        found = [run(case, rule, load, requests, seed).goodput_rps(case.slo_ns) for seed in seeds]
+        return 100 * statistics.fmean(found) / case.ceiling_rps()
+
+    rules = (*PEERS, tuned_triton(case, min(requests // 3, 4000)), OURS)
+    return {rule.name: [(100 * load, goodput(rule, load)) for load in PLOTTED_LOADS] for rule in rules}
+
+
 TABLES: dict[str, Callable[[argparse.Namespace], list[list[str]]]] = {
     "table": table,
     "heldout": heldout,
@@ -567,15 +585,19 @@ def main(arguments: Iterable[str]) -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--trace")
     parser.add_argument("--csv", type=Path)
+    parser.add_argument("--plot", type=Path)
     options = parser.parse_args(list(arguments))
-    options.requests = options.requests or (40_000 if options.full else 6_000)
+    options.requests = options.requests or (40_000 if options.full else 1_500)
     options.seeds = range(options.repeat or (5 if options.full else 2))
-    for name in options.only or TABLES:
+    for name in options.only or ([] if options.plot else TABLES):
         rows = TABLES[name](options)
         if options.csv:
             options.csv.mkdir(parents=True, exist_ok=True)
             with (options.csv / f"{name}.csv").open("w", newline="") as file:
                 csv.writer(file).writerows(rows)
+    if options.plot:
+        foot = f"benchmarks.batching: {options.requests} requests and {len(options.seeds)} seeds a mark"
+        options.plot.write_text(batching_charts.page(curves(options), foot), encoding="utf-8")
 
 
 if __name__ == "__main__":

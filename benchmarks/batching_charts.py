@@ -1,0 +1,31 @@
+"""The comparison of batching rules as one HTML file that needs nothing else: goodput by load, one chart per case."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from loadtest import html
+from loadtest.charts import Axis, Chart, Line, Point, Series, draw
+
+Curves = Mapping[str, Sequence[tuple[float, float]]]
+"""By rule: offered load in % of z, goodput in % of c."""
+
+
+def page(cases: Mapping[str, Curves], foot: str) -> str:
+    """The whole file. cases: by name, with the same rules in each; as many as the palette has colours."""
+    rules = list(next(iter(cases.values())))
+    legend = "".join(f'<span><i class="b{colour}"></i>{escape(rule)}</span>' for colour, rule in enumerate(rules))
+    charts = [(name, "Answered within the SLO, by what is offered.", _chart(curves)) for name, curves in cases.items()]
+    text = (
+        "z is the fluid capacity without a miss, c the ceiling that no rule can pass (docs/batching.md).",
+        "Every rule sees the same arrivals. Its marks tell their numbers when pointed at.",
+    )
+    body = f'<div class="legend">{legend}</div>{html.chart_grid(charts)}'
+    return html.page("batching rules in simulation", [body, html.notes(text)], foot)
+
+
+def _chart(curves: Curves) -> str:
+    series = [
+        Series(colour, [Point(load, good, f"{rule}: {good:.1f} % of c at {load:.0f} % of z") for load, good in points])
+        for colour, (rule, points) in enumerate(curves.items())
+    ]
+    return draw(Chart(Axis("offered load, % of z"), Axis("goodput, % of c"), series, [Line(100, "c")]))

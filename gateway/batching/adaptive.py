@@ -183,7 +183,7 @@ class Adaptive:
             wake_at_ns = self._hold(held.view, waiting, first[2], state)
             if wake_at_ns:
                 return Decision(0, "hold", wake_at_ns)
-        if waiting == first[3] == state.rows and (free_slots > 1 or not busy):
+        if waiting == first[3] and waiting == state.rows and (free_slots > 1 or not busy):
             lone = self._lone(first, stream, busy, free_slots, now_ns)
             if lone is not None:
                 return lone
@@ -248,11 +248,10 @@ class Adaptive:
         curve = stream.curve
         rows = first[3]
         expected_ns = curve.shape[0] * curve.level(busy + 1)
-        if (
-            rows > curve.sizes[0]
-            or now_ns + expected_ns * curve.spread > first[2]
-            or (busy + free_slots > 1 and stream.rate(now_ns) * expected_ns > _UTILISATION * (busy + free_slots))
-        ):
+        if rows > curve.sizes[0] or now_ns + expected_ns * curve.spread > first[2]:
+            return None
+        workers = busy + free_slots
+        if workers > 1 and stream.rate(now_ns) * expected_ns > _UTILISATION * workers:
             return None
         if expected_ns != stream.lone_ns or rows != stream.lone.rows:
             stream.lone, stream.lone_ns = Decision(rows, "idle", None, (), round(expected_ns)), expected_ns

@@ -154,7 +154,11 @@ class Batcher:
         """
         rows = request.rows if self._batched else 1
         state = self._state
-        deadline_ns = deadline_of(request, self._slo_ns)
+        slo_ns = self._slo_ns
+        if slo_ns is None or request.deadline_ns is not None:
+            deadline_ns = deadline_of(request, slo_ns)
+        else:
+            deadline_ns = request.arrival_ns + slo_ns
         if deadline_ns < now_ns:
             raise _too_late(request, deadline_ns, now_ns)
         if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):
@@ -216,10 +220,12 @@ class Batcher:
         while self._retries and free_slots > len(batches):
             self._run_retry(now_ns, batches, shed)
         wake_at_ns = NEVER
-        while self._requests and free_slots > len(batches):
-            wake_at_ns = self._close_one(now_ns, free_slots - len(batches), batches, shed)
+        free_slots -= len(batches)
+        while free_slots > 0 and self._requests:
+            wake_at_ns = self._close_one(now_ns, free_slots, batches, shed)
             if wake_at_ns:
                 break
+            free_slots -= 1
         if not self._requests:
             self._expires_ns = NEVER
             return _new(Step, (batches, shed, None))
@@ -238,15 +244,16 @@ class Batcher:
         wake_at_ns = NEVER
         for queue in waiting:
             decision = self._policy.decide(queue, state, now_ns, free_slots)
-            if decision.shed:
-                self._shed(queue, decision.shed, shed)
-            for more in decision.fill:
+            rows, _, ask_at_ns, hopeless, _, fill = decision
+            if hopeless:
+                self._shed(queue, hopeless, shed)
+            for more in fill:
                 self._shed(more.queue, more.shed, shed)
-            if decision.rows and queue.entries:
+            if rows and queue.entries:
                 self._close(queue, decision, now_ns, batches)
                 return 0
-            if decision.wake_at_ns is not None and decision.wake_at_ns < wake_at_ns:
-                wake_at_ns = decision.wake_at_ns
+            if ask_at_ns is not None and ask_at_ns < wake_at_ns:
+                wake_at_ns = ask_at_ns
         return wake_at_ns
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
@@ -353,23 +360,25 @@ class Batcher:
 
     def _close(self, queue: Queue, decision: Decision, now_ns: int, batches: list[Batch]) -> None:
         parts: list[Part] = []
-        limit = decision.rows
-        rows = self._take(queue, limit if limit < self._max_rows else self._max_rows, parts)
+        limit, reason, _, _, expected_ns, fill = decision
+        most = self._max_rows
+        rows = self._take(queue, limit if limit < most else most, parts)
         group = queue.group
-        for more in decision.fill:
-            rows += self._take(more.queue, min(more.rows, self._max_rows - rows), parts)
+        for more in fill:
+            rows += self._take(more.queue, min(more.rows, most - rows), parts)
             other = more.queue.group
             if isinstance(group, LengthGroup) and isinstance(other, LengthGroup) and group.length < other.length:
                 group = other  # the longest: what the model will see
         self._state.rows -= rows
-        reason = "full" if decision.reason == "idle" and rows >= self._max_rows else decision.reason
-        self._dispatch(parts, rows, reason, now_ns, group, decision.expected_ns, batches)
+        if rows >= most and reason == "idle":
+            reason = "full"
+        self._dispatch(parts, rows, reason, now_ns, group, expected_ns, batches)
 
     def _take(self, queue: Queue, limit: int, parts: list[Part]) -> int:
         """Move requests from the front into parts, `limit` rows at most; but one whole request if there are no parts yet."""
         entries = queue.entries
         if queue.rows == len(entries) and self._batched:  # one row each, as mostly
-            taken = queue.pop_many(limit)
+            taken = queue.pop_many(limit) if len(entries) > 1 else (queue.pop(),)
             for _, _, _, _, request in taken:
                 parts.append(_new(Part, (request, request.rows - 1, 1)))
             self._requests -= len(taken)

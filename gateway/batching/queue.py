@@ -85,11 +85,17 @@ class Queue:
 
     def push(self, entry: Entry) -> None:
         entries = self.entries
-        if not entries or entries[-1] < entry:
+        if not entries:
+            if not (self._plain and self._in_order):  # what stood here before says nothing of what will
+                self._in_order = self._plain = True
+                self._low_ns = NEVER
+                self._lowest = _DEFAULT_PRIORITY
+            entries.append(entry)
+        elif entries[-1] < entry:
             entries.append(entry)
         else:
-            insort(entries, entry)
             self._in_order = False
+            insort(entries, entry)
         self.rows += entry[3]
         deadline_ns = entry[2]
         if entry[0] != deadline_ns:
@@ -104,8 +110,6 @@ class Queue:
         """Take the first."""
         entry = self.entries.popleft()
         self.rows -= entry[3]
-        if not self.entries:
-            self._emptied()
         return entry
 
     def pop_many(self, requests: int) -> list[Entry]:
@@ -119,7 +123,6 @@ class Queue:
         taken = list(entries)
         entries.clear()
         self.rows = 0
-        self._emptied()
         return taken
 
     def take_rows(self, rows: int) -> None:
@@ -195,13 +198,6 @@ class Queue:
     def _delete(self, at: int, entry: Entry) -> None:
         del self.entries[at]
         self.rows -= entry[3]
-        if not self.entries:
-            self._emptied()
-
-    def _emptied(self) -> None:
-        self._in_order = self._plain = True
-        self._low_ns = NEVER
-        self._lowest = _DEFAULT_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class ServiceCurve:
         self.sizes = sizes
         self._seen: dict[int, _Seen] = {}
         # weighted sums of the line: weight, x, y, xx, xy
-        self._sums = [0.0] * 5
+        self._sums = (0.0,) * 5
         self._levels: dict[int, float] = {}
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         self._run: list[float] = []
@@ -89,12 +89,12 @@ class ServiceCurve:
 
     def level(self, busy: int) -> float:
         """How much slower than the shape it runs with so many workers busy; never seen: as with the nearest number seen."""
-        level = self._levels.get(busy)
-        if level is not None:
-            return level
-        if not self._levels:
+        levels = self._levels
+        if busy in levels:
+            return levels[busy]
+        if not levels:
             return 1.0
-        return self._levels[min(self._levels, key=lambda known: (abs(known - busy), known))]
+        return levels[min(levels, key=lambda known: (abs(known - busy), known))]
 
     def at(self, rows: int) -> int:
         """The index in `sizes` of the smallest that holds `rows`; the last if none does."""
@@ -108,7 +108,7 @@ class ServiceCurve:
     def probe(self, rows: int, times_ns: list[int]) -> None:
         """Learn from runs at one size before traffic; the first is the warm-up and counts only if it is the only one."""
         for time_ns in times_ns[1:] or times_ns:
-            self._learn(rows, float(time_ns), 1.0)
+            self._learn(rows, self._seen.get(rows), float(time_ns))
         self._refresh()
 
     def observe(self, rows: int, busy: int, time_ns: int) -> None:
@@ -116,13 +116,13 @@ class ServiceCurve:
         levels = self._levels
         if not self.ready:
             levels[busy] = 1.0
-            self._learn(rows, float(time_ns), 1.0)
+            self._learn(rows, None, float(time_ns))
             self._refresh()
             return
         level = levels[busy] if busy in levels else self.level(busy)
         seen = self._seen.get(rows)
-        predicted = self.shape[seen.at if seen is not None else self.at(rows)] * level
-        clipped = ratio = time_ns / predicted if predicted > 0 else 1.0
+        at_level_one = self.shape[seen.at if seen is not None else self.at(rows)]
+        clipped = ratio = time_ns / (at_level_one * level) if at_level_one > 0 else 1.0
         self._ratios.append(ratio)
         self._until_ranked -= 1
         if seen is not None and seen.count >= 2:  # a size hardly seen says little: its prediction may be what is wrong
@@ -131,7 +131,7 @@ class ServiceCurve:
             levels[busy] = level * (1.0 + _RATE * (clipped - 1.0))
         elif busy not in levels:
             levels[busy] = level
-        self._learn(rows, clipped * predicted, level)
+        self._learn(rows, seen, clipped * at_level_one)
         if ratio > _DRIFT_ABOVE or ratio < _DRIFT_BELOW:
             self._watch_drift(ratio)
         elif self._run:
@@ -147,7 +147,7 @@ class ServiceCurve:
             for rows, seen in other._seen.items()
         }
         weight, x, y, xx, xy = other._sums
-        self._sums = [weight, x, fixed * weight + (y - fixed * weight) * factor, xx, fixed * x + (xy - fixed * x) * factor]
+        self._sums = (weight, x, fixed * weight + (y - fixed * weight) * factor, xx, fixed * x + (xy - fixed * x) * factor)
         self._levels = dict(other._levels)
         self._stale = True
         self._refresh()
@@ -167,7 +167,7 @@ class ServiceCurve:
         try:
             known = kept["format"] == _FORMAT
             seen = {int(rows): _Seen(self.at(int(rows)), float(mean), int(count)) for rows, mean, count in kept["means"]}
-            sums = [float(value) for value in kept["sums"]]
+            weight, x, y, xx, xy = (float(value) for value in kept["sums"])
             levels = {int(busy): float(level) for busy, level in kept["levels"]}
             ratios = [float(ratio) for ratio in kept["ratios"]]
         except (KeyError, TypeError, ValueError) as exc:
@@ -175,34 +175,33 @@ class ServiceCurve:
         if not known:
             raise ValueError(f"not a service curve of format {_FORMAT}: {kept['format']!r}")
         means = [size.mean_ns for size in seen.values()]
-        if len(sums) != 5 or not means or min(means) <= 0 or min(levels.values(), default=1.0) <= 0:
+        if not means or min(means) <= 0 or min(levels.values(), default=1.0) <= 0:
             raise ValueError("not a service curve: its numbers are out of range")
-        self._seen, self._sums, self._levels = seen, sums, levels
+        self._seen, self._sums, self._levels = seen, (weight, x, y, xx, xy), levels
         self._ratios.clear()
         self._ratios.extend(ratios)
         self._stale = True
         self._until_ranked = 0
         self._refresh()
 
-    def _learn(self, rows: int, time_ns: float, level: float) -> None:
-        at_level_one = time_ns / level
-        seen = self._seen.get(rows)
+    def _learn(self, rows: int, seen: _Seen | None, at_level_one: float) -> None:
         if seen is None:
             seen = self._seen[rows] = _Seen(self.at(rows), at_level_one, 0)
         count = seen.count
         seen.count = count + 1
-        seen.mean_ns += (_SHAPE_RATE if count >= _SHAPE_COUNT else 1.0 / (count + 1)) * (at_level_one - seen.mean_ns)
-        moved = seen.mean_ns - seen.built_ns
-        if moved > _REFRESH_AT * seen.built_ns or -moved > _REFRESH_AT * seen.built_ns:
+        mean_ns = seen.mean_ns
+        mean_ns += (_SHAPE_RATE if count >= _SHAPE_COUNT else 1.0 / (count + 1)) * (at_level_one - mean_ns)
+        seen.mean_ns = mean_ns
+        if abs(mean_ns - seen.built_ns) > _REFRESH_AT * seen.built_ns:
             self._stale = True
         weight, x, y, xx, xy = self._sums
-        self._sums = [
+        self._sums = (
             weight * _FORGET + 1.0,
             x * _FORGET + rows,
             y * _FORGET + at_level_one,
             xx * _FORGET + rows * rows,
             xy * _FORGET + rows * at_level_one,
-        ]
+        )
 
     def _watch_drift(self, ratio: float) -> None:
         run = self._run

@@ -8,6 +8,7 @@ Errors a backend may raise, each a fault of
 
     BackendError
     ├── LoadFailed             the configuration or the artifact: bad path, missing library, wrong device
+    │   └── SpecMismatch       the configuration: it says other tensors than the artifact has; no later try can mend it
     ├── ExecutionFailed        the model, on this input: the session is still good
     ├── RunCancelled           nobody: `cancel` ended the run
     └── SessionLost            the session: process died, device lost, out of memory. It must be rebuilt
@@ -30,6 +31,10 @@ class BackendError(Exception):
 
 class LoadFailed(BackendError):
     """The model cannot be loaded as configured."""
+
+
+class SpecMismatch(LoadFailed):
+    """What was declared of the model is not what it is."""
 
 
 class ExecutionFailed(BackendError):
@@ -158,7 +163,7 @@ def narrowed(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], wh
     """The declared tensors, each held against the artifact's own; a declared size may stand for an open one.
 
     declared: empty means what was found. what: begins the messages, and ends with "input" or "output". Outputs may be left
-    out, inputs only where they are optional. Raises: LoadFailed.
+    out, inputs only where they are optional. Raises: SpecMismatch.
     """
     if not declared:
         return found
@@ -166,16 +171,16 @@ def narrowed(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], wh
     if what.endswith("input"):
         missing = [tensor.name for tensor in found if not tensor.optional and tensor.name not in {t.name for t in declared}]
         if missing:
-            raise LoadFailed(f"{what}: the model also needs {missing}, which the configuration does not list")
+            raise SpecMismatch(f"{what}: the model also needs {missing}, which the configuration does not list")
     for tensor in declared:
         artifact = by_name.get(tensor.name)
         if artifact is None:
-            raise LoadFailed(f"{what} {tensor.name!r}: the model has none of that name, only {sorted(by_name)}")
+            raise SpecMismatch(f"{what} {tensor.name!r}: the model has none of that name, only {sorted(by_name)}")
         agrees = len(artifact.shape) == len(tensor.shape) and all(
             -1 in (stated, size) or stated == size for stated, size in zip(tensor.shape, artifact.shape, strict=True)
         )
         if artifact.datatype != tensor.datatype or not agrees:
-            raise LoadFailed(
+            raise SpecMismatch(
                 f"{what} {tensor.name!r}: the model has {artifact.datatype} {list(artifact.shape)}, "
                 f"the configuration says {tensor.datatype} {list(tensor.shape)}"
             )

@@ -31,6 +31,7 @@ from backends.base import (
     ModelSpec,
     RunCancelled,
     SessionLost,
+    SpecMismatch,
     Tensors,
     TensorSpec,
     narrowed,
@@ -183,13 +184,13 @@ class Connection:
         def found(tensors: Any) -> tuple[TensorSpec, ...]:
             unknown = [tensor.name for tensor in tensors if tensor.datatype not in NUMPY]
             if unknown:
-                raise LoadFailed(f"{where}: {unknown} are of datatypes that the protocol does not have")
+                raise SpecMismatch(f"{where}: {unknown} are of datatypes that the protocol does not have")
             return tuple(TensorSpec(t.name, t.datatype, tuple(t.shape), t.name in optional) for t in tensors)
 
         if config.model_transaction_policy.decoupled:
-            raise LoadFailed(f"{where} is decoupled (answers as often as it likes), which the gateway does not call")
+            raise SpecMismatch(f"{where} is decoupled (answers as often as it likes), which the gateway does not call")
         if config.HasField("sequence_batching"):
-            raise LoadFailed(f"{where} batches sequences, whose requests must not be batched here")
+            raise SpecMismatch(f"{where} batches sequences, whose requests must not be batched here")
         delay_us = config.dynamic_batching.max_queue_delay_microseconds
         if delay_us:
             log.warning(
@@ -200,11 +201,11 @@ class Connection:
         inputs, outputs = found(metadata.inputs), found(metadata.outputs)
         max_rows = declared.max_rows
         if config.max_batch_size and not max_rows:
-            raise LoadFailed(f"{where} takes batches of up to {config.max_batch_size} rows, but max_rows is 0: set it")
+            raise SpecMismatch(f"{where} takes batches of up to {config.max_batch_size} rows, but max_rows is 0: set it")
         if config.max_batch_size:
             max_rows = min(max_rows, config.max_batch_size)
         elif max_rows and any(not tensor.shape or tensor.shape[0] != -1 for tensor in (*inputs, *outputs)):
-            raise LoadFailed(f"{where} has max_batch_size 0 and a tensor without an open first dimension: set max_rows to 0")
+            raise SpecMismatch(f"{where} has max_batch_size 0 and a tensor without an open first dimension: set max_rows to 0")
         return ModelSpec(
             f"triton_{metadata.platform}",
             narrowed(inputs, declared.inputs, f"{where}: input"),

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from backends.base import ModelSpec
@@ -14,7 +15,7 @@ from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
 from gateway.clock import Clock
 from gateway.config import Backend, Model
-from gateway.errors import BackendFailed, GatewayError
+from gateway.errors import ConfigError, GatewayError
 from gateway.lane import Lane
 from gateway.metrics import Metrics
 from gateway.probes import probe
@@ -22,7 +23,17 @@ from gateway.runner import BatchRunner
 
 OpenRunner = Callable[[Model, Backend, ModelSpec], BatchRunner]
 
+_BACKOFF_FIRST_S: Final = 0.1
+_BACKOFF_MOST_S: Final = 5.0
+
 log = logging.getLogger(__name__)
+
+
+class Opened(NamedTuple):
+    """lanes: open and probed. missing: the other backends of the model, by label, and why."""
+
+    lanes: tuple[Lane, ...]
+    missing: dict[str, str]
 
 
 class LaneOpener:
@@ -48,33 +59,68 @@ class LaneOpener:
         self._state_dir = Path(state_dir) if state_dir else None
         self._shared = SharedWorkers(shared_workers) if shared_workers else None
 
-    async def open(self, model: Model) -> tuple[Lane, ...]:
+    async def open(self, model: Model) -> Opened:
         """Load a model's backends and probe them; gives one lane each, in order of price.
 
-        Raises: GatewayError, of the first backend that fails; then none is left open.
+        Backends that cannot be loaded are left out if another serves the model without them.
+        Raises: ConfigError, if one is not as declared or unlike another; else GatewayError, of the first that fails if too many
+        do. Then none is left open.
         """
-        declared = model.declared()
         lanes: list[Lane] = []
+        missing: dict[str, str] = {}
+        failed: GatewayError | None = None
         try:
             for backend in sorted(model.backends, key=lambda backend: backend.usd_per_hour or 0.0):
-                runner = self._open_runner(model, backend, declared)
-                spec = await runner.open()
-                if lanes and (spec.inputs, spec.outputs) != (lanes[0].spec.inputs, lanes[0].spec.outputs):
-                    await runner.close()
-                    raise BackendFailed(
-                        f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
-                        f"but {lanes[0].name} has {lanes[0].spec.inputs} and {lanes[0].spec.outputs}"
-                    )
-                lane = self._lane(model, backend, runner, spec)
-                lanes.append(lane)
-                self._restore(lane)
-                budget_ns = round(model.batching.probe_s * 1e9)
-                await probe(runner, lane.batcher, spec, model.ragged, name=lane.name, budget_ns=budget_ns, clock=self._clock)
+                try:
+                    lanes.append(await self._open_lane(model, backend, lanes[0] if lanes else None))
+                except ConfigError:
+                    raise
+                except GatewayError as exc:
+                    failed = failed or exc
+                    missing[backend.label] = exc.message
+            if failed and all(backend.label in missing or backend.shadow_share for backend in model.backends):
+                raise failed
         except GatewayError:
             for lane in lanes:
                 await lane.close()
             raise
-        return tuple(lanes)
+        return Opened(tuple(lanes), missing)
+
+    async def open_missing(self, model: Model, label: str, beside: Lane, told: Callable[[str], None]) -> Lane:
+        """Try a backend that `open` left out again, until it is there.
+
+        beside: an open lane of the model. told: gets the reason whenever a try has failed. Raises: ConfigError.
+        """
+        backend = next(backend for backend in model.backends if backend.label == label)
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            await asyncio.sleep(backoff_s)
+            try:
+                return await self._open_lane(model, backend, beside)
+            except ConfigError:
+                raise
+            except GatewayError as exc:
+                backoff_s = min(2 * backoff_s, _BACKOFF_MOST_S)
+                told(exc.message)
+
+    async def _open_lane(self, model: Model, backend: Backend, beside: Lane | None) -> Lane:
+        runner = self._open_runner(model, backend, model.declared())
+        spec = await runner.open()
+        if beside is not None and (spec.inputs, spec.outputs) != (beside.spec.inputs, beside.spec.outputs):
+            await runner.close()
+            raise ConfigError(
+                f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
+                f"but {beside.name} has {beside.spec.inputs} and {beside.spec.outputs}"
+            )
+        lane = self._lane(model, backend, runner, spec)
+        self._restore(lane)
+        budget_ns = round(model.batching.probe_s * 1e9)
+        try:
+            await probe(runner, lane.batcher, spec, model.ragged, name=lane.name, budget_ns=budget_ns, clock=self._clock)
+        except (GatewayError, asyncio.CancelledError):
+            await lane.close()
+            raise
+        return lane
 
     def save(self, lane: Lane) -> None:
         """Keep what was learned of a backend's speed for the next start, if there is a state_dir."""

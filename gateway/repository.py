@@ -16,7 +16,7 @@ from backends.base import ModelSpec
 from gateway.clock import Clock
 from gateway.config import Config, Model, Ragged
 from gateway.descriptions import describe_config, describe_metadata, describe_server, describe_statistics
-from gateway.errors import BackendFailed, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.errors import BackendFailed, ConfigError, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.lane import Lane, OnDone
 from gateway.lane_opener import LaneOpener
 from gateway.metrics import Metrics
@@ -37,7 +37,10 @@ class RepositoryControl(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ServedModel:
-    """One model version. wanted: whether it should be loaded. lanes, dispatcher: empty and None unless READY."""
+    """One model version. wanted: whether it should be loaded. lanes, dispatcher: empty and None unless READY.
+
+    missing: backends that could not be loaded, by label, and why; each is tried again by one of `joining`.
+    """
 
     config: Model
     wanted: bool = False
@@ -46,6 +49,8 @@ class ServedModel:
     spec: ModelSpec = field(default_factory=lambda: ModelSpec("", (), (), 0))
     lanes: tuple[Lane, ...] = ()
     dispatcher: Dispatcher | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+    joining: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -138,9 +143,9 @@ class Repository:
 
     def explain(self, name: str, version: str = "", rows: int = 1) -> dict[str, Any]:
         """Why a request would go to which backend now, as this process sees it. Raises: NotFound, NotReady."""
-        dispatcher = self.model(name, version).dispatcher
-        assert dispatcher is not None  # READY
-        return dispatcher.explain(rows)
+        served = self.model(name, version)
+        assert served.dispatcher is not None  # READY
+        return {**served.dispatcher.explain(rows), "missing": dict(served.missing)}
 
     # state
 
@@ -159,6 +164,10 @@ class Repository:
             return not self._closing and self._serves(self.model(name, version))
         except NotReady:
             return False
+
+    def missing(self, name: str, version: str = "") -> dict[str, str]:
+        """Backends of a ready model that could not be loaded yet, and why. Raises: NotFound, NotReady."""
+        return dict(self.model(name, version).missing)
 
     @property
     def pending(self) -> int:
@@ -251,15 +260,20 @@ class Repository:
         if not old:
             served.state = "LOADING"
         try:
-            lanes = await self._opener.open(served.config)
+            lanes, missing = await self._opener.open(served.config)
         except GatewayError as exc:
             served.reason = f"failed to load '{served.name}' version {served.version}: {exc.message}"
             served.state = "READY" if old else "UNAVAILABLE"
             raise BackendFailed(served.reason) from exc
-        old_dispatcher = served.dispatcher
+        await self._stop_joining(served)
+        old, old_dispatcher = served.lanes, served.dispatcher
         served.lanes, served.spec = lanes, lanes[0].spec
         served.dispatcher = Dispatcher(lanes, served.config, self.metrics, self._clock, seed=os.getpid())
         served.state, served.reason = "READY", ""
+        served.missing = missing
+        for label, reason in missing.items():
+            log.error("%s:%s/%s is missing, and will be tried again: %s", served.name, served.version, label, reason)
+            served.joining.append(asyncio.create_task(self._join(served, label)))
         self.generation += 1
         for lane in old:
             await lane.close()
@@ -267,7 +281,37 @@ class Repository:
             old_dispatcher.close()
         log.info("model %s version %s is ready on %s", served.name, served.version, ", ".join(lane.name for lane in lanes))
 
+    async def _join(self, served: ServedModel, label: str) -> None:
+        """Bring a backend in once it can be loaded."""
+        dispatcher = served.dispatcher
+        assert dispatcher is not None  # READY; and this task ends before it is another
+
+        def told(reason: str) -> None:
+            if reason != served.missing[label]:
+                served.missing[label] = reason
+                log.error("%s:%s/%s is still missing: %s", served.name, served.version, label, reason)
+
+        try:
+            lane = await self._opener.open_missing(served.config, label, served.lanes[0], told)
+        except ConfigError as exc:
+            served.missing[label] = exc.message
+            log.error("%s:%s/%s stays missing: %s", served.name, served.version, label, exc.message)
+            return
+        del served.missing[label]
+        served.lanes += (lane,)
+        dispatcher.join(lane)
+        self.generation += 1
+        log.warning("%s is there", lane.name)
+
+    async def _stop_joining(self, served: ServedModel) -> None:
+        joining, served.joining = served.joining, []
+        for task in joining:
+            task.cancel()
+        await asyncio.gather(*joining, return_exceptions=True)
+        served.missing = {}
+
     async def _unload(self, served: ServedModel) -> None:
+        await self._stop_joining(served)
         lanes, served.lanes = served.lanes, ()
         dispatcher, served.dispatcher = served.dispatcher, None
         self.generation += 1

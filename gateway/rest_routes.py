@@ -201,7 +201,8 @@ class RestRoutes:
         except NotFound:
             ready = False
         if ready:
-            _respond_json(exchange, {"name": route.name, "ready": True})
+            missing = self._repository.missing(route.name, route.version)
+            _respond_json(exchange, {"name": route.name, "ready": True, **({"missing": missing} if missing else {})})
         else:
             exchange.respond(400, error_body("Model version not ready"))
 

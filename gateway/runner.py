@@ -62,7 +62,7 @@ class BatchRunner(Protocol):
         ...
 
     async def open(self) -> ModelSpec:
-        """Load the model. Raises: BackendFailed, BackendUnreachable."""
+        """Load the model. Raises: BackendFailed, BackendUnreachable; ConfigError, if the model is not as declared."""
         ...
 
     def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:

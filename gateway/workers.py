@@ -20,11 +20,21 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import backends
-from backends.base import DEADLINE_NS, BackendError, LoadFailed, Model, ModelSpec, RunCancelled, Session, SessionLost
+from backends.base import (
+    DEADLINE_NS,
+    BackendError,
+    LoadFailed,
+    Model,
+    ModelSpec,
+    RunCancelled,
+    Session,
+    SessionLost,
+    SpecMismatch,
+)
 from gateway.batching.batch import Batch
 from gateway.clock import Clock, Timer
 from gateway.config import Backend
-from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, ConfigError, GatewayError
 from gateway.runner import Execution
 from gateway.session_process import ProcessModel
 
@@ -100,9 +110,15 @@ class WorkerPool:
             self._model = await asyncio.to_thread(load)
             for index in range(self._backend.sessions):
                 self._idle.append(await self._open_worker(index))
+        except SpecMismatch as exc:
+            await self.close()
+            raise ConfigError(f"{self._name}: {exc}") from exc
         except BackendError as exc:
             await self.close()
             raise BackendFailed(f"{self._name}: failed to load: {exc}") from exc
+        except asyncio.CancelledError:
+            await self.close()
+            raise
         return self._model.spec
 
     def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import warnings
+import weakref
 from collections.abc import Coroutine
 from importlib.metadata import version
 from pathlib import Path
@@ -93,7 +94,7 @@ class IngressReplica:
         self._config = config
         self._backends = backends
         self._application = serve.get_replica_context().app_name
-        self._pools: list[WorkerPool] = []
+        self._pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
         self._control: SharedControl | None = None
         if config.server.ingress_replicas > 1:
             name = f"gateway:{self._application}:{_digest(config.model_dump_json())}"
@@ -125,7 +126,7 @@ class IngressReplica:
                 backend, deployment, self._application, content=content, name=name, clock=clock, ending=lambda: self._closed
             )
         pool = WorkerPool(backend, declared, name=name, clock=clock)
-        self._pools.append(pool)
+        self._pools.add(pool)
         return pool
 
     async def ports(self) -> tuple[int | None, int | None]:

@@ -48,12 +48,9 @@ class Dispatcher:
         self._model = model
         self._clock = clock
         self._metrics = metrics.routing(model.name, model.version)
-        backends = {backend.label: backend for backend in model.backends}
         self._lanes: dict[Candidate, Lane] = {}
         for lane in lanes:
-            candidate = _candidate(lane, backends[_label(lane)], model)
-            self._lanes[candidate] = lane
-            lane.observer = _Watch(self, candidate)
+            self._watch(lane)
         policy = POLICIES[model.routing.policy](model.routing, slo_ns, seed)
         self.router = Router(tuple(self._lanes), policy, model.routing.ejection, slo_ns)
         self._only = lanes[0] if len(lanes) == 1 else None
@@ -92,6 +89,18 @@ class Dispatcher:
         for copy in self.router.copies(request, now_ns):
             if copy.candidate is not sent.candidate:
                 self._send_copy(copy, sent, now_ns)
+
+    def join(self, lane: Lane) -> None:
+        """Send requests to a further lane of the model as well."""
+        self.router.join(self._watch(lane))
+        self._only = None
+
+    def _watch(self, lane: Lane) -> Candidate:
+        backend = next(backend for backend in self._model.backends if backend.label == _label(lane))
+        candidate = _candidate(lane, backend, self._model)
+        self._lanes[candidate] = lane
+        lane.observer = _Watch(self, candidate)
+        return candidate
 
     def close(self) -> None:
         """Stop counting; what is in the lanes is still answered."""

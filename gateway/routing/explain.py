@@ -89,7 +89,8 @@ def render(told: dict[str, Any]) -> str:
                 health,
             )
         )
-    return "\n".join(lines + _table(rows))
+    missing = [f"{label} is missing: {reason}" for label, reason in told["missing"].items()]
+    return "\n".join(lines + _table(rows) + missing)
 
 
 def render_configured(model: Model) -> str:

@@ -39,23 +39,30 @@ class Router:
     """See the module. candidates: in the order of the configuration."""
 
     def __init__(self, candidates: Sequence[Candidate], policy: Policy, ejection: Ejection, slo_ns: int | None) -> None:
-        self.candidates = tuple(candidates)
         self._policy = policy
         self._ejection = ejection
         self._slo_ns = slo_ns
         self._late_ns = slo_ns or _LATE_NS
-        self._serving = [candidate for candidate in candidates if not candidate.shadow_share]
-        self._regular = [candidate for candidate in self._serving if not candidate.canary_share]
-        self._canaries = [candidate for candidate in candidates if candidate.canary_share]
-        self._shadows = [candidate for candidate in candidates if candidate.shadow_share]
         # per look
         self._look_at_ns = 0
         self._due: list[Copy] = []
         self._unmet = False
-        self._order = self._by_price(self._regular)
+        self._admit(candidates)
 
     def __repr__(self) -> str:
         return f"<Router {[f'{candidate.label}: {candidate.health}' for candidate in self.candidates]}>"
+
+    def join(self, candidate: Candidate) -> None:
+        """Take in a further candidate."""
+        self._admit((*self.candidates, candidate))
+
+    def _admit(self, candidates: Sequence[Candidate]) -> None:
+        self.candidates = tuple(candidates)
+        self._serving = [candidate for candidate in candidates if not candidate.shadow_share]
+        self._regular = [candidate for candidate in self._serving if not candidate.canary_share]
+        self._canaries = [candidate for candidate in candidates if candidate.canary_share]
+        self._shadows = [candidate for candidate in candidates if candidate.shadow_share]
+        self._order = self._by_price(self._regular)
 
     def route(self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None) -> Route:
         """Where the request goes. failed: who could not serve it; only its equivalents are asked then."""

@@ -142,7 +142,7 @@ def test_a_batch_whose_clients_are_gone_frees_its_session(triton: TritonServer) 
         config = {"name": "linear", "max_rows": 8, "batching": {"probe_s": 0, "policy": "greedy"}}
         backend = {"kind": "triton", "url": triton.grpc_url, "model": "wide"}
         opener = LaneOpener(open_runner, metrics=metrics, clock=clock)
-        (lane,) = await opener.open(Config.model_validate({**config, "backends": [backend]}))
+        ((lane,), _) = await opener.open(Config.model_validate({**config, "backends": [backend]}))
         outcomes: list[object] = []
         inputs = {"INPUT0": np.full((1, 262144), -2000, np.float32)}
         request = InferRequest("linear", "1", "", inputs, 1, time.monotonic_ns())

@@ -259,7 +259,7 @@ def test_what_computes_elsewhere_does_not_share() -> None:
         opener = LaneOpener(open_runner, metrics=Metrics(), clock=clock, shared_workers=1)
         for name, backend in backends.items():
             model = Model.model_validate({"name": name, "batching": {"probe_s": 0}, "backends": [backend]})
-            (lane,) = await opener.open(model)
+            ((lane,), _) = await opener.open(model)
             inputs = {"X": np.zeros((1, 1), np.float32)}
             lane.submit(InferRequest(name, "1", "", inputs, 1, clock.now_ns()), lambda outcome: None)
         await pass_ms(1)

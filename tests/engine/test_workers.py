@@ -11,11 +11,11 @@ import numpy as np
 import psutil
 import pytest
 
-from backends.base import ModelSpec, RunCancelled, Tensors
+from backends.base import Model, ModelSpec, RunCancelled, SpecMismatch, Tensors
 from gateway.batching.batch import Batch, Part
 from gateway.clock import LoopClock
 from gateway.config import Backend, Python, Synthetic
-from gateway.errors import BackendFailed, BackendUnreachable, Cancelled
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, ConfigError
 from gateway.runner import Execution
 from gateway.types import InferRequest
 from gateway.workers import WorkerPool
@@ -276,6 +276,19 @@ def test_a_cancelled_batch_frees_its_session(monkeypatch: pytest.MonkeyPatch, la
                 assert not execution.session_lost
                 assert pool.free_slots == 1
                 pool.cancel(batch)  # it has ended: the next is left alone
+
+    asyncio.run(main())
+
+
+def test_a_model_that_is_not_as_declared_is_a_fault_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object) -> Model:
+        raise SpecMismatch("input 'X': the model has none of that name")
+
+    async def main() -> None:
+        monkeypatch.setattr("gateway.workers.backends.load", load)
+        with pytest.raises(ConfigError, match="none of that name"):
+            async with pool_of():
+                pass
 
     asyncio.run(main())
 

@@ -47,6 +47,10 @@ models:
     inputs: [{{name: INPUT0, datatype: FP32, shape: [-1, 4]}}]
     outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}}]
     backends: [{{kind: synthetic, fixed_ms: 150, row_ms: 0}}]
+  - name: half
+    backends:
+      - {{kind: synthetic, fixed_ms: 0, row_ms: 0}}
+      - {{kind: synthetic, name: absent, fail_opens: 1000}}
   - {{name: later, load_at_start: false, {FAST}}}
   - {{name: broken, load_at_start: false, backends: [{{kind: synthetic, fail_opens: 1000}}]}}
 """

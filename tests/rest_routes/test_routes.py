@@ -80,6 +80,7 @@ def test_a_model_describes_itself(served: Served) -> None:
 def test_readiness_of_models(served: Served) -> None:
     assert ask(served, "GET", "/v2/models/echo/ready").json() == {"name": "echo", "ready": True}
     assert ask(served, "GET", "/v2/models/pair/versions/2/ready").status == 200
+    assert "fail_opens" in ask(served, "GET", "/v2/models/half/ready").json()["missing"]["absent"]
     for path in ("/v2/models/nope/ready", "/v2/models/later/ready", "/v2/models/pair/versions/7/ready"):
         answer = ask(served, "GET", path)
         assert (answer.status, answer.error) == (400, "Model version not ready")

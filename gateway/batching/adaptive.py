@@ -6,6 +6,7 @@ time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline 
     n_s   smallest n with 0.9·k·n/T(n) >= λ                                   sustains the rate
     n_c   max(largest n with Q(n) <= .55 D, min(n_s, largest with Q(n) <= .85 D))   cap: two batches fit in one SLO
     n_o   largest n with n <= λ·(D - Q(n))                                    overload: what can be collected fresh
+          and while λ is not above what the workers can do, the smallest that is 95 % as productive
     n_e   largest n with Q(n) <= d_1 - now                                    what the first can still wait for
 
 Whenever a worker is idle and something waits:
@@ -46,6 +47,8 @@ _STREAMS: Final = 256
 _UTILISATION: Final = 0.9
 _CAP: Final = 0.55
 _CAP_AT_MOST: Final = 0.85
+_OVERLOADED: Final = 1 + 2 / sqrt(_ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
+_PRODUCTIVE: Final = 0.95
 _LOOKAHEAD_BATCHES: Final = 64
 _PADDING_WASTE: Final = 1.15
 
@@ -210,7 +213,7 @@ class Adaptive:
         if view.sizes[index] < waiting:
             reason = "deadline" if fits < cap else "cap" if cap < last else "full"
             if slo_ns is not None and fits < last:
-                fresh = self._fresh(view, slo_ns)
+                fresh = self._fresh(view, slo_ns, share)
                 if view.sizes[fits] < min(view.sizes[fresh], waiting) and not self._feasible(
                     queue, len(shed), index, cap, view, state, free_slots
                 ):
@@ -304,8 +307,12 @@ class Adaptive:
         total = sum(self._stream(group).work(now_ns) for group in state.queues)
         return (max(work / total, 0.01) if total > 0 else 1.0), total
 
-    def _fresh(self, view: _View, slo_ns: int) -> int:
-        """Index of n_o."""
+    def _fresh(self, view: _View, slo_ns: int, share: float) -> int:
+        """Index of n_o.
+
+        While no more arrives than the workers can do, what waits too long is a burst that will pass: then a batch that is
+        nearly as productive will do, for which less must be shed.
+        """
         low, high = 0, len(view.sizes) - 1
         while low < high:
             middle = (low + high + 1) // 2
@@ -313,7 +320,10 @@ class Adaptive:
                 low = middle
             else:
                 high = middle - 1
-        return low
+        rates = view.curve.rates
+        if view.rate * view.curve.level(view.workers) > _OVERLOADED * view.workers * share * rates[low]:
+            return low
+        return bisect_left(rates, _PRODUCTIVE * rates[low])
 
     def _feasible(self, queue: Queue, skip: int, index: int, cap: int, view: _View, state: State, free_slots: int) -> bool:
         """Whether all that waits will be in time if `sizes[index]` rows go now and the rest in batches of the cap."""

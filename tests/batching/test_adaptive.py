@@ -109,6 +109,17 @@ def test_under_overload_it_sheds_decisively_and_runs_a_full_batch() -> None:
     assert len(step.shed) > 30  # in one decision, not one by one
 
 
+def test_a_burst_while_the_worker_keeps_up_is_not_shed_for_a_larger_batch() -> None:
+    batcher = batcher_of()
+    for i in range(128):  # 125/s against 160/s
+        add(batcher, request(8 * i))
+        batcher.finished(only(batcher, 8 * i), 8 * i * MS, 10 * MS, ok=True)
+    add(batcher, *(request(1024) for _ in range(20)))
+    step = batcher.step(1084 * MS, 1)  # 40 ms are left: 6 rows; 7 could be collected fresh
+    assert step.shed == []
+    assert (step.batches[0].rows, step.batches[0].reason) == (6, "deadline")
+
+
 def test_a_short_queue_is_not_shed_when_the_lookahead_sees_it_through() -> None:
     batcher = batcher_of()
     add(batcher, request(0, timeout_ms=20), *(request(i, timeout_ms=200) for i in range(1, 10)))
@@ -244,3 +255,20 @@ def test_a_jump_of_the_clock_is_survived(jump_ms: int) -> None:
     assert len(batcher.step(round(now_ms * MS), 1).batches) <= 1
     curve = batcher.policy.service.curve(None)  # type: ignore[attr-defined]
     assert curve.expected_ns(1) == pytest.approx(10 * MS, rel=0.3)
+
+
+def test_what_comes_after_a_flood_is_soon_not_held_for_more() -> None:
+    batcher = batcher_of(fixed_ms=14, row_ms=4, workers=2)
+    add(batcher, *(request(i / 10) for i in range(1000)))  # a client that repeats at once what is refused
+    waits = []
+    for i in range(20):  # then one that waits for its answer
+        sent_ms = 100 + 60.0 * i
+        add(batcher, request(sent_ms))
+        step = batcher.step(round(sent_ms * MS), 2)
+        started_ns = sent_ms * MS if step.batches else step.wake_at_ns
+        assert started_ns is not None
+        batches = step.batches or batcher.step(round(started_ns), 2).batches
+        waits.append(started_ns - sent_ms * MS)
+        for batch in batches:
+            batcher.finished(batch, round(started_ns + 18 * MS), 18 * MS, ok=True)
+    assert max(waits[8:]) == 0

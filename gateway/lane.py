@@ -28,6 +28,8 @@ from gateway.types import InferRequest, InferResponse
 OnDone = Callable[[InferResponse | GatewayError], None]
 
 _HANDED_OVER = 32  # at once
+_RESERVED_SHARE = 0.2  # of the SLO, at most
+_SMOOTHING = 1 / 16
 
 trace_log = logging.getLogger("gateway.trace")
 
@@ -95,6 +97,7 @@ class Lane:
         self._shared = shared
         self._waiting: dict[InferRequest, _Waiting] = {}
         self._running: set[Batch] = set()
+        self._answering_ns = self._answering_deviation_ns = 0.0
         self._step_due = False
         self._timer: Timer | None = None
         self._timer_at_ns = 0
@@ -141,6 +144,7 @@ class Lane:
             raise NotReady(f"model '{request.model}' is being unloaded")
         if not self.runner.available:
             raise BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0)
+        request.reserved_ns = self._reserved_ns()
         self.batcher.add(request, self._clock.now_ns())
         self._waiting[request] = _Waiting(on_done, request.rows)
         if not self._step_due:
@@ -284,8 +288,27 @@ class Lane:
                 self._part_failed(part, error, now_ns, lost=lost, to_blame=len(batch.parts) == 1 and not lost)
         # Before the answers are encoded and written: the worker computes the next batch meanwhile.
         self._step()
-        for part, outputs in zip(batch.parts, pieces, strict=error is None):
+        for index, (part, outputs) in enumerate(zip(batch.parts, pieces, strict=error is None)):
             self._part_done(part, outputs)
+            if not index:
+                self._answered(self._clock.now_ns() - now_ns)
+
+    def _answered(self, took_ns: int) -> None:
+        """Learn how long after the return of a batch its first answer is written.
+
+        Only the first, the one with the least time left: each further one takes less to answer than it arrived later, or the
+        process could not keep up with the arrivals at all.
+        """
+        off_ns = min(took_ns, self._most_reserved_ns()) - self._answering_ns
+        self._answering_ns += _SMOOTHING * off_ns
+        self._answering_deviation_ns += _SMOOTHING * (abs(off_ns) - self._answering_deviation_ns)
+
+    def _reserved_ns(self) -> int:
+        # Mean and two deviations, as TCP bounds a round trip (RFC 6298, with four).
+        return round(min(self._answering_ns + 2 * self._answering_deviation_ns, self._most_reserved_ns()))
+
+    def _most_reserved_ns(self) -> float:
+        return _RESERVED_SHARE * (self.batcher.slo_ns or 0)
 
     def _part_done(self, part: Part, outputs: Tensors) -> None:
         request = part.request

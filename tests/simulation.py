@@ -46,6 +46,10 @@ class SimulatedClock:
     def now_ns(self) -> int:
         return self._loop.now_ns
 
+    def advance_to(self, when_ns: int) -> None:
+        """Let time pass within a callback, as work does."""
+        self._loop.advance_to(when_ns)
+
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
         def fire() -> None:
             self._loop.advance_to(when_ns)  # loop.time() is a float and may round down by a nanosecond

@@ -89,6 +89,11 @@ class Batcher:
         return f"Batcher(requests={self._requests}, rows={self._state.rows}, in_flight={len(self._state.in_flight)})"
 
     @property
+    def slo_ns(self) -> int | None:
+        """What is promised; None: nothing."""
+        return self._slo_ns
+
+    @property
     def policy(self) -> Policy:
         """What decides, with what it has learned."""
         return self._policy
@@ -158,7 +163,7 @@ class Batcher:
         if slo_ns is None or request.deadline_ns is not None:
             deadline_ns = deadline_of(request, slo_ns)
         else:
-            deadline_ns = request.arrival_ns + slo_ns
+            deadline_ns = request.arrival_ns + slo_ns - request.reserved_ns
         if deadline_ns < now_ns:
             raise _too_late(request, deadline_ns, now_ns)
         if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):

@@ -28,11 +28,11 @@ _LOWEST_PRIORITY = 4
 
 
 def deadline_of(request: InferRequest, slo_ns: int | None) -> int:
-    """The first of arrival + SLO and the client's own deadline; `NEVER` if there is neither."""
+    """The first of arrival + SLO, less what is reserved of it, and the client's own deadline; `NEVER` if there is neither."""
     own = request.deadline_ns
     if slo_ns is None:
         return NEVER if own is None else own
-    promised = request.arrival_ns + slo_ns
+    promised = request.arrival_ns + slo_ns - request.reserved_ns
     return promised if own is None or promised < own else own
 
 

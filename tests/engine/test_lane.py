@@ -184,6 +184,27 @@ def test_a_request_waiting_past_its_deadline_is_answered_then_and_never_run() ->
     simulate(main)
 
 
+@pytest.mark.parametrize(("answering_ms", "reserved_ms"), [(0, 0), (3, 3), (50, 20)])
+def test_time_to_answer_is_set_aside_of_the_slo(answering_ms: int, reserved_ms: int) -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, slo_ms=100)
+
+        def answer(outcome: object) -> None:
+            clock.advance_to(clock.now_ns() + answering_ms * MS)
+
+        for _ in range(200):
+            bench.lane.submit(InferRequest("m", "1", "", {"X": np.zeros((1, 1), np.float32)}, 1, clock.now_ns()), answer)
+            await bench.pass_ms(5 + answering_ms)
+        bench.runner.slots = 0
+        bench.send("late")
+        await bench.pass_ms(100 - reserved_ms - 1)
+        assert bench.ended["late"] == []
+        await bench.pass_ms(2)
+        assert isinstance(bench.outcome("late"), DeadlineExceeded)
+
+    simulate(main)
+
+
 def test_a_split_request_that_is_refused_halfway_is_answered_once() -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock, fixed_ns=10 * MS)

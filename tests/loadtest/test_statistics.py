@@ -134,3 +134,14 @@ def test_few_requests_cannot_pass_a_p99() -> None:
     assert judged.verdict == "undecided"
     assert judged.requests_needed is not None
     assert 180 <= judged.requests_needed <= 210  # 299 are needed in all
+
+
+def test_a_machine_whose_speed_drifts_passes_where_half_the_limit_is_kept() -> None:
+    # Minutes of fast and slow stretches, and a cluster of 16 just above half the limit: nothing of it is near the limit.
+    stretch = np.repeat([20.0, 45.0, 25.0, 60.0], 4000)
+    latency = stretch + np.random.default_rng(0).exponential(5, len(stretch))
+    latency[9000:9016] = 110.0
+    assert batch_means(np.arange(16_000) * 36 // 16_000, latency > 200, np.cbrt(latency)).design_effect > 50
+    assert judge(Slo.parse("p99<200ms"), requests(latency, blocks=36))[0].verdict == "pass"
+    latency[4000:4200] = 110.0  # over 1 % beyond half
+    assert judge(Slo.parse("p99<200ms"), requests(latency, blocks=36))[0].verdict == "undecided"

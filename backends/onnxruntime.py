@@ -15,6 +15,7 @@ import numpy as np
 
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
 from backends.datatypes import NUMPY
+from backends.onnxruntime_cuda import GraphRuns
 
 _DATATYPES = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
@@ -25,8 +26,13 @@ _DATATYPES = {
 _DEVICE_FAULTS = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN", "Failed to allocate memory", "bad allocation")
 
 
-def load(declared: ModelSpec, *, model: str, threads: int = 1, device: str = "cpu") -> "OnnxRuntimeModel":
-    """model: the path of an .onnx file. Tensors are read from it; declared ones must agree with them."""
+def load(
+    declared: ModelSpec, *, model: str, threads: int = 1, device: str = "cpu", cuda_graphs: bool = False
+) -> "OnnxRuntimeModel":
+    """model: the path of an .onnx file. Tensors are read from it; declared ones must agree with them.
+
+    cuda_graphs: on cuda, record and replay one launch per batch shape; all of the model must run there.
+    """
     try:
         import onnxruntime
     except ImportError as exc:
@@ -35,7 +41,9 @@ def load(declared: ModelSpec, *, model: str, threads: int = 1, device: str = "cp
         raise LoadFailed(f"{model}: no such file; `gateway compile` builds the examples' and exports your own")
     if device == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         raise LoadFailed(f"device 'cuda': onnxruntime {onnxruntime.__version__} has no CUDA provider: install onnxruntime-gpu")
-    session = _open(model, threads, device)
+    if cuda_graphs and device != "cuda":
+        raise LoadFailed(f"cuda_graphs: expected false where device is {device!r}")
+    session = _open(model, threads, device, cuda_graphs)
     inputs = _tensors(model, session.get_inputs(), "input")
     outputs = _tensors(model, session.get_outputs(), "output")
     row_sizes = declared.row_sizes
@@ -54,10 +62,12 @@ def load(declared: ModelSpec, *, model: str, threads: int = 1, device: str = "cp
     inputs = narrowed(inputs, declared.inputs, f"{model}: input")
     outputs = narrowed(outputs, declared.outputs, f"{model}: output")
     spec = ModelSpec("onnxruntime_onnx", inputs, outputs, declared.max_rows, row_sizes)
-    return OnnxRuntimeModel(spec, session, model, threads, device)
+    if cuda_graphs and any(tensor.datatype == "BYTES" for tensor in (*inputs, *outputs)):
+        raise LoadFailed(f"{model}: has strings, which stay on the CPU: set cuda_graphs to false")
+    return OnnxRuntimeModel(spec, session, model, threads, device, cuda_graphs)
 
 
-def _open(model: str, threads: int, device: str) -> Any:
+def _open(model: str, threads: int, device: str, cuda_graphs: bool) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -68,7 +78,8 @@ def _open(model: str, threads: int, device: str) -> Any:
     providers: list[Any] = ["CPUExecutionProvider"]
     if device == "cuda":
         # Its own stream per InferenceSession comes by default; heuristic search keeps the first run of a new shape short.
-        providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
+        cuda = {"cudnn_conv_algo_search": "HEURISTIC", "enable_cuda_graph": "1" if cuda_graphs else "0"}
+        providers.insert(0, ("CUDAExecutionProvider", cuda))
     try:
         session = onnxruntime.InferenceSession(model, options, providers=providers)
     except Exception as exc:
@@ -93,12 +104,13 @@ def _open_rows(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
 
 
 class OnnxRuntimeModel:
-    def __init__(self, spec: ModelSpec, session: Any, model: str, threads: int, device: str) -> None:
+    def __init__(self, spec: ModelSpec, session: Any, model: str, threads: int, device: str, cuda_graphs: bool) -> None:
         self.spec = spec
         self.device = Device(device)
         self.memory_bytes = sum(file.stat().st_size for file in Path(model).parent.glob(f"{Path(model).name}*"))
         self._model = model
         self._threads = threads
+        self._cuda_graphs = cuda_graphs
         self._opened: Any = session  # shared by all sessions, or spare for the first
         self._shared = threads == 1 and device == "cpu"
         self._lock = threading.Lock()
@@ -111,7 +123,8 @@ class OnnxRuntimeModel:
             return OnnxRuntimeSession(self.spec, self._opened)
         with self._lock:
             spare, self._opened = self._opened, None
-        return OnnxRuntimeSession(self.spec, spare or _open(self._model, self._threads, self.device.kind))
+        session = spare or _open(self._model, self._threads, self.device.kind, self._cuda_graphs)
+        return OnnxRuntimeSession(self.spec, session, cuda_graphs=self._cuda_graphs)
 
     def close(self) -> None:
         self._closed = True
@@ -119,9 +132,10 @@ class OnnxRuntimeModel:
 
 
 class OnnxRuntimeSession:
-    def __init__(self, spec: ModelSpec, session: Any) -> None:
+    def __init__(self, spec: ModelSpec, session: Any, *, cuda_graphs: bool = False) -> None:
         self._session = session
         self._names = [tensor.name for tensor in spec.outputs]
+        self._graphs = GraphRuns(session, self._names) if cuda_graphs else None
         self._string_inputs = [tensor.name for tensor in spec.inputs if tensor.datatype == "BYTES"]
         self._string_outputs = [tensor.name for tensor in spec.outputs if tensor.datatype == "BYTES"]
 
@@ -132,7 +146,7 @@ class OnnxRuntimeSession:
         if self._string_inputs:
             feeds = inputs | {name: _decoded(name, inputs[name]) for name in self._string_inputs if name in inputs}
         try:
-            results = self._session.run(self._names, feeds)
+            results = self._graphs.run(feeds) if self._graphs is not None else self._session.run(self._names, feeds)
         except Exception as exc:
             message = f"{type(exc).__name__}: {exc}"
             lost = isinstance(exc, MemoryError) or any(fault in message for fault in _DEVICE_FAULTS)
@@ -143,7 +157,7 @@ class OnnxRuntimeSession:
         return outputs
 
     def close(self) -> None:
-        self._session = None
+        self._session = self._graphs = None
 
 
 def _decoded(name: str, array: np.ndarray) -> np.ndarray:

@@ -233,6 +233,7 @@ class OnnxRuntime(Backend):
     build: Build | None = None
     threads: int = Field(default=1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
+    cuda_graphs: bool = False  # on cuda: one recorded launch per batch shape; all of the model must run there
 
 
 class Python(Backend):

@@ -31,7 +31,7 @@ DOORS = {
     "pydantic": {"gateway.config", "loadtest.catalogue", "loadtest.spec", "loadtest.live_prices"},
     "httptools": {"gateway.http_server", "loadtest.http_client", "loadtest.nullserver"},
     "torch": {"backends"},
-    "onnxruntime": {"backends.onnxruntime", "backends.onnx_export"},
+    "onnxruntime": {"backends.onnxruntime", "backends.onnxruntime_cuda", "backends.onnx_export"},
     "prometheus_client": {"gateway.metrics"},
 }
 

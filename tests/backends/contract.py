@@ -164,5 +164,10 @@ CASES: dict[str, Case] = {
     "onnxruntime-cuda": Case(
         "onnxruntime", lambda folder, request: {**onnx(folder, request), "device": "cuda"}, no_cuda("onnxruntime-gpu")
     ),
+    "onnxruntime-cuda-graphs": Case(
+        "onnxruntime",
+        lambda folder, request: {**onnx(folder, request), "device": "cuda", "cuda_graphs": True},
+        no_cuda("onnxruntime-gpu"),
+    ),
     "neuron-double": Case("neuron", neuron, needs("torch")),
 }  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 
 import backends
 from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
+from backends.onnxruntime_cuda import GraphRuns
 from tests.backends.contract import LINEAR, SPEC, expected
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
@@ -123,3 +124,23 @@ def test_an_export_that_computes_something_else_is_not_kept(tmp_path: Path) -> N
 def test_an_export_needs_its_tensors_stated(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="`inputs` and `outputs` stated"):
         backends.build("onnxruntime", tmp_path / "f.onnx", unstated(8), source=LINEAR, options={})
+
+
+def test_runs_over_bound_tensors_give_what_plain_runs_give(tmp_path: Path) -> None:
+    # Here on the CPU, which records nothing: what is tested is the binding and the way of shapes and values.
+    import onnxruntime
+
+    path = identity(tmp_path / "f.onnx", onnx.TensorProto.FLOAT, ["n", 3])
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    runs = GraphRuns(session, ["y"], "cpu")
+    random = np.random.default_rng(0)
+    for rows in (2, 5, 2, 5, 2):
+        given = np.asfortranarray(random.standard_normal((rows, 3)).astype(np.float32))
+        (found,) = runs.run({"x": given})
+        np.testing.assert_array_equal(found, given)
+
+
+def test_graphs_are_refused_where_they_cannot_be(tmp_path: Path) -> None:
+    path = identity(tmp_path / "f.onnx", onnx.TensorProto.FLOAT, ["n", 3])
+    with pytest.raises(LoadFailed, match="cuda_graphs: expected false where device is 'cpu'"):
+        backends.load("onnxruntime", {"model": path, "cuda_graphs": True}, unstated(8))

@@ -1,0 +1,73 @@
+"""Runs of an ONNX Runtime session as recorded CUDA graphs: one per batch shape, over tensors that stay where they are.
+
+Source: ONNX Runtime's documentation of its CUDA execution provider (`enable_cuda_graph`, the run option `gpu_graph_id`).
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from backends.base import Tensors
+
+_MOST_GRAPHS: Final = 64  # shapes beyond these run unrecorded
+_UNRECORDED: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """inputs, outputs: OrtValues, bound for good. options: name the graph."""
+
+    binding: Any
+    inputs: dict[str, Any]
+    outputs: list[Any]
+    options: Any
+
+
+class GraphRuns:
+    """In place of `InferenceSession.run`, for one session. The shapes of the outputs must follow from those of the inputs."""
+
+    def __init__(self, session: Any, names: list[str], device: str = "cuda") -> None:
+        """session: opened with `enable_cuda_graph`. names: of the outputs."""
+        self._session = session
+        self._names = names
+        self._device = device
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._unrecorded = _options(_UNRECORDED)
+
+    def run(self, feeds: Tensors) -> list[np.ndarray]:
+        """The outputs in order of their names. The second run of a shape records it. Raises: what ONNX Runtime raises."""
+        shapes = tuple((name, array.shape) for name, array in sorted(feeds.items()))
+        graph = self._graphs.get(shapes)
+        if graph is None:
+            results: list[np.ndarray] = self._session.run(self._names, feeds, self._unrecorded)
+            if len(self._graphs) < _MOST_GRAPHS:
+                self._graphs[shapes] = self._bind(feeds, results)
+            return results
+        for name, array in feeds.items():
+            graph.inputs[name].update_inplace(np.ascontiguousarray(array))
+        self._session.run_with_iobinding(graph.binding, graph.options)
+        return [value.numpy() for value in graph.outputs]
+
+    def _bind(self, feeds: Tensors, results: list[np.ndarray]) -> _Graph:
+        from onnxruntime import OrtValue
+
+        binding = self._session.io_binding()
+        inputs = {
+            name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self._device, 0) for name, array in feeds.items()
+        }
+        outputs = [OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, self._device, 0) for array in results]
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in zip(self._names, outputs, strict=True):
+            binding.bind_ortvalue_output(name, value)
+        return _Graph(binding, inputs, outputs, _options(len(self._graphs) + 1))
+
+
+def _options(graph: int) -> Any:
+    from onnxruntime import RunOptions
+
+    options = RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(graph))
+    return options

@@ -10,7 +10,8 @@ simulated time, profiles are noisy, and time is what the runs would have taken. 
 `recommend` with a quarter of the time that took. Each candidate is measured once and kept in DIR, so that the benchmark can be
 interrupted and called again until it is done; --stop-after-minutes does that by itself.
 
-Regret is the cost of the chosen candidate over that of the best, both at the peaks the exhaustive search found.
+Regret is the cost of the chosen candidate over that of the best, both at the peaks the exhaustive search found: the middle
+between the highest rate that held and the lowest that did not.
 """
 
 import argparse
@@ -34,7 +35,6 @@ from loadtest.generator import measure
 from loadtest.journal import Journal
 from loadtest.launchers import launcher_of
 from loadtest.prediction import MeasuredService, predicted_rps
-from loadtest.ranking import rps_of
 from loadtest.recommend import machine
 from loadtest.recommendation import build
 from loadtest.recommender import Lab, question_of, run_search
@@ -53,6 +53,7 @@ from loadtest.search import (
     Predicted,
     Profiled,
     Question,
+    Standing,
     Timing,
     search,
 )
@@ -210,13 +211,9 @@ async def measured(path: Path, folder: Path, stop_after_s: float) -> int:
         alone = replace(spec, candidates=(candidate,))
         outcome = await _searched(alone, folder / f"candidate{number}")
         (standing,) = outcome.standings
-        entry = {"rps": rps_of(standing), "predicted_rps": standing.predicted_rps, "seconds": outcome.seconds}
-        peaks[candidate.name] = entry
+        peaks[candidate.name] = {"rps": standing.estimated_rps, "seconds": outcome.seconds}
         _keep(known, peaks)
-        print(
-            f"{candidate.name}: {entry['rps']:.4g}/s, predicted {entry['predicted_rps']:.4g}/s, {entry['seconds']:.0f} s",
-            flush=True,
-        )
+        _report(standing)
     exhaustive_s = sum(entry["seconds"] for entry in peaks.values())
     if time.monotonic() - began > stop_after_s:
         print("stopped: the exhaustive search is done; call again for the recommendation")
@@ -233,10 +230,19 @@ async def measured(path: Path, folder: Path, stop_after_s: float) -> int:
     print(f"best {best}; recommended {outcome.winner}: regret {regret:.1%}")
     print(f"{outcome.seconds:.0f} s of {exhaustive_s:.0f} s: {outcome.seconds / exhaustive_s:.0%} of the exhaustive time")
     for standing in outcome.standings:
-        if rps := rps_of(standing):
-            error = standing.predicted_rps / rps - 1
-            print(f"{standing.entrant.name}: predicted {standing.predicted_rps:.4g}/s, measured {rps:.4g}/s ({error:+.0%})")
+        _report(standing)
     return 0 if regret <= 0.05 else 1
+
+
+def _report(standing: Standing) -> None:
+    text = f"{standing.entrant.name}: predicted {standing.predicted_rps:.4g}/s"
+    if standing.held_rps:
+        error = standing.predicted_rps / standing.estimated_rps - 1
+        text += (
+            f" ({error:+.0%}), passed {standing.peak_rps:.4g}, held {standing.held_rps:.4g}, missed {standing.missed_rps:.4g}"
+        )
+        text += f", peak about {standing.estimated_rps:.4g}/s"
+    print(text, standing.out, flush=True)
 
 
 def main() -> int:

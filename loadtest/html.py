@@ -251,23 +251,25 @@ def _table(found: Recommendation) -> str:
         "predicted/s",
         "max/s",
         "fails at/s",
+        "peak about/s",
         "measured/pred.",
         "p99 ms",
         "USD/million",
         "requests/USD",
         "why not",
     )
-    head = "".join(f'<th class="{"n" if 1 < i < 10 else ""}">{name}</th>' for i, name in enumerate(columns))
+    head = "".join(f'<th class="{"n" if 1 < i < 11 else ""}">{name}</th>' for i, name in enumerate(columns))
     rows = []
     for c in found.candidates:
         rate = c.max_rps or c.held_rps
-        ratio = f"{rate / c.predicted_rps:.0%}" if rate and c.predicted_rps else ""
+        ratio = f"{c.estimated_rps / c.predicted_rps:.0%}" if c.held_rps and c.failing_rps else ""
         style = {"winner": "good", "rejected": "bad"}.get(c.status, "soft")
         cells = [
             _usd(c.price.usd_per_hour) + ("*" if c.price.flags else ""),
             _rate(c.predicted_rps),
             _rate(rate),
             _rate(c.failing_rps),
+            _rate(c.estimated_rps) if rate else "",
             ratio,
             f"{c.p99_ms_at_max:.3g}" if c.p99_ms_at_max else "",
             _usd(c.cost_per_million_usd) if c.cost_per_million_usd else "",

@@ -23,10 +23,10 @@ PRECISION = 1.04
 class MeasuredService:
     """t(rows, concurrency), interpolated in rows, scattered as it was measured.
 
-    Concurrency above the largest that was measured counts as that. row_ms: what each row costs all sessions together beside it.
+    Concurrency above the largest that was measured counts as that.
     """
 
-    def __init__(self, timings: Sequence[Timing], max_rows: int, *, row_ms: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, timings: Sequence[Timing], max_rows: int, *, seed: int = 0) -> None:
         self._curves: dict[int, tuple[list[float], list[float]]] = {}
         wanted = np.arange(max_rows + 1)
         for concurrency in sorted({timing.concurrency for timing in timings}):
@@ -34,7 +34,6 @@ class MeasuredService:
             sizes, times, spreads = np.array(curve).T
             # Beyond the largest size, where nothing was measured, in proportion to it.
             ms = np.interp(wanted, sizes, times) * np.maximum(1.0, wanted / sizes[-1])
-            ms += row_ms * concurrency * wanted
             self._curves[concurrency] = ms.tolist(), np.interp(wanted, sizes, spreads).tolist()
         self._most = max(self._curves)
         for busy in range(self._most, 0, -1):  # what was not measured counts as the next larger concurrency that was
@@ -61,14 +60,13 @@ def predicted_rps(
     batching: Batching,
     sessions: int,
     max_rows: int,
-    request_ms: float = 0.0,
     rows_per_request: int = 1,
     seed: int = 0,
     requests: int = REQUESTS,
 ) -> float:
     """The largest rate of Poisson arrivals at which the simulated gateway meets the SLO; 0 if it does at none.
 
-    overhead_ms, request_ms: see `loadtest.profiling.Findings`.
+    overhead_ms: see `loadtest.profiling.Findings`.
 
     The scatter of a short profile on a busy machine is a rough guess: where only it breaks the SLO, the candidate is not given
     up, but predicted at half of what it would carry without.
@@ -76,7 +74,6 @@ def predicted_rps(
     limit_ms = slo.tightest_ms
     if limit_ms is None or limit_ms <= overhead_ms:
         return 0.0
-    row_ms = request_ms / rows_per_request
 
     def holds(rps: float) -> bool:
         arrivals_ns = np.cumsum(np.random.default_rng(seed).exponential(1e9 / rps, requests)).astype(np.int64)
@@ -87,12 +84,12 @@ def predicted_rps(
             max_queue_rows=batching.max_queue_rows,
             slo_ns=round((limit_ms - overhead_ms) * 1e6),
         )
-        fresh = MeasuredService(timings, max_rows, row_ms=row_ms, seed=seed)  # the same noise at every rate
+        fresh = MeasuredService(timings, max_rows, seed=seed)  # the same noise at every rate
         outcome = simulate(batcher, arrivals_ns, fresh, workers=sessions, request_of=_requests(rows_per_request)).after(0.2)
         return _meets(outcome, slo, overhead_ms)
 
     # No batching serves more than the best of n / t(n, k), on all sessions.
-    service = MeasuredService(timings, max_rows, row_ms=row_ms)
+    service = MeasuredService(timings, max_rows)
     ceiling = max(sessions * rows / service.ms(rows, sessions) for rows in range(1, max_rows + 1)) * 1e3 / rows_per_request
     low, high = ceiling * 0.02, ceiling
     if not holds(low):
@@ -101,7 +98,7 @@ def predicted_rps(
         steady = tuple(replace(timing, spread=0.0) for timing in timings)
         return 0.5 * predicted_rps(
             steady, overhead_ms=overhead_ms, slo=slo, batching=batching, sessions=sessions, max_rows=max_rows,
-            request_ms=request_ms, rows_per_request=rows_per_request, seed=seed, requests=requests,
+            rows_per_request=rows_per_request, seed=seed, requests=requests,
         )  # fmt: skip
     if holds(high):
         return high

@@ -2,8 +2,8 @@
 
 k users in a closed loop keep k sessions busy, each with batches of exactly the rows of one request. The model's own time comes
 from the server's statistics; where it has none, from the client's, overhead included. Sizes are visited up, then down again, so
-that a drift of the machine (clock, neighbours) spreads over all of them. Last, many users keep the sessions full, as
-traffic does: what of the sessions' time the batches alone do not explain is the cost of the requests themselves.
+that a drift of the machine (clock, neighbours) spreads over all of them. Last, open traffic: requests that arrive while a batch
+runs, and are decoded on the same cores, make it slower than the users do who wait for it. By that much all times are raised.
 """
 
 import math
@@ -17,9 +17,8 @@ from loadtest.search import Timing, powers_up_to
 LEAST_SECONDS = 0.3  # of one visit
 PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many limits
 SHED = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", "timeout"}  # too slow, as the server or we see it
-FULL_VISITS = 3  # as long as so many visits, with full sessions
-FULL_SHARE = 0.5  # of the limit: how long a request takes while the sessions are full, so that none is shed
-MOST_USERS = 256
+TRAFFIC_VISITS = 4  # as long as so many visits, with open traffic
+TRAFFIC_SHARE = 0.6  # of what full batches on all sessions would carry
 P90_SIGMAS = 1.2816  # of a normal distribution, above its median
 
 
@@ -57,15 +56,10 @@ def executions(statistics: dict[str, object]) -> Executions:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """overhead_ms: the client's time less the model's, one request alone.
-
-    request_ms: time that each request takes from all sessions together, beside the model's own: decoding and encoding on the
-    same cores. 0 where the server keeps no statistics.
-    """
+    """overhead_ms: the client's time less the model's, one request alone."""
 
     timings: tuple[Timing, ...]
     overhead_ms: float
-    request_ms: float
 
 
 class ProfileFailed(Exception):
@@ -84,7 +78,7 @@ async def profile(
 ) -> Findings:
     """Sizes that alone take longer than the SLO's limit are left out, once one of them was seen. Raises: ProfileFailed."""
     concurrencies = powers_up_to(sessions)
-    slice_s = max(LEAST_SECONDS, seconds / (len(rows) * len(concurrencies) * 2 + 1 + FULL_VISITS))
+    slice_s = max(LEAST_SECONDS, seconds / (len(rows) * len(concurrencies) * 2 + 1 + TRAFFIC_VISITS))
     samples: dict[tuple[int, int], list[tuple[int, float, float, float]]] = {}
 
     async def visit(n: int, k: int) -> float:
@@ -127,37 +121,31 @@ async def profile(
         await visit(n, k)
     timings = tuple(Timing(n, k, *_mean(points)[:2]) for (n, k), points in sorted(samples.items()))
     model_ms, _, client_ms = _mean(samples[rows[0], 1])
-    before = await look()
-    result = await measure(
-        replace(
-            base,
-            pattern=f"users:count={_users(timings, sessions, limit_ms)}",
-            duration_s=FULL_VISITS * slice_s,
-            warmup_s=0.0,
-            slo=None,
-        )
-    )
-    full = (await look()).since(before)
-    each = int(base.rows)
-    request_ms = each * row_ms(timings, full, sessions, each * result.succeeded_rps)
-    return Findings(timings, max(0.0, client_ms - model_ms), request_ms)
-
-
-def row_ms(timings: Sequence[Timing], full: Executions, sessions: int, rows_per_s: float) -> float:
-    """What a row takes from all sessions together beside the model's time. full: batches run while no session was idle."""
-    rows = sum(n * count for n, (count, _) in full.by_rows.items())
-    if not rows or not rows_per_s:
-        return 0.0
-    service = MeasuredService(timings, max(full.by_rows))
-    model_ms = sum(count * service.ms(n, sessions) for n, (count, _) in full.by_rows.items()) / rows / sessions
-    return max(0.0, 1e3 / rows_per_s - model_ms)
-
-
-def _users(timings: Sequence[Timing], sessions: int, limit_ms: float) -> int:
-    """As many as keep the sessions full, each waiting for FULL_SHARE of the limit."""
+    traffic_s = TRAFFIC_VISITS * slice_s
     widest = max(timing.concurrency for timing in timings)
-    fastest = max(sessions * timing.rows / timing.ms for timing in timings if timing.concurrency == widest)  # rows per ms
-    return round(min(MOST_USERS, max(2 * sessions, FULL_SHARE * limit_ms * fastest)))
+    rows_per_ms = max(sessions * timing.rows / timing.ms for timing in timings if timing.concurrency == widest)
+    rate_rps = TRAFFIC_SHARE * rows_per_ms * 1e3 / int(base.rows)
+    before = await look()
+    await measure(replace(base, rate_rps=rate_rps, duration_s=traffic_s, warmup_s=0.0, slo=None))
+    slower_now = slowdown(timings, (await look()).since(before), sessions, traffic_s)
+    timings = tuple(replace(timing, ms=timing.ms * slower_now) for timing in timings)
+    return Findings(timings, max(0.0, client_ms - model_ms))
+
+
+def slowdown(timings: Sequence[Timing], executed: Executions, sessions: int, seconds: float) -> float:
+    """How much longer batches took in `seconds` of traffic than by their profile; 1 if one of the two is not known."""
+    if not executed.by_rows or not timings:
+        return 1.0
+    service = MeasuredService(timings, max(executed.by_rows))
+    spent_ms = sum(ns for _, ns in executed.by_rows.values()) / 1e6
+    # A batch finds each other session busy as often as the sessions are.
+    busy = 1 + (sessions - 1) * min(1.0, spent_ms / (sessions * seconds * 1e3))
+    below, share = int(busy), busy % 1
+    profiled_ms = sum(
+        count * ((1 - share) * service.ms(n, below) + share * service.ms(n, below + 1))
+        for n, (count, _) in executed.by_rows.items()
+    )
+    return spent_ms / profiled_ms
 
 
 def _mean(points: list[tuple[int, float, float, float]]) -> tuple[float, float, float]:

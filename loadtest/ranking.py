@@ -17,10 +17,10 @@ DRAWS = 2000
 class Verdict:
     """The winner against the rest.
 
-    margin: how much more the runner-up costs, as a share; None if there is none.
+    margin: how much more the runner-up costs, as a share, both at their estimated peaks; None if there is none.
     probability_cheapest: that no other candidate is cheaper, by bootstrap over blocks; candidates without a measured bracket
         enter with their estimate and its usual error.
-    flip_usd_per_hour: the winner's hourly price from which the runner-up would win.
+    flip_usd_per_hour: the winner's hourly price from which the runner-up would win, likewise.
     """
 
     probability_cheapest: float
@@ -37,20 +37,21 @@ def judge(question: Question, outcome: Outcome, *, seed: int) -> Verdict | None:
     runner_up = by_name[outcome.runner_up] if outcome.runner_up else None
     margin = flip = None
     if runner_up is not None:
-        margin = question.cost(runner_up.entrant, rps_of(runner_up)) / question.cost(winner.entrant, rps_of(winner)) - 1
+        costs = [question.cost(standing.entrant, standing.estimated_rps) for standing in (winner, runner_up)]
+        margin = costs[1] / costs[0] - 1
         flip = flip_usd_per_hour(question, winner, runner_up)
     possible = [s for s in outcome.standings if s.predicted_rps > 0 and not s.broken]
     return Verdict(_probability_cheapest(question, winner, possible, seed), margin, flip)
 
 
 def rps_of(standing: Standing) -> float:
-    """The rate a candidate is ranked by: what was proven, else what held in the sample."""
+    """The rate claimed for a candidate: what was proven, else what held in the sample."""
     return standing.peak_rps or standing.held_rps
 
 
 def flip_usd_per_hour(question: Question, winner: Standing, runner_up: Standing) -> float:
     """The winner's hourly price at which the runner-up costs the same."""
-    ours, theirs = rps_of(winner), rps_of(runner_up)
+    ours, theirs = winner.estimated_rps, runner_up.estimated_rps
     if question.target_rps is None:
         return runner_up.entrant.usd_per_hour * ours / theirs
     our_count, their_count = (replicas_for(question.target_rps, rps, question.headroom) for rps in (ours, theirs))

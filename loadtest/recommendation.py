@@ -46,9 +46,10 @@ class PriceReport:
 class CandidateReport:
     """One candidate and everything known of it.
 
-    max_rps: the highest offered rate that passed; 0 if none did. failing_rps: the lowest that did not.
-    held_rps: the highest at which the SLO held in the sample, proven or not. cost_per_million_usd: at max_rps (else held_rps),
-    fully used; None if there is no such rate. out: why it was dropped. runs, timings: the evidence.
+    max_rps: the highest offered rate that passed; 0 if none did. held_rps: the highest at which the SLO held in the sample,
+    proven or not; failing_rps: the lowest at which it did not. estimated_rps: the best guess of the peak, by which candidates
+    are ranked: the middle of that bracket; what is predicted, if nothing failed. cost_per_million_usd: at max_rps (else
+    held_rps), fully used; None if there is no such rate. out: why it was dropped. runs, timings: the evidence.
     """
 
     name: str
@@ -61,6 +62,7 @@ class CandidateReport:
     max_rps: float
     failing_rps: float | None
     held_rps: float
+    estimated_rps: float
     cost_per_million_usd: float | None
     requests_per_dollar: float | None
     p99_ms_at_max: float | None
@@ -68,7 +70,6 @@ class CandidateReport:
     runs: tuple[Measured, ...]
     timings: tuple[Timing, ...]
     overhead_ms: float
-    request_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,8 @@ class Recommendation:
 
     winner, runner_up: names of candidates; None if there is none. proven: the winner's rate passed at 95 % confidence; else it
     only held in the sample. verified: whether it recovered from an overload; None if there was no time to see.
-    margin: how much more the runner-up costs, as a share. probability_cheapest: that none is cheaper, by bootstrap over blocks.
-    flip_usd_per_hour: the winner's price from which the runner-up wins.
+    margin: how much more the runner-up costs, as a share, at estimated peaks. probability_cheapest: that none is cheaper, by
+    bootstrap over blocks. flip_usd_per_hour: the winner's price from which the runner-up wins.
     autoscaling_invocations_per_minute: SageMaker's target per instance. fleet: for target_rps. fleets: for other rates.
     answer: the recommendation in words. configuration: the gateway configuration to deploy; empty for a running server.
     generator_limited: candidates that the load generator was too slow to measure.
@@ -331,8 +332,9 @@ def _candidate(candidate: Candidate, standing: Standing, outcome: Outcome, today
         ),
         predicted_rps=standing.predicted_rps,
         max_rps=standing.peak_rps,
-        failing_rps=standing.failing_rps,
+        failing_rps=standing.missed_rps if math.isfinite(standing.missed_rps) else None,
         held_rps=standing.held_rps,
+        estimated_rps=standing.estimated_rps,
         cost_per_million_usd=cost_per_million(price.usd_per_hour, rate) if rate else None,
         requests_per_dollar=requests_per_dollar(price.usd_per_hour, rate) if rate else None,
         p99_ms_at_max=at_max[-1].p99_ms if at_max else None,
@@ -340,7 +342,6 @@ def _candidate(candidate: Candidate, standing: Standing, outcome: Outcome, today
         runs=tuple(standing.runs),
         timings=profiled.timings if profiled else (),
         overhead_ms=profiled.overhead_ms if profiled else 0.0,
-        request_ms=profiled.request_ms if profiled else 0.0,
     )
 
 

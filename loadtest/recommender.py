@@ -16,7 +16,7 @@ from loadtest.journal import Journal
 from loadtest.launchers import Launcher, Running, StartFailed
 from loadtest.launchers.url import get_json, instance_type_of
 from loadtest.prediction import predicted_rps
-from loadtest.profiling import Executions, ProfileFailed, executions, profile
+from loadtest.profiling import Executions, ProfileFailed, executions, profile, slowdown
 from loadtest.results import LoadSpec, RunResult, Slo, to_json
 from loadtest.search import (
     Command,
@@ -84,6 +84,7 @@ class Lab:
         self._measure = measure
         self._runs = runs
         self._profiles: dict[str, Profiled] = {}
+        self._slowdown: dict[str, float] = {}
         self._running: Running | None = None
         self._running_name = ""
         self._count = 0
@@ -97,6 +98,7 @@ class Lab:
             self._profiles[event.group] = event
         elif isinstance(event, Measured):
             self._count += 1
+            self._slowdown[event.entrant] = event.slowdown
 
     async def answer(self, command: Command) -> Event:
         candidate = self._candidates[command.entrant]
@@ -109,7 +111,7 @@ class Lab:
             if isinstance(command, Profile):
                 event: Event = await self._profile(command, candidate, running, started_s)
             else:
-                event = await self._load(command, running, started_s)
+                event = await self._load(command, candidate, running, started_s)
         except StartFailed as exc:
             seconds = time.monotonic() - started_s
             if isinstance(command, Profile):
@@ -135,10 +137,10 @@ class Lab:
 
     def _predict(self, candidate: Candidate) -> float:
         profiled = self._profiles[candidate.group]
+        slower = self._slowdown.get(candidate.name, 1.0)
         return predicted_rps(
-            profiled.timings,
+            tuple(replace(timing, ms=timing.ms * slower) for timing in profiled.timings),
             overhead_ms=profiled.overhead_ms,
-            request_ms=profiled.request_ms,
             slo=self._spec.slo,
             batching=batching_of(candidate),
             sessions=candidate.sessions,
@@ -162,9 +164,9 @@ class Lab:
             failure = running.failure() or f"no profile: {exc}"
             return Profiled(command.group, seconds=time.monotonic() - started_s, failure=failure)
         seconds = time.monotonic() - started_s
-        return Profiled(command.group, found.timings, found.overhead_ms, seconds, request_ms=found.request_ms)
+        return Profiled(command.group, found.timings, found.overhead_ms, seconds)
 
-    async def _load(self, command: Load, running: Running, started_s: float) -> Measured:
+    async def _load(self, command: Load, candidate: Candidate, running: Running, started_s: float) -> Measured:
         before = await self._look(running)
         running.usage()
         wanted = replace(self._load_spec(running), rate_rps=command.rps, duration_s=command.seconds, label=command.entrant)
@@ -177,6 +179,7 @@ class Lab:
         usage = running.usage()
         batches = (await self._look(running)).since(before)
         self._keep(result)
+        profiled = self._profiles.get(candidate.group, Profiled(candidate.group))
         return Measured(
             entrant=command.entrant,
             purpose=command.purpose,
@@ -199,6 +202,7 @@ class Lab:
             cpu_percent=usage.cpu_percent,
             memory_percent=usage.memory_percent,
             notes=result.reasons if not result.valid else result.warnings,
+            slowdown=slowdown(profiled.timings, batches, candidate.sessions, result.warmup_s + result.window_s),
         )
 
     def _load_spec(self, running: Running) -> LoadSpec:

@@ -148,11 +148,22 @@ def show(found: "Recommendation", console: "Console") -> None:
     good = found.winner is not None and found.proven
     title = found.winner or "no candidate"
     console.print(Panel(Text(found.answer), title=f"[bold]{title}", border_style="green" if good else "red", padding=(1, 2)))
-    columns = ("candidate", "", "USD/h", "predicted/s", "max/s", "fails at/s", "p99 ms", "USD/million", "why not")
-    kept = range(len(columns)) if console.width >= 120 else (0, 1, 4, 7)
+    columns = (
+        "candidate",
+        "",
+        "USD/h",
+        "predicted/s",
+        "max/s",
+        "fails at/s",
+        "peak about/s",
+        "p99 ms",
+        "USD/million",
+        "why not",
+    )
+    kept = range(len(columns)) if console.width >= 120 else (0, 1, 4, 8)
     grid = Table(title=f"{found.model} within {found.slo}", title_justify="left", box=None, pad_edge=False)
     for number in kept:
-        grid.add_column(columns[number], justify="right" if 1 < number < 8 else "left", no_wrap=number not in (0, 8))
+        grid.add_column(columns[number], justify="right" if 1 < number < 9 else "left", no_wrap=number not in (0, 9))
     for candidate in found.candidates:
         style = {"winner": "bold green", "runner-up": "cyan", "rejected": "red"}.get(candidate.status, "")
         cells = (candidate.name, candidate.status, *_cells(candidate), candidate.out)
@@ -169,8 +180,8 @@ def show(found: "Recommendation", console: "Console") -> None:
 
 def markdown(found: "Recommendation") -> str:
     lines = [f"### {found.model} within {found.slo}", "", found.answer, ""]
-    lines += ["| candidate | | USD/h | predicted/s | max/s | fails at/s | p99 ms | USD/million | why not |"]
-    lines += ["|---|---|--:|--:|--:|--:|--:|--:|---|"]
+    lines += ["| candidate | | USD/h | predicted/s | max/s | fails at/s | peak about/s | p99 ms | USD/million | why not |"]
+    lines += ["|---|---|--:|--:|--:|--:|--:|--:|--:|---|"]
     for candidate in found.candidates:
         name = f"**{candidate.name}**" if candidate.status == "winner" else candidate.name
         lines.append(f"| {' | '.join((name, candidate.status, *_cells(candidate), candidate.out))} |")
@@ -184,13 +195,13 @@ def table(found: "Recommendation") -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     own = "candidate status InstanceType backend settings CostPerHour price_basis price_source price_date price_flags"
-    rates_and_costs = "predicted_rps max_rps failing_rps cost_per_million_usd requests_per_dollar"
+    rates_and_costs = "predicted_rps max_rps failing_rps estimated_rps cost_per_million_usd requests_per_dollar"
     writer.writerow((*own.split(), *rates_and_costs.split(), *METRICS, "out"))
     for c in found.candidates:
         metrics = aws[c.name].Metrics if c.name in aws else None
         settings = ";".join(f"{key}={value}" for key, value in c.settings.items())
         price = (c.price.usd_per_hour, c.price.basis, c.price.source, c.price.date, ";".join(c.price.flags))
-        rates = (c.predicted_rps, c.max_rps, c.failing_rps, c.cost_per_million_usd, c.requests_per_dollar)
+        rates = (c.predicted_rps, c.max_rps, c.failing_rps, c.estimated_rps, c.cost_per_million_usd, c.requests_per_dollar)
         measured = tuple(getattr(metrics, name) if metrics else None for name in METRICS)
         writer.writerow((c.name, c.status, c.instance_type, c.backend, settings, *price, *rates, *measured, c.out))
     return out.getvalue()
@@ -223,6 +234,7 @@ def _cells(candidate: "CandidateReport") -> tuple[str, ...]:
         f"{candidate.predicted_rps:.4g}" if candidate.predicted_rps else "",
         (f"{rate:.4g}" if candidate.max_rps else f"({rate:.4g})") if rate else "",
         f"{candidate.failing_rps:.4g}" if candidate.failing_rps else "",
+        f"{candidate.estimated_rps:.4g}" if rate else "",
         f"{candidate.p99_ms_at_max:.3g}" if candidate.p99_ms_at_max else "",
         f"{candidate.cost_per_million_usd:.4g}" if candidate.cost_per_million_usd else "",
     )

@@ -22,13 +22,13 @@ SHORTLIST = 5  # candidates that see real load
 KEEP_ABOVE = 0.85  # of the best per dollar, as predicted: the prediction is good to 15 %
 FINALISTS = 2
 ROUND_SECONDS = (20.0, 60.0, 180.0)
-ROUND_LEAST_SECONDS = 10.0  # a shorter round costs more in starts than it tells
+ROUND_LEAST_SECONDS = 5.0  # a shorter round costs more in starts than it tells
+ROUND_SHARE = 0.35  # of what is left of the budget, for one round, starts included
 LOAD_FACTOR = 0.9  # of the estimated capacity, in the rounds
 STEP = 1.15  # from a rate that passes (fails) to the next to try above (below), while the other side of the bracket is open
 PRECISION = 1.05  # highest failing over highest passing rate at which a peak is known well enough
 MOST_PROBES = 10  # per peak
-SURE = 0.6  # of a predicted capacity, where time is short and no rate has passed yet: what any prediction should hold
-SURE_MEASURED = 0.85  # of one estimated by load
+SURE = 0.75  # of an estimated capacity: what should pass in one decisive probe, for where time is short
 SHORT = 3  # decisive probes: less time than for so many is short
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak
 SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
@@ -85,7 +85,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Predict:
-    """Simulate the batcher on the group's profile."""
+    """Simulate the batcher on the group's profile, slowed down as the entrant's last run was, if it had one."""
 
     entrant: str
 
@@ -116,14 +116,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """overhead_ms, request_ms: as in `loadtest.profiling.Findings`. failure: why there is no profile: it did not start, …"""
+    """overhead_ms: as in `loadtest.profiling.Findings`. failure: why there is no profile: it did not start, …"""
 
     group: str
     timings: tuple[Timing, ...] = ()
     overhead_ms: float = 0.0
     seconds: float = 0.0
     failure: str = ""
-    request_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +141,7 @@ class Measured:
     blocks: (requests, requests that met the SLO) of each stretch of time, warm-up excluded.
     valid: False if the load generator could not keep up; then nothing else counts. failure: the target died or did not start.
     seconds: of the budget, start of the candidate included. batch_rows: rows of a batch -> how many were executed.
+    slowdown: how much longer batches took than by the group's profile.
     """
 
     entrant: str
@@ -165,6 +165,7 @@ class Measured:
     cpu_percent: float | None = None
     memory_percent: float | None = None
     notes: tuple[str, ...] = ()
+    slowdown: float = 1.0
 
     @property
     def requests(self) -> int:
@@ -184,7 +185,8 @@ class Standing:
     """What is known of one entrant so far.
 
     required: share of requests that must meet the SLO. out: why it was dropped, "" while it is in.
-    bias: measured over predicted peak of the finalist before it: what one prediction leaves out of account, all do.
+    bias: nearest rate in the bracket of the finalist before it, over what was predicted: what one prediction leaves out of
+        account, all do.
     """
 
     entrant: Entrant
@@ -220,22 +222,28 @@ class Standing:
     @property
     def held_rps(self) -> float:
         """The highest rate at which the SLO held in the sample, proven or not; 0 if there is none."""
-        held = {run.rps: (run.attainment or 0.0) >= self.required and run.verdict != "fail" for run in self.evidence}
-        ceiling = min((rps for rps, good in held.items() if not good), default=math.inf)
-        return max((rps for rps, good in held.items() if good and rps < ceiling), default=0.0)
+        return max((run.rps for run in self.evidence if run.rps < self.missed_rps), default=0.0)
+
+    @property
+    def missed_rps(self) -> float:
+        """The lowest rate at which it did not; infinite if there is none."""
+        return self._missed.rps if self._missed else math.inf
+
+    @property
+    def _missed(self) -> Measured | None:
+        missed = (run for run in self.evidence if (run.attainment or 0.0) < self.required or run.verdict == "fail")
+        return min(missed, key=lambda run: run.rps, default=None)
 
     @property
     def estimated_rps(self) -> float:
-        """The best guess of the peak: what is bracketed, else what load says, else the prediction."""
-        passing, failing = self.peak_rps, self.failing_rps
-        if failing is not None and passing:
-            return math.sqrt(passing * failing)
-        if failing is None:
-            doubtful = [run.rps for run in self.evidence if (run.attainment or 0.0) < self.required]
-            return min([max(self.predicted_rps * self.bias, passing), *(0.95 * rps for rps in doubtful)])
-        lowest = next(run for run in self.evidence if run.rps == failing)
+        """The best guess of the peak: the middle of its bracket, else what load says, else the prediction."""
+        held, missed = self.held_rps, self._missed
+        if missed is None:
+            return max(self.predicted_rps * self.bias, held)
+        if held:
+            return math.sqrt(held * missed.rps)
         # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.
-        return failing * min(0.95, max(0.5, lowest.attainment or 0.0))
+        return missed.rps * min(0.95, max(0.5, missed.attainment or 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +302,8 @@ class _Search:
 
     def run(self) -> Generator[Command, Event, Outcome]:
         yield from self._profile()
-        yield from self._predict()
+        for standing in self._in():
+            yield from self._predict(standing)
         shortlist = self._shortlist()
         yield from self._halve(shortlist)
         yield from self._peaks(shortlist)
@@ -335,14 +344,13 @@ class _Search:
             for entrant in entrants:
                 self._standings[entrant.name].out = event.failure
 
-    def _predict(self) -> Steps:
-        for standing in self._in():
-            event = yield Predict(standing.entrant.name)
-            assert isinstance(event, Predicted)
-            self._seconds += event.seconds  # nothing runs meanwhile that would cost money
-            standing.predicted_rps = event.rps
-            if event.rps <= 0:
-                standing.out = "by its profile it misses the SLO even alone"
+    def _predict(self, standing: Standing) -> Steps:
+        event = yield Predict(standing.entrant.name)
+        assert isinstance(event, Predicted)
+        self._seconds += event.seconds  # nothing runs meanwhile that would cost money
+        standing.predicted_rps = event.rps
+        if event.rps <= 0:
+            standing.out = "by its profile it misses the SLO even alone"
 
     def _shortlist(self) -> list[Standing]:
         ranked = sorted(self._in(), key=self._cost)
@@ -361,12 +369,14 @@ class _Search:
         for number, wanted in enumerate(ROUND_SECONDS):
             if len(alive) <= FINALISTS:
                 return
-            seconds = min(wanted, 0.35 * self._left_seconds() / len(alive) / 2)
+            seconds = min(wanted, ROUND_SHARE * self._left_seconds() / len(alive) - self._start_s)
             if seconds < ROUND_LEAST_SECONDS:
                 self._notes.append(f"no time for round {number + 1}: finalists were chosen by what was known before it")
                 break
             for standing in alive:
                 yield from self._load(standing, LOAD_FACTOR * standing.estimated_rps, seconds, "round")
+                if not standing.out:
+                    yield from self._predict(standing)
             alive = sorted((standing for standing in alive if not standing.out), key=self._cost)
             keep = max(FINALISTS, math.ceil(len(alive) / 2))
             for standing in alive[keep:]:
@@ -389,7 +399,8 @@ class _Search:
             if standing.held_rps:
                 places -= 1
                 for other in untried:
-                    other.bias = (standing.peak_rps or standing.held_rps) / standing.predicted_rps
+                    nearest_rps = min(max(standing.predicted_rps, standing.held_rps), standing.missed_rps)
+                    other.bias = nearest_rps / standing.predicted_rps
                 untried.sort(key=lambda other: (bool(other.out), self._cost(other)))
             elif not standing.out:
                 tried = "misses the SLO at every rate that was tried"
@@ -409,12 +420,12 @@ class _Search:
             elif failing:
                 rps = min(standing.estimated_rps, failing / STEP)
             left_s = until - self._seconds
-            sure_rps = standing.estimated_rps * (SURE_MEASURED if standing.evidence else SURE)
+            sure_rps = standing.estimated_rps * SURE
             if not passing and left_s < SHORT * self._decisive_s(rps):
                 rps = min(rps, sure_rps)
             elif not passing:
                 left_s -= self._decisive_s(sure_rps)  # a rate that is sure to pass must still have its time
-            seconds = min(3 * self._decisive_s(rps), left_s)
+            seconds = min(left_s, max(self._decisive_s(rps), min(3 * self._decisive_s(rps), left_s / SHORT)))
             if seconds < LEAST_SECONDS or not self._affords(seconds, standing.entrant):
                 return
             yield from self._load(standing, rps, seconds, "peak")
@@ -489,14 +500,12 @@ class _Search:
         return self._question.cost(standing.entrant, standing.estimated_rps)
 
     def _ranked(self) -> list[Standing]:
-        """Finalists at whose rate the SLO held, cheapest first; one that is proven stands before one that is not."""
+        """Finalists whose SLO held at some rate, cheapest first at their estimated peaks.
+
+        Not at the rates that passed: those depend on which happened to be tried.
+        """
         held = [standing for standing in self._standings.values() if not standing.out and standing.held_rps]
-
-        def key(standing: Standing) -> tuple[bool, float]:
-            proven = standing.peak_rps
-            return not proven, self._question.cost(standing.entrant, proven or standing.held_rps)
-
-        return sorted(held, key=key)
+        return sorted(held, key=self._cost)
 
     def _in(self) -> Sequence[Standing]:
         return [standing for standing in self._standings.values() if not standing.out]

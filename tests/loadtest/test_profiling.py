@@ -3,7 +3,7 @@ import dataclasses
 
 import pytest
 
-from loadtest.profiling import Executions, Findings, ProfileFailed, executions, profile, row_ms
+from loadtest.profiling import Executions, Findings, ProfileFailed, executions, profile, slowdown
 from loadtest.results import LoadSpec, RunResult
 from loadtest.search import Timing
 from tests.loadtest.made_results import run_result
@@ -12,20 +12,25 @@ BASE = LoadSpec(target="http://nowhere", model="m")
 
 
 class Server:
-    """Takes 4 + rows ms for a batch, 1.5 times that if another runs beside it, and 0.5 ms around it."""
+    """Takes 4 + rows ms for a batch, 1.5 times that if another runs beside it, and 0.5 ms around it.
 
-    def __init__(self, *, statistics: bool = True, fails: bool = False) -> None:
+    traffic: how much slower it is while requests arrive that nobody waits for.
+    """
+
+    def __init__(self, *, statistics: bool = True, fails: bool = False, traffic: float = 1.0) -> None:
         self._counts: dict[int, tuple[int, int]] = {}
         self._statistics = statistics
         self._fails = fails
+        self._traffic = traffic
         self.visits: list[tuple[int, int]] = []
 
     async def measure(self, spec: LoadSpec) -> RunResult:
-        rows, users = int(spec.rows), int(spec.pattern.removeprefix("users:count="))
+        open_loop = not spec.pattern.startswith("users")
+        rows, users = int(spec.rows), 0 if open_loop else int(spec.pattern.removeprefix("users:count="))
         self.visits.append((rows, users))
         if self._fails:
             return run_result(errors={"http 500": 3})
-        ms = (4 + rows) * (1.5 if users > 1 else 1)
+        ms = (4 + rows) * (self._traffic if open_loop else 1.5 if users > 1 else 1)
         count, ns = self._counts.get(rows, (0, 0))
         self._counts[rows] = count + 10, ns + round(10 * ms * 1e6)
         return run_result(succeeded=10, service_ms=ms + 0.5)
@@ -50,12 +55,14 @@ def test_model_time_comes_from_the_server_and_the_rest_is_overhead() -> None:
 def test_without_statistics_the_clients_time_is_taken() -> None:
     found = run(Server(statistics=False))
     assert [t.ms for t in found.timings] == pytest.approx([5.5, 6.5, 8.5])
-    assert (found.overhead_ms, found.request_ms) == (0, 0)
+    assert found.overhead_ms == 0
 
 
 def test_concurrency_is_measured_for_itself() -> None:
     timings = run(Server(), rows=(1,), sessions=3).timings
-    assert [(t.concurrency, t.ms) for t in timings] == [(1, 5.0), (2, 7.5), (3, 7.5)]
+    assert [(t.concurrency, t.ms) for t in timings] == [
+        (n, pytest.approx(ms, rel=0.02)) for n, ms in ((1, 5), (2, 7.5), (3, 7.5))
+    ]
 
 
 def test_batches_of_two_users_say_nothing_of_one_users_size() -> None:
@@ -68,19 +75,22 @@ def test_batches_of_two_users_say_nothing_of_one_users_size() -> None:
     assert [(t.rows, t.concurrency) for t in found.timings] == [(1, 1), (4, 1)]
 
 
-def test_sizes_are_visited_up_and_down_after_a_warm_up_and_at_last_the_sessions_are_filled() -> None:
+def test_sizes_are_visited_up_and_down_after_a_warm_up_and_at_last_there_is_open_traffic() -> None:
     server = Server()
     run(server)
-    # 4 rows in 8 ms: 25 users wait for half of the 100 ms each.
-    assert server.visits == [(1, 1), (1, 1), (2, 1), (4, 1), (4, 1), (2, 1), (1, 1), (1, 25)]
+    assert server.visits == [(1, 1), (1, 1), (2, 1), (4, 1), (4, 1), (2, 1), (1, 1), (1, 0)]
 
 
-def test_time_of_full_sessions_that_batches_do_not_explain_is_the_requests_cost() -> None:
-    timings = (Timing(1, 2, 6.0), Timing(4, 2, 12.0))
-    # Two sessions, each 100 batches of 4 in 12 ms: 800 rows in 1.2 s, were there nothing else; they took 1.6 s.
-    assert row_ms(timings, Executions({4: (200, 0)}), 2, 500) == pytest.approx(0.5)
-    assert row_ms(timings, Executions({4: (200, 0)}), 2, 800) == 0
-    assert row_ms(timings, Executions({}), 2, 500) == 0
+def test_all_times_are_raised_by_how_much_open_traffic_slows_them() -> None:
+    assert [t.ms for t in run(Server(traffic=1.2)).timings] == pytest.approx([6, 7.2, 9.6])
+
+
+def test_slowdown_takes_sessions_to_be_busy_beside_each_other_as_often_as_they_are() -> None:
+    timings = (Timing(1, 1, 10.0), Timing(1, 2, 20.0))
+    # 100 batches in 1.8 s of two sessions' time: each finds the other busy in 0.9 of the second, and should take 19 ms.
+    assert slowdown(timings, Executions({1: (100, 1_800_000_000)}), 2, 1.0) == pytest.approx(18 / 19)
+    assert slowdown(timings, Executions({1: (100, 2_400_000_000)}), 2, 1.0) == pytest.approx(24 / 20)
+    assert slowdown(timings, Executions({}), 2, 1.0) == 1
 
 
 def test_sizes_that_break_the_slo_alone_are_left_out() -> None:

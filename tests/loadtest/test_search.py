@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.ranking import judge, rps_of
+from loadtest.ranking import judge
 from loadtest.search import Command, Entrant, Event, Load, Measured, Outcome, Profile, Question, search
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
@@ -188,9 +188,9 @@ def probability(outcome: Outcome, asked: Question) -> float:
 def test_a_clear_winner_is_certain_and_a_tie_is_not() -> None:
     asked = question(entrants(1.0, 1.0))
     clear = SimulatedLab(asked, {"c0": Truth(500), "c1": Truth(450)}).run()
-    tie = SimulatedLab(asked, {"c0": Truth(500), "c1": Truth(499)}).run()
+    ties = [SimulatedLab(asked, {"c0": Truth(500), "c1": Truth(499)}, seed=seed).run() for seed in range(6)]
     assert probability(clear, asked) > 0.95
-    assert 0.2 < probability(tie, asked) < 0.95
+    assert 0.5 < sum(probability(tie, asked) for tie in ties) / len(ties) < 0.85  # of two, the better sample is the winner
 
 
 def test_at_the_flip_price_the_runner_up_costs_the_same() -> None:
@@ -201,4 +201,4 @@ def test_at_the_flip_price_the_runner_up_costs_the_same() -> None:
     assert verdict.flip_usd_per_hour is not None
     winner, runner_up = outcome.standings
     dearer = Entrant("c0", "g0", verdict.flip_usd_per_hour, 1, 8)
-    assert asked.cost(dearer, rps_of(winner)) == pytest.approx(asked.cost(runner_up.entrant, rps_of(runner_up)))
+    assert asked.cost(dearer, winner.estimated_rps) == pytest.approx(asked.cost(runner_up.entrant, runner_up.estimated_rps))

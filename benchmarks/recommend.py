@@ -6,24 +6,24 @@
 `simulated`: random spaces of nine candidates whose true t(rows, concurrency) is known; every run is the gateway's batcher in
 simulated time, profiles are noisy, and time is what the runs would have taken. About half a minute of CPU per space.
 
-`measured`: first every candidate's peak, one after the other, with a budget of its own (the exhaustive search); then
-`recommend` with a quarter of the time that took. Each candidate is measured once and kept in DIR, so that the benchmark can be
-interrupted and called again until it is done; --stop-after-minutes does that by itself.
+`measured`: first every candidate's peak, one after the other: bisection by runs of 45 s from the predicted rate, each judged by
+whether the SLO held in it (the exhaustive search). Then `recommend` with a quarter of the time that took. Each candidate is
+measured once and kept in DIR, so that the benchmark can be interrupted and called again until it is done; --stop-after-minutes
+does that by itself.
 
-Regret is the cost of the chosen candidate over that of the best, both at the peaks the exhaustive search found: the middle
-between the highest rate that held and the lowest that did not.
+Regret is the cost of the chosen candidate over that of the best, both at the peaks the exhaustive search found.
 """
 
 import argparse
 import asyncio
 import datetime
-import json
 import math
 import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from gateway.batching.batcher import Batcher
@@ -37,12 +37,14 @@ from loadtest.launchers import launcher_of
 from loadtest.prediction import MeasuredService, predicted_rps
 from loadtest.recommend import machine
 from loadtest.recommendation import build
-from loadtest.recommender import Lab, question_of, run_search
+from loadtest.recommender import Lab, question_of, required_share, run_search
 from loadtest.results import Slo, Verdict
 from loadtest.search import (
     BLOCK_REQUESTS,
     BLOCK_SLOS,
     BLOCKS,
+    PRECISION,
+    STEP,
     Command,
     Entrant,
     Event,
@@ -51,18 +53,21 @@ from loadtest.search import (
     Outcome,
     Predict,
     Predicted,
+    Profile,
     Profiled,
     Question,
-    Standing,
     Timing,
+    powers_up_to,
     search,
 )
 from loadtest.simulator import simulate
-from loadtest.spec import Spec, load_spec
+from loadtest.spec import Candidate, Spec, load_spec
 from loadtest.statistics import batch_means
 
 START_S = 6.0  # a simulated candidate's start, each time another is wanted
 PROFILE_NOISE = 0.05
+PROFILE_S = 20.0  # of each candidate, in the exhaustive search
+PROBE_S = 45.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,68 +186,103 @@ def simulated(spaces: int) -> int:
     return 0 if within >= 0.9 else 1
 
 
-async def _searched(spec: Spec, folder: Path, *, fresh: bool = False) -> Outcome:
-    """A search with its journal in a folder; one that is finished there is read, not repeated."""
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Of one candidate, found by itself. held_rps, missed_rps: its bracket."""
+
+    predicted_rps: float
+    held_rps: float
+    missed_rps: float
+    seconds: float
+
+    @property
+    def rps(self) -> float:
+        return math.sqrt(self.held_rps * self.missed_rps)
+
+
+async def _peak(spec: Spec, candidate: Candidate) -> Peak:
+    """Raises: RuntimeError, if the candidate or the load generator fails."""
+    began = time.monotonic()
+    required = required_share(spec.slo)
+    lab = Lab(spec, launcher_of(spec.launcher), measure)
+
+    async def asked(command: Command) -> Event:
+        event = await lab.answer(command)
+        if (isinstance(event, Profiled | Measured) and event.failure) or (isinstance(event, Measured) and not event.valid):
+            raise RuntimeError(f"{candidate.name}: {event}")
+        return event
+
+    try:
+        sizes = powers_up_to(candidate.max_rows)
+        await asked(Profile(candidate.name, candidate.group, sizes, candidate.sessions, PROFILE_S))
+        predicted = await asked(Predict(candidate.name))
+        assert isinstance(predicted, Predicted)
+        rps, held_rps, missed_rps = predicted.rps, 0.0, math.inf
+        while missed_rps > PRECISION * held_rps:
+            run = await asked(Load(candidate.name, rps, PROBE_S, "peak", until_decided=False))
+            assert isinstance(run, Measured)
+            if (run.attainment or 0.0) >= required:
+                held_rps = rps
+            else:
+                missed_rps = rps
+            print(f"  {rps:.4g}/s: {run.attainment:.2%} within the SLO, p99 {run.p99_ms:.0f} ms", flush=True)
+            rps = STEP * held_rps if missed_rps == math.inf else math.sqrt(max(held_rps, missed_rps / STEP**2) * missed_rps)
+        return Peak(predicted.rps, held_rps, missed_rps, time.monotonic() - began)
+    finally:
+        await lab.close()
+
+
+async def _recommended(spec: Spec, folder: Path) -> Outcome:
     question = question_of(spec, paid=False)
     lab = Lab(spec, launcher_of(spec.launcher), measure, runs=folder / "runs")
-    journal = Journal(folder / "journal.jsonl", question, fresh=fresh)
+    journal = Journal(folder / "journal.jsonl", question)
     try:
         return await run_search(question, lab, journal)
     finally:
         journal.close()
 
 
-def _keep(path: Path, peaks: dict[str, dict[str, float]]) -> None:
+def _keep(path: Path, peaks: dict[str, Peak]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(peaks, indent=1))
+    path.write_bytes(msgspec.json.encode(peaks))
 
 
 async def measured(path: Path, folder: Path, stop_after_s: float) -> int:
     began = time.monotonic()
     spec = load_spec(path, load_catalogue())
     known = folder / "exhaustive.json"
-    peaks: dict[str, dict[str, float]] = json.loads(known.read_text()) if known.exists() else {}
-    for number, candidate in enumerate(spec.candidates):
+    peaks = msgspec.json.decode(known.read_bytes(), type=dict[str, Peak]) if known.exists() else {}
+    for candidate in spec.candidates:
         if candidate.name in peaks:
             continue
         if time.monotonic() - began > stop_after_s:
             print(f"stopped: {len(peaks)} of {len(spec.candidates)} candidates measured; call again")
             return 0
-        alone = replace(spec, candidates=(candidate,))
-        outcome = await _searched(alone, folder / f"candidate{number}")
-        (standing,) = outcome.standings
-        peaks[candidate.name] = {"rps": standing.estimated_rps, "seconds": outcome.seconds}
+        peak = peaks[candidate.name] = await _peak(spec, candidate)
         _keep(known, peaks)
-        _report(standing)
-    exhaustive_s = sum(entry["seconds"] for entry in peaks.values())
+        error = peak.predicted_rps / peak.rps - 1
+        print(f"{candidate.name}: {peak.rps:.4g}/s, predicted {peak.predicted_rps:.4g}/s ({error:+.0%})", flush=True)
+    exhaustive_s = sum(peak.seconds for peak in peaks.values())
     if time.monotonic() - began > stop_after_s:
         print("stopped: the exhaustive search is done; call again for the recommendation")
         return 0
     quarter = replace(spec, budget=spec.budget.model_copy(update={"minutes": exhaustive_s / 4 / 60}))
     question = question_of(quarter, paid=False)
-    outcome = await _searched(quarter, folder / "recommend")
+    outcome = await _recommended(quarter, folder / "recommend")
     now = datetime.datetime.now(datetime.UTC)
     found = build(quarter, question, outcome, now=now, machine=machine(), paid=False)
     report.write_all(found, folder / "recommend")
-    costs = {e.name: question.cost(e, peaks[e.name]["rps"]) for e in question.entrants}
+    costs = {e.name: question.cost(e, peaks[e.name].rps) for e in question.entrants}
     best = min(costs, key=lambda name: costs[name])
     regret = costs[outcome.winner] / costs[best] - 1 if outcome.winner else math.inf
     print(f"best {best}; recommended {outcome.winner}: regret {regret:.1%}")
     print(f"{outcome.seconds:.0f} s of {exhaustive_s:.0f} s: {outcome.seconds / exhaustive_s:.0%} of the exhaustive time")
     for standing in outcome.standings:
-        _report(standing)
+        name = standing.entrant.name
+        error = standing.predicted_rps / peaks[name].rps - 1
+        rates = f"passed {standing.peak_rps:.4g}, held {standing.held_rps:.4g}, missed {standing.missed_rps:.4g}"
+        print(f"{name}: predicted {standing.predicted_rps:.4g}/s ({error:+.0%}), {rates} {standing.out}")
     return 0 if regret <= 0.05 else 1
-
-
-def _report(standing: Standing) -> None:
-    text = f"{standing.entrant.name}: predicted {standing.predicted_rps:.4g}/s"
-    if standing.held_rps:
-        error = standing.predicted_rps / standing.estimated_rps - 1
-        text += (
-            f" ({error:+.0%}), passed {standing.peak_rps:.4g}, held {standing.held_rps:.4g}, missed {standing.missed_rps:.4g}"
-        )
-        text += f", peak about {standing.estimated_rps:.4g}/s"
-    print(text, standing.out, flush=True)
 
 
 def main() -> int:

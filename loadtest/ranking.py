@@ -8,6 +8,7 @@ import numpy as np
 
 from loadtest.costs import replicas_for
 from loadtest.search import Outcome, Question, Standing
+from loadtest.statistics import falling
 
 PREDICTION_SPREAD = 0.075  # standard deviation of log(measured / predicted) capacity: 15 % is two of it
 DRAWS = 2000
@@ -76,7 +77,7 @@ def sample_peaks(standing: Standing, required: float, random: np.random.Generato
         shares[:, column] = (weights @ blocks[:, 1]) / np.maximum(weights @ blocks[:, 0], 1)
     weight = [run.requests for run in runs]
     places = random.random(draws)
-    return np.exp([_crossing(rates, _falling(row, weight), required, place) for row, place in zip(shares, places, strict=True)])
+    return np.exp([_crossing(rates, falling(row, weight), required, place) for row, place in zip(shares, places, strict=True)])
 
 
 def _probability_cheapest(question: Question, winner: Standing, possible: Sequence[Standing], seed: int) -> float:
@@ -89,17 +90,6 @@ def _probability_cheapest(question: Question, winner: Standing, possible: Sequen
     if not rest:
         return 1.0
     return float(np.mean(costs[winner.entrant.name] <= np.min(rest, axis=0)))
-
-
-def _falling(shares: np.ndarray, weights: Sequence[float]) -> np.ndarray:
-    """The closest non-increasing sequence (pool adjacent violators)."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
-    for share, weight in zip(shares, weights, strict=True):
-        pools.append((float(share), weight, 1))
-        while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
-            (mean, heavy, count), (last, light, more) = pools[-2], pools.pop()
-            pools[-1] = ((mean * heavy + last * light) / (heavy + light), heavy + light, count + more)
-    return np.concatenate([np.full(count, mean) for mean, _, count in pools])
 
 
 def _crossing(log_rates: np.ndarray, shares: np.ndarray, required: float, place: float) -> float:

@@ -17,6 +17,7 @@ from typing import Literal
 from loadtest.costs import cost_per_million, fleet_usd_per_hour
 from loadtest.fleet import HEADROOM
 from loadtest.results import Verdict
+from loadtest.statistics import falling
 
 SHORTLIST = 5  # candidates that see real load
 KEEP_ABOVE = 0.85  # of the best per dollar, as predicted: the prediction is good to 15 %
@@ -222,28 +223,33 @@ class Standing:
     @property
     def held_rps(self) -> float:
         """The highest rate at which the SLO held in the sample, proven or not; 0 if there is none."""
-        return max((run.rps for run in self.evidence if run.rps < self.missed_rps), default=0.0)
+        return max(self.peak_rps, *(rps for rps in self._shares if rps < self.missed_rps), 0.0)
 
     @property
     def missed_rps(self) -> float:
         """The lowest rate at which it did not; infinite if there is none."""
-        return self._missed.rps if self._missed else math.inf
+        failed = (run.rps for run in self.evidence if run.verdict == "fail")
+        return min((*failed, *(rps for rps, share in self._shares.items() if share < self.required)), default=math.inf)
 
     @property
-    def _missed(self) -> Measured | None:
-        missed = (run for run in self.evidence if (run.attainment or 0.0) < self.required or run.verdict == "fail")
-        return min(missed, key=lambda run: run.rps, default=None)
+    def _shares(self) -> dict[float, float]:
+        """Rate -> share that met the SLO, made to fall with the rate, as it must: a stall in one short run is not the peak."""
+        runs = sorted(self.evidence, key=lambda run: run.rps)
+        if not runs:
+            return {}
+        shares = falling([run.attainment or 0.0 for run in runs], [run.requests for run in runs])
+        return {run.rps: float(share) for run, share in zip(runs, shares, strict=True)}
 
     @property
     def estimated_rps(self) -> float:
         """The best guess of the peak: the middle of its bracket, else what load says, else the prediction."""
-        held, missed = self.held_rps, self._missed
-        if missed is None:
+        held, missed = self.held_rps, self.missed_rps
+        if missed == math.inf:
             return max(self.predicted_rps * self.bias, held)
         if held:
-            return math.sqrt(held * missed.rps)
+            return math.sqrt(held * missed)
         # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.
-        return missed.rps * min(0.95, max(0.5, missed.attainment or 0.0))
+        return missed * min(0.95, max(0.5, self._shares[missed]))
 
 
 @dataclass(frozen=True, slots=True)

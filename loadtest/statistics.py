@@ -16,6 +16,7 @@ took half the limit: then misses, should they come, are not this queue's (no los
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -139,6 +140,17 @@ def _correlated(means: np.ndarray) -> bool:
     correlation = 1 - float(differences @ differences) / (2 * squares)
     limit: float = special.ndtri(0.9) * ((n - 2) / (n * n - 1)) ** 0.5
     return correlation > limit
+
+
+def falling(shares: Sequence[float] | np.ndarray, weights: Sequence[float]) -> np.ndarray:
+    """The closest non-increasing sequence (pool adjacent violators): (n,), n at least 1."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for share, weight in zip(shares, weights, strict=True):
+        pools.append((float(share), weight, 1))
+        while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
+            (mean, heavy, count), (last, light, more) = pools[-2], pools.pop()
+            pools[-1] = ((mean * heavy + last * light) / (heavy + light), heavy + light, count + more)
+    return np.concatenate([np.full(count, mean) for mean, _, count in pools])
 
 
 def mser5(series: np.ndarray, most: float = 0.2) -> tuple[int, bool]:

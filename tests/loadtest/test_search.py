@@ -1,10 +1,11 @@
+import math
 import random
 from dataclasses import replace
 
 import pytest
 
 from loadtest.ranking import judge
-from loadtest.search import Command, Entrant, Event, Load, Measured, Outcome, Profile, Question, search
+from loadtest.search import Command, Entrant, Event, Load, Measured, Outcome, Profile, Question, Standing, search
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
 
@@ -108,6 +109,16 @@ def test_the_last_probe_that_time_allows_is_at_a_rate_that_is_sure_to_pass() -> 
     outcome = SimulatedLab(asked, {"c0": Truth(400, bias=1.4), "c1": Truth(400, bias=1.4)}).run()
     assert outcome.winner == "c0"
     assert min(standing.peak_rps for standing in outcome.standings) > 0.3 * 400
+
+
+def test_a_stall_in_a_short_round_is_not_taken_for_the_peak() -> None:
+    (entrant,) = entrants(1.0)
+    short = Measured("c0", "round", 300, "undecided", ((100, 100),) * 9 + ((100, 70),), 10)
+    longer = Measured("c0", "peak", 310, "undecided", ((600, 600),) * 19 + ((600, 590),), 60)
+    standing = Standing(entrant, required=0.99, predicted_rps=330, runs=[short])
+    assert (standing.held_rps, standing.missed_rps, standing.estimated_rps) == (0, 300, 0.95 * 300)
+    standing.runs.append(longer)
+    assert (standing.held_rps, standing.missed_rps, standing.estimated_rps) == (310, math.inf, 330)
 
 
 class Fragile(SimulatedLab):

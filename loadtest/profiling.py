@@ -18,7 +18,7 @@ LEAST_SECONDS = 0.3  # of one visit
 PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many limits
 SHED = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", "timeout"}  # too slow, as the server or we see it
 TRAFFIC_VISITS = 4  # as long as so many visits, with open traffic
-TRAFFIC_SHARE = 0.6  # of what full batches on all sessions would carry
+TRAFFIC_SHARE = 0.8  # of what full batches on all sessions would carry
 P90_SIGMAS = 1.2816  # of a normal distribution, above its median
 
 

@@ -313,8 +313,9 @@ class _Search:
         shortlist = self._shortlist()
         yield from self._halve(shortlist)
         yield from self._peaks(shortlist)
-        if proven := self._ranked():
-            yield from self._verify(proven[0])
+        if ranked := self._ranked():
+            yield from self._prove(ranked[0])
+            yield from self._verify(self._ranked()[0])
         else:
             yield from self._seek_floor()
         ranked = self._ranked()
@@ -416,6 +417,8 @@ class _Search:
         # From below: a rate that passes is an answer, even if time ends there; one that fails is none.
         rps = standing.estimated_rps * (1.0 if standing.evidence else LOAD_FACTOR)
         for _ in range(MOST_PROBES):
+            if self._left_behind(standing):
+                return
             passing, failing = standing.peak_rps, standing.failing_rps
             if passing and failing:
                 if failing / passing <= PRECISION:
@@ -437,6 +440,17 @@ class _Search:
             yield from self._load(standing, rps, seconds, "peak")
             if standing.out:
                 return
+
+    def _left_behind(self, standing: Standing) -> bool:
+        """It is measured and clearly dearer than one that is not proven yet, which needs the time."""
+        leader = next(iter(self._ranked()), standing)
+        return bool(standing.held_rps and not leader.peak_rps and self._cost(leader) < KEEP_ABOVE * self._cost(standing))
+
+    def _prove(self, leader: Standing) -> Steps:
+        """One more probe, at a rate that should pass, if none has."""
+        if not leader.peak_rps:
+            rps = min(SURE * leader.estimated_rps, leader.failing_rps / STEP if leader.failing_rps else leader.held_rps)
+            yield from self._load(leader, rps, 3 * self._decisive_s(rps), "peak")
 
     def _decisive_s(self, rps: float) -> float:
         return decisive_seconds(self._question.limit_ms, rps)

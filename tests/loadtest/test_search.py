@@ -121,6 +121,25 @@ def test_a_stall_in_a_short_round_is_not_taken_for_the_peak() -> None:
     assert (standing.held_rps, standing.missed_rps, standing.estimated_rps) == (310, math.inf, 330)
 
 
+class Unsure(SimulatedLab):
+    """c0 is proven only below 250/s."""
+
+    def answer(self, command: Command) -> Event:
+        event = super().answer(command)
+        unsure = isinstance(event, Measured) and event.entrant == "c0" and event.rps > 250 and event.verdict == "pass"
+        return replace(event, verdict="undecided") if unsure else event  # type: ignore[call-arg]
+
+
+def test_the_leader_is_proven_before_a_runner_up_far_behind_is_measured_closely() -> None:
+    asked = question(entrants(1.0, 2.0), minutes=2)
+    lab = Unsure(asked, {"c0": Truth(400), "c1": Truth(400)})
+    outcome = lab.run()
+    loads = [command for command in lab.commands if isinstance(command, Load) and command.purpose == "peak"]
+    assert [load.entrant for load in loads if load.entrant == "c1" or load.rps <= 250] == ["c1", "c0"]
+    assert outcome.winner == "c0"
+    assert 150 < outcome.standings[0].peak_rps <= 250
+
+
 class Fragile(SimulatedLab):
     """Overload breaks it: it ends, or is slow ever after, or the load generator is too slow for it."""
 

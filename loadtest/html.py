@@ -267,7 +267,7 @@ def _table(found: Recommendation) -> str:
         cells = [
             _usd(c.price.usd_per_hour) + ("*" if c.price.flags else ""),
             _rate(c.predicted_rps),
-            _rate(rate),
+            _rate(rate) if c.max_rps or not rate else f"({_rate(rate)})",
             _rate(c.failing_rps),
             _rate(c.estimated_rps) if rate else "",
             ratio,
@@ -282,7 +282,8 @@ def _table(found: Recommendation) -> str:
     priced = "".join(f"<li>{escape(source)}</li>" for source in sources)
     return (
         f'<h2>Candidates</h2><div class="card scroll"><table><tr>{head}</tr>{"".join(rows)}</table>'
-        f'<p class="soft">* estimated, undated or stale. Prices:</p><ul class="notes soft">{priced}</ul></div>'
+        '<p class="soft">(held in the sample, not proven) * estimated, undated or stale. Prices:</p>'
+        f'<ul class="notes soft">{priced}</ul></div>'
     )
 
 

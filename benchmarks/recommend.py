@@ -63,7 +63,7 @@ from loadtest.search import (
 )
 from loadtest.simulator import simulate
 from loadtest.spec import Candidate, Spec, load_spec
-from loadtest.statistics import batch_means
+from loadtest.statistics import batch_means, slowest
 
 START_S = 6.0  # a simulated candidate's start, each time another is wanted
 PROFILE_NOISE = 0.05
@@ -123,13 +123,13 @@ class SimulatedServers:
         service = MeasuredService(machine.timings(), 32, seed=int(self._random.integers(1 << 30)))
         outcome = simulate(batcher, arrivals, service, workers=machine.sessions)
         late = (outcome.latencies_ns < 0) | (outcome.latencies_ns > limit_ms * 1e6)
-        level = np.log(np.where(outcome.latencies_ns > 0, outcome.latencies_ns, limit_ms * 1e6))
+        elapsed_ns = np.where(outcome.latencies_ns > 0, outcome.latencies_ns, limit_ms * 1e6)  # refused: at the limit
         block = (arrivals / (block_s * 1e9)).astype(int)
         blocks = int(load.seconds / block_s)
         look = min(blocks, BLOCKS)
         while True:  # as the generator does: a look after 20 blocks and after each 30 % more; the first block is warm-up
             some = (block >= 1) & (block <= look)
-            interval = batch_means(block[some] - 1, late[some], level[some]).interval(1 - 0.05 / 10)
+            interval = batch_means(block[some] - 1, late[some], slowest(elapsed_ns[some], 99)).interval(1 - 0.05 / 10)
             required = self._question.required
             verdict: Verdict = "pass" if interval.lower >= required else "fail" if interval.upper < required else "undecided"
             if look >= blocks or (load.until_decided and verdict != "undecided"):

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from loadtest.results import Interval, Objective, ObjectiveResult, Slo, Verdict
-from loadtest.statistics import BatchMeans, batch_means, binomial_interval
+from loadtest.statistics import BatchMeans, batch_means, binomial_interval, slowest
 
 CONFIDENCE: Final = 0.95
 _MOST_LONGER: Final = 4096.0  # beyond this many times the run, more requests are no advice
@@ -33,7 +33,7 @@ class Requests:
         return self.failed | (self._metric(objective) > objective.limit_ms * 1e6)
 
     def depends(self, objective: Objective, confidence: float) -> np.ndarray | None:
-        """What shows how dependent requests are (`loadtest.statistics`), None where it says nothing about misses.
+        """Requests that show how misses cluster (`loadtest.statistics`): (n,) bool, None where they say nothing about misses.
 
         So where even half the limit is kept, as often as is required, by all that its own misses say of their clustering.
         """
@@ -41,8 +41,7 @@ class Requests:
         beyond_half = self.failed | (elapsed_ns > objective.limit_ms * 1e6 / 2)
         if _decide(batch_means(self.block, beyond_half), objective.percentile / 100, confidence) == "pass":
             return None
-        level: np.ndarray = np.cbrt(elapsed_ns)
-        return level
+        return slowest(elapsed_ns, objective.percentile)
 
     def _metric(self, objective: Objective) -> np.ndarray:
         return self.latency_ns if objective.metric == "latency" else self.service_ns
@@ -58,8 +57,8 @@ def met(slo: Slo | None, requests: Requests) -> np.ndarray:
 
 def attainment(slo: Slo, requests: Requests) -> Interval:
     """The share that met every objective. requests: not empty."""
-    floors = [level for objective in slo.objectives if (level := requests.depends(objective, CONFIDENCE)) is not None]
-    return batch_means(requests.block, ~met(slo, requests), floors[0] if floors else None).interval(CONFIDENCE)
+    tails = [tail for objective in slo.objectives if (tail := requests.depends(objective, CONFIDENCE)) is not None]
+    return batch_means(requests.block, ~met(slo, requests), tails[0] if tails else None).interval(CONFIDENCE)
 
 
 def judge(slo: Slo, requests: Requests, *, confidence: float = CONFIDENCE) -> tuple[ObjectiveResult, ...]:

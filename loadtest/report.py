@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("text", "html", "md", "csv", "junit", "json")
 METRICS: Final = ("CostPerInference", "MaxInvocations", "ModelLatency", "CpuUtilization", "MemoryUtilization")
+COLUMNS = ("candidate", "", "USD/h", "predicted/s", "max/s", "fails at/s", "peak about/s", "p99 ms", "USD/million", "why not")
 FILES: Final = {
     "json": "report.json",
     "html": "report.html",
@@ -148,22 +149,10 @@ def show(found: "Recommendation", console: "Console") -> None:
     good = found.winner is not None and found.proven
     title = found.winner or "no candidate"
     console.print(Panel(Text(found.answer), title=f"[bold]{title}", border_style="green" if good else "red", padding=(1, 2)))
-    columns = (
-        "candidate",
-        "",
-        "USD/h",
-        "predicted/s",
-        "max/s",
-        "fails at/s",
-        "peak about/s",
-        "p99 ms",
-        "USD/million",
-        "why not",
-    )
-    kept = range(len(columns)) if console.width >= 120 else (0, 1, 4, 8)
+    kept = range(len(COLUMNS)) if console.width >= 120 else (0, 1, 4, 8)
     grid = Table(title=f"{found.model} within {found.slo}", title_justify="left", box=None, pad_edge=False)
     for number in kept:
-        grid.add_column(columns[number], justify="right" if 1 < number < 9 else "left", no_wrap=number not in (0, 9))
+        grid.add_column(COLUMNS[number], justify="right" if 1 < number < 9 else "left", no_wrap=number not in (0, 9))
     for candidate in found.candidates:
         style = {"winner": "bold green", "runner-up": "cyan", "rejected": "red"}.get(candidate.status, "")
         cells = (candidate.name, candidate.status, *_cells(candidate), candidate.out)
@@ -180,8 +169,7 @@ def show(found: "Recommendation", console: "Console") -> None:
 
 def markdown(found: "Recommendation") -> str:
     lines = [f"### {found.model} within {found.slo}", "", found.answer, ""]
-    lines += ["| candidate | | USD/h | predicted/s | max/s | fails at/s | peak about/s | p99 ms | USD/million | why not |"]
-    lines += ["|---|---|--:|--:|--:|--:|--:|--:|--:|---|"]
+    lines += [f"| {' | '.join(COLUMNS)} |", f"|---|---|{'--:|' * (len(COLUMNS) - 3)}---|"]
     for candidate in found.candidates:
         name = f"**{candidate.name}**" if candidate.status == "winner" else candidate.name
         lines.append(f"| {' | '.join((name, candidate.status, *_cells(candidate), candidate.out))} |")

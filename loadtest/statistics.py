@@ -27,7 +27,7 @@ from loadtest.results import Interval, Percentiles
 
 CELLS_PER_OCTAVE: Final = 2048
 MIN_BATCHES: Final = 10  # merging stops here
-TAIL: Final = 3
+TAIL: Final = 3  # times as many requests as may miss
 _NOISE_BATCHES: Final = 20
 
 

@@ -32,7 +32,7 @@ class Requests:
         """Which requests missed it: (n,) bool."""
         return self.failed | (self._metric(objective) > objective.limit_ms * 1e6)
 
-    def depends(self, objective: Objective, confidence: float) -> np.ndarray | None:
+    def tail(self, objective: Objective, confidence: float) -> np.ndarray | None:
         """Requests that show how misses cluster (`loadtest.statistics`): (n,) bool, None where they say nothing about misses.
 
         So where even half the limit is kept, as often as is required, by all that its own misses say of their clustering.
@@ -57,7 +57,7 @@ def met(slo: Slo | None, requests: Requests) -> np.ndarray:
 
 def attainment(slo: Slo, requests: Requests) -> Interval:
     """The share that met every objective. requests: not empty."""
-    tails = [tail for objective in slo.objectives if (tail := requests.depends(objective, CONFIDENCE)) is not None]
+    tails = [tail for objective in slo.objectives if (tail := requests.tail(objective, CONFIDENCE)) is not None]
     return batch_means(requests.block, ~met(slo, requests), tails[0] if tails else None).interval(CONFIDENCE)
 
 
@@ -67,7 +67,7 @@ def judge(slo: Slo, requests: Requests, *, confidence: float = CONFIDENCE) -> tu
         _judge(
             str(objective),
             objective.percentile / 100,
-            batch_means(requests.block, requests.missed(objective), requests.depends(objective, confidence)),
+            batch_means(requests.block, requests.missed(objective), requests.tail(objective, confidence)),
             confidence,
         )
         for objective in slo.objectives

@@ -21,6 +21,9 @@ GatewayError
 """
 
 import enum
+from typing import Final
+
+_LONGEST_TEXT: Final = 2000
 
 
 class Code(enum.Enum):
@@ -44,11 +47,19 @@ class Code(enum.Enum):
 
 
 class GatewayError(Exception):
-    """The root. message: what was wrong, with the value, what was expected, and the key to change."""
+    """The root. message: what was wrong, with the value, what was expected, and the key to change.
+
+    Any text can be given, a client's or a model's among it: what is too long for an answer is cut, and what is no Unicode
+    text (a lone surrogate) replaced.
+    """
 
     code: Code = Code.INTERNAL
 
     def __init__(self, message: str) -> None:
+        if len(message) > _LONGEST_TEXT:
+            message = f"{message[:_LONGEST_TEXT]}… (cut, of {len(message)} characters)"
+        if not message.isascii():
+            message = message.encode(errors="replace").decode()
         super().__init__(message)
         self.message = message
 
@@ -98,7 +109,7 @@ class Unavailable(GatewayError):
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.args = (message, retry_after_s)  # so that it survives pickling between Ray processes
+        self.args = (self.message, retry_after_s)  # so that it survives pickling between Ray processes
         self.retry_after_s = retry_after_s
 
 

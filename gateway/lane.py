@@ -3,12 +3,16 @@
 Life: open -> submit … -> close. Everything happens on the event loop. Arrivals of one loop tick are stepped together at its
 end, so that requests that came in one read share a batch; ends of batches step at once, so that a free worker never idles for
 a tick.
+
+Whatever is called from here may raise whatever it likes, KeyboardInterrupt included: it is logged, costs at most the requests
+it was called for, which are answered with InternalError, and the lane goes on.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +24,17 @@ from gateway.batching.fairness import SharedWorkers
 from gateway.batching.forecast import Forecast
 from gateway.batching.queue import NEVER, LengthGroup
 from gateway.clock import Clock, Timer
-from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, NotReady, Overloaded
+from gateway.errors import (
+    BackendFailed,
+    BackendUnreachable,
+    Cancelled,
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    NotReady,
+    Overloaded,
+)
+from gateway.killers import Killers
 from gateway.metrics import LaneGauges, LaneMetrics
 from gateway.runner import BatchRunner, Execution
 from gateway.types import InferRequest, InferResponse
@@ -31,6 +45,7 @@ _HANDED_OVER = 32  # at once
 _RESERVED_SHARE = 0.2  # of the SLO, at most
 _SMOOTHING = 1 / 16
 
+log = logging.getLogger(__name__)
 trace_log = logging.getLogger("gateway.trace")
 
 
@@ -97,10 +112,15 @@ class Lane:
         self._shared = shared
         self._waiting: dict[InferRequest, _Waiting] = {}
         self._running: set[Batch] = set()
+        self._answering: list[Part] = []  # of the batch that has just ended
         self._answering_ns = self._answering_deviation_ns = 0.0
         self._step_due = False
         self._timer: Timer | None = None
         self._timer_at_ns = 0
+        self._overdue_timer: Timer | None = None
+        self._overdue_at_ns = 0
+        self._has_deadlines = False  # a request has come that brought its own
+        self._killers = Killers()
         self._closing = False
         self._empty = asyncio.Event()
         runner.on_change = self._runner_changed
@@ -138,15 +158,21 @@ class Lane:
     def submit(self, request: InferRequest, on_done: OnDone) -> None:
         """Accept a request. on_done gets its one answer or error on the loop, never within this call.
 
-        Raises: NotReady, BackendUnreachable, Overloaded, DeadlineExceeded; then on_done is not called.
+        Raises: NotReady, BackendUnreachable, Overloaded, DeadlineExceeded, InvalidArgument (more rows than the queue may hold),
+        BackendFailed (it has ended a session before); then on_done is not called.
         """
         if self._closing:
             raise NotReady(f"model '{request.model}' is being unloaded")
         if not self.runner.available:
             raise BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0)
+        now_ns = self._clock.now_ns()
+        if self._killers and self._killers.has(request, now_ns):
+            raise BackendFailed(f"{self.name}: the same inputs have ended a session of the model less than a minute ago")
         request.reserved_ns = self._reserved_ns()
-        self.batcher.add(request, self._clock.now_ns())
+        self.batcher.add(request, now_ns)
         self._waiting[request] = _Waiting(on_done, request.rows)
+        if request.deadline_ns is not None:
+            self._has_deadlines = True
         if not self._step_due:
             self._step_due = True
             self._call_soon(self._step)
@@ -158,41 +184,62 @@ class Lane:
         """
         if request not in self._waiting:
             return
-        self.batcher.cancel(request)
-        self._answer(request, Cancelled("the client cancelled the request"))
+        self._end(request, Cancelled("the client cancelled the request"))
         for batch in self._running:
             requests = [part.request for part in batch.parts]
             if request in requests and not any(other in self._waiting for other in requests):
-                self.runner.cancel(batch)
+                self._cancel_run(batch)
 
     def hand_over(self, now_ns: int) -> None:
-        """Give up what waits and will be late, as no worker frees before its deadline, to lanes that can still be in time."""
+        """Give up what waits and will be late, as no worker frees before its deadline, to lanes that can still be in time.
+
+        Without a live session that is all that waits.
+        """
+        if not self._lives:
+            self._hand_over(self.batcher.due_before(NEVER + 1, _HANDED_OVER), now_ns)
+            return
         wait_ns = self.batcher.wait_ns(now_ns, self.runner.free_slots)
         if wait_ns:
-            self._hand_over(self.batcher.due_before(round(now_ns + wait_ns), _HANDED_OVER), now_ns)
+            self._hand_over(self.batcher.due_before(round(now_ns + wait_ns), _HANDED_OVER), now_ns, as_one=True)
 
     def hand_over_all(self, now_ns: int) -> None:
         """Give up all that waits, as far as other lanes can take it."""
         self._hand_over(self.batcher.due_before(NEVER + 1, self.pending), now_ns)
 
-    def _hand_over(self, requests: list[InferRequest], now_ns: int) -> None:
+    def _hand_over(self, requests: list[InferRequest], now_ns: int, *, as_one: bool = False) -> None:
+        """as_one: where the first cannot be taken over, neither can those behind it, and are not asked for."""
         for request in requests:
-            if self.observer is None or not self.observer.takes_over(request, now_ns):
+            if self.observer is not None and self.observer.takes_over(request, now_ns):
+                self._end(request, Overloaded(f"backend {self.name} is behind its forecast"))
+            elif as_one:
                 return
-            self.batcher.cancel(request)
-            self._answer(request, Overloaded(f"backend {self.name} is behind its forecast"))
+
+    @property
+    def _lives(self) -> bool:
+        """Whether a session is there, or will be as soon as it is needed."""
+        return bool(self._running) or self.runner.free_slots > 0 or self.runner.cold
+
+    def give_up(self, error: GatewayError) -> None:
+        """Answer all that is here with an error, whether it runs or waits; what runs is cancelled where that can be done."""
+        for request in list(self._waiting):
+            self._end(request, error)
+        for batch in list(self._running):
+            self._cancel_run(batch)
 
     async def close(self) -> None:
         """Refuse what comes, answer what is here, then free the runner."""
         self._closing = True
         if self._waiting:
             await self._empty.wait()
-        if self._timer is not None:
-            self._timer.cancel()
-        await self.runner.close()
-        self.metrics.watch(None)
-        if self._shared is not None:
-            self._shared.leave(self)
+        for timer in (self._timer, self._overdue_timer):
+            if timer is not None:
+                timer.cancel()
+        try:
+            await self.runner.close()
+        finally:
+            self.metrics.watch(None)
+            if self._shared is not None:
+                self._shared.leave(self)
 
     def _gauges(self) -> LaneGauges:
         live = self.runner.free_slots + len(self._running)
@@ -211,23 +258,29 @@ class Lane:
 
     def _step(self) -> None:
         self._step_due = False
-        if self._shared is None:
-            self.start_batches(self.runner.free_slots)
-        else:
-            self._shared.ask(self)
+        try:
+            if self._shared is None:
+                self.start_batches(self.runner.free_slots)
+            else:
+                self._shared.ask(self)
+        except BaseException:
+            log.exception("%s: what waits could not be looked at", self.name)
 
     def start_batches(self, workers: int) -> list[Batch]:
         """Answer what is too late and start what the policy decides on, at most so many batches."""
         now_ns = self._clock.now_ns()
         free_slots = self.runner.free_slots
         self.batcher.workers = max(1, free_slots + len(self._running))  # sessions are lost and rebuilt, replicas come and go
-        step = self.batcher.step(now_ns, min(workers, free_slots))
+        try:
+            step = self.batcher.step(now_ns, min(workers, free_slots))
+        except BaseException:
+            log.exception("%s: the batching policy failed, what waits is refused", self.name)
+            self._refuse_waiting(InternalError(f"{self.name}: internal error while a batch was formed"))
+            return []
         for request, error in step.shed:
             self._answer(request, error)
         for batch in step.batches:
-            self._running.add(batch)
-            self.metrics.batch_closed(batch)
-            self.runner.start(batch, self._ended)
+            self._start(batch, now_ns)
         wake_at_ns = step.wake_at_ns
         # A timer that is set earlier may stay: a step too early is harmless, and setting one costs more.
         if wake_at_ns is not None and (self._timer is None or wake_at_ns < self._timer_at_ns):
@@ -239,24 +292,73 @@ class Lane:
             self.runner.wake()
         return step.batches
 
+    def _start(self, batch: Batch, now_ns: int) -> None:
+        self._running.add(batch)
+        try:
+            self.metrics.batch_closed(batch)
+            self.runner.start(batch, self._ended)
+        except BaseException:
+            log.exception("%s: a batch could not be started", self.name)
+            error = InternalError(f"{self.name}: internal error while a batch was started")
+            self._call_soon(partial(self._ended, batch, Execution(now_ns, now_ns, error=error)))
+        if self._has_deadlines:
+            self._watch_deadlines(batch.parts)
+
+    def _refuse_waiting(self, error: GatewayError) -> None:
+        """Answer what neither runs nor has just ended."""
+        begun = {part.request for batch in self._running for part in batch.parts}
+        begun.update(part.request for part in self._answering)
+        for request in [request for request in self._waiting if request not in begun]:
+            self._end(request, error)
+
     def _woken(self) -> None:
         self._timer = None
         self._step()
 
     def _runner_changed(self) -> None:
         if not self.runner.available:
-            for request in list(self._waiting):
-                if self.batcher.cancel(request):
-                    self._answer(request, BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0))
+            self._refuse_waiting(BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0))
+        elif self._waiting and not self._lives:
+            self.hand_over_all(self._clock.now_ns())
         self._step()
+
+    # deadlines that pass during a run: those that pass before are the batcher's
+
+    def _watch_deadlines(self, parts: Iterable[Part]) -> None:
+        deadlines_ns = [part.request.deadline_ns for part in parts if part.request.deadline_ns is not None]
+        if not deadlines_ns:
+            return
+        first_ns = min(deadlines_ns)
+        if self._overdue_timer is not None:
+            if self._overdue_at_ns <= first_ns:
+                return
+            self._overdue_timer.cancel()
+        self._overdue_at_ns = first_ns
+        self._overdue_timer = self._clock.call_at(first_ns, self._answer_overdue)
+
+    def _answer_overdue(self) -> None:
+        """Tell those whose deadline has passed. The run goes on: others may wait for it, and it cannot be known to be stuck."""
+        self._overdue_timer = None
+        now_ns = self._clock.now_ns()
+        waited_for = [part for batch in self._running for part in batch.parts if part.request in self._waiting]
+        later = []
+        for part in waited_for:
+            deadline_ns = part.request.deadline_ns
+            if deadline_ns is None or deadline_ns > now_ns:
+                later.append(part)
+            else:
+                limit_ms = (deadline_ns - part.request.arrival_ns) / 1e6
+                self._end(
+                    part.request,
+                    DeadlineExceeded(f"{self.name}: still running at the deadline, {limit_ms:.1f} ms after arrival"),
+                )
+        self._watch_deadlines(later)
 
     # a batch ended
 
     def _ended(self, batch: Batch, execution: Execution) -> None:
         self._running.discard(batch)
         now_ns = self._clock.now_ns()
-        if self._shared is not None:
-            self._shared.ended(self, batch, now_ns)
         error = execution.error
         pieces: list[Tensors] = []
         if execution.outputs is not None:
@@ -264,8 +366,27 @@ class Lane:
                 pieces = batch.split(execution.outputs)
             except GatewayError as exc:
                 error = exc
-            except (ValueError, IndexError, KeyError, TypeError) as exc:
-                error = BackendFailed(f"{self.name}: outputs do not fit the batch: {exc}")
+            except BaseException as exc:
+                error = BackendFailed(f"{self.name}: outputs do not fit the batch: {type(exc).__name__}: {exc}")
+        try:
+            self._learn(batch, execution, error, now_ns)
+        except BaseException:
+            log.exception("%s: the end of a batch could not be accounted for", self.name)
+        if error is not None:
+            self._failed(batch, execution, error, now_ns)
+        # Before the answers are encoded and written: the worker computes the next batch meanwhile.
+        self._answering = batch.parts if error is None else []
+        self._step()
+        for index, (part, outputs) in enumerate(zip(batch.parts, pieces, strict=error is None)):
+            self._part_done(part, outputs)
+            if not index:
+                self._answered(self._clock.now_ns() - now_ns)
+        self._answering = []
+
+    def _learn(self, batch: Batch, execution: Execution, error: GatewayError | None, now_ns: int) -> None:
+        """Tell all who keep account of batches; first those of whose workers it was one."""
+        if self._shared is not None:
+            self._shared.ended(self, batch, now_ns)
         self.batcher.finished(batch, now_ns, execution.finished_ns - execution.started_ns, error is None)
         self.metrics.batch_done(batch, execution, failed=error is not None)
         if self.observer is not None and isinstance(error, Cancelled):
@@ -282,16 +403,6 @@ class Lane:
                 (now_ns - execution.finished_ns) / 1e6,
                 error,
             )
-        if error is not None:
-            lost = execution.session_lost
-            for part in batch.parts:
-                self._part_failed(part, error, now_ns, lost=lost, to_blame=len(batch.parts) == 1 and not lost)
-        # Before the answers are encoded and written: the worker computes the next batch meanwhile.
-        self._step()
-        for index, (part, outputs) in enumerate(zip(batch.parts, pieces, strict=error is None)):
-            self._part_done(part, outputs)
-            if not index:
-                self._answered(self._clock.now_ns() - now_ns)
 
     def _answered(self, took_ns: int) -> None:
         """Learn how long after the return of a batch its first answer is written.
@@ -314,36 +425,77 @@ class Lane:
         request = part.request
         waiting = self._waiting.get(request)
         if waiting is None:
-            return  # cancelled, or another part of it failed
+            self.metrics.dropped()  # it is over: cancelled, past its deadline, or another part of it failed
+            return
         if part.rows != request.rows:
             waiting.pieces.append((part.start, outputs))
             waiting.rows_left -= part.rows
             if waiting.rows_left:
                 return
-            outputs = _join(waiting.pieces)
-        if request.outputs:
-            outputs = {output.name: outputs[output.name] for output in request.outputs}
+        try:
+            if waiting.pieces:
+                outputs = _join(waiting.pieces)
+            if request.outputs:
+                outputs = {output.name: outputs[output.name] for output in request.outputs}
+        except BaseException as exc:  # no memory for it, or an output that the model leaves out
+            log.exception("%s: the outputs of a request could not be put together", self.name)
+            self._end(request, BackendFailed(f"{self.name}: the outputs do not make an answer: {type(exc).__name__}: {exc}"))
+            return
         self._answer(request, InferResponse(request.model, request.version, request.id, outputs))
 
+    def _failed(self, batch: Batch, execution: Execution, error: GatewayError, now_ns: int) -> None:
+        """Run each part once more by itself, unless it is to blame: another request, or the session, may have been."""
+        lost = execution.session_lost
+        alone = len(batch.parts) == 1
+        if execution.self_inflicted and alone:
+            request = batch.parts[0].request
+            self._killers.add(request, now_ns)
+            # Not "unreachable", which clients take for safe to send again.
+            error = BackendFailed(error.message)
+        for part in batch.parts:
+            try:
+                self._part_failed(part, error, now_ns, lost=lost, to_blame=alone and (not lost or execution.self_inflicted))
+            except BaseException:
+                log.exception("%s: a failed request could not be run again", self.name)
+                self._end(part.request, error)
+        if lost and self._waiting and not self._lives:
+            self.hand_over_all(now_ns)
+
     def _part_failed(self, part: Part, error: GatewayError, now_ns: int, *, lost: bool, to_blame: bool) -> None:
-        """Run the part once more by itself, unless it is to blame: another request, or the session, may have been."""
         waiting = self._waiting.get(part.request)
         if waiting is None:
             return
         given_up = lost and self.observer is not None and self.observer.takes_over(part.request, now_ns)
         if part.start in waiting.retried or to_blame or given_up or not self.runner.available:
-            self.batcher.cancel(part.request)
-            self._answer(part.request, error)
+            self._end(part.request, error)
         else:
             waiting.retried += (part.start,)
             self.metrics.retried()
             self.batcher.retry(part, now_ns)
 
+    def _end(self, request: InferRequest, error: GatewayError) -> None:
+        """Answer with an error; what still waits of the request is not run."""
+        try:
+            self.batcher.cancel(request)
+        except BaseException:
+            log.exception("%s: a request could not be taken out of the queue", self.name)
+        self._answer(request, error)
+
+    def _cancel_run(self, batch: Batch) -> None:
+        try:
+            self.runner.cancel(batch)
+        except BaseException:
+            log.exception("%s: a run could not be cancelled", self.name)
+
     def _answer(self, request: InferRequest, outcome: InferResponse | GatewayError) -> None:
         waiting = self._waiting.pop(request, None)
         if waiting is None:
             return  # a split request, of which another part was refused before
-        waiting.on_done(outcome)
+        try:
+            waiting.on_done(outcome)
+        except BaseException:
+            # Whoever asked answers its client itself, whatever happens there; the others of the batch wait for theirs.
+            log.exception("%s: the answer to a request was not taken", self.name)
         if self._closing and not self._waiting:
             self._empty.set()
 

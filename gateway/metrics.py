@@ -106,6 +106,12 @@ class Metrics:
         self._compute = Counter("gateway_compute_seconds", "Time of executions, by rows", (*lane, "rows"), **own)
         self._failed = Counter("gateway_failed_executions", "Batches that ended in an error", lane, **own)
         self._retries = Counter("gateway_retries", "Requests run a second time, alone", lane, **own)
+        self._dropped = Counter(
+            "gateway_dropped_outputs",
+            "Outputs of requests that were over before: cancelled, or past their deadline",
+            lane,
+            **own,
+        )
         self._queue_rows = Gauge("gateway_queue_rows", "Rows that wait", lane, **live)
         self._queue_requests = Gauge("gateway_queue_requests", "Requests that wait", lane, **live)
         self._workers = Gauge("gateway_workers", "Sessions that can run batches", lane, **live)
@@ -208,6 +214,7 @@ class LaneMetrics:
         self._rows_done = 0
         self._retries = 0
         self._failed = 0
+        self._dropped = 0
         self._gauges: Callable[[], LaneGauges] | None = None
         self._metrics = metrics
         self._labels = labels
@@ -244,6 +251,9 @@ class LaneMetrics:
     def retried(self) -> None:
         self._retries += 1
 
+    def dropped(self) -> None:
+        self._dropped += 1
+
     def _flush(self) -> None:
         metrics, labels = self._metrics, self._labels
         for observations in (self._rows, self._queue, self._wait, self._run):
@@ -261,9 +271,10 @@ class LaneMetrics:
             (metrics._padding, self._padding),
             (metrics._retries, self._retries),
             (metrics._failed, self._failed),
+            (metrics._dropped, self._dropped),
         ):
             counter.labels(*labels).inc(count)
-        self._padding = self._rows_done = self._retries = self._failed = 0
+        self._padding = self._rows_done = self._retries = self._failed = self._dropped = 0
         if self._gauges is not None:
             state = self._gauges()
             metrics._queue_rows.labels(*labels).set(state.queue_rows)

@@ -129,8 +129,10 @@ class Repository:
         if self._closing:
             raise NotReady("the server is shutting down", retry_after_s=1.0)
         if request.parameters:
-            # Parameters are handed to the model with the batch: only requests that say the same may share one.
-            request.shape_key = (request.shape_key, tuple(sorted(request.parameters.items())))
+            # Parameters are handed to the model with the batch: only requests that say the same may share one. Told apart by
+            # how they are written, for true, 1 and 1.0 are equal, and so are 0.0 and -0.0.
+            written = tuple(sorted((key, repr(value)) for key, value in request.parameters.items()))
+            request.shape_key = (request.shape_key, written)
         dispatcher = self.model(request.model, request.version).dispatcher
         assert dispatcher is not None  # READY
         dispatcher.submit(request, on_done)

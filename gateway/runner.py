@@ -14,6 +14,8 @@ class Execution:
     """How one batch ended: outputs or an error, and when the model began and ended on it (`Clock.now_ns` of this process).
 
     session_lost: the error is the session's, not the batch's: the same requests may well succeed on another session.
+    self_inflicted: with session_lost, the run itself ended the session (it raised what is no Exception, exited, crashed, ran
+    out of memory, hung), not something from outside.
     """
 
     started_ns: int
@@ -21,6 +23,7 @@ class Execution:
     outputs: Tensors | None = None
     error: GatewayError | None = None
     session_lost: bool = False
+    self_inflicted: bool = False
 
 
 class BatchRunner(Protocol):

@@ -1,7 +1,8 @@
 """One closed batch: which rows of which requests, joined to the model's inputs and cut back from its outputs."""
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from math import prod
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -9,6 +10,8 @@ from backends.base import Tensors
 from gateway.config import Ragged
 from gateway.errors import BackendFailed
 from gateway.types import InferRequest
+
+_MOST_PADDING_BYTES: Final = 16 << 20
 
 
 class Part(NamedTuple):
@@ -131,6 +134,44 @@ class Batch:
             pieces.append(piece)
             at = end
         return pieces
+
+
+class Padding:
+    """The bytes that a batch of ragged requests is padded with, while it is formed: bounded, whatever lengths come together."""
+
+    def __init__(self, ragged: Ragged, parts: list[Part]) -> None:
+        """parts: what is in the batch already."""
+        self._ragged = ragged
+        self._rows = 0
+        self._widest = dict.fromkeys(ragged.pad, 0)
+        self._given_bytes = 0
+        for part in parts:
+            self._add(*self._with(part.request, part.rows)[:3])
+
+    def takes(self, request: InferRequest, rows: int) -> bool:
+        """Add rows of a request, if they are the first or do not make it too much padding."""
+        all_rows, widest, given_bytes, padded_bytes = self._with(request, rows)
+        if self._rows and padded_bytes - given_bytes > _MOST_PADDING_BYTES:
+            return False
+        self._add(all_rows, widest, given_bytes)
+        return True
+
+    def _with(self, request: InferRequest, rows: int) -> tuple[int, dict[str, int], int, int]:
+        """All rows, the widest of each input, and bytes without and with padding, if these rows were added."""
+        all_rows = self._rows + rows
+        widest = dict(self._widest)
+        given_bytes, padded_bytes = self._given_bytes, 0
+        for name, width in self._widest.items():
+            array = request.inputs.get(name)
+            if array is not None:
+                step_bytes = array.itemsize * prod(array.shape[2:])
+                widest[name] = width = max(width, array.shape[1])
+                given_bytes += rows * array.shape[1] * step_bytes
+                padded_bytes += all_rows * bucket_of(width, self._ragged.buckets) * step_bytes
+        return all_rows, widest, given_bytes, padded_bytes
+
+    def _add(self, rows: int, widest: dict[str, int], given_bytes: int) -> None:
+        self._rows, self._widest, self._given_bytes = rows, widest, given_bytes
 
 
 def ragged_length(request: InferRequest, ragged: Ragged | None) -> int:

@@ -15,13 +15,13 @@ from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple
 
-from gateway.batching.batch import Batch, Part, bucket_of, ragged_length
+from gateway.batching.batch import Batch, Padding, Part, bucket_of, ragged_length
 from gateway.batching.forecast import Forecast, first_free_ns, forecast
 from gateway.batching.policies import Decision, Policy
 from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
 from gateway.config import Ragged
-from gateway.errors import DeadlineExceeded, GatewayError, Overloaded
+from gateway.errors import DeadlineExceeded, GatewayError, Overloaded, TooLarge
 from gateway.types import InferRequest
 
 _EMPTY_QUEUES_KEPT = 64
@@ -70,6 +70,8 @@ class Batcher:
         self._batched = max_rows > 0
         self._max_rows = max(1, min(max_rows, row_sizes[-1]) if row_sizes else max_rows)
         self._max_queue_rows = max_queue_rows
+        # One request never takes all the room that others need.
+        self._max_request_rows = max(self._max_rows, max_queue_rows // 2)
         self._slo_ns = slo_ns
         self._ragged = ragged
         self._limits = Limits(self._max_rows, row_sizes, slo_ns)
@@ -154,10 +156,15 @@ class Batcher:
     def add(self, request: InferRequest, now_ns: int) -> None:
         """Let a validated request wait.
 
-        If the queue has no room for it (an empty queue takes any request), whole requests of lower classes make room: the next
-        step has them shed. Raises: Overloaded, if they would not do; DeadlineExceeded.
+        If the queue has no room for it, whole requests of lower classes make room: the next step has them shed.
+        Raises: Overloaded, if they would not do; DeadlineExceeded; TooLarge, for more rows than one request may have.
         """
         rows = request.rows if self._batched else 1
+        if rows > self._max_request_rows:
+            raise TooLarge(
+                f"model '{request.model}': {rows} rows in one request, expected at most {self._max_request_rows} (half of "
+                f"batching.max_queue_rows {self._max_queue_rows}, but one batch at least)"
+            )
         state = self._state
         slo_ns = self._slo_ns
         if slo_ns is None or request.deadline_ns is not None:
@@ -192,7 +199,8 @@ class Batcher:
         queue = self._state.queues.get(self._group_of(request))
         rows = 0
         if queue is not None:
-            rows = queue.remove(request, virtual_deadline(request, deadline_of(request, self._slo_ns)))
+            key = virtual_deadline(request, deadline_of(request, self._slo_ns))
+            rows = queue.remove(request, None if request.rows > self._max_rows else key)
         if rows:
             self._state.rows -= rows
             self._requests -= 1
@@ -211,6 +219,7 @@ class Batcher:
     def retry(self, part: Part, now_ns: int) -> None:
         """Run a part of a failed batch again: alone, and before all that waits."""
         self._retries.append(part)
+        self._expires_ns = min(self._expires_ns, deadline_of(part.request, self._slo_ns))
 
     def step(self, now_ns: int, free_slots: int) -> Step:
         """Decide what runs now. free_slots: batches that can start at once."""
@@ -222,16 +231,21 @@ class Batcher:
             shed, self._displaced = self._displaced, shed
         if self._expires_ns < now_ns:
             self._expire(now_ns, shed)
-        while self._retries and free_slots > len(batches):
-            self._run_retry(now_ns, batches, shed)
         wake_at_ns = NEVER
-        free_slots -= len(batches)
-        while free_slots > 0 and self._requests:
-            wake_at_ns = self._close_one(now_ns, free_slots, batches, shed)
-            if wake_at_ns:
-                break
-            free_slots -= 1
-        if not self._requests:
+        try:
+            while self._retries and free_slots > len(batches):
+                self._run_retry(now_ns, batches)
+            free_slots -= len(batches)
+            while free_slots > 0 and self._requests:
+                wake_at_ns = self._close_one(now_ns, free_slots, batches, shed)
+                if wake_at_ns:
+                    break
+                free_slots -= 1
+        except BaseException:
+            for batch in batches:  # of a policy that failed: nobody will run them
+                self._state.in_flight.pop(batch, None)
+            raise
+        if not self._requests and not self._retries:
             self._expires_ns = NEVER
             return _new(Step, (batches, shed, None))
         if not wake_at_ns or wake_at_ns > self._expires_ns:
@@ -316,7 +330,18 @@ class Batcher:
                 self._state.rows -= rows
                 self._requests -= 1
                 shed.append((request, _too_late(request, deadline_ns, now_ns)))
-        self._expires_ns = min([queue.least_deadline_ns for queue in self._state.queues.values()])
+        for request in {part.request: None for part in self._retries}:
+            deadline_ns = deadline_of(request, self._slo_ns)
+            if deadline_ns < now_ns:
+                self.cancel(request)
+                shed.append((request, _too_late(request, deadline_ns, now_ns)))
+        self._expires_ns = min(
+            [
+                *(queue.least_deadline_ns for queue in self._state.queues.values()),
+                *(deadline_of(part.request, self._slo_ns) for part in self._retries),
+            ],
+            default=NEVER,
+        )
 
     def _shed(self, queue: Queue, entries: Sequence[Entry], shed: list[tuple[InferRequest, GatewayError]]) -> None:
         retry_after_s = self._retry_after_s()
@@ -353,15 +378,9 @@ class Batcher:
             self._displaced.append((other, Overloaded(message, retry_after_s)))
         return True
 
-    def _run_retry(self, now_ns: int, batches: list[Batch], shed: list[tuple[InferRequest, GatewayError]]) -> None:
+    def _run_retry(self, now_ns: int, batches: list[Batch]) -> None:
         part = self._retries.popleft()
-        deadline_ns = deadline_of(part.request, self._slo_ns)
-        if deadline_ns >= now_ns:
-            group = self._group_of(part.request)
-            self._dispatch([part], part.rows, "retry", now_ns, group, 0, batches)
-            return
-        shed.append((part.request, _too_late(part.request, deadline_ns, now_ns)))
-        self.cancel(part.request)
+        self._dispatch([part], part.rows, "retry", now_ns, self._group_of(part.request), 0, batches)
 
     def _close(self, queue: Queue, decision: Decision, now_ns: int, batches: list[Batch]) -> None:
         parts: list[Part] = []
@@ -382,7 +401,9 @@ class Batcher:
     def _take(self, queue: Queue, limit: int, parts: list[Part]) -> int:
         """Move requests from the front into parts, `limit` rows at most; but one whole request if there are no parts yet."""
         entries = queue.entries
-        if queue.rows == len(entries) and self._batched:  # one row each, as mostly
+        # Of requests in one bucket of lengths, none is padded by more than the model's buckets ask for.
+        padding = Padding(self._ragged, parts) if self._ragged is not None and (parts or not self._by_length) else None
+        if queue.rows == len(entries) and self._batched and padding is None:  # one row each, as mostly
             taken = queue.pop_many(limit) if len(entries) > 1 else (queue.pop(),)
             for _, _, _, _, request in taken:
                 parts.append(_new(Part, (request, request.rows - 1, 1)))
@@ -398,11 +419,15 @@ class Batcher:
                     rest = limit - rows  # larger than a batch: its parts fill what is left of batches
                 elif parts:
                     break
+            if padding is not None and not padding.takes(request, rest):
+                break
             if rest == waiting:
                 queue.pop()
                 self._requests -= 1
             else:
-                queue.take_rows(rest)
+                # What is left of a large one lets those pass that came meanwhile, until it is the last of it.
+                self._sequence += 1
+                queue.take_rows(rest, self._sequence if waiting - rest > self._max_rows else None)
             parts.append(Part(request, start, rest))
             rows += rest
         return rows

@@ -125,15 +125,31 @@ class Queue:
         self.rows = 0
         return taken
 
-    def take_rows(self, rows: int) -> None:
-        """Take rows off the first, of which some stay."""
-        key, sequence, deadline_ns, waiting, request = self.entries[0]
-        self.entries[0] = (key, sequence, deadline_ns, waiting - rows, request)
-        self.rows -= rows
-
-    def remove(self, request: InferRequest, key: int) -> int:
-        """Take out a request, given its virtual deadline. Returns the rows that waited; 0: it is not here."""
+    def take_rows(self, rows: int, last: int | None) -> None:
+        """Take rows off the first, of which some stay: as the first, or with `last` as its sequence number as the last."""
         entries = self.entries
+        key, sequence, deadline_ns, waiting, request = entries[0]
+        if last is None or len(entries) == 1:
+            entries[0] = (key, sequence, deadline_ns, waiting - rows, request)
+            self.rows -= rows
+        else:
+            self.pop()
+            self.push((max(key, entries[-1][0]), last, deadline_ns, waiting - rows, request))
+            self._in_order = False
+
+    def remove(self, request: InferRequest, key: int | None) -> int:
+        """Take out a request, given its virtual deadline. Returns the rows that waited; 0: it is not here.
+
+        key: None, if it may have been put last since.
+        """
+        entries = self.entries
+        if key is None:
+            found = next((at for at, entry in enumerate(entries) if entry[4] is request), None)
+            if found is None:
+                return 0
+            entry = entries[found]
+            self._delete(found, entry)
+            return entry[3]
         at = bisect_left(entries, (key,))
         while at < len(entries) and entries[at][0] == key:
             entry = entries[at]

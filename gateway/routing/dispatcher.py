@@ -66,7 +66,7 @@ class Dispatcher:
     def submit(self, request: InferRequest, on_done: OnDone) -> None:
         """Hand a request to a lane. on_done gets its one answer or error, later.
 
-        Raises: NotReady, BackendUnreachable, Overloaded, DeadlineExceeded; then on_done is not called.
+        Raises: what `Lane.submit` does; then on_done is not called.
         """
         if self._only is not None and not self._only.runner.cold:
             self._only.submit(request, on_done)
@@ -78,17 +78,19 @@ class Dispatcher:
         sent = _Sent(self, request, on_done, route.candidate)
         try:
             self._lanes[route.candidate].submit(request, sent.done)
-        except Unavailable:
+        except (Unavailable, BackendFailed):
             if not self.fall_back(sent, now_ns):
                 raise
         else:
-            self._metrics.routed(route.candidate.label, route.reason)
-            self._wake(route.candidate, now_ns)
+            self._sent_to(route.candidate, route.reason, now_ns)
         if not self._looks:
             self._look_later(now_ns)
-        for copy in self.router.copies(request, now_ns):
-            if copy.candidate is not sent.candidate:
-                self._send_copy(copy, sent, now_ns)
+        try:
+            for copy in self.router.copies(request, now_ns):
+                if copy.candidate is not sent.candidate:
+                    self._send_copy(copy, sent, now_ns)
+        except BaseException:
+            log.exception("a request of model %s has no copies", request.model)
 
     def join(self, lane: Lane) -> None:
         """Send requests to a further lane of the model as well."""
@@ -143,10 +145,17 @@ class Dispatcher:
         except GatewayError:
             return False
         self._second.add(request)
-        self._wake(candidate, now_ns)
         sent.candidate, sent.failed = candidate, failed
-        self._metrics.routed(candidate.label, "fallback")
+        self._sent_to(candidate, "fallback", now_ns)
         return True
+
+    def _sent_to(self, candidate: Candidate, reason: str, now_ns: int) -> None:
+        """Account for a request that is in a lane now: what fails here must not have it answered by us as well."""
+        try:
+            self._metrics.routed(candidate.label, reason)
+            self._wake(candidate, now_ns)
+        except BaseException:
+            log.exception("a request sent to %s could not be accounted for", self._name(candidate))
 
     def now_ns(self) -> int:
         return self._clock.now_ns()
@@ -332,21 +341,30 @@ class _Sent:
 
     def done(self, outcome: InferResponse | GatewayError) -> None:
         """The lane's answer: the caller's, unless another lane will give one."""
+        try:
+            if self._falls_back(outcome):
+                return
+            for pair in self.pairs:
+                pair.of_caller(outcome)
+        except BaseException:
+            log.exception("the end of a request of model %s could not be accounted for", self.request.model)
+        self._on_done(outcome)
+
+    def _falls_back(self, outcome: InferResponse | GatewayError) -> bool:
+        """Whether the request is with another lane now. If not, whoever failed it before is blamed."""
         dispatcher = self._dispatcher
+        if self.failed is not None:
+            dispatcher.ended(self.request)
         if isinstance(outcome, (BackendFailed, Unavailable)) and self.failed is None:
             blamed = isinstance(outcome, BackendFailed)
             if dispatcher.fall_back(self, dispatcher.now_ns()):
                 self._blamed = blamed
-                return
+                return True
             if blamed:
                 dispatcher.blame(self.candidate)
-        elif self._blamed and self.failed is not None and not isinstance(outcome, BackendFailed):
+        elif self._blamed and self.failed is not None and isinstance(outcome, InferResponse):
             dispatcher.blame(self.failed)
-        if self.failed is not None:
-            dispatcher.ended(self.request)
-        for pair in self.pairs:
-            pair.of_caller(outcome)
-        self._on_done(outcome)
+        return False
 
 
 class _Pair:

@@ -1,12 +1,14 @@
 from collections.abc import Hashable
 
+import numpy as np
 import pytest
 
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
-from gateway.batching.policies import Fixed, Greedy, Policy
-from gateway.batching.queue import PATIENCE_NS
-from gateway.errors import DeadlineExceeded, Overloaded
+from gateway.batching.policies import POLICIES, Decision, Fixed, Greedy, Policy
+from gateway.batching.queue import PATIENCE_NS, Queue, State
+from gateway.config import Batching, Ragged
+from gateway.errors import DeadlineExceeded, Overloaded, TooLarge
 from gateway.types import InferRequest
 
 MS = 1_000_000
@@ -114,8 +116,8 @@ def test_a_request_larger_than_a_batch_is_split_and_fills_what_is_left() -> None
     batches = batcher_of(None, small, large, last).step(0, 9).batches
     assert [[(part.start, part.rows) for part in batch.parts] for batch in batches] == [
         [(0, 3), (0, 5)],
-        [(5, 8)],
-        [(13, 7), (0, 1)],
+        [(0, 1), (5, 7)],  # what came behind it passes while more than a batch of it is left
+        [(12, 8)],
     ]
 
 
@@ -193,14 +195,14 @@ def test_at_the_limit_a_higher_class_displaces_the_last_of_a_lower_one_which_is_
 
 def test_what_has_begun_to_run_or_is_of_the_same_class_is_not_displaced() -> None:
     large = request(rows=20, priority=4)
-    batcher = batcher_of(None, large, max_queue_rows=12)
+    batcher = batcher_of(None, large, max_queue_rows=40)
     batcher.step(0, 1)  # 8 of its rows run
+    batcher.add(request(1, rows=20, priority=1), MS)
+    with pytest.raises(Overloaded):
+        batcher.add(request(1, rows=9, priority=1), MS)
+    batcher.add(request(1, rows=8, priority=1), MS)
     with pytest.raises(Overloaded):
         batcher.add(request(1, priority=1), MS)
-    batcher.step(0, 2)
-    batcher.add(request(1, rows=12), MS)
-    with pytest.raises(Overloaded):
-        batcher.add(request(1), MS)
     assert batcher.step(MS, 0).shed == []
 
 
@@ -212,8 +214,99 @@ def test_a_displaced_request_that_is_cancelled_is_not_answered_again() -> None:
     assert batcher.step(MS, 0).shed == []
 
 
-def test_an_empty_queue_takes_a_request_larger_than_its_limit() -> None:
-    assert batcher_of(None, request(rows=50), max_queue_rows=8).queue_rows == 50
+def test_one_request_holds_half_of_the_queue_at_most() -> None:
+    batcher = batcher_of(None, max_queue_rows=40)
+    with pytest.raises(TooLarge, match="21 rows in one request, expected at most 20"):
+        batcher.add(request(rows=21), 0)
+    batcher.add(request(rows=20), 0)
+    batcher.add(request(rows=20), 0)
+    assert batcher.queue_rows == 40
+
+
+def test_a_request_of_one_batch_is_taken_by_the_smallest_queue() -> None:
+    assert batcher_of(None, request(rows=8), max_queue_rows=1).queue_rows == 8
+    with pytest.raises(TooLarge):
+        batcher_of(None, request(rows=9), max_queue_rows=1)
+
+
+@pytest.mark.parametrize("slo_ns", [None, 1000 * MS])
+def test_a_large_request_lets_those_pass_that_come_meanwhile(slo_ns: int | None) -> None:
+    large = request(0, rows=40)
+    batcher = batcher_of(None, large, slo_ns=slo_ns)
+    order = []
+    for ms in range(8):
+        small = request(ms, rows=6)
+        batcher.add(small, ms * MS)
+        (batch,) = batcher.step(ms * MS, 1).batches
+        order.append([part.rows for part in batch.parts if part.request is large])
+        batcher.finished(batch, ms * MS, MS, ok=True)
+    # It has its first batch alone, then two rows of each with a small one; at 8 left it is no longer passed by.
+    assert order == [[8], [2], [2], [2], [2], [2], [2], [2]]
+
+
+def test_a_large_request_that_was_passed_by_is_cancelled_whole() -> None:
+    large = request(0, rows=40)
+    batcher = batcher_of(None, large, request(rows=6), slo_ns=1000 * MS)
+    batcher.step(0, 2)
+    assert not batcher.cancel(large)
+    assert batcher.queue_rows == 0
+    assert not batcher.has_work
+
+
+def test_a_retry_ends_at_its_deadline_although_no_worker_is_free() -> None:
+    asked = request(0, timeout_ms=5)
+    batcher = batcher_of(None, asked)
+    (batch,) = batcher.step(0, 1).batches
+    batcher.finished(batch, MS, MS, ok=False)
+    batcher.retry(batch.parts[0], MS)
+    wake_at_ns = batcher.step(MS, 0).wake_at_ns
+    assert wake_at_ns == 5 * MS + 1
+    ((late, error),) = batcher.step(wake_at_ns, 0).shed
+    assert late is asked
+    assert isinstance(error, DeadlineExceeded)
+    assert not batcher.has_work
+
+
+def test_a_policy_that_fails_leaves_no_batch_behind_that_nobody_runs() -> None:
+    class Failing(Greedy):
+        decisions = 0
+
+        def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
+            self.decisions += 1
+            if self.decisions == 2:
+                raise ZeroDivisionError
+            return super().decide(queue, state, now_ns, free_slots)
+
+    batcher = batcher_of(Failing(), request(rows=8), request(rows=8))
+    with pytest.raises(ZeroDivisionError):
+        batcher.step(0, 2)
+    assert "in_flight=0" in repr(batcher)
+
+
+def ragged_request(positions: int) -> InferRequest:
+    return InferRequest("m", "1", "", {"ids": np.zeros((1, positions), np.int64)}, 1, 0)
+
+
+@pytest.mark.parametrize("policy", ["greedy", "fixed"])
+def test_padding_is_bounded_in_bytes_whatever_lengths_come_together(policy: str) -> None:
+    batching = Batching(policy=policy, max_delay_ms=0)
+    batcher = Batcher(POLICIES[policy](batching), max_rows=32, ragged=Ragged(pad={"ids": 0}))
+    asked = [ragged_request(10) for _ in range(31)]
+    asked.insert(7, ragged_request(4 << 20))  # 32 MiB
+    for one in asked:
+        batcher.add(one, 0)
+    batches = batcher.step(0, 9).batches
+    assert [batch.rows for batch in batches] == [7, 1, 24]
+    for batch in batches:
+        given = sum(part.request.inputs["ids"].nbytes for part in batch.parts)
+        assert batch.concat()["ids"].nbytes - given <= 16 << 20
+
+
+def test_a_little_padding_parts_nobody() -> None:
+    batcher = Batcher(Greedy(), max_rows=32, ragged=Ragged(pad={"ids": 0}))
+    for positions in (1, 60_000) * 16:  # 16 rows of them are padded by less than 8 MiB
+        batcher.add(ragged_request(positions), 0)
+    assert [batch.rows for batch in batcher.step(0, 9).batches] == [32]
 
 
 def test_a_cancelled_request_leaves_at_once() -> None:

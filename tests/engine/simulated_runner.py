@@ -12,7 +12,11 @@ SPEC = ModelSpec("simulated", (TensorSpec("X", "FP32", (-1, 1)),), (TensorSpec("
 
 
 class SimulatedRunner:
-    """k workers that take fixed_ns + row_ns · rows and give back what they got; `faults` are consumed one per batch."""
+    """k workers that take fixed_ns + row_ns · rows and give back what they got; `faults` are consumed one per batch.
+
+    A fault: "failed", "lost" (the session, by something outside), "killed" (the session, by the batch), or an exception, which
+    `start` raises.
+    """
 
     def __init__(self, clock: SimulatedClock, *, workers: int = 1, fixed_ns: int = 1_000_000, row_ns: int = 0) -> None:
         self.on_change: Callable[[], None] = lambda: None
@@ -22,7 +26,7 @@ class SimulatedRunner:
         self.cold_start_ns: int | None = None
         self.woken = 0
         self.batches: list[Batch] = []
-        self.faults: list[str] = []
+        self.faults: list[str | BaseException] = []
         self.cancelled: list[Batch] = []
         self.closed = False
         self._clock = clock
@@ -41,10 +45,12 @@ class SimulatedRunner:
         return SPEC
 
     def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
+        fault = self.faults.pop(0) if self.faults else ""
+        if isinstance(fault, BaseException):
+            raise fault
         self._busy += 1
         self.batches.append(batch)
         started_ns = self._clock.now_ns()
-        fault = self.faults.pop(0) if self.faults else ""
 
         def end() -> None:
             self._busy -= 1
@@ -53,7 +59,8 @@ class SimulatedRunner:
                 on_done(batch, Execution(started_ns, now_ns, error=Cancelled("told to")))
             elif fault:
                 error = BackendFailed(f"told to: {fault}")
-                on_done(batch, Execution(started_ns, now_ns, error=error, session_lost=fault == "lost"))
+                lost = fault in ("lost", "killed")
+                on_done(batch, Execution(started_ns, now_ns, error=error, session_lost=lost, self_inflicted=fault == "killed"))
             else:
                 on_done(batch, Execution(started_ns, now_ns, outputs={"Y": batch.concat()["X"]}))
 

@@ -1,6 +1,7 @@
 """The lane in simulated time: every request ends in exactly one answer or error, whatever the runner does."""
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -25,6 +26,7 @@ class Bench:
 
     def __init__(self, clock: SimulatedClock, *, slo_ms: int | None = None, max_queue_rows: int = 100, **runner: int) -> None:
         self.clock = clock
+        self._metrics = Metrics()
         self.runner = SimulatedRunner(clock, **runner)
         batching = Batching(policy="greedy", max_queue_rows=max_queue_rows)
         batcher = Batcher(
@@ -39,7 +41,7 @@ class Bench:
             spec=SPEC,
             batcher=batcher,
             runner=self.runner,
-            metrics=Metrics().lane("m", "1", "simulated"),
+            metrics=self._metrics.lane("m", "1", "simulated"),
             clock=clock,
             call_soon=asyncio.get_running_loop().call_soon,
         )
@@ -57,6 +59,12 @@ class Bench:
     def outcome(self, name: str) -> InferResponse | GatewayError:
         (only,) = self.ended[name]
         return only
+
+    def dropped(self) -> float:
+        self._metrics.flush()
+        _, text = self._metrics.expose()
+        (line,) = re.findall(r"^gateway_dropped_outputs_total{.*} (\S+)$", text.decode(), re.MULTILINE)
+        return float(line)
 
     async def pass_ms(self, ms: float) -> None:
         await asyncio.sleep(ms / 1000)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import Final, Protocol
 from urllib.parse import quote_from_bytes
 
-from google.protobuf.message import Message
+from google.protobuf.message import EncodeError, Message
 
 from gateway.errors import GatewayError, InternalError, InvalidArgument, TooLarge
 from gateway.http2 import Http2Stream, header_block
@@ -18,7 +18,7 @@ from gateway.http_server import inflate
 from gateway.protocols.grpc import STATUS, trailers
 
 ENCODINGS: Final = (b"identity", b"gzip", b"deflate")
-_LONGEST_TEXT: Final = 4096  # of an error: clients refuse metadata of more than 8 KiB
+_LONGEST_TEXT: Final = 6 << 10  # of an error, quoted: clients refuse metadata of more than 8 KiB
 _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -113,10 +113,11 @@ class GrpcCall:
             self.stream.send_headers(_HEAD)
 
     def send(self, message: Message) -> None:
-        """Send one message of a streaming call."""
+        """Send one message of a streaming call. Raises: InternalError, for one that is too long; then nothing is sent."""
         if not self.over:
+            data = framed(message)
             self.begin()
-            self.stream.send_data(framed(message))
+            self.stream.send_data(data)
 
     def finish(self) -> None:
         """End the answer with success."""
@@ -132,8 +133,7 @@ class GrpcCall:
             return
         self.over = True
         self._handler = None
-        text = quote_from_bytes(error.message.encode()[:_LONGEST_TEXT], safe=_PRINTABLE)
-        fields = [(b"grpc-status", b"%d" % STATUS[error.code].value[0]), (b"grpc-message", text.encode())]
+        fields = [(b"grpc-status", b"%d" % STATUS[error.code].value[0]), (b"grpc-message", _quoted(error.message))]
         fields += [(name.encode(), value.encode()) for name, value in trailers(error)]
         if self._begun:
             self.stream.finish(header_block(*fields))
@@ -152,19 +152,35 @@ class GrpcCall:
                 self._handler.end()
         except GatewayError as exc:
             self.fail(exc)
-        except Exception:  # a fault of ours must cost this call only, not the connection and every other call on it
-            log.exception("a gRPC call failed")
-            self.fail(InternalError("internal error"))
+        except BaseException:
+            self.failed()
+
+    def failed(self) -> None:
+        """End the call for a fault of ours (from an except clause): it costs this call, not the connection and every other."""
+        log.exception("a gRPC call failed")
+        handler = self._handler
+        self.fail(InternalError("internal error"))
+        if handler is not None:
+            self._give_up(handler)
 
     def reset(self) -> None:
         handler, self._handler = self._handler, None
         self.over = True
         if handler is not None:
+            self._give_up(handler)
+
+    def _give_up(self, handler: CallHandler) -> None:
+        try:
             handler.cancel()
+        except BaseException:
+            log.exception("a gRPC call could not be given up")
 
     def drained(self) -> None:
         if self._handler is not None:
-            self._handler.drained()
+            try:
+                self._handler.drained()
+            except BaseException:
+                self.failed()
 
     def _cut(self, data: bytes) -> None:
         handler = self._handler
@@ -197,7 +213,19 @@ class GrpcCall:
         return inflate(encoding, message, self._most_bytes)
 
 
+def _quoted(text: str) -> bytes:
+    """PROTOCOL-HTTP2, Status-Message: percent-encoded; cut where it is too long."""
+    quoted = quote_from_bytes(text.encode(), safe=_PRINTABLE)
+    while len(quoted) > _LONGEST_TEXT:
+        text = text[: len(text) * _LONGEST_TEXT // len(quoted)]
+        quoted = quote_from_bytes(text.encode(), safe=_PRINTABLE)
+    return quoted.encode()
+
+
 def framed(message: Message) -> bytes:
-    """A message behind its flag and length."""
-    data = message.SerializeToString()
+    """A message behind its flag and length. Raises: InternalError, if it is too long."""
+    try:
+        data = message.SerializeToString()
+    except (EncodeError, ValueError):
+        raise InternalError("the answer is of 2 GiB or more, which a gRPC message cannot hold") from None
     return b"\0" + len(data).to_bytes(4) + data

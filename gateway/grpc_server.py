@@ -215,9 +215,8 @@ class _TaskCall(OneMessage):
             self._call.reply(await self._act(self._parse(data)))
         except GatewayError as exc:
             self._call.fail(exc)
-        except Exception:  # a fault of ours must still be an answer
-            log.exception("a gRPC call failed")
-            self._call.fail(InternalError("internal error"))
+        except Exception:
+            self._call.failed()
 
 
 class _Inference:
@@ -253,10 +252,16 @@ class _Inference:
                 read_region=repository.regions.read,
             )
             self._decoded_ns = time.monotonic_ns()
-            repository.infer(request, self._done)
             self._request = request
+            repository.infer(request, self._done)
         except GatewayError as exc:
+            self._request = None  # no lane has it
             self._done(exc)
+        except BaseException:
+            log.exception("an inference failed")
+            self._done(InternalError("internal error"))
+            if self._request is not None:  # it may be with a lane
+                repository.cancel(self._request)
 
     def cancel(self) -> None:
         """Nobody waits for this any more: take it out of the queue."""
@@ -265,18 +270,19 @@ class _Inference:
 
     def _done(self, outcome: InferResponse | GatewayError) -> None:
         encoding_ns = time.monotonic_ns()
+        if self.reply is not None:
+            return  # it was answered when it failed on its way to a lane, and then cancelled there
         if isinstance(outcome, InferResponse):
             assert self._request is not None
             assert self._endpoint is not None
             try:
                 self.reply = encode(outcome, self._request, self._served.spec, self._repository.regions.write)
+                self._endpoint.done(self._arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
             except GatewayError as exc:
                 outcome = exc
-            except Exception:  # a fault of ours must cost this request only, not the batch that it came back with
+            except BaseException:  # a fault of ours must cost this request only, not the batch that it came back with
                 log.exception("an answer of model %s could not be encoded", self._request.model)
                 outcome = InternalError("internal error")
-            else:
-                self._endpoint.done(self._arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
         if isinstance(outcome, GatewayError):
             self.reply = outcome.with_traceback(None)  # its frames hold this, which holds it
             endpoint = self._endpoint or self._repository.metrics.endpoint("", "", _PROTOCOL)
@@ -307,8 +313,13 @@ class _InferCall(OneMessage):
     def _answer(self, reply: pb.ModelInferResponse | GatewayError) -> None:
         if isinstance(reply, GatewayError):
             self._call.fail(reply)
-        else:
+            return
+        try:
             self._call.reply(reply)
+        except GatewayError as exc:
+            self._call.fail(exc)
+        except BaseException:
+            self._call.failed()
 
 
 class _InferStream:
@@ -327,7 +338,7 @@ class _InferStream:
         self._parse = parse
         self._waiting: deque[tuple[bytes, int]] = deque()
         self._running: deque[_Inference] = deque()
-        self._starting = False
+        self._sending = False
         self._ended = False
         self._farewell: GatewayError | None = None
         self._open_streams = open_streams
@@ -354,7 +365,23 @@ class _InferStream:
             inference.cancel()
 
     def drained(self) -> None:
-        """Send the answers whose turn it is, then start what there is room for; at the end, end."""
+        """Send the answers whose turn it is, then start what there is room for; at the end, end.
+
+        Sending and starting call this again, as often as there are answers: the loop that runs then goes on after it.
+        """
+        if self._sending:
+            return
+        self._sending = True
+        try:
+            self._advance()
+        except BaseException:
+            self._call.failed()
+        finally:
+            self._sending = False
+        if self._call.over:
+            self._open_streams.discard(self)
+
+    def _advance(self) -> None:
         call, running = self._call, self._running
         while not call.over:
             while running and running[0].reply is not None:
@@ -365,33 +392,30 @@ class _InferStream:
             call.stream.credit(size)
             inference = _Inference(self._repository, self._replied)
             running.append(inference)
-            self._starting = True
             inference.start(data, self._parse, call)
-            self._starting = False
         if not running and not self._waiting and not call.over:
             if self._farewell is not None:
                 call.fail(self._farewell)
             elif self._ended:
                 call.finish()
-        if call.over:
-            self._open_streams.discard(self)
 
     def _replied(self, reply: pb.ModelInferResponse | GatewayError) -> None:
-        if not self._starting:  # else the loop that starts it also sends it
-            self.drained()
+        self.drained()
 
     def _send(self, inference: _Inference) -> None:
         reply = inference.reply
         if isinstance(reply, pb.ModelInferResponse):
             # One answer per request: each is the final one of its request, and says so as Triton's does.
             reply.parameters["triton_final_response"].bool_param = True
-            message = pb.ModelStreamInferResponse(infer_response=reply)
-        else:
-            assert reply is not None
-            message = pb.ModelStreamInferResponse(
-                error_message=reply.message, infer_response=pb.ModelInferResponse(id=inference.id)
-            )
-        self._call.send(message)
+            try:
+                self._call.send(pb.ModelStreamInferResponse(infer_response=reply))
+                return
+            except GatewayError as exc:
+                reply = exc
+        assert reply is not None
+        self._call.send(
+            pb.ModelStreamInferResponse(error_message=reply.message, infer_response=pb.ModelInferResponse(id=inference.id))
+        )
 
 
 class _HealthWatch(OneMessage):

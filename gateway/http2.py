@@ -293,10 +293,12 @@ class Http2Connection(asyncio.Protocol):
                 timer.cancel()
         streams = list(self._streams.values())
         self._streams.clear()
-        for stream in streams:
-            receiver, stream.receiver = stream.receiver, _NOBODY
-            receiver.reset()
-        self._on_closed(self)
+        try:
+            for stream in streams:
+                receiver, stream.receiver = stream.receiver, _NOBODY
+                receiver.reset()
+        finally:
+            self._on_closed(self)
 
     def pause_writing(self) -> None:
         self.write_paused = True

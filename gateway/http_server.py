@@ -86,7 +86,7 @@ class Exchange:
     """
 
     __slots__ = (
-        "_answer", "_connection", "_fault", "_http_1_0", "_keep_alive",
+        "_answer", "_compressing", "_connection", "_fault", "_http_1_0", "_keep_alive",
         "arrival_ns", "body", "compress", "headers", "method", "on_disconnect", "path", "query",
     )  # fmt: skip
 
@@ -96,6 +96,7 @@ class Exchange:
         self._connection: HttpConnection | None = connection
         self._keep_alive = keep_alive
         self._answer: _Answer | None = None
+        self._compressing = False  # there is an answer, to be compressed
         self._fault: tuple[int, str] | None = None  # no request, but what was wrong with the stream here
         self._http_1_0 = False
         self.method = method
@@ -266,7 +267,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._server.closed(self)
         for exchange in waiting:
             if exchange.on_disconnect is not None:
-                exchange.on_disconnect()
+                try:
+                    exchange.on_disconnect()
+                except BaseException:
+                    log.exception("%s %s could not be given up", exchange.method, exchange.path)
 
     def eof_received(self) -> None:
         """The client is gone: returning None makes the transport write what it holds and close."""
@@ -479,11 +483,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         try:
             self._server.handler(exchange)
-        except Exception:
-            # The handler broke its contract: the client still gets its one answer, the operator the trace.
-            log.exception("%s %s failed", exchange.method, exchange.path)
-            if exchange._answer is None:
-                exchange.respond(500, error_body("internal error"))
+        except BaseException:
+            self._handler_failed(exchange)
+
+    def _handler_failed(self, exchange: Exchange) -> None:
+        """The handler broke its contract: the client still gets its one answer, the operator the trace."""
+        log.exception("%s %s failed", exchange.method, exchange.path)
+        if exchange._answer is None and not exchange._compressing:
+            exchange.respond(500, error_body("internal error"))
 
     def _inflate(self, exchange: Exchange) -> None:
         encoding = exchange.headers[b"content-encoding"].strip().lower().removeprefix(b"x-")
@@ -502,6 +509,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             exchange.body = result()
         except GatewayError as exc:
             exchange.respond(STATUS[exc.code], error_body(exc.message))
+            return
+        except BaseException:  # no memory for it, say
+            self._handler_failed(exchange)
             return
         if exchange._connection is not None:
             del exchange.headers[b"content-encoding"]
@@ -529,7 +539,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self, exchange: Exchange, status: int, body: Buffer | Sequence[Buffer], content_type: bytes, headers: bytes
     ) -> None:
         """Take the one answer to an exchange (called by it)."""
-        if exchange._answer is not None:
+        if exchange._answer is not None or exchange._compressing:
             raise RuntimeError(f"{exchange!r} was answered before")
         if isinstance(body, _ONE_BUFFER):
             parts: Sequence[Buffer] = (body,)
@@ -542,18 +552,27 @@ class HttpConnection(asyncio.BufferedProtocol):
             if encoding:
                 headers += b"Content-Encoding: " + encoding + b"\r\n"
                 work = partial(deflate, encoding, parts)
+                exchange._compressing = True
                 if length > _DEFLATE_INLINE_BYTES:
                     self._loop.run_in_executor(None, work).add_done_callback(
-                        lambda done: self._deflated(exchange, status, content_type, headers, done.result())
+                        lambda done: self._deflated(exchange, status, content_type, headers, done.result)
                     )
                 else:
-                    self._deflated(exchange, status, content_type, headers, work())
+                    self._deflated(exchange, status, content_type, headers, work)
                 return
         exchange._answer = status, content_type, headers, parts, length
         if self._exchanges[0] is exchange and (not self._feeding or length > _JOIN_BYTES):
             self._flush()
 
-    def _deflated(self, exchange: Exchange, status: int, content_type: bytes, headers: bytes, body: bytes) -> None:
+    def _deflated(
+        self, exchange: Exchange, status: int, content_type: bytes, headers: bytes, result: Callable[[], bytes]
+    ) -> None:
+        try:
+            body = result()
+        except BaseException:
+            log.exception("the answer to %s %s could not be compressed", exchange.method, exchange.path)
+            status, content_type, headers, body = 500, JSON, b"", error_body("internal error")
+        exchange._compressing = False
         exchange._answer = status, content_type, headers, (body,), len(body)
         if exchange._connection is not None and self._exchanges[0] is exchange and not self._feeding:
             self._flush()

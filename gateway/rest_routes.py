@@ -5,6 +5,7 @@ whose answer comes back through a callback that encodes and responds.
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,7 @@ import msgspec
 import orjson
 
 from gateway.config import Limits
-from gateway.errors import GatewayError, InvalidArgument, NotFound, Unavailable, Unsupported
+from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, Unavailable, Unsupported
 from gateway.http_server import JSON, Exchange
 from gateway.metrics import EndpointMetrics
 from gateway.protocols.rest import STATUS, ModelCodec, error_body, header_length
@@ -28,6 +29,8 @@ _PATHS_REMEMBERED: Final = 4096  # a client that invents paths must not fill the
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 Action = Callable[[Exchange, "Route"], None]
+
+log = logging.getLogger(__name__)
 
 
 class Route(NamedTuple):
@@ -284,6 +287,7 @@ class RestRoutes:
             self._generation = repository.generation
         loaded = self._loaded.get((route.name, route.version)) or self._load_codec(route)
         arrival_ns = exchange.arrival_ns
+        pending = None
         try:
             body = exchange.body
             header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
@@ -295,6 +299,15 @@ class RestRoutes:
             exchange.on_disconnect = None
             loaded.metrics.failed(exc.code, arrival_ns, time.monotonic_ns())
             respond_error(exchange, exc)
+        except BaseException:
+            log.exception("a request for model %s failed", route.name)
+            error = InternalError("internal error")
+            if pending is None:
+                loaded.metrics.failed(error.code, arrival_ns, time.monotonic_ns())
+                respond_error(exchange, error)
+            else:  # it may be with a lane
+                pending.done(error)
+                pending.cancel()
 
     def _load_codec(self, route: Route) -> _Loaded:
         try:
@@ -318,21 +331,27 @@ class _Pending:
 
     def __init__(self, repository: Repository, exchange: Exchange, request: InferRequest, loaded: _Loaded) -> None:
         self._repository = repository
-        self._exchange = exchange
+        self._exchange: Exchange | None = exchange
         self._request = request
         self._loaded = loaded
         self._decoded_ns = time.monotonic_ns()
 
     def done(self, outcome: InferResponse | GatewayError) -> None:
-        """Encode and answer (called by the repository)."""
+        """Encode and answer (called by the repository). Whatever fails, the exchange has its one answer afterwards."""
         encoding_ns = time.monotonic_ns()
         exchange, request, (codec, metrics) = self._exchange, self._request, self._loaded
+        if exchange is None:
+            return  # it was answered when it failed on its way to a lane, and then cancelled there
+        self._exchange = None
         exchange.on_disconnect = None
         if isinstance(outcome, InferResponse):
             try:
                 parts, json_bytes = codec.encode(request, outcome, self._repository.regions.write)
             except GatewayError as exc:
                 outcome = exc
+            except BaseException:  # must cost this request only, not the batch that it came back with
+                log.exception("an answer of model %s could not be encoded", request.model)
+                outcome = InternalError("internal error")
             else:
                 if json_bytes is None:
                     exchange.respond(200, parts)
@@ -344,7 +363,7 @@ class _Pending:
         respond_error(exchange, outcome)
 
     def cancel(self) -> None:
-        """The client went away."""
+        """Nobody waits for it any more."""
         self._repository.cancel(self._request)
 
 

@@ -19,10 +19,13 @@ from gateway.errors import Code, InvalidArgument, Unavailable
 from gateway.protocols.tensors import (
     Buffer,
     check_input,
+    check_integer,
     check_outputs,
     classify,
     count_rows,
+    deadline_after,
     shape_key,
+    shaped,
     tensor_from_bytes,
     tensor_to_bytes,
 )
@@ -65,7 +68,6 @@ _CONTENTS: Final = {
     "BYTES": "bytes_contents",
 }
 _FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
-_LONGEST_TIMEOUT_US: Final = 1 << 52  # 142 years; beyond is no timeout, and the deadline stays within 64 bits
 
 
 def decode(
@@ -87,13 +89,15 @@ def decode(
     inputs = _inputs(message, model, spec, read_region)
     parameters: dict[str, ParameterValue] = {}
     priority = 0
-    deadline_ns = None if remaining_s is None else arrival_ns + int(remaining_s * 1e9)
+    deadline_ns = None if remaining_s is None else deadline_after(arrival_ns, remaining_s * 1e6)
     if message.parameters:
         parameters = _parameters(message.parameters)
         priority = _natural(parameters.pop("priority", 0), "priority")
-        timeout_us = _timeout(parameters.pop("timeout", 0))
-        if timeout_us > 0:
-            given_ns = arrival_ns + timeout_us * 1000
+        timeout_us = parameters.pop("timeout", 0)
+        if type(timeout_us) is not int:
+            raise InvalidArgument("invalid value type for 'timeout' parameter, expected int64_param.")
+        given_ns = deadline_after(arrival_ns, timeout_us) if timeout_us > 0 else None
+        if given_ns is not None:
             deadline_ns = given_ns if deadline_ns is None else min(deadline_ns, given_ns)
     return InferRequest(
         model,
@@ -200,7 +204,7 @@ def _typed(tensor: Any, model: str, name: str, datatype: str, shape: tuple[int, 
         array[:] = values
     except OverflowError as exc:
         raise InvalidArgument(f"input '{name}' of model '{model}': a value is out of range for {datatype}: {exc}") from exc
-    return array.reshape(shape)
+    return shaped(name, array, shape)
 
 
 def _outputs(tensors: Any, model: str, spec: ModelSpec) -> tuple[OutputRequest, ...]:
@@ -263,7 +267,8 @@ def _parameters(choices: Mapping[str, Any]) -> dict[str, ParameterValue]:
             )
         if key in ("sequence_start", "sequence_end"):
             _boolean(choice, key)
-        parameters[key] = getattr(choice, kind)
+        parameters[key] = value = getattr(choice, kind)
+        check_integer(key, value)  # uint64_param holds larger ones
     return parameters
 
 
@@ -273,13 +278,6 @@ def _natural(value: ParameterValue, key: str) -> int:
     if value < 0:
         raise InvalidArgument(f"invalid value {value} for '{key}', expected value >= 0.")
     return value
-
-
-def _timeout(value: ParameterValue) -> int:
-    """Microseconds; 0 or less means none, as does one of centuries."""
-    if type(value) is not int:
-        raise InvalidArgument("invalid value type for 'timeout' parameter, expected int64_param.")
-    return value if value < _LONGEST_TIMEOUT_US else 0
 
 
 def _integer(choice: Any, key: str) -> int:

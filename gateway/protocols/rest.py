@@ -13,6 +13,7 @@ read and written as these words, which JSON lacks and every v2 client has.
 """
 
 import json
+import re
 import struct
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -30,10 +31,13 @@ from gateway.errors import Code, InvalidArgument
 from gateway.protocols.tensors import (
     Buffer,
     check_input,
+    check_integer,
     check_outputs,
     classify,
     count_rows,
+    deadline_after,
     shape_key,
+    shaped,
     tensor_from_bytes,
     tensor_to_bytes,
 )
@@ -64,6 +68,7 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ABSENT: Final = msgspec.Raw()
 _NO_JSON: Final = frozenset(("FP16", "BF16"))
 _RESERVED: Final = "triton_"
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # datatype -> struct format, and what its JSON elements are
 _FORMATS: Final = {
@@ -237,12 +242,12 @@ class ModelCodec:
         if kind is str:
             elements = np.empty(count, NUMPY["BYTES"])
             elements[:] = [text.encode() for text in flat]
-            return elements.reshape(shape)
+            return shaped(name, elements, shape)
         try:
             packed = struct.pack(f"<{count}{_FORMATS[datatype]}", *flat)
         except (struct.error, OverflowError):
             raise _out_of_range(name, datatype, flat) from None
-        return np.frombuffer(packed, NUMPY[datatype]).reshape(shape)
+        return shaped(name, np.frombuffer(packed, NUMPY[datatype]), shape)
 
     def _decode_raw(self, body: Buffer, arrival_ns: int) -> InferRequest:
         """The body is the one input's bytes; its shape follows from the specification, with one row. All outputs are binary."""
@@ -287,11 +292,12 @@ class ModelCodec:
         parameters.pop("binary_data_output", None)
         timeout_us = _parameter(parameters, "timeout", int, 0, "request")
         if timeout_us:
-            request.deadline_ns = request.arrival_ns + timeout_us * 1000
+            request.deadline_ns = deadline_after(request.arrival_ns, timeout_us)
         parameters.pop("timeout", None)
         request.priority = _parameter(parameters, "priority", int, 0, "request")
         parameters.pop("priority", None)
-        for key in parameters:
+        for key, value in parameters.items():
+            check_integer(key, value)
             if key.startswith(_RESERVED):
                 raise InvalidArgument(
                     f"parameter '{key}': keys starting with '{_RESERVED}' are reserved and should not be specified"
@@ -380,7 +386,10 @@ def _parse(message: Buffer) -> _Body | _LooseBody:
             raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
     # Python's reader knows the words that JSON lacks, as Triton's and its clients' do.
     try:
-        return msgspec.convert(json.loads(text), _LooseBody)
+        read = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(read, ensure_ascii=False).encode()  # a lone one is no text: this reader lets it pass, the strict one not
+        return msgspec.convert(read, _LooseBody)
     except RecursionError:
         raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
     except ValueError as exc:
@@ -478,7 +487,7 @@ def _to_json(name: str, datatype: str, array: np.ndarray) -> bytes:
     if datatype == "BYTES":
         try:
             return orjson.dumps([element if isinstance(element, str) else bytes(element).decode() for element in flat])
-        except UnicodeDecodeError as exc:
+        except (UnicodeDecodeError, TypeError) as exc:  # a TypeError of orjson: a str that is no text either
             raise InvalidArgument(
                 f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})"
             ) from exc

@@ -23,6 +23,10 @@ _SCORES: Final = frozenset(dtype for name, dtype in NUMPY.items() if name not in
 
 Buffer = bytes | bytearray | memoryview
 
+# What integers are held to wherever they come from: further on they cross processes, and reach protobuf's int64_param.
+_INTEGERS: Final = 1 << 63
+_LONGEST_TIMEOUT_US: Final = 1 << 52
+
 
 def tensor_from_bytes(name: str, datatype: str, shape: Sequence[int], buffer: Buffer) -> np.ndarray:
     """View raw v2 bytes (row-major, little-endian) as an array of `shape`; BYTES elements are copied out.
@@ -32,14 +36,35 @@ def tensor_from_bytes(name: str, datatype: str, shape: Sequence[int], buffer: Bu
     dtype = numpy_dtype(name, datatype)
     count = prod(shape)
     if dtype is _BYTES:
-        return _bytes_elements(name, count, buffer).reshape(shape)
+        return shaped(name, _bytes_elements(name, count, buffer), shape)
     expected = count * dtype.itemsize
     got = len(buffer)
     if got != expected:
         raise InvalidArgument(
             f"unexpected total byte size {got} for input '{name}', expecting {expected} ({datatype} {list(shape)})"
         )
-    return np.frombuffer(buffer, dtype).reshape(shape)
+    return shaped(name, np.frombuffer(buffer, dtype), shape)
+
+
+def shaped(name: str, flat: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """A view of so many elements as the shape says. Raises: InvalidArgument, for a size that no array can have, beside a 0."""
+    try:
+        return flat.reshape(shape)
+    except ValueError:
+        raise InvalidArgument(f"input '{name}': shape {list(shape)} is larger than a tensor can be") from None
+
+
+def deadline_after(arrival_ns: int, timeout_us: float) -> int | None:
+    """A deadline as `Clock.now_ns`; None for one of 142 years or more, which is none."""
+    return arrival_ns + int(timeout_us * 1000) if timeout_us < _LONGEST_TIMEOUT_US else None
+
+
+def check_integer(key: str, value: object) -> None:
+    """Raises: InvalidArgument, if the value of a parameter is an integer of more than 64 bits."""
+    if type(value) is int and not -_INTEGERS <= value < _INTEGERS:
+        raise InvalidArgument(
+            f"parameter '{key}': got {value}, expected an integer of 64 bits with its sign, {-_INTEGERS} to {_INTEGERS - 1}"
+        )
 
 
 def numpy_dtype(name: str, datatype: object) -> np.dtype:

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -56,6 +57,27 @@ SLOW = (
     backends: [{kind: synthetic, fixed_ms: 0, faults: {hang: 77}, hang_timeout_s: 1}]
 """
 )
+
+
+LONG = """
+models:
+  - {name: long, max_rows: 8, backends: [{kind: python, model: "tests/grpc_server/serving.py:Long", sessions: 1}]}
+"""
+
+
+class Long:
+    """Gives 20 kB for each row, after `sleep_ms`; fails with a long text on 3, and with one that is none on 4."""
+
+    inputs = (("INPUT0", "FP32", (-1, 4)),)
+    outputs = (("OUTPUT0", "FP32", (-1, 6000)),)
+
+    def predict(self, inputs: dict[str, np.ndarray], parameters: dict[str, Any]) -> dict[str, np.ndarray]:
+        if (inputs["INPUT0"] == 3).any():
+            raise ValueError("ä" * 5_000_000)
+        if (inputs["INPUT0"] == 4).any():
+            raise ValueError("\ud800" * 5000)
+        time.sleep(parameters.get("sleep_ms", 0) / 1e3)
+        return {"OUTPUT0": np.zeros((len(inputs["INPUT0"]), 6000), np.float32)}
 
 
 @dataclass(frozen=True, slots=True)

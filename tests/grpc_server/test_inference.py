@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config import Limits
 from gateway.grpc_server import GrpcServer
-from tests.grpc_server.serving import MODELS, SLOW, Served, infer_request, on_loop, serving
+from tests.grpc_server.serving import LONG, MODELS, SLOW, Served, infer_request, on_loop, serving
 
 pytestmark = pytest.mark.slow
 
@@ -369,3 +369,65 @@ async def test_requests_are_counted_by_code() -> None:
         assert counts["gateway_requests_total" + labels % ("not_found", "", "")] == 1
         assert counts["gateway_requests_total" + labels % ("invalid_argument", "echo", "1")] == 1
         assert counts["gateway_requests_total" + labels % ("backend_failed", "echo", "1")] == 1
+
+
+@on_loop
+async def test_hundreds_of_long_errors_behind_a_slow_answer_are_sent_one_by_one() -> None:
+    """Each of over 16 KiB tells its stream that it has left: that must not send the next from within."""
+    async with serving(LONG) as served:
+        call = served.stub.ModelStreamInfer()
+        await call.write(infer_request("long", value=1, request_id="slow", sleep_ms=300))
+        for index in range(400):
+            await call.write(infer_request("long", value=2, request_id=str(index)))
+        await call.done_writing()
+        answers = [answer async for answer in call]
+        assert [answer.infer_response.id for answer in answers] == ["slow", *map(str, range(400))]
+        assert all(len(answer.infer_response.raw_output_contents[0]) > 20_000 for answer in answers)
+        assert served.repository.pending == 0
+
+
+@on_loop
+async def test_hundreds_of_errors_behind_a_slow_answer_are_sent_one_by_one() -> None:
+    async with serving(LONG) as served:
+        call = served.stub.ModelStreamInfer()
+        await call.write(infer_request("long", value=1, request_id="slow", sleep_ms=300))
+        for index in range(400):
+            await call.write(infer_request("nobody" * 4000, request_id=str(index)))
+        await call.done_writing()
+        answers = [answer async for answer in call]
+        assert [answer.infer_response.id for answer in answers] == ["slow", *map(str, range(400))]
+        assert all("Request for unknown model: 'nobody" in answer.error_message for answer in answers[1:])
+
+
+@on_loop
+async def test_the_text_of_an_error_is_cut_whatever_a_model_says() -> None:
+    async with serving(LONG) as served:
+        error = await failure(served.stub.ModelInfer(infer_request("long", value=3)))
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert "ä" * 100 in str(error.details())
+        call = served.stub.ModelStreamInfer()
+        await call.write(infer_request("long", value=3))
+        await call.write(infer_request("long", value=4))
+        await call.done_writing()
+        answers = [answer.error_message async for answer in call]
+        assert all(0 < len(answer) < 3000 for answer in answers)
+
+
+@on_loop
+async def test_a_deadline_that_passes_while_the_model_runs_is_told_then() -> None:
+    async with serving(SLOW) as served:
+        late = await failure(served.stub.ModelInfer(infer_request("slow", timeout=50_000)))
+        assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "still running at the deadline" in str(late.details())
+
+
+@on_loop
+async def test_in_a_stream_such_a_deadline_ends_its_own_request() -> None:
+    async with serving(SLOW) as served:
+        call = served.stub.ModelStreamInfer()
+        await call.write(infer_request("slow", timeout=50_000))
+        await call.write(infer_request("echo", value=5))
+        await call.done_writing()
+        late, answer = [answer async for answer in call]
+        assert "still running at the deadline" in late.error_message
+        assert first_value(answer.infer_response) == 5

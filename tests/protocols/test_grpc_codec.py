@@ -461,3 +461,29 @@ def test_any_bytes_are_no_message_or_a_request_or_an_error_of_ours(noise: bytes,
         # What is no message at all is refused before.
         with contextlib.suppress(GatewayError, DecodeError):
             read(pb.ModelInferRequest.FromString(data))
+
+
+# what further on would be a fault of ours
+
+
+@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+def test_a_shape_that_no_tensor_can_have_is_refused(datatype: str, typed: bool) -> None:
+    tensor = Tensor(name="INPUT0", datatype=datatype, shape=[1 << 62, 0])
+    if typed:
+        tensor.contents.SetInParent()
+    message = pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[] if typed else [b""])
+    with pytest.raises(InvalidArgument, match="larger than a tensor can be"):
+        read(message, identity(datatype))
+
+
+def test_an_integer_of_more_than_64_bits_with_its_sign_is_no_parameter() -> None:
+    given = {"a": pb.InferParameter(uint64_param=1 << 63)}
+    with pytest.raises(InvalidArgument, match="parameter 'a': got 9223372036854775808, expected an integer of 64 bits"):
+        read(pair(parameters=given))
+    assert read(pair(parameters={"a": pb.InferParameter(uint64_param=5)})).parameters == {"a": 5}
+
+
+@pytest.mark.parametrize("remaining_s", [99_999_999 * 3600.0, 1e10])
+def test_a_deadline_of_centuries_is_none(remaining_s: float) -> None:
+    assert read(pair(), remaining_s=remaining_s).deadline_ns is None

@@ -612,3 +612,64 @@ def test_what_is_encoded_is_decoded_to_the_same(datatype: str, data: st.DataObje
     values = json.loads(body)["outputs"][0]["data"]
     again = decode(of(datatype, 3), one(values, datatype=datatype, shape=(1, 3))).inputs["IN"]
     np.testing.assert_array_equal(again, array, strict=True)
+
+
+# what further on would be a fault of ours
+
+LONE = r"\ud800"  # half a character
+BYTES = model(TensorSpec("IN", "BYTES", (-1, 1)))
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        '"id": "%s", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [NaN, 1, 1, 1]}]',
+        '"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [NaN, 1, 1, 1]}], "parameters": {"a": "%s"}',
+        '"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "parameters": {"x": NaN, "shared_memory_region": "%s",'
+        ' "shared_memory_byte_size": 16}}]',
+        '"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1, 1], "data": ["%s"], "parameters": {"x": NaN}}]',
+    ],
+)
+@pytest.mark.parametrize("beside", ["NaN", "1"])
+def test_half_a_character_is_no_text_wherever_it_stands(where: str, beside: str) -> None:
+    body = ("{" + where.replace("NaN", beside) % LONE + "}").encode()
+    with pytest.raises(InvalidArgument, match=r"failed to parse|expected BYTES elements|malformed"):
+        decode(BYTES if "BYTES" in where else IDENTITY, body)
+
+
+def test_a_whole_character_in_two_escapes_is_text_also_beside_a_nan() -> None:
+    body = one([float("nan"), 1, 1, 1], id="\N{GRINNING FACE}")
+    assert rb"\ud83d\ude00" in body
+    assert decode(IDENTITY, body).id == "\N{GRINNING FACE}"
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+def test_a_shape_that_no_tensor_can_have_is_refused(datatype: str) -> None:
+    codec = model(TensorSpec("IN", datatype, (-1, -1)))
+    huge = [1 << 62, 0]
+    with pytest.raises(InvalidArgument, match="larger than a tensor can be"):
+        decode(codec, one([], datatype=datatype, shape=huge))
+    body, head = binary([("IN", datatype, huge, b"")])
+    with pytest.raises(InvalidArgument, match="larger than a tensor can be"):
+        decode(codec, body, head)
+
+
+@pytest.mark.parametrize("value", [1 << 63, 1 << 64, 10**30, -(1 << 63) - 1])
+def test_an_integer_of_more_than_64_bits_is_no_parameter(value: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"parameter 'a': got {value}, expected an integer of 64 bits"):
+        decode(IDENTITY, one([1, 2, 3, 4], parameters={"a": value}))
+
+
+@pytest.mark.parametrize("value", [(1 << 63) - 1, -(1 << 63), True, 1e300, "9" * 30])
+def test_other_parameters_reach_the_model_as_they_are(value: object) -> None:
+    assert decode(IDENTITY, one([1, 2, 3, 4], parameters={"a": value})).parameters == {"a": value}
+
+
+@pytest.mark.parametrize("timeout_us", [1 << 52, 1 << 62])
+def test_a_timeout_of_centuries_is_none(timeout_us: int) -> None:
+    assert decode(IDENTITY, one([1, 2, 3, 4], parameters={"timeout": timeout_us})).deadline_ns is None
+
+
+def test_a_text_of_the_model_that_is_none_is_refused_as_json() -> None:
+    with pytest.raises(InvalidArgument, match="no UTF-8 text"):
+        encode(BYTES, {"O0": np.array([["\ud800"]], dtype=object)})

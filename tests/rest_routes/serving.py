@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvloop
 import yaml
 
@@ -47,6 +49,11 @@ models:
     inputs: [{{name: INPUT0, datatype: FP32, shape: [-1, 4]}}]
     outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}}]
     backends: [{{kind: synthetic, fixed_ms: 150, row_ms: 0}}]
+  - name: wide
+    inputs: [{{name: INPUT0, datatype: FP32, shape: [-1, -1]}}]
+    outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, -1]}}]
+    {FAST}
+  - {{name: says, max_rows: 8, backends: [{{kind: python, model: "tests/rest_routes/serving.py:Says"}}]}}
   - name: half
     backends:
       - {{kind: synthetic, fixed_ms: 0, row_ms: 0}}
@@ -54,6 +61,19 @@ models:
   - {{name: later, load_at_start: false, {FAST}}}
   - {{name: broken, load_at_start: false, backends: [{{kind: synthetic, fail_opens: 1000}}]}}
 """
+
+
+class Says:
+    """Answers each row with the parameter `a` and the rows of its batch, as text; after `sleep_s`, if that is given."""
+
+    inputs = (("INPUT0", "FP32", (-1, 4)),)
+    outputs = (("A", "BYTES", (-1, 1)), ("ROWS", "INT64", (-1, 1)))
+
+    def predict(self, inputs: dict[str, np.ndarray], parameters: dict[str, Any]) -> dict[str, np.ndarray]:
+        rows = len(inputs["INPUT0"])
+        time.sleep(parameters.get("sleep_s", 0.0))
+        said = np.full((rows, 1), repr(parameters.get("a")), dtype=object)
+        return {"A": said, "ROWS": np.full((rows, 1), rows)}
 
 
 @dataclass(frozen=True)

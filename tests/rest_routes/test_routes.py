@@ -235,6 +235,51 @@ def test_a_passed_deadline_is_504(served: Served) -> None:
         assert running.result(10).status == 200
 
 
+def test_a_deadline_that_passes_while_the_model_runs_is_504(served: Served) -> None:
+    answer = ask(served, "POST", "/v2/models/slow/infer", row(parameters={"timeout": 50_000}))
+    assert answer.status == 504
+    assert "still running at the deadline" in answer.error
+
+
+def test_true_and_1_and_1_0_are_three_parameters_and_share_no_batch(served: Served) -> None:
+    with ThreadPoolExecutor(8) as others:
+        busy = others.submit(ask, served, "POST", "/v2/models/says/infer", row(parameters={"sleep_s": 0.3}))
+        time.sleep(0.1)
+        values = [True, 1, 1.0, True, 1, 1.0, 0.0]
+        bodies = [row(parameters={"a": value}) for value in values]
+        asked = [others.submit(ask, served, "POST", "/v2/models/says/infer", body) for body in bodies]
+        answers = [one.result(10).json()["outputs"] for one in asked]
+        assert busy.result(10).status == 200
+    assert [answer[0]["data"] for answer in answers] == [[repr(value)] for value in values]
+    assert [answer[1]["data"] for answer in answers] == [[2]] * 6 + [[1]]  # equal ones do
+
+
+def test_rows_of_nothing_do_not_fill_the_queue(served: Served) -> None:
+    tensor = {"name": "INPUT0", "shape": [10**12, 0], "datatype": "FP32", "data": []}
+    answer = ask(served, "POST", "/v2/models/wide/infer", {"inputs": [tensor]})
+    assert answer.status == 413
+    assert "1000000000000 rows in one request, expected at most 2048" in answer.error
+    tensor = {"name": "INPUT0", "shape": [2**62, 0], "datatype": "FP32", "data": []}
+    assert ask(served, "POST", "/v2/models/wide/infer", {"inputs": [tensor]}).status == 400
+
+
+def test_half_a_character_beside_a_nan_is_bad_input_and_costs_nobody_else(served: Served) -> None:
+    body = b'{"id": "\\ud800", "inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [NaN, 1, 1, 1]}]}'
+    assert ask(served, "POST", "/v2/models/echo/infer", body).status == 400
+    region = b'{"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "parameters": {"x": NaN,'
+    region += b' "shared_memory_region": "\\ud800", "shared_memory_byte_size": 16}}]}'
+    assert ask(served, "POST", "/v2/models/echo/infer", region).status == 400
+    assert ask(served, "POST", "/v2/models/echo/infer", row()).status == 200
+    assert served.repository.pending == 0
+
+
+@pytest.mark.parametrize("value", [10**30, 2**64])
+def test_a_parameter_beyond_64_bits_is_bad_input(served: Served, value: int) -> None:
+    answer = ask(served, "POST", "/v2/models/says/infer", row(parameters={"a": value}))
+    assert answer.status == 400
+    assert "expected an integer of 64 bits" in answer.error
+
+
 def test_an_overfull_queue_is_503_with_retry_after(served: Served) -> None:
     with ThreadPoolExecutor(8) as others:
         asked = [others.submit(ask, served, "POST", "/v2/models/slow/infer", row()) for _ in range(8)]

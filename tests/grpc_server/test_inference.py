@@ -3,12 +3,15 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from time import monotonic
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
 from gateway.config import Limits
 from gateway.grpc_server import GrpcServer
@@ -371,11 +374,18 @@ async def test_requests_are_counted_by_code() -> None:
         assert counts["gateway_requests_total" + labels % ("backend_failed", "echo", "1")] == 1
 
 
+@asynccontextmanager
+async def eager_stream(served: Served) -> AsyncIterator[Any]:
+    """A stream of a client that takes megabytes at once, so that no answer waits for its window."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.lookahead_bytes", 64 << 20), ("grpc.http2.bdp_probe", 0)]
+    async with grpc.aio.insecure_channel(served.url, options=options) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+
+
 @on_loop
-async def test_hundreds_of_long_errors_behind_a_slow_answer_are_sent_one_by_one() -> None:
+async def test_hundreds_of_answers_behind_a_slow_one_are_sent_one_by_one() -> None:
     """Each of over 16 KiB tells its stream that it has left: that must not send the next from within."""
-    async with serving(LONG) as served:
-        call = served.stub.ModelStreamInfer()
+    async with serving(LONG) as served, eager_stream(served) as call:
         await call.write(infer_request("long", value=1, request_id="slow", sleep_ms=300))
         for index in range(400):
             await call.write(infer_request("long", value=2, request_id=str(index)))
@@ -388,8 +398,8 @@ async def test_hundreds_of_long_errors_behind_a_slow_answer_are_sent_one_by_one(
 
 @on_loop
 async def test_hundreds_of_errors_behind_a_slow_answer_are_sent_one_by_one() -> None:
-    async with serving(LONG) as served:
-        call = served.stub.ModelStreamInfer()
+    async with serving(LONG) as served, eager_stream(served) as call:
+        others = served.stub.ModelInfer(infer_request("long", value=1, sleep_ms=300))
         await call.write(infer_request("long", value=1, request_id="slow", sleep_ms=300))
         for index in range(400):
             await call.write(infer_request("nobody" * 4000, request_id=str(index)))
@@ -397,6 +407,7 @@ async def test_hundreds_of_errors_behind_a_slow_answer_are_sent_one_by_one() -> 
         answers = [answer async for answer in call]
         assert [answer.infer_response.id for answer in answers] == ["slow", *map(str, range(400))]
         assert all("Request for unknown model: 'nobody" in answer.error_message for answer in answers[1:])
+        assert first_value(await others) == 0
 
 
 @on_loop

@@ -12,7 +12,7 @@ from urllib.parse import quote_from_bytes
 
 from google.protobuf.message import EncodeError, Message
 
-from gateway.errors import GatewayError, InternalError, InvalidArgument, TooLarge
+from gateway.errors import GatewayError, InternalError, InvalidArgument, NotReady, TooLarge
 from gateway.http2 import Http2Stream, header_block
 from gateway.http_server import inflate
 from gateway.protocols.grpc import STATUS, trailers
@@ -160,6 +160,12 @@ class GrpcCall:
         log.exception("a gRPC call failed")
         handler = self._handler
         self.fail(InternalError("internal error"))
+        if handler is not None:
+            self._give_up(handler)
+
+    def cut_off(self) -> None:
+        handler = self._handler
+        self.fail(NotReady("the server is shutting down", retry_after_s=1.0))
         if handler is not None:
             self._give_up(handler)
 

@@ -24,6 +24,7 @@ from gateway.config import Limits
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.grpc_call import ENCODINGS, GrpcCall, OneMessage
 from gateway.http2 import Http2Connection, Http2Stream, header_block
+from gateway.http_server import last_words_s
 from gateway.metrics import EndpointMetrics
 from gateway.protocols.grpc import decode, encode
 from gateway.repository import Repository, ServedModel
@@ -67,10 +68,12 @@ class GrpcServer:
         self._listener = await loop.create_server(self._connect, host, port, backlog=2048, reuse_port=reuse_port)
         return int(self._listener.sockets[0].getsockname()[1])
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new calls (GOAWAY), answer what is in flight, end the streams; after timeout_s cut off what is left.
+    async def drain(self, timeout_s: float, give_up: Callable[[], None] = lambda: None) -> None:
+        """Refuse new calls (GOAWAY), answer what is in flight, end the streams, then close.
 
-        For the first second, calls that were under way when the client heard of it are still answered.
+        For the first second, calls that were under way when the client heard of it are still answered. Shortly before
+        timeout_s, give_up is called, to have the inferences answered now; other calls then fail as UNAVAILABLE. Who does not
+        take that until timeout_s is cut off.
         """
         end = time.monotonic() + timeout_s
         if self._listener is not None:
@@ -84,9 +87,14 @@ class GrpcServer:
         self._end_watches()  # those that came meanwhile
         for connection in list(self._connections):
             connection.drain()
-        await self._closed_within(end - time.monotonic())
-        for connection in list(self._connections):
-            connection.abort()
+        await self._closed_within(end - last_words_s(timeout_s) - time.monotonic())
+        if self._connections:
+            give_up()
+            for connection in list(self._connections):
+                connection.cut_off()
+            await self._closed_within(end - time.monotonic())
+            for connection in list(self._connections):
+                connection.abort()
 
     async def _closed_within(self, seconds: float) -> None:
         if self._connections:

@@ -101,6 +101,9 @@ class Receiver(Protocol):
     def drained(self) -> None:
         """More can be sent: what was sent before has left, after it had to wait for the client."""
 
+    def cut_off(self) -> None:
+        """The server ends: answer now."""
+
 
 class _Nobody:
     """Receives for streams that are over, so that these and their handlers are freed without the cyclic collector."""
@@ -110,6 +113,8 @@ class _Nobody:
     def reset(self) -> None: ...
 
     def drained(self) -> None: ...
+
+    def cut_off(self) -> None: ...
 
 
 _NOBODY: Final[Receiver] = _Nobody()
@@ -364,6 +369,11 @@ class Http2Connection(asyncio.Protocol):
             self._draining = True
             self._go_away(NO_ERROR, "the server is shutting down", self._last_stream)
             self._close_if_done()
+
+    def cut_off(self) -> None:
+        """End every stream with an answer now, whatever it waits for."""
+        for stream in list(self._streams.values()):
+            stream.receiver.cut_off()
 
     def abort(self) -> None:
         """Cut the connection."""

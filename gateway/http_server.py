@@ -56,6 +56,7 @@ _JOIN_BYTES: Final = 64 << 10  # up to here one copy is cheaper than one more wr
 _LINGER_S: Final = 1.0
 _REFUSED_AT_ONCE: Final = 256  # connections above the limit that are being told so
 _DRAIN_IDLE_S: Final = 1.0
+_LAST_WORDS_S: Final = 0.5
 # A body of 4 KiB inflates to 4 MiB at most (deflate's best is 1032:1): some milliseconds. More is done off the loop.
 _INFLATE_INLINE_BYTES: Final = 4 << 10
 _DEFLATE_INLINE_BYTES: Final = 16 << 10
@@ -124,6 +125,11 @@ class Exchange:
 Handler = Callable[[Exchange], None]
 
 
+def last_words_s(timeout_s: float) -> float:
+    """How much of a drain's time is for telling those who could not be answered."""
+    return min(_LAST_WORDS_S, timeout_s / 4)
+
+
 class HttpServer:
     """A listener and its connections. Life: start -> drain. Everything on one event loop."""
 
@@ -149,11 +155,12 @@ class HttpServer:
         )
         return int(self._listener.sockets[0].getsockname()[1])
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float, give_up: Callable[[], None] = lambda: None) -> None:
         """Stop accepting, answer what comes on open connections with `Connection: close`, then close them.
 
         A connection without a request in flight is closed after one second: until then, a request that is on its way still
-        gets its answer. What is not done after timeout_s is cut off.
+        gets its answer. Shortly before timeout_s, give_up is called, to have what the handler has answered now; what then is
+        in flight or on its way gets a 503. What does not take its answer until timeout_s is cut off.
         """
         self.draining = True
         if self._listener is not None:
@@ -165,11 +172,18 @@ class HttpServer:
             await self._closed_within(min(_DRAIN_IDLE_S, timeout_s))
             for connection in list(self.connections):
                 connection.close_if_idle()
+            await self._closed_within(end - last_words_s(timeout_s) - loop.time())
+        if self.connections:
+            give_up()
+            for connection in list(self.connections):
+                connection.cut_off()
             await self._closed_within(end - loop.time())
             for connection in list(self.connections):
                 connection.abort()
 
     async def _closed_within(self, seconds: float) -> None:
+        if not self.connections:
+            return
         try:
             async with asyncio.timeout(seconds):
                 await self._all_closed.wait()
@@ -666,6 +680,24 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Close unless a request is being read or answered."""
         if self._is_last():
             self._transport.close()
+
+    def cut_off(self) -> None:
+        """Answer what is in flight, what waits and what is being read with an error, then close."""
+        if self._is_last():
+            self._transport.close()
+            return
+        fault = 503, "the server is shutting down"
+        for exchange in self._backlog:
+            exchange._fault = exchange._fault or fault
+        if self._phase in (_HEAD, _BODY, _FILLING):
+            self._refuse(*fault)
+        else:
+            self._phase = _DEAF
+        for exchange in [exchange for exchange in self._exchanges if exchange._answer is None and not exchange._compressing]:
+            exchange.respond(fault[0], error_body(fault[1]))
+            exchange._connection = None  # an answer that comes yet finds nobody
+            if exchange.on_disconnect is not None:
+                exchange.on_disconnect()
 
     def abort(self) -> None:
         """Cut the connection off."""

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from backends.base import ModelSpec
 from gateway.clock import Clock, LoopClock
 from gateway.config import Backend, Config, Model
+from gateway.errors import NotReady
 from gateway.grpc_server import GrpcServer
 from gateway.http_server import HttpServer
 from gateway.lane_opener import LaneOpener, OpenRunner
@@ -17,6 +19,8 @@ from gateway.repository import Repository, RepositoryControl
 from gateway.rest_routes import RestRoutes
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.workers import WorkerPool
+
+_FREEING_S: Final = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -84,18 +88,29 @@ class Ingress:
         A second call does nothing.
         """
         timeout_s = self._config.server.drain_timeout_s
-        listeners = [listener.drain(timeout_s) for listener in (self._http, self._grpc) if listener is not None]
+        end_s = time.monotonic() + timeout_s
+        listeners = [listener for listener in (self._http, self._grpc) if listener is not None]
         self._http = self._grpc = None
-        await asyncio.gather(*listeners)
+        # The models need some of the time to end what they run for nobody.
+        answering_s = max(0.0, timeout_s - min(_FREEING_S, timeout_s / 4))
+        await asyncio.gather(*(listener.drain(answering_s, self._give_up) for listener in listeners))
+        self._give_up()
         try:
-            await asyncio.wait_for(self.repository.close(), timeout_s + 1.0)
+            await asyncio.wait_for(self.repository.close(), max(0.0, end_s - time.monotonic()))
         except TimeoutError:
-            log.error("%d requests were not answered within drain_timeout_s %g", self.repository.pending, timeout_s)
+            log.error("models still ran after drain_timeout_s %g, and are left", timeout_s)
         if self._flushing is not None:
             self._flushing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._flushing
         self.metrics.flush()
+
+    def _give_up(self) -> None:
+        pending = self.repository.pending
+        if pending:
+            timeout_s = self._config.server.drain_timeout_s
+            log.error("%d requests are answered with an error: drain_timeout_s %g is over", pending, timeout_s)
+            self.repository.give_up(NotReady("the server is shutting down, and had no time left for this", retry_after_s=1.0))
 
     def healthy(self) -> bool:
         """Whether every model that should be served can be."""

@@ -103,6 +103,12 @@ class Repository:
         self._closing = True
         await asyncio.gather(*(self._unload(served) for served in self._all()))
 
+    def give_up(self, error: GatewayError) -> None:
+        """Answer every request that is here with an error."""
+        for served in self._all():
+            for lane in served.lanes:
+                lane.give_up(error)
+
     # requests
 
     def model(self, name: str, version: str = "") -> ServedModel:

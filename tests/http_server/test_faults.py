@@ -387,11 +387,29 @@ def test_draining_closes_idle_connections_within_seconds() -> None:
         assert client.at_end()
 
 
-def test_draining_cuts_off_what_takes_too_long() -> None:
+def test_a_drain_that_takes_too_long_ends_with_an_error_for_each() -> None:
+    holder = Holder()
+    with serving(holder, pipelined_requests=2) as served, served.connect() as waiting, served.connect() as sending:
+        waiting.send(get("/1") + get("/2") + get("/3"))  # the third is not with the handler
+        sending.send(post(b"x" * 1000)[:500])
+        served.wait_for(lambda: len(holder.held) == 2 and len(served.server.connections) == 2)
+        served.drain(0.4)
+        assert [waiting.receive().status for _ in range(3)] == [503] * 3
+        assert waiting.at_end()
+        answer = sending.receive()
+        assert (answer.status, answer.headers["connection"]) == (503, "close")
+        assert sending.at_end()
+        assert len(holder.gone) == 2
+        served.call(lambda: [exchange.respond(200, b"late") for exchange in holder.held])  # finds nobody
+
+
+def test_what_the_handler_still_answers_when_a_drain_gives_up_is_the_answer() -> None:
     holder = Holder()
     with serving(holder) as served, served.connect() as client:
         client.send(get())
         served.wait_for(lambda: len(holder.held) == 1)
-        served.drain(0.1)
+        give_up = lambda: holder.held[0].respond(504, b"given up")  # noqa: E731
+        asyncio.run_coroutine_threadsafe(served.server.drain(0.2, give_up), served.loop).result(5)
+        answer = client.receive()
+        assert (answer.status, answer.body, answer.headers["connection"]) == (504, b"given up", "close")
         assert client.at_end()
-        assert len(holder.gone) == 1

@@ -378,9 +378,14 @@ class Lane:
         self._answering = batch.parts if error is None else []
         self._step()
         for index, (part, outputs) in enumerate(zip(batch.parts, pieces, strict=error is None)):
-            self._part_done(part, outputs)
-            if not index:
-                self._answered(self._clock.now_ns() - now_ns)
+            try:
+                self._part_done(part, outputs)
+                if not index:
+                    self._answered(self._clock.now_ns() - now_ns)
+            except BaseException as exc:  # no memory for it, or an output that the model leaves out
+                log.exception("%s: the outputs of a request could not be put together", self.name)
+                reason = f"{type(exc).__name__}: {exc}"
+                self._end(part.request, BackendFailed(f"{self.name}: the outputs do not make an answer: {reason}"))
         self._answering = []
 
     def _learn(self, batch: Batch, execution: Execution, error: GatewayError | None, now_ns: int) -> None:
@@ -432,15 +437,9 @@ class Lane:
             waiting.rows_left -= part.rows
             if waiting.rows_left:
                 return
-        try:
-            if waiting.pieces:
-                outputs = _join(waiting.pieces)
-            if request.outputs:
-                outputs = {output.name: outputs[output.name] for output in request.outputs}
-        except BaseException as exc:  # no memory for it, or an output that the model leaves out
-            log.exception("%s: the outputs of a request could not be put together", self.name)
-            self._end(request, BackendFailed(f"{self.name}: the outputs do not make an answer: {type(exc).__name__}: {exc}"))
-            return
+            outputs = _join(waiting.pieces)
+        if request.outputs:
+            outputs = {output.name: outputs[output.name] for output in request.outputs}
         self._answer(request, InferResponse(request.model, request.version, request.id, outputs))
 
     def _failed(self, batch: Batch, execution: Execution, error: GatewayError, now_ns: int) -> None:

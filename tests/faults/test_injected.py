@@ -1,0 +1,290 @@
+"""An exception at every callback on the way of an inference: each request has its one answer, is counted, and nothing stays.
+
+Both listeners over one process. At each seam the next call, or the next few, raise; then requests of all protocols run at
+once, so that those of one batch, the lane, the slots and the counts are seen to survive. Sessions in threads and in processes.
+"""
+
+import asyncio
+import functools
+import importlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import grpc
+import numpy as np
+import orjson
+import psutil
+import pytest
+import uvloop
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from gateway.config import parse_config
+from gateway.ingress import Ingress, Ports
+from tests.grpc_server.serving import infer_request
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 30.0
+EACH = 4  # requests per protocol at a time
+BACKEND = {"kind": "synthetic", "fixed_ms": 5, "row_ms": 0, "sessions": 2}
+TENSORS = {
+    "max_rows": 8,
+    "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, 4]}],
+    "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, 4]}],
+}
+CONFIG = {
+    "server": {"http_port": 0, "grpc_port": 0, "drain_timeout_s": 4},
+    "models": [
+        {"name": "thread", **TENSORS, "slo": {"p99_ms": 2000}, "backends": [BACKEND]},
+        {"name": "process", **TENSORS, "backends": [{**BACKEND, "isolation": "process"}]},
+        {"name": "greedy", **TENSORS, "batching": {"policy": "greedy"}, "backends": [BACKEND]},
+        {"name": "routed", **TENSORS, "backends": [{**BACKEND, "name": "a"}, {**BACKEND, "name": "b"}]},
+    ],
+}
+
+
+class Seam(NamedTuple):
+    """A function on the way of an inference, and of which models'."""
+
+    where: str
+    models: tuple[str, ...] = ("thread", "process", "routed")
+
+
+SEAMS = [
+    Seam("gateway.protocols.rest:ModelCodec.decode"),
+    Seam("gateway.protocols.rest:ModelCodec.encode"),
+    Seam("gateway.grpc_server:decode"),
+    Seam("gateway.grpc_server:encode"),
+    Seam("gateway.grpc_call:framed"),
+    Seam("gateway.repository:Repository.infer"),
+    Seam("gateway.routing.dispatcher:Dispatcher.submit"),
+    Seam("gateway.routing.dispatcher:Dispatcher.executed", ("routed",)),
+    Seam("gateway.routing.dispatcher:Dispatcher.fall_back", ("routed",)),
+    Seam("gateway.routing.dispatcher:Dispatcher._look", ("routed",)),
+    Seam("gateway.routing.dispatcher:_Sent._falls_back", ("routed",)),
+    Seam("gateway.routing.router:Router.route", ("routed",)),
+    Seam("gateway.routing.router:Router.copies", ("routed",)),
+    Seam("gateway.routing.router:Router.executed", ("routed",)),
+    Seam("gateway.lane:Lane.submit"),
+    Seam("gateway.lane:Lane._answered"),
+    Seam("gateway.batching.batcher:Batcher.add"),
+    Seam("gateway.batching.batcher:Batcher.step"),
+    Seam("gateway.batching.batcher:Batcher._dispatch"),
+    Seam("gateway.batching.adaptive:Adaptive.arrived"),
+    Seam("gateway.batching.adaptive:Adaptive.decide"),
+    Seam("gateway.batching.adaptive:Adaptive.finished"),
+    Seam("gateway.batching.policies:Greedy.decide", ("greedy",)),
+    Seam("gateway.batching.batch:Batch.concat"),
+    Seam("gateway.batching.batch:Batch.split"),
+    Seam("gateway.workers:WorkerPool.start"),
+    Seam("gateway.metrics:LaneMetrics.batch_closed"),
+    Seam("gateway.metrics:LaneMetrics.batch_done"),
+    Seam("gateway.metrics:RoutingMetrics.routed", ("routed",)),
+    Seam("gateway.session_process:ProcessSession.run", ("process",)),
+    Seam("gateway.session_process:encode_frame", ("process",)),
+    Seam("gateway.session_process:decode_frame", ("process",)),
+    Seam("backends.synthetic:SyntheticSession.run", ("thread", "greedy", "routed")),
+]
+RAISED = (
+    (ValueError, 1),
+    (ValueError, 3),
+    (KeyboardInterrupt, 2),
+    (SystemExit, 1),
+    (GeneratorExit, 1),
+    (asyncio.CancelledError, 3),
+)
+
+
+@dataclass
+class Served:
+    ingress: Ingress
+    ports: Ports
+    loop: asyncio.AbstractEventLoop
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(TIMEOUT_S)
+
+    def counted(self, model: str) -> int:
+        """Requests of a model that were counted, whatever became of them."""
+
+        def count() -> int:
+            self.ingress.metrics.flush()
+            _, text = self.ingress.metrics.expose()
+            found = re.findall(rf'^gateway_requests_total{{.*model="{model}".*}} (\S+)$', text.decode(), re.MULTILINE)
+            return round(sum(map(float, found)))
+
+        return int(self.call(count))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def start() -> tuple[Ingress, Ports]:
+        ingress = Ingress(parse_config(CONFIG, source="test"), run_dir=tmp_path_factory.mktemp("run"))
+        return ingress, await ingress.start()
+
+    ingress, ports = asyncio.run_coroutine_threadsafe(start(), loop).result(TIMEOUT_S)
+    yield Served(ingress, ports, loop)
+    asyncio.run_coroutine_threadsafe(ingress.drain(), loop).result(TIMEOUT_S)  # in time, after all that
+    asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result(TIMEOUT_S)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(TIMEOUT_S)
+    loop.close()
+
+
+class Injected:
+    """Has the next calls of a function raise."""
+
+    def __init__(self, where: str, raised: type[BaseException], calls: int) -> None:
+        module_name, _, path = where.partition(":")
+        owner: Any = importlib.import_module(module_name)
+        *parents, self._name = path.split(".")
+        self._owner = functools.reduce(getattr, parents, owner)
+        self._original = getattr(self._owner, self._name)
+        self._raised = raised
+        self._left = calls
+        self._lock = threading.Lock()
+        self.raised = 0
+
+    def __enter__(self) -> "Injected":
+        @functools.wraps(self._original)
+        def raising(*args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                raises, self._left = self._left > 0, self._left - 1
+                self.raised += raises
+            if raises:
+                raise self._raised("injected")
+            return self._original(*args, **kwargs)
+
+        setattr(self._owner, self._name, raising)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        setattr(self._owner, self._name, self._original)
+
+
+CASES = [
+    pytest.param(seam.where, model, raised, calls, id=f"{seam.where.rpartition(':')[2]}-{model}-{raised.__name__}-{calls}")
+    for seam in SEAMS
+    for model in seam.models
+    for raised, calls in RAISED
+]
+
+
+@pytest.mark.parametrize(("where", "model", "raised", "calls"), CASES)
+def test_each_request_has_one_answer_whatever_raises(
+    served: Served, where: str, model: str, raised: type[BaseException], calls: int
+) -> None:
+    before = served.counted(model)
+    with Injected(where, raised, calls) as injected:
+        answers = asyncio.run(ask_all(served.ports, model))
+    assert len(answers) == 3 * EACH
+    settled(served, model)
+    if "metrics" not in where:
+        assert (
+            served.counted(model) - before >= 3 * EACH - injected.raised
+        )  # what fails before its model is known is no model's
+    assert asyncio.run(ask_all(served.ports, model)) == ["ok"] * 3 * EACH  # and serves on
+    settled(served, model)
+
+
+def settled(served: Served, model: str) -> None:
+    """Nothing waits, runs, or is held; sessions that were lost are back."""
+
+    def states() -> list[tuple[int, int, int, int]]:
+        lanes = served.ingress.repository.model(model).lanes
+        return [
+            (lane.pending, lane.batcher.queue_rows, lane.runner.slots - lane.runner.free_slots, ahead(lane)) for lane in lanes
+        ]
+
+    until_s = served.loop.time() + 10
+    while any(any(state) for state in served.call(states)):
+        assert served.loop.time() < until_s, f"something is left: {served.call(states)}"
+        threading.Event().wait(0.02)
+
+
+def ahead(lane: Any) -> int:
+    """Batches that are taken to be running."""
+    found = re.search(r"in_flight=(\d+)", repr(lane.batcher))
+    assert found is not None
+    return int(found[1])
+
+
+async def ask_all(ports: Ports, model: str) -> list[str]:
+    """Requests of all protocols at once; gives how each ended: "ok", or its error."""
+    async with asyncio.timeout(TIMEOUT_S):
+        groups = await asyncio.gather(
+            asyncio.gather(*(ask_rest(ports.http, model, value) for value in range(EACH))),
+            asyncio.gather(*(ask_grpc(ports.grpc, model, value) for value in range(EACH))),
+            ask_stream(ports.grpc, model),
+        )
+    return [answer for group in groups for answer in group]
+
+
+async def ask_rest(port: int | None, model: str, value: float) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [value] * 4}
+    body = orjson.dumps({"inputs": [tensor]})
+    writer.write(b"POST /v2/models/%b/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (model.encode(), len(body), body))
+    head = await reader.readuntil(b"\r\n\r\n")
+    found = re.search(rb"Content-Length: (\d+)", head)
+    assert found is not None
+    answer = orjson.loads(await reader.readexactly(int(found[1])))
+    writer.write_eof()
+    assert await reader.read() == b"", "a second answer came"
+    writer.close()
+    await writer.wait_closed()
+    if head.startswith(b"HTTP/1.1 200 "):
+        assert answer["outputs"][0]["data"] == [value] * 4
+        return "ok"
+    return str(answer["error"])
+
+
+async def ask_grpc(port: int | None, model: str, value: float) -> str:
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        try:
+            reply = await service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(infer_request(model, value), timeout=20)
+        except grpc.aio.AioRpcError as exc:
+            return f"{exc.code()}: {exc.details()}"
+        return checked(reply, value)
+
+
+async def ask_stream(port: int | None, model: str) -> list[str]:
+    """A stream that fails as a whole ends each of its requests."""
+    ends: list[str] = []
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(timeout=20)
+        try:
+            for value in range(EACH):
+                await call.write(infer_request(model, value, request_id=str(value)))
+            await call.done_writing()
+            async for answer in call:
+                assert answer.infer_response.id == str(len(ends)) or answer.error_message
+                ends.append(answer.error_message or checked(answer.infer_response, len(ends)))
+        except grpc.aio.AioRpcError as exc:
+            ends += [f"{exc.code()}: {exc.details()}"] * (EACH - len(ends))
+        except asyncio.InvalidStateError:  # grpc's word for a write into a stream that has ended
+            ends += [f"{await call.code()}: {await call.details()}"] * (EACH - len(ends))
+    return ends
+
+
+def checked(reply: pb.ModelInferResponse, value: float) -> str:
+    assert np.array_equal(np.frombuffer(reply.raw_output_contents[0], np.float32), np.full(4, value, np.float32))
+    return "ok"
+
+
+def test_no_session_process_is_left_behind(served: Served) -> None:
+    """Of all that were lost above: two live for the model in processes."""
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    assert sum("session_process" in " ".join(child.cmdline()) for child in alive) == 2

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from gateway import config
 
-REFERENCE = Path("configs/gateway.yaml")
+CONFIGS = Path(__file__).parent.parent / "configs"  # wherever pytest is started
+REFERENCE = CONFIGS / "gateway.yaml"
 
 
 def classes() -> list[type[BaseModel]]:
@@ -66,10 +67,14 @@ def test_what_is_no_example_is_the_default(shown: dict[type[BaseModel], dict[str
 
 
 EXAMPLES = [
-    path for path in sorted(Path("configs/examples").glob("*.yaml")) if "applications" not in yaml.safe_load(path.read_text())
+    path for path in sorted((CONFIGS / "examples").glob("*.yaml")) if "applications" not in yaml.safe_load(path.read_text())
 ]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=str)  # what has `applications` is Ray Serve's own configuration
+def test_the_examples_are_found() -> None:
+    assert {"linear.yaml", "minilm.yaml"} <= {path.name for path in EXAMPLES}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)  # what has `applications` is Ray Serve's own
 def test_every_example_is_valid(path: Path) -> None:
     config.load_config(path)

@@ -52,7 +52,7 @@ class Server(_Strict):
     state_dir: str | None = None  # what was learned of the backends' speed, kept between restarts; None: learned anew
     instance_type: str | None = None  # what this runs on, such as c7i.xlarge: told to loadtest, which prices it
     system_shared_memory: bool = True
-    model_control: bool = True  # repository load and unload by clients
+    model_control: bool = False  # repository load and unload by clients
     limits: Limits = Limits()
 
 

@@ -40,7 +40,6 @@ _DRAIN_IDLE_S: Final = 1.0
 _STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
 
 _NOT_GRPC: Final = header_block(status=415)
-_NO_CUDA: Final = "CUDA shared memory is not offered; system shared memory is"
 
 log = logging.getLogger(__name__)
 
@@ -563,16 +562,18 @@ class InferenceServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type:
         self._repository.regions.unregister(message.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
+    async def CudaSharedMemoryStatus(self, message: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+        if message.name:
+            raise NotFound(f"Unable to find cuda shared memory region: '{message.name}'")
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def CudaSharedMemoryUnregister(self, message: Message) -> pb.CudaSharedMemoryUnregisterResponse:
+        return pb.CudaSharedMemoryUnregisterResponse()  # there can be none
+
     # not offered
 
-    async def CudaSharedMemoryStatus(self, message: Message) -> NoReturn:
-        raise Unsupported(_NO_CUDA)
-
-    async def CudaSharedMemoryRegister(self, message: Message) -> NoReturn:
-        raise Unsupported(_NO_CUDA)
-
-    async def CudaSharedMemoryUnregister(self, message: Message) -> NoReturn:
-        raise Unsupported(_NO_CUDA)
+    async def CudaSharedMemoryRegister(self, message: pb.CudaSharedMemoryRegisterRequest) -> NoReturn:
+        raise Unsupported(f"cuda shared memory region '{message.name}': only system shared memory is offered by this server")
 
     async def TraceSetting(self, message: Message) -> NoReturn:
         raise Unsupported("tracing is not offered: see /metrics, and batching.trace of a model")

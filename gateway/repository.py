@@ -245,7 +245,7 @@ class Repository:
 
     async def _change(self, name: str, *, loaded: bool) -> None:
         if not self._config.server.model_control:
-            raise Unsupported("load and unload by clients are switched off: server.model_control is false")
+            raise Unsupported("load and unload by clients are switched off here: to allow them, set server.model_control: true")
         if name not in self._models:
             verb = "load" if loaded else "unload"
             raise InvalidArgument(f"failed to {verb} '{name}', no such model in the configuration")

@@ -104,6 +104,7 @@ def config(
             "grpc_port": grpc_port or (free_port() if port else 0),
             "ingress_replicas": ingress_replicas,
             "drain_timeout_s": 10,
+            "model_control": True,
         },
         "models": [
             {

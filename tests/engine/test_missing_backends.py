@@ -22,6 +22,7 @@ from tests.engine.simulated_runner import SPEC, SimulatedRunner
 from tests.simulation import SimulatedClock, run_simulated
 
 TWO = """
+server: {model_control: true}
 models:
   - name: m
     backends:

@@ -22,13 +22,14 @@ from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest, InferResponse
 from gateway.workers import WorkerPool
 
-TWO_VERSIONS = """
+MODELS = """
 models:
   - {name: m, version: "1", slo: {p99_ms: 500}, backends: [{kind: synthetic, fixed_ms: 1, load_ms: 30}]}
   - {name: m, version: "10", backends: [{kind: synthetic, fixed_ms: 1}]}
   - {name: later, load_at_start: false, max_rows: 0, backends: [{kind: synthetic}]}
   - {name: broken, load_at_start: false, backends: [{kind: synthetic, fail_opens: 1000}]}
 """
+TWO_VERSIONS = f"server: {{model_control: true}}\n{MODELS}"
 
 
 @asynccontextmanager
@@ -212,7 +213,7 @@ def test_requests_with_unlike_parameters_do_not_share_a_batch(tmp_path: Path) ->
 
 
 def test_what_was_learned_of_a_backend_is_there_at_the_next_start(tmp_path: Path) -> None:
-    config = f"server: {{state_dir: {tmp_path}/state}}\n{TWO_VERSIONS}"
+    config = f"server: {{state_dir: {tmp_path}/state}}\n{MODELS}"
 
     async def first(repository: Repository) -> None:
         await asyncio.gather(*(infer(repository) for _ in range(3)))
@@ -234,7 +235,7 @@ def test_what_was_kept_and_is_broken_is_left_aside(tmp_path: Path) -> None:
     async def main(repository: Repository) -> None:
         assert isinstance(await infer(repository), InferResponse)
 
-    with_repository(tmp_path, main, f"server: {{state_dir: {state}}}\n{TWO_VERSIONS}")
+    with_repository(tmp_path, main, f"server: {{state_dir: {state}}}\n{MODELS}")
 
 
 def test_a_backend_is_probed_when_it_loads(tmp_path: Path) -> None:
@@ -250,4 +251,4 @@ def test_the_instance_type_is_told_where_it_is_stated(tmp_path: Path) -> None:
     async def main(repository: Repository) -> None:
         assert repository.server_metadata()["instance_type"] == "c7i.xlarge"
 
-    with_repository(tmp_path, main, f"server: {{instance_type: c7i.xlarge}}\n{TWO_VERSIONS}")
+    with_repository(tmp_path, main, f"server: {{instance_type: c7i.xlarge}}\n{MODELS}")

@@ -27,6 +27,7 @@ from gateway.repository import Repository
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.workers import WorkerPool
 
+CONTROLLED = "server: {model_control: true}\n"  # before the models: clients may load and unload them
 MODELS = """
 models:
   - name: echo

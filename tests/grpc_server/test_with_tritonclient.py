@@ -18,7 +18,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer
 from tritonclient.utils import InferenceServerException
 
 from gateway.grpc_server import InferenceServicer
-from tests.grpc_server.serving import MODELS, SLOW, Served, on_loop, serving
+from tests.grpc_server.serving import CONTROLLED, MODELS, SLOW, Served, on_loop, serving
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ async def test_statistics_count_inferences() -> None:
 
 @on_loop
 async def test_models_are_loaded_and_unloaded() -> None:
-    async with serving(SLOW) as served, triton.InferenceServerClient(served.url) as client:
+    async with serving(CONTROLLED + SLOW) as served, triton.InferenceServerClient(served.url) as client:
         states = {model.name: model.state for model in (await client.get_model_repository_index()).models}
         assert states == {"echo": "READY", "slow": "READY", "hangs": "READY", "later": "UNAVAILABLE"}
         await client.load_model("later")
@@ -122,14 +122,13 @@ async def test_a_repository_name_is_unimplemented() -> None:
 
 
 @on_loop
-async def test_model_control_can_be_switched_off() -> None:
-    async with (
-        serving(f"server: {{model_control: false}}\n{MODELS}") as served,
-        triton.InferenceServerClient(served.url) as client,
-    ):
-        status, message = await refusal(client.load_model("later"))
-        assert status == "StatusCode.UNIMPLEMENTED"
-        assert "server.model_control" in message
+async def test_models_are_not_loaded_or_unloaded_unless_the_operator_says_so() -> None:
+    async with serving() as served, triton.InferenceServerClient(served.url) as client:
+        for call in (client.load_model("later"), client.unload_model("echo")):
+            status, message = await refusal(call)
+            assert status == "StatusCode.UNIMPLEMENTED"
+            assert "set server.model_control: true" in message
+        assert await client.is_model_ready("echo")
 
 
 @on_loop
@@ -189,12 +188,22 @@ async def test_shared_memory_can_be_switched_off(segment: tuple[str, Path]) -> N
 
 
 @on_loop
+async def test_there_are_no_cuda_regions_which_is_no_error() -> None:
+    async with serving() as served, triton.InferenceServerClient(served.url) as client:
+        assert not (await client.get_cuda_shared_memory_status()).regions
+        await client.unregister_cuda_shared_memory()  # as clients do before they register their own
+        await client.unregister_cuda_shared_memory("r")
+        assert await refusal(client.get_cuda_shared_memory_status("r")) == (
+            "StatusCode.NOT_FOUND",
+            "Unable to find cuda shared memory region: 'r'",
+        )
+
+
+@on_loop
 async def test_what_is_not_offered_is_unimplemented_with_a_text() -> None:
     async with serving() as served, triton.InferenceServerClient(served.url) as client:
         for call in (
-            client.get_cuda_shared_memory_status(),
             client.register_cuda_shared_memory("r", b"AAAA", 0, 64),
-            client.unregister_cuda_shared_memory("r"),
             client.get_trace_settings(),
             client.update_trace_settings(settings={"trace_level": "OFF"}),
             client.get_log_settings(),
@@ -274,7 +283,7 @@ async def test_health_follows_readiness() -> None:
 @on_loop
 async def test_a_watcher_is_told_the_health_at_once_and_each_change_until_the_server_ends() -> None:
     states = health_pb2.HealthCheckResponse
-    async with serving() as served:
+    async with serving(CONTROLLED + MODELS) as served:
         health = health_pb2_grpc.HealthStub(served.channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(service="inference.GRPCInferenceService"))
         unknown = health.Watch(health_pb2.HealthCheckRequest(service="nobody"))

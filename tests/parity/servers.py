@@ -41,7 +41,8 @@ def both_servers(directory: Path) -> Iterator[dict[str, Server]]:
 def _gateway(directory: Path) -> Iterator[Server]:
     config = directory / "gateway.yaml"
     models = [pair.gateway_config() for pair in PAIRS]
-    config.write_text(yaml.safe_dump({"server": {"http_port": 0, "grpc_port": 0, "drain_timeout_s": 2}, "models": models}))
+    server = {"http_port": 0, "grpc_port": 0, "drain_timeout_s": 2, "model_control": True}
+    config.write_text(yaml.safe_dump({"server": server, "models": models}))
     command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", str(config)]
     with (directory / "gateway.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

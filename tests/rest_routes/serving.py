@@ -27,6 +27,7 @@ from gateway.workers import WorkerPool
 TIMEOUT_S = 20.0
 FAST = "backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]"
 MODELS = f"""
+server: {{model_control: true}}
 models:
   - name: echo
     max_rows: 8

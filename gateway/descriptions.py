@@ -77,13 +77,21 @@ def describe_config(model: Model, spec: ModelSpec, versions: list[str]) -> dict[
 
 
 def describe_statistics(name: str, version: str, found: ModelStatistics) -> dict[str, Any]:
-    """One model version's entry of the statistics extension."""
+    """One model version's entry of the statistics extension.
+
+    Source of what each part means: Triton's docs/protocol/extension_statistics.md. A request has one response here, so the
+    response statistics have the one index 0.
+    """
 
     def duration(total: Total) -> dict[str, int]:
-        return {"count": total.count, "ns": round(total.seconds * 1e9)}
+        return timed(total.count, total.seconds)
+
+    def timed(count: int, seconds: float) -> dict[str, int]:
+        return {"count": count, "ns": round(seconds * 1e9)}
 
     nothing = duration(Total())
     stages = found.stages
+    compute, encode = stages["compute"], stages["encode"]
     return {
         "name": name,
         "version": version,
@@ -95,13 +103,28 @@ def describe_statistics(name: str, version: str, found: ModelStatistics) -> dict
             "fail": duration(found.failed),
             "queue": duration(stages["queue"]),
             "compute_input": duration(stages["batch_wait"]),
-            "compute_infer": duration(stages["compute"]),
-            "compute_output": duration(stages["encode"]),
+            "compute_infer": duration(compute),
+            "compute_output": duration(encode),
             "cache_hit": nothing,
             "cache_miss": nothing,
         },
         "batch_stats": [
-            {"batch_size": rows, "compute_input": nothing, "compute_infer": duration(total), "compute_output": nothing}
-            for rows, total in sorted(found.executions_by_rows.items())
+            {
+                "batch_size": rows,
+                "compute_input": timed(executions.count, executions.to_worker_s),
+                "compute_infer": timed(executions.count, executions.compute_s),
+                "compute_output": timed(executions.count, executions.from_worker_s),
+            }
+            for rows, executions in sorted(found.executions_by_rows.items())
         ],
+        "response_stats": {
+            "0": {
+                "compute_infer": duration(compute),
+                "compute_output": duration(encode),
+                "success": timed(found.success.count, compute.seconds + encode.seconds),
+                "fail": timed(found.failed.count - found.cancelled, found.failed.seconds),
+                "empty_response": nothing,
+                "cancel": timed(found.cancelled, 0.0),
+            }
+        },
     }

@@ -393,7 +393,7 @@ class Lane:
         if self._shared is not None:
             self._shared.ended(self, batch, now_ns)
         self.batcher.finished(batch, now_ns, execution.finished_ns - execution.started_ns, error is None)
-        self.metrics.batch_done(batch, execution, failed=error is not None)
+        self.metrics.batch_done(batch, execution, now_ns, failed=error is not None)
         if self.observer is not None and isinstance(error, Cancelled):
             self.observer.cancelled(batch, now_ns)
         elif self.observer is not None:

@@ -39,6 +39,7 @@ _SECONDS: Final = (
 _MICROSECONDS: Final = (0.000005, 0.00001, 0.000025, 0.00005)  # where decode and encode lie
 _ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _OK: Final = "ok"
+_NEVER: Final = (0, 0, 0, 0)  # executed
 
 
 class _Observations:
@@ -104,6 +105,15 @@ class Metrics:
         self._padding = Counter("gateway_padding_rows", "Rows executed that belong to no request", lane, **own)
         self._executions = Counter("gateway_executions", "Batches executed, by rows", (*lane, "rows"), **own)
         self._compute = Counter("gateway_compute_seconds", "Time of executions, by rows", (*lane, "rows"), **own)
+        self._to_worker = Counter(
+            "gateway_to_worker_seconds", "Time from a batch's close to its execution, by rows", (*lane, "rows"), **own
+        )
+        self._from_worker = Counter(
+            "gateway_from_worker_seconds",
+            "Time from an execution's end until its outputs are here, by rows",
+            (*lane, "rows"),
+            **own,
+        )
         self._failed = Counter("gateway_failed_executions", "Batches that ended in an error", lane, **own)
         self._retries = Counter("gateway_retries", "Requests run a second time, alone", lane, **own)
         self._dropped = Counter(
@@ -209,7 +219,7 @@ class LaneMetrics:
         }
         self._queue, self._wait, self._run = stages["queue"], stages["batch_wait"], stages["compute"]
         self._reasons: dict[str, int] = defaultdict(int)
-        self._executed: dict[int, tuple[int, int]] = {}
+        self._executed: dict[int, tuple[int, int, int, int]] = {}  # rows -> executions, ns to, in and from the workers
         self._padding = 0
         self._rows_done = 0
         self._retries = 0
@@ -236,13 +246,16 @@ class LaneMetrics:
         for part in batch.parts:
             add((closed_ns - part.request.arrival_ns) * 1e-9)
 
-    def batch_done(self, batch: Batch, execution: Execution, *, failed: bool) -> None:
+    def batch_done(self, batch: Batch, execution: Execution, now_ns: int, *, failed: bool) -> None:
+        """now_ns: when what the execution gave was here."""
+        to_ns = execution.started_ns - batch.closed_ns
         compute_ns = execution.finished_ns - execution.started_ns
         requests = len(batch.parts)
-        self._wait.add((execution.started_ns - batch.closed_ns) * 1e-9, requests)
+        self._wait.add(to_ns * 1e-9, requests)
         self._run.add(compute_ns * 1e-9, requests)
-        count, total_ns = self._executed.get(batch.rows, (0, 0))
-        self._executed[batch.rows] = (count + 1, total_ns + compute_ns)
+        count, all_to_ns, all_compute_ns, all_from_ns = self._executed.get(batch.rows, _NEVER)
+        from_ns = now_ns - execution.finished_ns
+        self._executed[batch.rows] = (count + 1, all_to_ns + to_ns, all_compute_ns + compute_ns, all_from_ns + from_ns)
         if failed:
             self._failed += not isinstance(execution.error, Cancelled)
         else:
@@ -260,9 +273,11 @@ class LaneMetrics:
             observations.flush()
         for reason, count in self._reasons.items():
             metrics._batches.labels(*labels, reason).inc(count)
-        for rows, (count, total_ns) in self._executed.items():
+        for rows, (count, to_ns, compute_ns, from_ns) in self._executed.items():
             metrics._executions.labels(*labels, rows).inc(count)
-            metrics._compute.labels(*labels, rows).inc(total_ns * 1e-9)
+            metrics._to_worker.labels(*labels, rows).inc(to_ns * 1e-9)
+            metrics._compute.labels(*labels, rows).inc(compute_ns * 1e-9)
+            metrics._from_worker.labels(*labels, rows).inc(from_ns * 1e-9)
         self._reasons.clear()
         self._executed.clear()
         if self._rows_done:
@@ -375,6 +390,16 @@ class Total:
     seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class Executions:
+    """How many, and the time of all together on the way to a worker, on it and on the way back."""
+
+    count: int = 0
+    to_worker_s: float = 0.0
+    compute_s: float = 0.0
+    from_worker_s: float = 0.0
+
+
 class ModelStatistics:
     """The numbers of the statistics extension for one model version, over all its backends and protocols."""
 
@@ -383,8 +408,9 @@ class ModelStatistics:
         self.rows = 0
         self.success = Total()
         self.failed = Total()
+        self.cancelled = 0  # of the failed
         self.stages = {stage: Total() for stage in STAGES}
-        self.executions_by_rows: dict[int, Total] = defaultdict(Total)
+        self.executions_by_rows: dict[int, Executions] = defaultdict(Executions)
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """Take in one sample of the exposition."""
@@ -397,11 +423,17 @@ class ModelStatistics:
         elif name == "gateway_executions_total":
             self.executions_by_rows[int(labels["rows"])].count += int(value)
         elif name == "gateway_compute_seconds_total":
-            self.executions_by_rows[int(labels["rows"])].seconds += value
+            self.executions_by_rows[int(labels["rows"])].compute_s += value
+        elif name == "gateway_to_worker_seconds_total":
+            self.executions_by_rows[int(labels["rows"])].to_worker_s += value
+        elif name == "gateway_from_worker_seconds_total":
+            self.executions_by_rows[int(labels["rows"])].from_worker_s += value
         elif name == "gateway_last_inference_timestamp_seconds":
             self.last_inference_s = max(self.last_inference_s, value)
         elif name == "gateway_requests_total":
             (self.success if labels["code"] == _OK else self.failed).count += int(value)
+            if labels["code"] == Code.CANCELLED.value:
+                self.cancelled += int(value)
         elif name == "gateway_request_duration_seconds_sum":
             self.success.seconds += value
         elif name == "gateway_failed_request_seconds_total":

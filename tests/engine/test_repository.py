@@ -14,7 +14,7 @@ import yaml
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
 from gateway.config import Backend, Model, parse_config
-from gateway.errors import BackendFailed, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.errors import BackendFailed, Code, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.lane_opener import LaneOpener
 from gateway.metrics import Metrics
 from gateway.repository import Repository
@@ -176,6 +176,28 @@ def test_statistics_count_what_was_done(tmp_path: Path) -> None:
         assert stats["inference_stats"]["success"] == {"count": 3, "ns": 21000}
         assert stats["inference_stats"]["compute_infer"]["count"] == 3
         assert stats["inference_stats"]["compute_infer"]["ns"] >= 1_000_000
+        for batch in stats["batch_stats"]:
+            for part in ("compute_input", "compute_infer", "compute_output"):
+                assert batch[part]["count"] == batch["compute_infer"]["count"] > 0
+                assert batch[part]["ns"] > 0
+        (response,) = stats["response_stats"].values()
+        assert response["success"] == {"count": 3, "ns": response["compute_infer"]["ns"] + response["compute_output"]["ns"]}
+        assert response["compute_output"] == {"count": 3, "ns": 6000}
+        assert response["fail"] == response["cancel"] == response["empty_response"] == {"count": 0, "ns": 0}
+
+    with_repository(tmp_path, main)
+
+
+def test_statistics_tell_cancelled_responses_from_failed_ones(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        endpoint = repository.metrics.endpoint("m", "1", "grpc")
+        endpoint.failed(Code.OVERLOADED, 0, 1000)
+        endpoint.failed(Code.CANCELLED, 0, 2000)
+        endpoint.failed(Code.CANCELLED, 0, 2000)
+        (stats,) = repository.statistics("m", "1")["model_stats"]
+        assert stats["inference_stats"]["fail"] == {"count": 3, "ns": 5000}
+        assert stats["response_stats"]["0"]["fail"]["count"] == 1
+        assert stats["response_stats"]["0"]["cancel"]["count"] == 2
 
     with_repository(tmp_path, main)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as blocking
 import tritonclient.grpc.aio as triton
+from google.protobuf.json_format import ParseDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -93,6 +94,10 @@ async def test_statistics_count_inferences() -> None:
         assert (found.name, found.version, found.inference_count, found.execution_count) == ("echo", "1", 3, 1)
         assert found.inference_stats.success.count == 1
         assert found.batch_stats[0].batch_size == 3
+        assert found.batch_stats[0].compute_input.count == found.batch_stats[0].compute_output.count == 1
+        assert found.response_stats["0"].success.count == 1
+        over_rest = served.repository.statistics("echo")["model_stats"][0]
+        assert found == ParseDict(over_rest, pb.ModelStatistics())
         assert {model.name for model in (await client.get_inference_statistics()).model_stats} == {"echo", "slow", "hangs"}
 
 

@@ -5,11 +5,14 @@ was expected, and for an unknown key the nearest one that exists.
 """
 
 import difflib
+import re
+import unicodedata
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
@@ -18,6 +21,28 @@ from gateway.errors import ConfigError
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Rows = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+# Names stand in paths, lane names (`model:version/backend`), metric labels, and in the names of threads, files and deployments.
+# With the longest of each, a file that Ray names after a deployment still has a name of less than 255 bytes.
+def _name(value: object, *, most: int) -> object:
+    if not isinstance(value, str):
+        return value  # which pydantic refuses
+    unfit = any(char == "/" or unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in value)
+    if unfit or not 0 < len(value) <= most:
+        raise ValueError(f"expected 1 to {most} characters, none of them '/' or a control character")
+    return value
+
+
+def _version(value: object) -> object:
+    if not isinstance(value, str) or not re.fullmatch("[0-9]{1,18}", value):
+        raise ValueError("expected a number of 1 to 18 digits, in quotes")
+    return value
+
+
+ModelName = Annotated[str, BeforeValidator(partial(_name, most=128))]
+BackendName = Annotated[str, BeforeValidator(partial(_name, most=48))]
+Version = Annotated[str, BeforeValidator(_version)]
 
 
 class _Strict(BaseModel):
@@ -150,7 +175,7 @@ class Routing(_Strict):
 class Backend(_Strict):
     """What all kinds share."""
 
-    name: str | None = None  # None: the kind
+    name: BackendName | None = None  # None: the kind
     placement: Literal["embedded", "replicas"] = "embedded"
     sessions: int = Field(default=1, ge=1, le=256)
     isolation: Literal["thread", "process"] = "thread"  # of each session; process: for code that holds the GIL or may crash
@@ -294,8 +319,8 @@ class Model(_Strict):
     max_rows: the most rows one execution takes; 0: the model has no batch dimension.
     """
 
-    name: str = Field(min_length=1, pattern=r"^[^/\x00-\x1f]+$")
-    version: str = Field(default="1", pattern=r"^[0-9]{1,18}$")
+    name: ModelName
+    version: Version = "1"
     slo: Slo | None = None
     inputs: tuple[Tensor, ...] | None = None
     outputs: tuple[Tensor, ...] | None = None
@@ -314,6 +339,13 @@ class Model(_Strict):
             return tuple(TensorSpec(t.name, t.datatype, t.shape, t.optional, t.labels) for t in tensors or ())
 
         return ModelSpec("", specs(self.inputs), specs(self.outputs), self.max_rows)
+
+    @field_validator("name")
+    @classmethod
+    def _unlike_a_path(cls, value: str) -> str:
+        if value in (".", "..", "stats"):  # /v2/models/stats; clients shorten dots away
+            raise ValueError("means something else in a path: expected another name")
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -66,6 +66,43 @@ def test_a_fault_is_one_line_that_says_where_and_what(text: str, expected: str) 
     assert faults(text) == [expected]
 
 
+NAME = "expected 1 to {} characters, none of them '/' or a control character"
+
+
+@pytest.mark.parametrize("name", ["a/b", "/", "", "a\nb", "a\x7fb", "a\x85b", "a\ud800b", "x" * 129, "a\u2028b"])
+def test_a_model_name_that_no_path_label_or_file_can_hold_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"models": [{"name": name, "backends": [{"kind": "synthetic"}]}]}, source="x.yaml")
+    assert caught.value.message == f"x.yaml: models[0].name: {name!r}: {NAME.format(128)}"
+    caught.value.message.encode()  # so that it can be printed
+
+
+@pytest.mark.parametrize("name", [".", "..", "stats"])
+def test_a_model_name_that_a_path_takes_for_something_else_is_refused(name: str) -> None:
+    (fault,) = faults(f"models: [{{name: {name}, {BACKEND}}}]")
+    assert fault == f"x.yaml: models[0].name: {name!r}: means something else in a path: expected another name"
+
+
+@pytest.mark.parametrize("name", ["cpu/int8", "/", "", "a\tb", "x" * 49])
+def test_a_backend_name_that_no_lane_or_file_can_hold_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"models": [{"name": "a", "backends": [{"kind": "synthetic", "name": name}]}]}, source="x.yaml")
+    assert caught.value.message == f"x.yaml: models[0].backends[0].name: {name!r}: {NAME.format(48)}"
+
+
+@pytest.mark.parametrize("version", [2, "", "-1", "1.0", "one", "1" * 19, "1\n", "١"])
+def test_a_version_is_a_number(version: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"models": [{"name": "a", "version": version, "backends": [{"kind": "synthetic"}]}]}, source="x.yaml")
+    assert caught.value.message == f"x.yaml: models[0].version: {version!r}: expected a number of 1 to 18 digits, in quotes"
+
+
+def test_names_may_have_spaces_dots_colons_and_letters_of_any_script() -> None:
+    for name in ("a+b cé", "org.model:v1", "模型", "...", "x" * 128):
+        backend = {"kind": "synthetic", "name": name[:48]}
+        parse_config({"models": [{"name": name, "backends": [backend]}]}, source="x.yaml")
+
+
 def test_an_unknown_kind_names_the_known_ones() -> None:
     (fault,) = faults("models: [{name: a, backends: [{kind: onnxrutime}]}]")
     assert fault.startswith("x.yaml: models[0].backends[0]: ")

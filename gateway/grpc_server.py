@@ -222,7 +222,9 @@ class _TaskCall(OneMessage):
             self._call.reply(await self._act(self._parse(data)))
         except GatewayError as exc:
             self._call.fail(exc)
-        except Exception:
+        except asyncio.CancelledError:  # what it waited for was, if not the call itself: then this says nothing
+            self._call.fail(NotReady("the server is shutting down", retry_after_s=1.0))
+        except BaseException:
             self._call.failed()
 
 

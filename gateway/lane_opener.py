@@ -1,10 +1,13 @@
 """From a model's configuration to its lanes: runners opened, probed, and given what was learned of them before."""
 
 import asyncio
+import contextlib
+import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -15,7 +18,7 @@ from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
 from gateway.clock import Clock
 from gateway.config import Backend, Model
-from gateway.errors import ConfigError, GatewayError
+from gateway.errors import BackendFailed, ConfigError, GatewayError
 from gateway.lane import Lane
 from gateway.metrics import Metrics
 from gateway.probes import probe
@@ -25,6 +28,8 @@ OpenRunner = Callable[[Model, Backend, ModelSpec], BatchRunner]
 
 _BACKOFF_FIRST_S: Final = 0.1
 _BACKOFF_MOST_S: Final = 5.0
+_LONGEST_FILE: Final = 200  # of the 255 bytes a name may have; a quoted letter takes up to twelve
+_STATE_BYTES: Final = 64 << 10  # a file of what was learned is shorter
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +39,31 @@ class Opened(NamedTuple):
 
     lanes: tuple[Lane, ...]
     missing: dict[str, str]
+
+
+def _made(state_dir: str) -> Path:
+    path = Path(state_dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path, buffering=0) as file:
+            file.write(bytes(_STATE_BYTES))
+    except OSError as exc:
+        raise ConfigError(
+            f"server.state_dir: {state_dir!r}: {exc.strerror}: expected a directory to write in, with free space"
+        ) from exc
+    return path
+
+
+async def close_all(lanes: Iterable[Lane]) -> str:
+    """Close lanes one after the other, also those behind one that cannot be closed. Gives what the first of these said."""
+    fault = ""
+    for lane in lanes:
+        try:
+            await lane.close()
+        except Exception as exc:
+            log.exception("%s could not be closed", lane.name)
+            fault = fault or f"{lane.name}: {exc}"
+    return fault
 
 
 class LaneOpener:
@@ -48,15 +78,15 @@ class LaneOpener:
         state_dir: str | None = None,
         shared_workers: int | None = None,
     ) -> None:
-        """open_runner: makes the runner of a lane, not yet open. state_dir: None keeps nothing.
+        """open_runner: makes the runner of a lane, not yet open. state_dir: made if it is not there; None keeps nothing.
 
         shared_workers: how many batches run at once over all lanes that compute in this process; None: as many as there are
-        sessions.
+        sessions. Raises: ConfigError, if nothing can be kept in the state_dir.
         """
         self._open_runner = open_runner
         self._metrics = metrics
         self._clock = clock
-        self._state_dir = Path(state_dir) if state_dir else None
+        self._state_dir = _made(state_dir) if state_dir else None
         self._shared = SharedWorkers(shared_workers) if shared_workers else None
 
     async def open(self, model: Model) -> Opened:
@@ -80,9 +110,8 @@ class LaneOpener:
                     missing[backend.label] = exc.message
             if failed and all(backend.label in missing or backend.shadow_share for backend in model.backends):
                 raise failed
-        except GatewayError:
-            for lane in lanes:
-                await lane.close()
+        except BaseException:  # broken off, too
+            await close_all(lanes)
             raise
         return Opened(tuple(lanes), missing)
 
@@ -104,46 +133,74 @@ class LaneOpener:
                 told(exc.message)
 
     async def _open_lane(self, model: Model, backend: Backend, beside: Lane | None) -> Lane:
-        runner = self._open_runner(model, backend, model.declared())
-        spec = await runner.open()
-        if beside is not None and (spec.inputs, spec.outputs) != (beside.spec.inputs, beside.spec.outputs):
-            await runner.close()
-            raise ConfigError(
-                f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
-                f"but {beside.name} has {beside.spec.inputs} and {beside.spec.outputs}"
-            )
-        lane = self._lane(model, backend, runner, spec)
-        self._restore(lane)
-        budget_ns = round(model.batching.probe_s * 1e9)
+        """Raises: GatewayError; BackendFailed, whatever else a backend raises. Then nothing is left open."""
+        name = f"{model.name}:{model.version}/{backend.label}"
+        opened: BatchRunner | Lane | None = None
         try:
-            await probe(runner, lane.batcher, spec, model.ragged, name=lane.name, budget_ns=budget_ns, clock=self._clock)
-        except (GatewayError, asyncio.CancelledError):
-            await lane.close()
-            raise
+            opened = runner = self._open_runner(model, backend, model.declared())
+            try:
+                spec = await runner.open()
+            except (GatewayError, asyncio.CancelledError):
+                opened = None  # it has closed what it had opened
+                raise
+            if beside is not None and (spec.inputs, spec.outputs) != (beside.spec.inputs, beside.spec.outputs):
+                raise ConfigError(
+                    f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
+                    f"but {beside.name} has {beside.spec.inputs} and {beside.spec.outputs}"
+                )
+            opened = lane = self._lane(name, model, backend, runner, spec)
+            self._restore(lane)
+            budget_ns = round(model.batching.probe_s * 1e9)
+            await probe(runner, lane.batcher, spec, model.ragged, name=name, budget_ns=budget_ns, clock=self._clock)
+        except BaseException as exc:
+            if opened is not None:
+                try:
+                    await opened.close()
+                except Exception:  # the first fault is the one to tell
+                    log.exception("%s could not be closed", name)
+            if isinstance(exc, GatewayError) or not isinstance(exc, (Exception, asyncio.CancelledError)):
+                raise
+            task = asyncio.current_task()
+            if isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # this was broken off; without that, it is an error that the backend raised
+            log.exception("%s: unexpected exception of the backend", name)
+            raise BackendFailed(f"{name}: failed to load: {type(exc).__name__}: {exc}") from exc
         return lane
 
     def save(self, lane: Lane) -> None:
-        """Keep what was learned of a backend's speed for the next start, if there is a state_dir."""
+        """Keep what was learned of a backend's speed for the next start, if there is a state_dir; if that fails, warn."""
         path = self._state_path(lane)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(f".{os.getpid()}")  # several processes may save at once: the last one wins, whole
+        if path is None:
+            return
+        temporary = path.with_suffix(f".{os.getpid()}")  # several processes may save at once: the last one wins, whole
+        try:
             temporary.write_text(json.dumps(lane.batcher.service.to_dict()), encoding="utf-8")
             temporary.replace(path)
+        except Exception as exc:  # whatever it is, the lane goes: nothing of that may stop its end
+            log.warning("%s: what was learned of its speed is not kept (server.state_dir): %s", lane.name, exc)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
     def _restore(self, lane: Lane) -> None:
         path = self._state_path(lane)
-        if path is None or not path.exists():
+        if path is None:
             return
         try:
             lane.batcher.service.restore(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as exc:
+        except FileNotFoundError:
+            return
+        except Exception as exc:  # the file may hold anything
             log.warning("%s: what was learned before is unusable and left aside: %s: %s", lane.name, path, exc)
 
     def _state_path(self, lane: Lane) -> Path | None:
-        return self._state_dir / f"{quote(lane.name, safe='')}.json" if self._state_dir else None
+        if self._state_dir is None:
+            return None
+        name = quote(lane.name, safe="")
+        if len(name) > _LONGEST_FILE:
+            name = f"{name[:_LONGEST_FILE]}-{hashlib.sha256(lane.name.encode()).hexdigest()[:16]}"
+        return self._state_dir / f"{name}.json"
 
-    def _lane(self, model: Model, backend: Backend, runner: BatchRunner, spec: ModelSpec) -> Lane:
+    def _lane(self, name: str, model: Model, backend: Backend, runner: BatchRunner, spec: ModelSpec) -> Lane:
         batching = model.batching
         batcher = Batcher(
             POLICIES[batching.policy](batching),
@@ -155,7 +212,7 @@ class LaneOpener:
             ragged=model.ragged,
         )
         return Lane(
-            name=f"{model.name}:{model.version}/{backend.label}",
+            name=name,
             spec=spec,
             batcher=batcher,
             runner=runner,

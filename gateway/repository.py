@@ -3,6 +3,9 @@
 A model version is UNAVAILABLE -> LOADING -> READY -> UNLOADING -> UNAVAILABLE. A load of a READY one builds the new lanes
 beside the old, swaps, then drains the old, so that no request is lost. With several ingress processes a load or unload by a
 client is published through `control`, and every process applies it.
+
+A load or unload is a task of its own: who asked for it only waits for its end, and may go away. It ends as READY or
+UNAVAILABLE, whatever is raised meanwhile.
 """
 
 import asyncio
@@ -16,9 +19,18 @@ from backends.base import ModelSpec
 from gateway.clock import Clock
 from gateway.config import Config, Model, Ragged
 from gateway.descriptions import describe_config, describe_metadata, describe_server, describe_statistics
-from gateway.errors import BackendFailed, ConfigError, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.errors import (
+    BackendFailed,
+    ConfigError,
+    GatewayError,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    NotReady,
+    Unsupported,
+)
 from gateway.lane import Lane, OnDone
-from gateway.lane_opener import LaneOpener
+from gateway.lane_opener import LaneOpener, Opened, close_all
 from gateway.metrics import Metrics
 from gateway.routing.dispatcher import Dispatcher
 from gateway.shared_memory import SharedMemoryRegions
@@ -65,6 +77,14 @@ class ServedModel:
         return self.config.ragged
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Change:
+    """A load or unload of a model under way. Its task ends with the error that it met, and raises none."""
+
+    loaded: bool
+    task: asyncio.Task[GatewayError | None]
+
+
 class Repository:
     """See the module. On the event loop's thread. `generation` changes whenever what `model` answers may have changed."""
 
@@ -87,7 +107,9 @@ class Repository:
         self._clock = clock
         self._control = control
         self._closing = False
-        self._changes = asyncio.Lock()  # one load or unload at a time
+        self._turn = asyncio.Lock()  # one load or unload at a time, in the order they were asked for
+        self._changes: dict[str, _Change] = {}  # model -> the last that was asked for, until it is done
+        self._openings: set[asyncio.Task[Opened]] = set()
         self._models: dict[str, dict[str, ServedModel]] = {}
         for model in config.models:
             self._models.setdefault(model.name, {})[model.version] = ServedModel(model, wanted=model.load_at_start)
@@ -99,9 +121,14 @@ class Repository:
                 await self._load(served)
 
     async def close(self) -> None:
-        """Refuse new requests, answer those that are here, free the models."""
+        """Refuse new requests, answer those that are here, free the models. A load under way is broken off."""
         self._closing = True
-        await asyncio.gather(*(self._unload(served) for served in self._all()))
+        for opening in self._openings:
+            opening.cancel()
+        await asyncio.gather(*(change.task for change in self._changes.values()))
+        for end in await asyncio.gather(*(self._unload(served) for served in self._all()), return_exceptions=True):
+            if end is not None:
+                log.error("at the end of the server: %s", end)
 
     def give_up(self, error: GatewayError) -> None:
         """Answer every request that is here with an error."""
@@ -255,39 +282,83 @@ class Repository:
             await self._control.publish(name, loaded)
 
     async def apply(self, name: str, loaded: bool) -> None:
-        """Bring a model of this process to the published state. Raises: BackendFailed."""
-        async with self._changes:
-            for served in self._models[name].values():
-                served.wanted = loaded
-                await (self._load(served) if loaded else self._unload(served))
+        """Bring a model of this process to the published state. Cancelled, it waits no longer, and the change goes on.
+
+        Joins the change asked for last if that is to the same state and not done, else follows it. Raises: GatewayError.
+        """
+        change = self._changes.get(name)
+        if change is None or change.loaded != loaded:
+            change = _Change(loaded, asyncio.create_task(self._carry_out(name, loaded)))
+            self._changes[name] = change
+        error = await asyncio.shield(change.task)
+        if error is not None:
+            raise error.with_traceback(None)  # several may raise it
+
+    async def _carry_out(self, name: str, loaded: bool) -> GatewayError | None:
+        """Change every version, also where one fails; gives the first error."""
+        first: GatewayError | None = None
+        try:
+            async with self._turn:
+                for served in self._models[name].values():
+                    served.wanted = loaded
+                    try:
+                        await (self._load(served) if loaded else self._unload(served))
+                    except GatewayError as exc:
+                        first = first or exc
+                    except Exception:  # a fault of ours must still be an answer, and leave the other versions alone
+                        log.exception("model %s version %s", name, served.version)
+                        first = first or InternalError("internal error")
+        finally:
+            if self._changes[name].task is asyncio.current_task():
+                del self._changes[name]
+        return first
 
     async def _load(self, served: ServedModel) -> None:
         if self._closing:
             raise NotReady("the server is shutting down", retry_after_s=1.0)
-        old = served.lanes
-        if not old:
+        if not served.lanes:
             served.state = "LOADING"
+        lanes: tuple[Lane, ...] = ()
         try:
-            lanes, missing = await self._opener.open(served.config)
-        except GatewayError as exc:
+            lanes, missing = await self._open(served.config)
+            dispatcher = Dispatcher(lanes, served.config, self.metrics, self._clock, seed=os.getpid())
+        except BaseException as exc:
+            await close_all(lanes)
+            served.state = "READY" if served.lanes else "UNAVAILABLE"
+            if not isinstance(exc, GatewayError) or self._closing:
+                raise
             served.reason = f"failed to load '{served.name}' version {served.version}: {exc.message}"
-            served.state = "READY" if old else "UNAVAILABLE"
             raise BackendFailed(served.reason) from exc
-        await self._stop_joining(served)
+        # Without a wait until the new lanes have taken the place of the old: what breaks in later finds one or the other.
+        joining, served.joining = served.joining, []
+        for task in joining:
+            task.cancel()
         old, old_dispatcher = served.lanes, served.dispatcher
-        served.lanes, served.spec = lanes, lanes[0].spec
-        served.dispatcher = Dispatcher(lanes, served.config, self.metrics, self._clock, seed=os.getpid())
+        served.lanes, served.spec, served.dispatcher = lanes, lanes[0].spec, dispatcher
         served.state, served.reason = "READY", ""
         served.missing = missing
         for label, reason in missing.items():
             log.error("%s:%s/%s is missing, and will be tried again: %s", served.name, served.version, label, reason)
             served.joining.append(asyncio.create_task(self._join(served, label)))
         self.generation += 1
-        for lane in old:
-            await lane.close()
+        await asyncio.gather(*joining, return_exceptions=True)
+        await close_all(old)
         if old_dispatcher is not None:
             old_dispatcher.close()
         log.info("model %s version %s is ready on %s", served.name, served.version, ", ".join(lane.name for lane in lanes))
+
+    async def _open(self, model: Model) -> Opened:
+        """As `LaneOpener.open`; NotReady, if `close` breaks it off."""
+        opening = asyncio.create_task(self._opener.open(model))
+        self._openings.add(opening)
+        try:
+            return await opening
+        except asyncio.CancelledError:
+            if self._closing and opening.cancelled():
+                raise NotReady("the server is shutting down", retry_after_s=1.0) from None
+            raise
+        finally:
+            self._openings.discard(opening)
 
     async def _join(self, served: ServedModel, label: str) -> None:
         """Bring a backend in once it can be loaded."""
@@ -325,12 +396,17 @@ class Repository:
         self.generation += 1
         if lanes:
             served.state = "UNLOADING"
+        fault = ""
+        try:
             for lane in lanes:
                 self._opener.save(lane)
-                await lane.close()
-        if dispatcher is not None:
-            dispatcher.close()
-        served.state, served.reason = "UNAVAILABLE", "unloaded"
+            fault = await close_all(lanes)
+        finally:
+            if dispatcher is not None:
+                dispatcher.close()
+            served.state, served.reason = "UNAVAILABLE", fault or "unloaded"
+        if fault:
+            raise BackendFailed(f"failed to unload '{served.name}' version {served.version}: {fault}")
 
     def _all(self) -> list[ServedModel]:
         return [served for versions in self._models.values() for served in versions.values()]

@@ -16,7 +16,7 @@ import msgspec
 import orjson
 
 from gateway.config import Limits
-from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, Unavailable, Unsupported
+from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, Unavailable, Unsupported
 from gateway.http_server import JSON, Exchange
 from gateway.metrics import EndpointMetrics
 from gateway.protocols.rest import STATUS, ModelCodec, error_body, header_length
@@ -240,6 +240,11 @@ class RestRoutes:
                 await change
             except GatewayError as exc:
                 respond_error(exchange, exc)
+            except asyncio.CancelledError:  # the change was: nobody cancels this
+                respond_error(exchange, NotReady("the server is shutting down", retry_after_s=1.0))
+            except Exception:  # a fault of ours must still be an answer
+                log.exception("%s failed", exchange.path.decode())
+                respond_error(exchange, InternalError("internal error"))
             else:
                 exchange.respond(200)
 

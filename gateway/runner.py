@@ -65,7 +65,10 @@ class BatchRunner(Protocol):
         ...
 
     async def open(self) -> ModelSpec:
-        """Load the model. Raises: BackendFailed, BackendUnreachable; ConfigError, if the model is not as declared."""
+        """Load the model. Raises: BackendFailed, BackendUnreachable; ConfigError, if the model is not as declared.
+
+        Then, and when it is cancelled, nothing is left open.
+        """
         ...
 
     def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_NAMESPACE
 
 from gateway.errors import BackendFailed, BackendUnreachable, GatewayError
@@ -37,6 +37,10 @@ class _Follower:
     following: int = 0
     seen_s: float = 0.0
     reports: dict[int, str] = field(default_factory=dict)
+
+    def report_on(self, version: int) -> str | None:
+        """None: there is none yet. A report may be on several versions up to its own."""
+        return next((self.reports[reported] for reported in sorted(self.reports) if reported >= version), None)
 
     def gone(self, now_s: float) -> bool:
         return not self.following and now_s - self.seen_s > _GONE_AFTER_S
@@ -74,21 +78,26 @@ class ControlState:
         self._tell()
 
     async def publish(self, model: str, loaded: bool) -> list[str]:
-        """Change the wanted state, wait until every follower has reported on it, and return their errors."""
-        self._version += 1
-        version = self._version
-        self._wanted[model] = (version, loaded)
-        self._tell()
-        while True:
-            now_s = time.monotonic()
-            self._followers = {name: follower for name, follower in self._followers.items() if not follower.gone(now_s)}
-            reports = [
-                [error for reported, error in follower.reports.items() if reported >= version]
-                for follower in self._followers.values()
-            ]
-            if all(reports):
-                return [error for errors in reports for error in errors if error]
+        """Change the wanted state, wait until every follower has reported on it, and return their errors.
+
+        Joins the last change of the model if that is to the same state and not reported on by all.
+        """
+        version, wanted = self._wanted.get(model, (0, not loaded))
+        if wanted != loaded or self._errors(version) is not None:
+            self._version += 1
+            version = self._version
+            self._wanted[model] = (version, loaded)
+            self._tell()
+        while (errors := self._errors(version)) is None:
             await self._change(_GONE_AFTER_S)
+        return errors
+
+    def _errors(self, version: int) -> list[str] | None:
+        """What went wrong where it was applied; None while a follower has not reported."""
+        now_s = time.monotonic()
+        self._followers = {name: follower for name, follower in self._followers.items() if not follower.gone(now_s)}
+        reports = [follower.report_on(version) for follower in self._followers.values()]
+        return None if None in reports else [error for error in reports if error]
 
     async def unfollowed(self) -> bool:
         """Whether nobody follows any more."""
@@ -129,7 +138,7 @@ class SharedControl:
     async def publish(self, name: str, loaded: bool) -> None:
         try:
             errors = await self._actor().publish.remote(name, loaded)
-        except RayActorError as exc:
+        except RayError as exc:
             raise BackendUnreachable(f"repository control {self._name}: {exc}", retry_after_s=1.0) from exc
         if errors:
             raise BackendFailed(errors[0])
@@ -164,7 +173,7 @@ class SharedControl:
                     actor = self._actor()
                     actor.end_when_unfollowed.remote()
                 version, changes = await actor.follow.remote(self._ingress, seen)
-            except RayActorError as exc:
+            except RayError as exc:
                 log.warning("repository control %s is lost, looking for it again: %s", self._name, exc)
                 actor = None
                 await asyncio.sleep(_RETRY_S)
@@ -190,5 +199,8 @@ class SharedControl:
                 await apply(model, loaded)
             except GatewayError as exc:
                 error = error or exc.message
-        with contextlib.suppress(RayActorError):  # nobody waits for the report any more
+            except Exception:  # a fault of ours: without a report, whoever published would wait for good
+                log.exception("model %s could not be brought to the published state", model)
+                error = error or "internal error"
+        with contextlib.suppress(RayError):  # nobody waits for the report any more
             await actor.report.remote(self._ingress, version, error)

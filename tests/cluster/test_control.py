@@ -34,6 +34,43 @@ def test_publish_returns_when_every_follower_has_reported() -> None:
     run(test)
 
 
+def test_a_change_to_the_same_state_joins_the_one_under_way() -> None:
+    async def test() -> None:
+        state = ControlState()
+        following = asyncio.create_task(state.follow("a", 0))
+        await asyncio.sleep(0)
+        first = asyncio.create_task(state.publish("m", True))
+        assert await following == (1, {"m": True})
+        joined = [asyncio.create_task(state.publish("m", True)) for _ in range(20)]
+        await asyncio.sleep(0)
+        await state.report("a", 1, "no memory left")
+        assert await asyncio.gather(first, *joined) == [["no memory left"]] * 21
+        anew = asyncio.create_task(state.publish("m", True))
+        await asyncio.sleep(0)
+        assert await state.follow("a", 1) == (2, {"m": True})
+        await state.report("a", 2, "")
+        assert await anew == []
+
+    run(test)
+
+
+def test_a_change_to_another_state_follows_the_one_under_way_and_gets_its_own_end() -> None:
+    async def test() -> None:
+        state = ControlState()
+        following = asyncio.create_task(state.follow("a", 0))
+        await asyncio.sleep(0)
+        loading = asyncio.create_task(state.publish("m", True))
+        await following
+        unloading = asyncio.create_task(state.publish("m", False))
+        await asyncio.sleep(0)
+        assert await state.follow("a", 1) == (2, {"m": False})
+        await state.report("a", 1, "")
+        await state.report("a", 2, "stuck")
+        assert (await loading, await unloading) == ([], ["stuck"])
+
+    run(test)
+
+
 def test_a_late_follower_gets_all_that_is_wanted_at_once() -> None:
     async def test() -> None:
         state = ControlState()

@@ -23,7 +23,7 @@ from gateway.config import Backend, Model, parse_config
 from gateway.grpc_server import GrpcServer
 from gateway.lane_opener import LaneOpener
 from gateway.metrics import Metrics
-from gateway.repository import Repository
+from gateway.repository import Repository, RepositoryControl
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.workers import WorkerPool
 
@@ -93,7 +93,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(text: str = MODELS) -> AsyncIterator[Served]:
+async def serving(text: str = MODELS, *, control: RepositoryControl | None = None) -> AsyncIterator[Served]:
     clock = LoopClock(asyncio.get_running_loop())
 
     def open_runner(model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
@@ -104,7 +104,12 @@ async def serving(text: str = MODELS) -> AsyncIterator[Served]:
         regions = SharedMemoryRegions(Path(directory) / "regions", enabled=config.server.system_shared_memory)
         metrics = Metrics()
         repository = Repository(
-            config, opener=LaneOpener(open_runner, metrics=metrics, clock=clock), metrics=metrics, clock=clock, regions=regions
+            config,
+            opener=LaneOpener(open_runner, metrics=metrics, clock=clock, state_dir=config.server.state_dir),
+            metrics=metrics,
+            clock=clock,
+            regions=regions,
+            control=control,
         )
         await repository.start()
         server = GrpcServer(repository, config.server.limits)

@@ -19,7 +19,7 @@ from gateway.config import Backend, Model, parse_config
 from gateway.http_server import HttpServer
 from gateway.lane_opener import LaneOpener
 from gateway.metrics import Metrics
-from gateway.repository import Repository
+from gateway.repository import Repository, RepositoryControl
 from gateway.rest_routes import RestRoutes
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.workers import WorkerPool
@@ -93,7 +93,7 @@ class Served:
 
 
 @contextmanager
-def serving(directory: Path, text: str = MODELS) -> Iterator[Served]:
+def serving(directory: Path, text: str = MODELS, *, control: RepositoryControl | None = None) -> Iterator[Served]:
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -108,7 +108,12 @@ def serving(directory: Path, text: str = MODELS) -> Iterator[Served]:
         metrics = Metrics()
         regions = SharedMemoryRegions(directory / "regions")
         repository = Repository(
-            config, opener=LaneOpener(open_runner, metrics=metrics, clock=clock), metrics=metrics, clock=clock, regions=regions
+            config,
+            opener=LaneOpener(open_runner, metrics=metrics, clock=clock, state_dir=config.server.state_dir),
+            metrics=metrics,
+            clock=clock,
+            regions=regions,
+            control=control,
         )
         await repository.start()
         limits = config.server.limits

@@ -1,0 +1,296 @@
+"""A load or unload of a model runs to its end and is answered once, whatever breaks and whoever goes away; simulated time."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from backends.base import ModelSpec
+from gateway.config import Backend, Model, parse_config
+from gateway.errors import BackendFailed, GatewayError, NotReady
+from gateway.lane_opener import LaneOpener
+from gateway.metrics import Metrics
+from gateway.repository import Repository
+from gateway.shared_memory import SharedMemoryRegions
+from tests.engine.simulated_runner import SPEC, SimulatedRunner
+from tests.simulation import SimulatedClock, run_simulated
+
+ONE = """
+server: {model_control: true, state_dir: STATE}
+models: [{name: m, load_at_start: false, backends: [{kind: synthetic}]}]
+"""
+TWO = ONE.replace("[{kind: synthetic}]", "[{kind: synthetic, name: a}, {kind: synthetic, name: b}]")
+VERSIONS = """
+server: {model_control: true}
+models:
+  - {name: m, version: "1", load_at_start: false, backends: [{kind: synthetic, name: a}]}
+  - {name: m, version: "2", load_at_start: false, backends: [{kind: synthetic, name: b}]}
+"""
+LOAD_S = 10.0
+CLOSE_S = 5.0
+
+
+class Lab:
+    """A repository whose backends take LOAD_S to open and CLOSE_S to close. faults: "open a", "close b" … -> what is raised."""
+
+    def __init__(self, clock: SimulatedClock, tmp_path: Path, text: str) -> None:
+        self.clock = clock
+        self.faults: dict[str, BaseException] = {}
+        self.runners: list[SlowRunner] = []
+        self.state = tmp_path / "state"
+        metrics = Metrics()
+        config = parse_config(yaml.safe_load(text.replace("STATE", str(self.state))), source="x.yaml")
+        opener = LaneOpener(self._open_runner, metrics=metrics, clock=clock, state_dir=config.server.state_dir)
+        regions = SharedMemoryRegions(tmp_path / "regions")
+        self.repository = Repository(config, opener=opener, metrics=metrics, clock=clock, regions=regions)
+
+    def _open_runner(self, model: Model, backend: Backend, declared: ModelSpec) -> "SlowRunner":
+        self.runners.append(SlowRunner(self, backend.label))
+        return self.runners[-1]
+
+    @property
+    def open(self) -> list[str]:
+        """Backends whose sessions are there."""
+        return [runner.label for runner in self.runners if runner.opened and not runner.closed]
+
+    def states(self) -> list[str]:
+        return [row["state"] for row in self.repository.index()]
+
+    def load(self) -> "asyncio.Task[None]":
+        return asyncio.ensure_future(self.repository.load("m", {}))
+
+    def unload(self) -> "asyncio.Task[None]":
+        return asyncio.ensure_future(self.repository.unload("m"))
+
+
+class SlowRunner(SimulatedRunner):
+    def __init__(self, lab: Lab, label: str) -> None:
+        super().__init__(lab.clock)
+        self.lab = lab
+        self.label = label
+        self.opened = False
+
+    async def open(self) -> ModelSpec:
+        await asyncio.sleep(LOAD_S)
+        fault = self.lab.faults.get(f"open {self.label}")
+        self.opened = not isinstance(fault, (GatewayError, asyncio.CancelledError))  # else in part: it did not expect this
+        if fault is not None:
+            raise fault
+        return SPEC
+
+    async def close(self) -> None:
+        await asyncio.sleep(CLOSE_S)
+        self.closed = True
+        if f"close {self.label}" in self.lab.faults:
+            raise self.lab.faults[f"close {self.label}"]
+
+
+def simulated(tmp_path: Path, main: Callable[[Lab], Coroutine[Any, Any, None]], text: str = ONE) -> None:
+    async def run(clock: SimulatedClock) -> None:
+        lab = Lab(clock, tmp_path, text)
+        await lab.repository.start()
+        try:
+            await main(lab)
+        finally:
+            await lab.repository.close()
+            assert lab.open == []
+            assert not {"LOADING", "UNLOADING"} & set(lab.states())
+
+    run_simulated(run)
+
+
+async def outcome(change: "asyncio.Task[None]") -> BaseException | None:
+    (end,) = await asyncio.gather(change, return_exceptions=True)
+    return end
+
+
+def test_a_load_whose_client_is_gone_runs_to_its_end(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        loading = lab.load()
+        await asyncio.sleep(LOAD_S / 2)
+        assert lab.states() == ["LOADING"]
+        loading.cancel()
+        await asyncio.sleep(LOAD_S)
+        assert (lab.states(), lab.open) == (["READY"], ["synthetic"])
+
+    simulated(tmp_path, main)
+
+
+def test_an_unload_whose_client_is_gone_runs_to_its_end(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        await lab.load()
+        unloading = lab.unload()
+        await asyncio.sleep(CLOSE_S / 2)
+        assert lab.states() == ["UNLOADING"]
+        unloading.cancel()
+        await asyncio.sleep(CLOSE_S)
+        assert (lab.states(), lab.open) == (["UNAVAILABLE"], [])
+
+    simulated(tmp_path, main)
+
+
+def test_further_loads_join_the_one_under_way_and_get_its_end(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        abandoned = [lab.load() for _ in range(20)]
+        await asyncio.sleep(LOAD_S / 2)
+        for loading in abandoned:
+            loading.cancel()
+        patient = [lab.load(), lab.load()]
+        assert await asyncio.gather(*patient) == [None, None]
+        assert len(lab.runners) == 1
+        await lab.load()  # one that comes later loads anew
+        assert (len(lab.runners), len(lab.open)) == (2, 1)
+
+    simulated(tmp_path, main)
+
+
+def test_all_who_joined_a_load_that_fails_are_told_so(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        lab.faults["open synthetic"] = BackendFailed("told to fail")
+        for end in await asyncio.gather(lab.load(), lab.load(), return_exceptions=True):
+            assert isinstance(end, BackendFailed)
+            assert end.message == "failed to load 'm' version 1: told to fail"
+        assert (lab.states(), len(lab.runners)) == (["UNAVAILABLE"], 1)
+
+    simulated(tmp_path, main)
+
+
+def test_further_unloads_join_the_one_under_way(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        await lab.load()
+        began_ns = lab.clock.now_ns()
+        await asyncio.gather(*(lab.unload() for _ in range(20)))
+        assert lab.clock.now_ns() - began_ns == CLOSE_S * 1e9
+        assert lab.states() == ["UNAVAILABLE"]
+
+    simulated(tmp_path, main)
+
+
+def test_a_change_to_another_state_follows_the_one_under_way(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        await lab.load()
+        unloading = lab.unload()
+        await asyncio.sleep(CLOSE_S / 2)
+        loading = lab.load()
+        await unloading
+        assert (lab.states(), lab.open) == (["LOADING"], [])
+        await asyncio.sleep(LOAD_S / 2)
+        unloading = lab.unload()
+        await loading
+        await unloading
+        assert (lab.states(), lab.open) == (["UNAVAILABLE"], [])
+        assert len(lab.runners) == 2
+
+    simulated(tmp_path, main)
+
+
+def test_a_load_under_way_is_ended_when_the_server_ends_and_its_client_told(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        loading, queued = lab.load(), asyncio.ensure_future(lab.repository.load("later", {}))
+        await asyncio.sleep(1.5 * LOAD_S)  # `a` is open, `b` is being opened
+        began_ns = lab.clock.now_ns()
+        await lab.repository.close()
+        assert lab.clock.now_ns() - began_ns == CLOSE_S * 1e9
+        for change in (loading, queued, lab.load()):
+            end = await outcome(change)
+            assert isinstance(end, NotReady)
+            assert end.message == "the server is shutting down"
+        assert lab.states() == ["UNAVAILABLE", "UNAVAILABLE"]
+        assert lab.repository.index()[0]["reason"] == "unloaded"
+
+    later = "  - {name: later, load_at_start: false, backends: [{kind: synthetic}]}\n"
+    simulated(tmp_path, main, TWO.replace("models: [", "models:\n  - ").replace("}]\n", "}\n") + later)
+
+
+def test_an_unload_under_way_is_waited_for_when_the_server_ends(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        await lab.load()
+        unloading = lab.unload()
+        await asyncio.sleep(CLOSE_S / 2)
+        await lab.repository.close()
+        assert lab.open == []
+        assert await outcome(unloading) is None
+
+    simulated(tmp_path, main, TWO)
+
+
+def test_a_start_that_is_broken_off_leaves_nothing_open(tmp_path: Path) -> None:
+    async def run(clock: SimulatedClock) -> None:
+        lab = Lab(clock, tmp_path, TWO.replace("load_at_start: false, ", ""))
+        starting = asyncio.ensure_future(lab.repository.start())
+        await asyncio.sleep(1.5 * LOAD_S)
+        assert lab.open == ["a"]
+        starting.cancel()
+        assert isinstance(await outcome(starting), asyncio.CancelledError)
+        assert (lab.open, lab.states()) == ([], ["UNAVAILABLE"])
+
+    run_simulated(run)
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("can't start new thread"), OSError("too many files"), asyncio.CancelledError()])
+def test_whatever_a_backend_raises_when_it_opens_is_a_failed_load(tmp_path: Path, fault: BaseException) -> None:
+    async def main(lab: Lab) -> None:
+        lab.faults["open b"] = fault
+        await lab.load()
+        assert lab.open == ["a"]
+        assert set(lab.repository.missing("m")) == {"b"}
+        await lab.unload()
+        lab.faults["open a"] = fault
+        end = await outcome(lab.load())
+        assert isinstance(end, BackendFailed)
+        assert type(fault).__name__ in end.message
+        assert (lab.states(), lab.open) == (["UNAVAILABLE"], [])
+        lab.faults.clear()
+        await lab.load()
+        assert (lab.states(), lab.open) == (["READY"], ["a", "b"])
+
+    simulated(tmp_path, main, TWO)
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("stuck"), BackendFailed("stuck")])
+def test_a_backend_that_cannot_be_closed_keeps_no_other_open(tmp_path: Path, fault: Exception) -> None:
+    async def main(lab: Lab) -> None:
+        await lab.load()
+        lab.faults["close a"] = fault
+        end = await outcome(lab.unload())
+        assert isinstance(end, BackendFailed)
+        assert end.message == "failed to unload 'm' version 1: m:1/a: stuck"
+        assert (lab.states(), lab.open) == (["UNAVAILABLE"], [])
+        await lab.load()
+        await lab.load()  # anew: what it closes is no matter of its caller
+        assert (lab.states(), lab.open) == (["READY"], ["a", "b"])
+        await lab.repository.close()
+        assert lab.open == []
+
+    simulated(tmp_path, main, TWO)
+
+
+def test_every_version_is_loaded_also_if_one_fails(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        lab.faults["open a"] = BackendFailed("told to fail")
+        end = await outcome(lab.load())
+        assert isinstance(end, GatewayError)
+        assert "version 1: told to fail" in end.message
+        assert lab.states() == ["UNAVAILABLE", "READY"]
+
+    simulated(tmp_path, main, VERSIONS)
+
+
+def test_an_unload_that_cannot_keep_what_was_learned_warns_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(lab: Lab) -> None:
+        await lab.load()
+        lab.state.rmdir()
+        lab.state.write_text("no directory any more")
+        with caplog.at_level(logging.WARNING):
+            await lab.unload()
+        assert lab.states() == ["UNAVAILABLE"]
+        (warning,) = caplog.messages
+        assert warning.startswith("m:1/synthetic: what was learned of its speed is not kept (server.state_dir): ")
+
+    simulated(tmp_path, main)

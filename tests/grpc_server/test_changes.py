@@ -1,0 +1,109 @@
+"""Loads and unloads over gRPC, whose clients go away or meet what nobody expected."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.grpc_server.serving import Served, infer_request, on_loop, serving
+
+pytestmark = pytest.mark.slow
+
+SLOW = """
+server: {model_control: true, state_dir: STATE}
+models:
+  - name: m
+    load_at_start: false
+    inputs: [{name: INPUT0, datatype: FP32, shape: [-1, 4]}]
+    outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}]
+    backends: [{kind: synthetic, fixed_ms: 400, load_ms: 400}]
+    batching: {probe_s: 0}
+"""
+
+
+class Breaks:
+    """A control that raises what nobody expects of it."""
+
+    def __init__(self, fault: BaseException) -> None:
+        self.fault = fault
+
+    async def publish(self, name: str, loaded: bool) -> None:
+        await asyncio.sleep(0)
+        raise self.fault
+
+
+async def failure(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+def load(served: Served, **options: float) -> grpc.aio.Call:
+    return served.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="m"), **options)
+
+
+def unload(served: Served, **options: float) -> grpc.aio.Call:
+    return served.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="m"), **options)
+
+
+def state(served: Served) -> str:
+    return str(served.repository.index()[0]["state"])
+
+
+async def until(served: Served, wanted: str) -> None:
+    while state(served) != wanted:  # noqa: ASYNC110  # the repository tells nobody
+        await asyncio.sleep(0.005)
+
+
+@on_loop
+async def test_a_load_or_unload_goes_on_without_its_client() -> None:
+    async with serving(SLOW.replace(", state_dir: STATE", "")) as served:
+        late = await failure(load(served, timeout=0.1))
+        assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(served, "READY")
+        answer = served.stub.ModelInfer(infer_request("m"))
+        while not served.repository.pending:  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0.005)
+        call = unload(served)
+        await until(served, "UNLOADING")
+        call.cancel()
+        await answer
+        await until(served, "UNAVAILABLE")
+        await load(served)
+        assert state(served) == "READY"
+
+
+@on_loop
+async def test_abandoned_loads_are_one_load() -> None:
+    async with serving(SLOW.replace(", state_dir: STATE", "")) as served:
+        generation = served.repository.generation
+        calls = [load(served) for _ in range(20)]
+        await until(served, "LOADING")
+        for call in calls:
+            call.cancel()
+        await until(served, "READY")
+        await unload(served)
+        assert served.repository.generation == generation + 2
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("out of order"), OSError("disk full"), asyncio.CancelledError()])
+def test_whatever_a_change_raises_is_one_answer(fault: BaseException) -> None:
+    @on_loop
+    async def run() -> None:
+        async with serving(SLOW.replace(", state_dir: STATE", ""), control=Breaks(fault)) as served:
+            for call in (load(served, timeout=5), unload(served, timeout=5)):
+                told = await failure(call)
+                assert told.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
+
+    run()
+
+
+@on_loop
+async def test_an_unload_that_cannot_keep_what_was_learned_succeeds(tmp_path: Path) -> None:
+    async with serving(SLOW.replace("STATE", str(tmp_path / "state"))) as served:
+        await load(served)
+        (tmp_path / "state").rmdir()
+        await unload(served, timeout=5)
+        assert state(served) == "UNAVAILABLE"

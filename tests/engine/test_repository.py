@@ -14,7 +14,7 @@ import yaml
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
 from gateway.config import Backend, Model, parse_config
-from gateway.errors import BackendFailed, Code, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.errors import BackendFailed, Code, ConfigError, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.lane_opener import LaneOpener
 from gateway.metrics import Metrics
 from gateway.repository import Repository
@@ -258,6 +258,36 @@ def test_what_was_kept_and_is_broken_is_left_aside(tmp_path: Path) -> None:
         assert isinstance(await infer(repository), InferResponse)
 
     with_repository(tmp_path, main, f"server: {{state_dir: {state}}}\n{MODELS}")
+
+
+@pytest.mark.parametrize(("state", "reason"), [("file", "File exists"), ("file/below", "Not a directory")])
+def test_a_state_dir_that_cannot_be_is_told_at_start(tmp_path: Path, state: str, reason: str) -> None:
+    (tmp_path / "file").write_text("")
+
+    async def main(repository: Repository) -> None:
+        raise AssertionError("started")
+
+    with pytest.raises(
+        ConfigError, match=f"^server.state_dir: '{tmp_path / state}': {reason}: expected a directory to write in"
+    ):
+        with_repository(tmp_path, main, f"server: {{state_dir: {tmp_path / state}}}\n{MODELS}")
+
+
+def test_what_was_learned_is_kept_for_the_longest_names(tmp_path: Path) -> None:
+    model, backend = "模" * 128, "型" * 48
+    config = f"server: {{state_dir: {tmp_path}/state}}\n" + MODELS.replace("name: m,", f"name: {model},").replace(
+        "{kind: synthetic", f"{{kind: synthetic, name: {backend}"
+    )
+
+    async def second(repository: Repository) -> None:
+        assert repository.model(model, "1").lanes[0].batcher.service.curve(None).expected_ns(1) >= 1_000_000
+
+    async def first(repository: Repository) -> None:
+        pass
+
+    with_repository(tmp_path, first, config)
+    assert all(len(path.name.encode()) <= 255 for path in (tmp_path / "state").iterdir())
+    with_repository(tmp_path, second, config.replace("slo:", "batching: {probe_s: 0}, slo:"))
 
 
 def test_a_backend_is_probed_when_it_loads(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,11 +19,15 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def served(config: str | Path, *options: str) -> Iterator[Served]:
-    """Run a gateway, on a Ray of its own if on any, until it is ready; ended by SIGTERM, and it must end well."""
+def served(config: str | Path, *options: str, within: Sequence[str] = (), log: Path | None = None) -> Iterator[Served]:
+    """Run a gateway, on a Ray of its own if on any, until it is ready; ended by SIGTERM, and it must end well.
+
+    within: a command that becomes the one that follows it. log: gets standard error.
+    """
     own = ["--http-port", "0", "--grpc-port", "0", "--ray-address", "local"]
-    command = [sys.executable, "-m", "gateway.cli", "serve", str(config), *own, *options]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    command = [*within, sys.executable, "-m", "gateway.cli", "serve", str(config), *own, *options]
+    with log.open("w") if log else contextlib.nullcontext() as stderr:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from backends.base import LoadFailed
+from backends.base import ExecutionFailed, LoadFailed
 
 WORTH_BYTES: Final = 256 << 10  # of a tensor
 _ALIGNMENT: Final = 64
@@ -33,7 +33,10 @@ class Region:
         self._abandoned: list[tuple[float, str]] = []  # since when nothing can use them, and their names
 
     def reserve(self, sizes: list[int]) -> None:
-        """Make room for tensors of these sizes, to be taken in any order. Raises: LoadFailed, SessionLost."""
+        """Make room for tensors of these sizes, to be taken in any order.
+
+        Raises: LoadFailed, SessionLost; ExecutionFailed, if /dev/shm has none.
+        """
         if self._abandoned:
             self._unregister_abandoned()
         needed = sum(_aligned(size) for size in sizes)
@@ -44,8 +47,12 @@ class Region:
         name = f"gateway-{os.getpid()}-{secrets.token_hex(6)}"
         descriptor = os.open(f"/dev/shm/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
-            os.ftruncate(descriptor, needed)
-            self._map = mmap.mmap(descriptor, needed)
+            try:
+                # Not ftruncate, which allocates nothing: with /dev/shm full, writing to the map would be SIGBUS.
+                os.posix_fallocate(descriptor, 0, needed)
+                self._map = mmap.mmap(descriptor, needed)
+            except OSError as exc:
+                raise ExecutionFailed(f"shared memory of {needed} bytes in /dev/shm: {exc.strerror}") from exc
             self._connection.register(name, needed)
             self._name = name
         finally:

@@ -8,6 +8,7 @@ Bytes are copied out and in with pread and pwrite instead of being mapped: a cli
 reads the mapping would kill the process (SIGBUS). The copy of a batch's rows would be made anyway.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,13 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
+from gateway.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
 from gateway.protocols.tensors import Buffer
 from gateway.types import RegionRef
 
 _SEGMENTS: Final = "/dev/shm"  # where shm_open(3) keeps POSIX shared memory objects on Linux
 _MOST_REGIONS: Final = 1024  # each may hold a file descriptor in every ingress process
 _LONGEST_NAME: Final = 1024
+_LONGEST_KEY: Final = 255  # bytes, of a file's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +66,37 @@ class SharedMemoryRegions:
         Raises: InvalidArgument (no such object, not one of ours to open, or shorter than that), AlreadyExists.
         """
         self._require_enabled()
-        if not 0 < len(name) <= _LONGEST_NAME:
-            raise InvalidArgument(f"shared memory region name: expected 1 to {_LONGEST_NAME} characters, got {len(name)}")
+        path = self._path(name)
         region = Region(name, key, offset, byte_size)
         os.close(_open_segment(region))
-        path = self._path(name)
         if not path.exists() and sum(1 for _ in self._directory.glob("*.json")) >= _MOST_REGIONS:
             raise InvalidArgument(f"unable to register shared memory region '{name}': {_MOST_REGIONS} are registered already")
         # A link appears whole, and fails where the name is taken: no reader sees half a file, no two writers both win.
         draft = self._directory / f"{path.stem}.{os.getpid()}.draft"
-        draft.write_text(json.dumps(asdict(region)), encoding="utf-8")
         try:
+            draft.write_text(json.dumps(asdict(region)), encoding="utf-8")
             os.link(draft, path)
         except FileExistsError:
             raise AlreadyExists(f"shared memory region '{name}' already in manager") from None
+        except OSError as exc:
+            raise InternalError(f"shared memory region '{name}' cannot be kept (server.run_dir): {exc.strerror}") from exc
         finally:
-            draft.unlink()
+            with contextlib.suppress(OSError):
+                draft.unlink()
 
     def unregister(self, name: str = "") -> None:
-        """Forget a region; "" forgets all. One that is not registered is no error."""
+        """Forget a region; "" forgets all. One that is not registered is no error. Raises: InternalError."""
         self._require_enabled()
         for path in [self._path(name)] if name else list(self._directory.glob("*.json")):
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as exc:
+                raise InternalError(f"a shared memory region cannot be taken back (server.run_dir): {exc.strerror}") from exc
         for each in [name] if name else list(self._open):
             self._forget(each)
 
     def status(self, name: str = "") -> list[dict[str, object]]:
-        """Name, key, offset and byte_size of a region, or of all by name. Raises: NotFound."""
+        """Name, key, offset and byte_size of a region, or of all by name. Raises: NotFound, InternalError."""
         if name:
             self._require_enabled()
             path = self._path(name)
@@ -107,12 +113,18 @@ class SharedMemoryRegions:
         return sorted(regions, key=lambda region: str(region["name"]))
 
     def read(self, ref: RegionRef) -> memoryview:
-        """Copy a slice of a region. Raises: NotFound (region), InvalidArgument (outside of the region or of the object)."""
+        """Copy a slice of a region.
+
+        Raises: NotFound (region), InvalidArgument (outside of the region or of the object), InternalError (the system's fault).
+        """
         use, at = self._resolve(ref)
         parts = []
         left = ref.byte_size
         while left:
-            part = os.pread(use.descriptor, left, at)  # at most 2 GiB at once
+            try:
+                part = os.pread(use.descriptor, left, at)  # at most 2 GiB at once
+            except OSError as exc:
+                raise InternalError(_fault(ref, use, "read", exc)) from exc
             if not part:
                 raise InvalidArgument(
                     f"shared memory region '{ref.region}': object '{use.region.key}' is shorter than registered"
@@ -125,21 +137,30 @@ class SharedMemoryRegions:
     def write(self, ref: RegionRef, buffer: Buffer) -> None:
         """Copy a buffer to the start of a slice of a region.
 
-        Raises: NotFound (region), InvalidArgument (slice outside of the region, or the buffer is longer than the slice).
+        Raises: NotFound (region), InvalidArgument (slice outside of the region, or the buffer is longer than the slice),
+        InternalError (the system's fault: memory is full).
         """
         use, at = self._resolve(ref)
-        data = memoryview(buffer).cast("B")
+        data = memoryview(buffer)
+        if not data.nbytes:
+            return
+        data = data.cast("B")
         if len(data) > ref.byte_size:
             raise InvalidArgument(
                 f"shared memory size specified with the request for region '{ref.region}' ({ref.byte_size} bytes) should be at "
                 f"least {len(data)} bytes to hold the results"
             )
-        if os.fstat(use.descriptor).st_size < at + len(data):
-            raise InvalidArgument(f"shared memory region '{ref.region}': object '{use.region.key}' is shorter than registered")
-        while data:
-            written = os.pwrite(use.descriptor, data, at)
-            at += written
-            data = data[written:]
+        try:
+            if os.fstat(use.descriptor).st_size < at + len(data):
+                raise InvalidArgument(
+                    f"shared memory region '{ref.region}': object '{use.region.key}' is shorter than registered"
+                )
+            while data:
+                written = os.pwrite(use.descriptor, data, at)
+                at += written
+                data = data[written:]
+        except OSError as exc:
+            raise InternalError(_fault(ref, use, "written", exc)) from exc
 
     def close(self) -> None:
         """Close what this process holds open; registrations stay."""
@@ -151,7 +172,13 @@ class SharedMemoryRegions:
             raise Unsupported("system shared memory is switched off on this server (server.system_shared_memory)")
 
     def _path(self, name: str) -> Path:
-        # A client's name may hold any character and any length; its digest is a file name.
+        """Raises: InvalidArgument, for what is no name."""
+        if not 0 < len(name) <= _LONGEST_NAME or not _is_text(name):
+            raise InvalidArgument(
+                f"shared memory region name: expected 1 to {_LONGEST_NAME} characters of Unicode text, got "
+                f"{len(name)} of them: {name[:32]!r}"
+            )
+        # A client's name may hold any character; its digest is a file name.
         return self._directory / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
 
     def _resolve(self, ref: RegionRef) -> tuple[_Open, int]:
@@ -169,6 +196,8 @@ class SharedMemoryRegions:
         except FileNotFoundError:
             self._forget(ref.region)
             raise NotFound(f"Unable to find shared memory region: '{ref.region}'") from None
+        except OSError as exc:
+            raise InternalError(f"shared memory region '{ref.region}' (server.run_dir): {exc.strerror}") from exc
         if ref.offset < 0 or ref.byte_size < 0 or ref.offset + ref.byte_size > use.region.byte_size:
             raise InvalidArgument(
                 f"Invalid offset + byte size for shared memory region: '{ref.region}': {ref.offset} + {ref.byte_size} is "
@@ -183,7 +212,28 @@ class SharedMemoryRegions:
 
 
 def _read(path: Path) -> Region:
-    return Region(**json.loads(path.read_text(encoding="utf-8")))
+    """Raises: FileNotFoundError, InternalError."""
+    try:
+        return Region(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError) as exc:
+        raise InternalError(
+            f"a registration of a shared memory region is unusable (server.run_dir): {path.name}: {exc}"
+        ) from exc
+
+
+def _is_text(name: str) -> bool:
+    """Whether it has no lone surrogates, which no encoding has."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _fault(ref: RegionRef, use: _Open, done: str, exc: OSError) -> str:
+    return f"shared memory region '{ref.region}': object '{use.region.key}' cannot be {done}: {exc.strerror}"
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -195,8 +245,11 @@ def _open_segment(region: Region) -> int:
     """Open the object of a region for reading and writing. Raises: InvalidArgument, also if it is shorter than the region."""
     # shm_open(3): a name is one leading slash and no other, so it can never leave the directory.
     leaf = region.key.removeprefix("/")
-    if not leaf or "/" in leaf or "\0" in leaf or leaf in (".", "..") or len(leaf.encode()) > 255:
-        raise InvalidArgument(f"Unable to open shared memory region: '{region.key}': expected a name like '/name'")
+    unfit = not leaf or "/" in leaf or "\0" in leaf or leaf in (".", "..")
+    if unfit or not _is_text(leaf) or len(leaf.encode()) > _LONGEST_KEY:
+        raise InvalidArgument(
+            f"Unable to open shared memory region: {region.key[:_LONGEST_KEY]!r}: expected a name like '/name'"
+        )
     try:
         descriptor = os.open(f"{_SEGMENTS}/{leaf}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as exc:

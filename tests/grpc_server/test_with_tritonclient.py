@@ -19,6 +19,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer
 from tritonclient.utils import InferenceServerException
 
 from gateway.grpc_server import InferenceServicer
+from tests.file_limit import no_file_longer_than
 from tests.grpc_server.serving import CONTROLLED, MODELS, SLOW, Served, on_loop, serving
 
 pytestmark = pytest.mark.slow
@@ -183,6 +184,21 @@ async def test_shared_memory_in_and_out(segment: tuple[str, Path]) -> None:
         await client.unregister_system_shared_memory("r")
         assert not (await client.get_system_shared_memory_status()).regions
         assert (await refusal(client.infer("echo", [tensor])))[0] == "StatusCode.NOT_FOUND"
+
+
+@on_loop
+async def test_a_region_that_cannot_be_written_is_an_error_of_that_request(segment: tuple[str, Path]) -> None:
+    async with serving() as served, triton.InferenceServerClient(served.url) as client:
+        await client.register_system_shared_memory("r", segment[0], 64)
+        output = triton.InferRequestedOutput("OUTPUT0")
+        output.set_shared_memory("r", 16, 32)
+        with no_file_longer_than(32):
+            whole = asyncio.ensure_future(client.infer("echo", [echo_input()]))
+            status, message = await refusal(client.infer("echo", [echo_input()], outputs=[output]))
+            assert (await whole).as_numpy("OUTPUT0").tolist() == ROW.tolist()
+        assert status == "StatusCode.INTERNAL"
+        assert "cannot be written: File too large" in message
+        await client.infer("echo", [echo_input()], outputs=[output])
 
 
 @on_loop

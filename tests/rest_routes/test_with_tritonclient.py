@@ -12,6 +12,7 @@ import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from backends.datatypes import NUMPY
+from tests.file_limit import no_file_longer_than
 from tests.rest_routes.serving import Served, serving
 
 EVERY_DATATYPE = "models:\n" + "".join(
@@ -171,6 +172,10 @@ def test_system_shared_memory(client: triton.InferenceServerClient) -> None:
         output.set_shared_memory("r", 8)
         with pytest.raises(InferenceServerException, match="at least 32 bytes"):
             client.infer("echo", [tensor], outputs=[output])
+        output.set_shared_memory("r", 32, offset=32)
+        with no_file_longer_than(32), pytest.raises(InferenceServerException, match="cannot be written: File too large"):
+            client.infer("echo", [tensor], outputs=[output])
+        client.infer("echo", [tensor], outputs=[output])
         client.unregister_system_shared_memory("r")
         assert client.get_system_shared_memory_status() == []
     finally:

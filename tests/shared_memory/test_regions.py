@@ -5,11 +5,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gateway.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
+from gateway.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import RegionRef
+from tests.file_limit import no_file_longer_than
 
 
 @pytest.fixture
@@ -170,6 +172,72 @@ def test_an_object_truncated_after_its_registration_is_an_error_and_not_a_crash(
         regions.read(RegionRef("r", 0, 16))
     with pytest.raises(InvalidArgument, match="shorter than registered"):
         regions.write(RegionRef("r", 8, 8), b"12345678")
+
+
+def test_a_region_for_which_there_is_no_room_is_an_error_of_that_write(
+    regions: SharedMemoryRegions, segment: Callable[[bytes], str]
+) -> None:
+    key = segment(bytes(16))
+    regions.register("r", key, 0, 16)
+    with no_file_longer_than(8), pytest.raises(InternalError, match=f"'r': object '{key}' cannot be written: File too large"):
+        regions.write(RegionRef("r", 8, 8), b"12345678")
+    regions.write(RegionRef("r", 8, 8), b"12345678")
+    assert bytes(regions.read(RegionRef("r", 8, 8))) == b"12345678"
+
+
+def test_a_registration_that_cannot_be_kept_leaves_nothing_behind(
+    regions: SharedMemoryRegions, segment: Callable[[bytes], str], tmp_path: Path
+) -> None:
+    key = segment(bytes(16))
+    with no_file_longer_than(8), pytest.raises(InternalError, match=r"'r' cannot be kept \(server\.run_dir\): File too large"):
+        regions.register("r", key, 0, 16)
+    assert list((tmp_path / "regions").iterdir()) == []
+    regions.register("r", key, 0, 16)
+
+
+def test_a_registration_that_was_damaged_is_an_error_of_those_who_use_it(
+    regions: SharedMemoryRegions, segment: Callable[[bytes], str], tmp_path: Path
+) -> None:
+    regions.register("r", segment(bytes(16)), 0, 16)
+    (file,) = (tmp_path / "regions").iterdir()
+    file.write_text('{"name": "r"')
+    for use in (lambda: regions.read(RegionRef("r", 0, 1)), lambda: regions.write(RegionRef("r", 0, 1), b"1"), regions.status):
+        with pytest.raises(InternalError, match=r"server\.run_dir"):
+            use()
+    regions.unregister("r")
+    assert regions.status() == []
+
+
+@pytest.mark.parametrize("name", ["\ud800", "x" * 1025, ""])
+def test_a_name_that_cannot_be_registered_is_refused_everywhere(
+    regions: SharedMemoryRegions, segment: Callable[[bytes], str], name: str
+) -> None:
+    key = segment(bytes(16))
+    uses = [
+        lambda: regions.register(name, key, 0, 16),
+        lambda: regions.read(RegionRef(name, 0, 1)),
+        lambda: regions.write(RegionRef(name, 0, 1), b"1"),
+        *([lambda: regions.status(name), lambda: regions.unregister(name)] if name else []),
+    ]
+    for use in uses:
+        with pytest.raises(InvalidArgument, match=r"shared memory region name: expected 1 to 1024 characters") as caught:
+            use()
+        caught.value.message.encode()
+        assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize("key", ["/\ud800", "/" + "x" * 100_000])
+def test_a_key_that_is_no_text_is_refused_in_words_that_are(regions: SharedMemoryRegions, key: str) -> None:
+    with pytest.raises(InvalidArgument, match="Unable to open shared memory region") as caught:
+        regions.register("r", key, 0, 1)
+    caught.value.message.encode()
+    assert len(caught.value.message) < 2000
+
+
+def test_an_output_without_elements_writes_nothing(regions: SharedMemoryRegions, segment: Callable[[bytes], str]) -> None:
+    regions.register("r", segment(b"untouched"), 0, 9)
+    regions.write(RegionRef("r", 0, 4), memoryview(np.zeros((0, 4), np.float32)))
+    assert bytes(regions.read(RegionRef("r", 0, 9))) == b"untouched"
 
 
 def test_what_was_read_stays_when_the_client_writes_on(regions: SharedMemoryRegions, segment: Callable[[bytes], str]) -> None:

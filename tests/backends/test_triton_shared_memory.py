@@ -1,0 +1,43 @@
+"""The region that a session shares with Triton, where memory is short."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.served.small_disk import small_disk
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = textwrap.dedent("""
+    import numpy as np
+    from tritonclient.grpc import service_pb2
+
+    from backends.base import ExecutionFailed
+    from backends.triton_shared_memory import Region
+
+    class Connection:
+        def register(self, name, byte_size): ...
+        def unregister(self, name): ...
+
+    def fill(size):
+        region.reserve([size])
+        tensor = service_pb2.ModelInferRequest.InferInputTensor()
+        region.take(tensor, (size,), np.uint8)[...] = 7
+
+    region = Region(Connection())
+    fill(1 << 20)
+    try:
+        fill(4 << 20)
+    except ExecutionFailed as exc:
+        print(exc)
+    fill(1 << 20)
+""")
+
+
+@pytest.mark.slow
+def test_a_region_for_which_there_is_no_memory_fails_that_run_and_not_the_process() -> None:
+    command = [*small_disk(Path("/dev/shm")), sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "shared memory of 4194304 bytes in /dev/shm: No space left on device\n")

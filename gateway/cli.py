@@ -2,17 +2,18 @@
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 from gateway.config import Config, load_config
 from gateway.errors import ConfigError, GatewayError
 from gateway.routing.explain import add_parser as add_route_parser
+from gateway.run_dir import fresh_run_dir, make_run_dir
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,10 +98,11 @@ def _serve_plain(config: Config) -> int:
                     f"model '{model.name}': backend {backend.label} has placement {backend.placement}, which needs Ray: "
                     "start without --no-ray, or set placement: embedded"
                 )
-    with tempfile.TemporaryDirectory(prefix="gateway-") as temporary:
-        run_dir = Path(config.server.run_dir or temporary)
-        shutil.rmtree(run_dir / "regions", ignore_errors=True)  # registered with a server that is gone
+    own = config.server.run_dir
+    with contextlib.nullcontext(own) if own else fresh_run_dir() as directory:
+        run_dir = Path(directory)
         use_run_dir(run_dir)
+        shutil.rmtree(run_dir / "regions", ignore_errors=True)  # registered with a server that is gone
         import uvloop
 
         uvloop.run(_serve_until_signal(config, run_dir))
@@ -108,10 +110,11 @@ def _serve_plain(config: Config) -> int:
 
 
 def use_run_dir(run_dir: Path) -> None:
-    """Create the node's directory and point prometheus_client at it. Before gateway.metrics is imported: see there."""
-    metrics_dir = run_dir / "metrics"
-    metrics_dir.mkdir(parents=True, exist_ok=True)
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
+    """Make the node's directory and point prometheus_client at it. Before gateway.metrics is imported: see there.
+
+    Raises: ConfigError.
+    """
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(make_run_dir(run_dir))
 
 
 async def _serve_until_signal(config: Config, run_dir: Path) -> None:

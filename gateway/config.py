@@ -73,7 +73,7 @@ class Server(_Strict):
     ingress_replicas: int = Field(default=1, ge=1, le=64)
     shared_workers: int | None = Field(default=None, ge=1)  # batches that run at once in a process, of all embedded backends
     drain_timeout_s: float = Field(default=20.0, ge=0)
-    run_dir: str | None = None  # sockets, metrics and region files of this node; None: a fresh temporary directory
+    run_dir: str | None = None  # metrics and region files of this node; None: a fresh temporary directory
     state_dir: str | None = None  # what was learned of the backends' speed, kept between restarts; None: learned anew
     instance_type: str | None = None  # what this runs on, such as c7i.xlarge: told to loadtest, which prices it
     system_shared_memory: bool = True

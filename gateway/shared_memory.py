@@ -19,6 +19,7 @@ from typing import Final
 
 from gateway.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
 from gateway.protocols.tensors import Buffer
+from gateway.run_dir import private_directory
 from gateway.types import RegionRef
 
 _SEGMENTS: Final = "/dev/shm"  # where shm_open(3) keeps POSIX shared memory objects on Linux
@@ -50,12 +51,15 @@ class SharedMemoryRegions:
     """The regions registered on this node. One instance per process; all work on the same directory."""
 
     def __init__(self, directory: str | Path, *, enabled: bool = True) -> None:
-        """directory: made if it is not there. enabled: False answers everything but a status of all with Unsupported."""
+        """directory: made if it is not there, and this user's alone. Raises: ConfigError.
+
+        enabled: False answers everything but a status of all with Unsupported.
+        """
         self._directory = Path(directory)
         self._enabled = enabled
         self._open: dict[str, _Open] = {}
         if enabled:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory = private_directory(self._directory)
 
     def __repr__(self) -> str:
         return f"<SharedMemoryRegions in {self._directory}: {len(self._open)} open here>"

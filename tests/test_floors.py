@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 # Floor of each module of the gateway; a module may import modules of lower floors, and of its own package.
 FLOORS = {
     "types": 0, "errors": 0, "clock": 0,
-    "config": 1,
+    "config": 1, "run_dir": 1,
     "protocols": 2, "batching": 2,
     "frames": 3, "runner": 3, "shared_memory": 3,
     "session_process": 4, "metrics": 4,

@@ -25,6 +25,7 @@ from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica
 from gateway.config import Autoscaling, Backend, Config, Model
 from gateway.errors import ConfigError, InternalError
+from gateway.run_dir import make_run_dir, shared_run_dir
 from gateway.runner import BatchRunner
 from gateway.workers import WorkerPool
 
@@ -99,7 +100,9 @@ class IngressReplica:
         if config.server.ingress_replicas > 1:
             name = f"gateway:{self._application}:{_digest(config.model_dump_json())}"
             self._control = SharedControl(name, runtime_env={"env_vars": ENVIRONMENT})
-        self._ingress = self._build(Path(config.server.run_dir or _session_dir() / f"gateway-{self._application}"))
+        # Not in Ray's session directory, to which everyone can write: they could put another in the place of ours.
+        run_dir = config.server.run_dir or shared_run_dir(f"{_session_dir().name}-{self._application}")
+        self._ingress = self._build(Path(run_dir))
         try:
             self._ports = await self._ingress.start()
         except BaseException:
@@ -109,9 +112,7 @@ class IngressReplica:
             self._control.follow(self._ingress.repository.apply)
 
     def _build(self, run_dir: Path) -> "Ingress":
-        metrics_dir = run_dir / "metrics"
-        metrics_dir.mkdir(parents=True, exist_ok=True)
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(make_run_dir(run_dir))
         from gateway.ingress import Ingress
 
         # Always on shared ports: during a rolling upgrade the old and the new replica listen side by side.

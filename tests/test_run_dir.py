@@ -1,0 +1,115 @@
+"""The directories of a node's processes are theirs alone, or the gateway does not start."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import ConfigError
+from gateway.run_dir import fresh_run_dir, make_run_dir, private_directory, shared_run_dir
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make what belongs to others")
+NOBODY = 65534
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_is_missing_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        metrics = make_run_dir(tmp_path / "above" / "run")
+    finally:
+        os.umask(before)
+    assert metrics == tmp_path / "above" / "run" / "metrics"
+    assert [mode(path) for path in (metrics, metrics.parent, metrics.parent.parent)] == [0o700] * 3
+    assert make_run_dir(tmp_path / "above" / "run") == metrics
+
+
+def test_directories_of_ours_that_others_may_read_are_closed_to_them(tmp_path: Path) -> None:
+    (tmp_path / "run" / "metrics").mkdir(parents=True)
+    (tmp_path / "run").chmod(0o755)
+    (tmp_path / "run" / "metrics").chmod(0o777)
+    assert mode(make_run_dir(tmp_path / "run")) == 0o700
+    assert mode(tmp_path / "run") == 0o755  # the operator's, who may keep more in it
+
+
+def test_a_symbolic_link_in_the_place_of_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match=rf"^server.run_dir: '{tmp_path}/run/metrics': it is a symbolic link: expected a"):
+        make_run_dir(tmp_path / "run")
+
+
+def test_a_file_in_the_place_of_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigError, match=r"'.*/run': it is no directory"):
+        make_run_dir(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"'.*/run': it is no directory"):
+        make_run_dir(tmp_path / "run" / "below")
+
+
+def test_links_on_the_way_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert make_run_dir(tmp_path / "link") == tmp_path / "real" / "metrics"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match="too many symbolic links"):
+        make_run_dir(tmp_path / "loop" / "run")
+
+
+def test_a_directory_that_everyone_can_rename_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    (tmp_path / "run").mkdir(mode=0o700)
+    with pytest.raises(ConfigError, match=rf"^server.run_dir: '{tmp_path}': everyone can write to it and rename what is in it"):
+        make_run_dir(tmp_path / "run")
+    tmp_path.chmod(0o1777)
+    make_run_dir(tmp_path / "run")
+
+
+@needs_root
+def test_a_directory_that_a_group_can_rename_is_refused_but_for_roots(tmp_path: Path) -> None:
+    tmp_path.chmod(0o770)
+    make_run_dir(tmp_path / "run")
+    os.chown(tmp_path, -1, NOBODY)
+    with pytest.raises(ConfigError, match=f"group {NOBODY} can write to it"):
+        make_run_dir(tmp_path / "run")
+
+
+@needs_root
+@pytest.mark.parametrize("theirs", ["above", "above/run", "above/run/metrics"])
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, theirs: str) -> None:
+    make_run_dir(tmp_path / "above" / "run")
+    os.chown(tmp_path / theirs, NOBODY, -1)
+    with pytest.raises(ConfigError, match=f"^server.run_dir: '{tmp_path / theirs}': it belongs to user {NOBODY}"):
+        make_run_dir(tmp_path / "above" / "run")
+
+
+@needs_root
+def test_a_link_of_another_user_is_refused_wherever_it_leads(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    os.chown(tmp_path / "link", NOBODY, -1, follow_symlinks=False)
+    with pytest.raises(
+        ConfigError, match=f"'{tmp_path}/link': it belongs to user {NOBODY}, who could put another in its place"
+    ):
+        make_run_dir(tmp_path / "link" / "run")
+
+
+def test_a_temporary_directory_that_everyone_can_rename_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with fresh_run_dir() as run_dir:
+        assert Path(run_dir).parent == tmp_path
+    assert shared_run_dir("x") == tmp_path / f"gateway-{os.geteuid()}" / "x"
+    tmp_path.chmod(0o777)
+    with fresh_run_dir() as run_dir:
+        assert Path(run_dir).parent == Path("/dev/shm")
+        assert mode(Path(run_dir)) == 0o700
+
+
+def test_what_cannot_be_made_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^server.run_dir: '{tmp_path}/x+': cannot be (made|used): File name too long"):
+        private_directory(tmp_path / ("x" * 300))

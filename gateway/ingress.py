@@ -87,6 +87,7 @@ class Ingress:
 
         A second call does nothing.
         """
+        self.repository.end_loads()  # nobody gains by their end, and their callers would hold the listeners up
         timeout_s = self._config.server.drain_timeout_s
         end_s = time.monotonic() + timeout_s
         listeners = [listener for listener in (self._http, self._grpc) if listener is not None]

@@ -106,7 +106,7 @@ class Repository:
         self._opener = opener
         self._clock = clock
         self._control = control
-        self._closing = False
+        self._closing = self._loads_ended = False
         self._turn = asyncio.Lock()  # one load or unload at a time, in the order they were asked for
         self._changes: dict[str, _Change] = {}  # model -> the last that was asked for, until it is done
         self._openings: set[asyncio.Task[Opened]] = set()
@@ -120,11 +120,16 @@ class Repository:
             if served.wanted:
                 await self._load(served)
 
-    async def close(self) -> None:
-        """Refuse new requests, answer those that are here, free the models. A load under way is broken off."""
-        self._closing = True
+    def end_loads(self) -> None:
+        """Refuse loads from now on, and break off those under way: who waits for one is told, and what was opened is closed."""
+        self._loads_ended = True
         for opening in self._openings:
             opening.cancel()
+
+    async def close(self) -> None:
+        """Refuse new requests, answer those that are here, free the models. Loads are ended first."""
+        self._closing = True
+        self.end_loads()
         await asyncio.gather(*(change.task for change in self._changes.values()))
         for end in await asyncio.gather(*(self._unload(served) for served in self._all()), return_exceptions=True):
             if end is not None:
@@ -314,7 +319,7 @@ class Repository:
         return first
 
     async def _load(self, served: ServedModel) -> None:
-        if self._closing:
+        if self._loads_ended:
             raise NotReady("the server is shutting down", retry_after_s=1.0)
         if not served.lanes:
             served.state = "LOADING"
@@ -325,7 +330,7 @@ class Repository:
         except BaseException as exc:
             await close_all(lanes)
             served.state = "READY" if served.lanes else "UNAVAILABLE"
-            if not isinstance(exc, GatewayError) or self._closing:
+            if not isinstance(exc, GatewayError) or self._loads_ended:
                 raise
             served.reason = f"failed to load '{served.name}' version {served.version}: {exc.message}"
             raise BackendFailed(served.reason) from exc
@@ -348,13 +353,13 @@ class Repository:
         log.info("model %s version %s is ready on %s", served.name, served.version, ", ".join(lane.name for lane in lanes))
 
     async def _open(self, model: Model) -> Opened:
-        """As `LaneOpener.open`; NotReady, if `close` breaks it off."""
+        """As `LaneOpener.open`; NotReady, if `end_loads` breaks it off."""
         opening = asyncio.create_task(self._opener.open(model))
         self._openings.add(opening)
         try:
             return await opening
         except asyncio.CancelledError:
-            if self._closing and opening.cancelled():
+            if self._loads_ended and opening.cancelled():
                 raise NotReady("the server is shutting down", retry_after_s=1.0) from None
             raise
         finally:

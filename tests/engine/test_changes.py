@@ -206,6 +206,21 @@ def test_a_load_under_way_is_ended_when_the_server_ends_and_its_client_told(tmp_
     simulated(tmp_path, main, TWO.replace("models: [", "models:\n  - ").replace("}]\n", "}\n") + later)
 
 
+def test_a_server_that_ends_its_loads_serves_what_is_there(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        await lab.load()
+        loading = lab.load()
+        await asyncio.sleep(LOAD_S / 2)
+        lab.repository.end_loads()
+        assert isinstance(await outcome(loading), NotReady)
+        assert isinstance(await outcome(lab.load()), NotReady)
+        assert (lab.states(), lab.open) == (["READY"], ["synthetic"])
+        assert lab.repository.model_ready("m")
+        await lab.unload()
+
+    simulated(tmp_path, main)
+
+
 def test_an_unload_under_way_is_waited_for_when_the_server_ends(tmp_path: Path) -> None:
     async def main(lab: Lab) -> None:
         await lab.load()

@@ -130,7 +130,7 @@ class Repository:
         """Refuse new requests, answer those that are here, free the models. Loads are ended first."""
         self._closing = True
         self.end_loads()
-        await asyncio.gather(*(change.task for change in self._changes.values()))
+        await asyncio.gather(*(change.task for change in self._changes.values()), return_exceptions=True)
         for end in await asyncio.gather(*(self._unload(served) for served in self._all()), return_exceptions=True):
             if end is not None:
                 log.error("at the end of the server: %s", end)

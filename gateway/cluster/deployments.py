@@ -144,7 +144,7 @@ class IngressReplica:
 
     def __del__(self) -> Coroutine[Any, Any, None] | None:
         # Serve awaits what this returns, for graceful_shutdown_timeout_s; then the interpreter calls it as well.
-        if self._closed:
+        if self._closed or not hasattr(self, "_ingress"):  # or its directories were refused
             return None
         return self.close()
 

@@ -24,12 +24,12 @@ models:
 class Breaks:
     """A control that raises what nobody expects of it."""
 
-    def __init__(self, fault: BaseException) -> None:
+    def __init__(self, fault: type[BaseException]) -> None:
         self.fault = fault
 
     async def publish(self, name: str, loaded: bool) -> None:
         await asyncio.sleep(0)
-        raise self.fault
+        raise self.fault("out of order")  # a new one: it holds what it passed through
 
 
 def change(served: Served, verb: str) -> int:
@@ -56,10 +56,8 @@ def test_abandoned_loads_are_one_load_that_goes_on(tmp_path: Path) -> None:
         assert served.repository.generation == 2
 
 
-@pytest.mark.parametrize(
-    ("fault", "status"), [(RuntimeError("out of order"), 500), (OSError("disk full"), 500), (asyncio.CancelledError(), 503)]
-)
-def test_whatever_a_change_raises_is_one_answer(tmp_path: Path, fault: BaseException, status: int) -> None:
+@pytest.mark.parametrize(("fault", "status"), [(RuntimeError, 500), (OSError, 500), (asyncio.CancelledError, 503)])
+def test_whatever_a_change_raises_is_one_answer(tmp_path: Path, fault: type[BaseException], status: int) -> None:
     with serving(tmp_path, SLOW.replace(", state_dir: STATE", ""), control=Breaks(fault)) as served:
         assert change(served, "load") == status
         assert change(served, "unload") == status

@@ -48,10 +48,7 @@ def index(address: str) -> bytes:
 def test_sigterm_breaks_a_load_off_and_tells_whoever_waits_for_it(tmp_path: Path, protocol: str) -> None:
     (tmp_path / "x.yaml").write_text(CONFIG)
     with served(tmp_path / "x.yaml", "--no-ray") as gateway, ThreadPoolExecutor() as pool:
-        if protocol == "rest":
-            loading = pool.submit(load_over_rest, gateway.http)
-        else:
-            loading = pool.submit(load_over_grpc, gateway.grpc)
+        loading = pool.submit(load_over_rest, gateway.http) if protocol == "rest" else pool.submit(load_over_grpc, gateway.grpc)
         until = time.monotonic() + 20
         while b"LOADING" not in index(gateway.http):
             assert time.monotonic() < until

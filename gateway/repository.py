@@ -51,6 +51,7 @@ class RepositoryControl(Protocol):
 class ServedModel:
     """One model version. wanted: whether it should be loaded. lanes, dispatcher: empty and None unless READY.
 
+    leaving: lanes that get no new requests, and answer those they have.
     missing: backends that could not be loaded, by label, and why; each is tried again by one of `joining`.
     """
 
@@ -61,12 +62,18 @@ class ServedModel:
     spec: ModelSpec = field(default_factory=lambda: ModelSpec("", (), (), 0))
     lanes: tuple[Lane, ...] = ()
     dispatcher: Dispatcher | None = None
+    leaving: tuple[Lane, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
     joining: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return self.config.name
+
+    @property
+    def all_lanes(self) -> tuple[Lane, ...]:
+        """Wherever a request of it may be."""
+        return self.lanes + self.leaving
 
     @property
     def version(self) -> str:
@@ -178,7 +185,7 @@ class Repository:
     def cancel(self, request: InferRequest) -> None:
         """Nobody waits for this request any more."""
         for served in self._models.get(request.model, {}).values():
-            for lane in served.lanes:
+            for lane in served.all_lanes:
                 lane.cancel(request)
 
     def explain(self, name: str, version: str = "", rows: int = 1) -> dict[str, Any]:
@@ -212,7 +219,7 @@ class Repository:
     @property
     def pending(self) -> int:
         """Requests accepted and not answered."""
-        return sum(lane.pending for served in self._all() for lane in served.lanes)
+        return sum(lane.pending for served in self._all() for lane in served.all_lanes)
 
     def server_metadata(self) -> dict[str, Any]:
         return describe_server(self._config.server.instance_type)
@@ -347,7 +354,7 @@ class Repository:
             served.joining.append(asyncio.create_task(self._join(served, label)))
         self.generation += 1
         await asyncio.gather(*joining, return_exceptions=True)
-        await close_all(old)
+        await self._close_lanes(served, old)
         if old_dispatcher is not None:
             old_dispatcher.close()
         log.info("model %s version %s is ready on %s", served.name, served.version, ", ".join(lane.name for lane in lanes))
@@ -405,13 +412,21 @@ class Repository:
         try:
             for lane in lanes:
                 self._opener.save(lane)
-            fault = await close_all(lanes)
+            fault = await self._close_lanes(served, lanes)
         finally:
             if dispatcher is not None:
                 dispatcher.close()
             served.state, served.reason = "UNAVAILABLE", fault or "unloaded"
         if fault:
             raise BackendFailed(f"failed to unload '{served.name}' version {served.version}: {fault}")
+
+    async def _close_lanes(self, served: ServedModel, lanes: tuple[Lane, ...]) -> str:
+        """As `close_all`."""
+        served.leaving += lanes
+        try:
+            return await close_all(lanes)
+        finally:
+            served.leaving = tuple(lane for lane in served.leaving if lane not in lanes)
 
     def _all(self) -> list[ServedModel]:
         return [served for versions in self._models.values() for served in versions.values()]

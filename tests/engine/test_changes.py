@@ -6,16 +6,18 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from backends.base import ModelSpec
 from gateway.config import Backend, Model, parse_config
-from gateway.errors import BackendFailed, GatewayError, NotReady
+from gateway.errors import BackendFailed, Cancelled, GatewayError, NotReady
 from gateway.lane_opener import LaneOpener
 from gateway.metrics import Metrics
 from gateway.repository import Repository
 from gateway.shared_memory import SharedMemoryRegions
+from gateway.types import InferRequest, InferResponse
 from tests.engine.simulated_runner import SPEC, SimulatedRunner
 from tests.simulation import SimulatedClock, run_simulated
 
@@ -231,6 +233,29 @@ def test_an_unload_under_way_is_waited_for_when_the_server_ends(tmp_path: Path) 
         assert await outcome(unloading) is None
 
     simulated(tmp_path, main, TWO)
+
+
+@pytest.mark.parametrize("verb", ["unload", "load"])
+def test_a_request_can_be_cancelled_while_its_lane_leaves(tmp_path: Path, verb: str) -> None:
+    async def main(lab: Lab) -> None:
+        await lab.load()
+        change = lab.unload() if verb == "unload" else lab.load()
+        # The new lane is there within half a millisecond of the requests, of which four take one.
+        await asyncio.sleep(0 if verb == "unload" else LOAD_S - 0.0005)
+        outcomes: list[InferResponse | GatewayError] = []
+        requests = [InferRequest("m", "1", "", {"X": np.zeros((1, 1), np.float32)}, 1, lab.clock.now_ns()) for _ in range(20)]
+        for request in requests:
+            lab.repository.infer(request, outcomes.append)
+        await asyncio.sleep(0.0015)
+        assert lab.states() == ["UNLOADING" if verb == "unload" else "READY"]
+        answered = len(outcomes)
+        assert lab.repository.pending == 20 - answered > 1
+        lab.repository.cancel(requests[-1])
+        assert [type(outcome) for outcome in outcomes[answered:]] == [Cancelled]
+        assert await outcome(change) is None
+        assert len(outcomes) == 20
+
+    simulated(tmp_path, main, ONE.replace("load_at_start: false", "load_at_start: false, batching: {probe_s: 0}"))
 
 
 def test_a_start_that_is_broken_off_leaves_nothing_open(tmp_path: Path) -> None:

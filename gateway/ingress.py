@@ -126,7 +126,10 @@ class Ingress:
     async def _flush_metrics(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
-            self.metrics.flush()
+            try:
+                self.metrics.flush()
+            except Exception:
+                log.exception("metrics are behind")
 
 
 def open_pool(model: Model, backend: Backend, declared: ModelSpec, clock: Clock) -> WorkerPool:

@@ -145,7 +145,7 @@ class Repository:
     def give_up(self, error: GatewayError) -> None:
         """Answer every request that is here with an error."""
         for served in self._all():
-            for lane in served.lanes:
+            for lane in served.all_lanes:
                 lane.give_up(error)
 
     # requests

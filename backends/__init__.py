@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from backends.base import BackendError, Device, LoadFailed, Model, ModelSpec, Session, Tensors, check_outputs
+from backends.base import BackendError, Device, LoadFailed, Model, ModelSpec, Session, Tensors, check_outputs, words_of
 
 # kind -> the module whose `load(declared, **options) -> Model` is called. A module imports its library only
 # inside load, and says in a LoadFailed what to install where it is missing.
@@ -45,7 +45,7 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
     except BackendError:
         raise
     except Exception as exc:  # whatever an artifact or a user's code throws while loading is a fault of the load
-        raise LoadFailed(f"{kind}: {type(exc).__name__}: {exc}") from exc
+        raise LoadFailed(f"{kind}: {words_of(exc)}") from exc
     return _Checked(model)
 
 

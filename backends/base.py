@@ -16,13 +16,21 @@ Errors a backend may raise, each a fault of
 Foreign exceptions become one of these at one seam per library. Imports nothing of the gateway.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from backends.datatypes import NUMPY
+
+# Of what a model or a library says, so much reaches a client, and so much the log.
+_MESSAGE_CHARS: Final = 2_000
+_WORDS_AROUND: Final = 500  # what is put around a message that was cut, and does not have it cut again
+_LOG_CHARS: Final = 16_000
+
+log = logging.getLogger(__name__)
 
 
 class BackendError(Exception):
@@ -46,7 +54,31 @@ class RunCancelled(BackendError):
 
 
 class SessionLost(BackendError):
-    """The session is unusable and must be rebuilt."""
+    """The session is unusable and must be rebuilt.
+
+    self_inflicted: by this run, which would end another session as well; not by something from outside.
+    """
+
+    def __init__(self, message: str = "", *, self_inflicted: bool = False) -> None:
+        super().__init__(message)
+        self.self_inflicted = self_inflicted
+
+
+def words_of(exc: BaseException) -> str:
+    """What an exception says, in words that can be sent on: a BackendError's message, any other with its type in front.
+
+    Never raises, whatever a foreign `__str__` does. Cut where it is long; the log then has more of it.
+    """
+    try:
+        text = str(exc)
+    except BaseException as failure:
+        text = f"(its __str__ raised {type(failure).__name__})"
+    if not isinstance(exc, BackendError):
+        text = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    if len(text) > _MESSAGE_CHARS + _WORDS_AROUND:
+        log.warning("an error message of %d characters is cut in the answer: %s", len(text), text[:_LOG_CHARS])
+        text = f"{text[:_MESSAGE_CHARS]}… (cut, of {len(text)} characters)"
+    return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +154,18 @@ class CancellableSession(Session, Protocol):
         ...
 
 
+class MortalSession(Session, Protocol):
+    """A session in a process of its own, which can die while nothing runs and can be killed."""
+
+    def watch(self, died: Callable[[str], None]) -> None:
+        """Have `died` called once, from any thread, when the process has ended, with words that say how; at once if it has."""
+        ...
+
+    def kill(self) -> None:
+        """End the process at once; a run in progress raises SessionLost. From any thread."""
+        ...
+
+
 class Model(Protocol):
     """A model loaded in this process."""
 
@@ -144,19 +188,61 @@ class Model(Protocol):
 
 
 def check_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors) -> None:
-    """Hold a model to its spec: every output there, of its datatype, and as many rows as went in.
+    """Hold a model to its spec: its outputs and no others, each of its datatype and shape, with as many rows as went in.
 
     Raises: ExecutionFailed, naming the output.
     """
     rows = next(iter(inputs.values())).shape[0] if spec.max_rows and inputs else 0
     for expected in spec.outputs:
         array = outputs.get(expected.name)
-        if array is None:
-            raise ExecutionFailed(f"output {expected.name!r} is missing, the model gave {sorted(outputs)}")
+        if not isinstance(array, np.ndarray):
+            if expected.name in outputs:
+                raise ExecutionFailed(f"output {expected.name!r}: expected an array, the model gave {type(array).__name__}")
+            raise ExecutionFailed(f"output {expected.name!r} is missing, the model gave {_names(outputs)}")
         if array.dtype != NUMPY[expected.datatype]:
             raise ExecutionFailed(f"output {expected.name!r}: expected {expected.datatype}, the model gave {array.dtype}")
-        if spec.max_rows and (array.ndim == 0 or array.shape[0] != rows):
-            raise ExecutionFailed(f"output {expected.name!r}: expected {rows} rows, the model gave shape {list(array.shape)}")
+        if not _fits(array.shape, expected.shape, rows if spec.max_rows else None):
+            raise ExecutionFailed(
+                f"output {expected.name!r}: expected shape {list(expected.shape)}"
+                f"{f' with {rows} rows' if spec.max_rows else ''}, the model gave shape {list(array.shape)}"
+            )
+        if expected.datatype == "BYTES":
+            _check_elements(expected.name, array)
+    if len(outputs) != len(spec.outputs):
+        undeclared = {name: array for name, array in outputs.items() if name not in spec.output_by_name}
+        raise ExecutionFailed(
+            f"the model gave {_names(undeclared)} beside its outputs {_names(spec.output_by_name)}: declare or omit them"
+        )
+
+
+def _fits(shape: tuple[int, ...], declared: tuple[int, ...], rows: int | None) -> bool:
+    """rows: of the batch; None: the model has no batch dimension."""
+    if len(shape) != len(declared):
+        return False
+    if rows is None:
+        return all(size == wanted or wanted < 0 for size, wanted in zip(shape, declared, strict=True))
+    return shape[:1] == (rows,) and all(
+        size == wanted or wanted < 0 for size, wanted in zip(shape[1:], declared[1:], strict=True)
+    )
+
+
+def _check_elements(name: str, array: np.ndarray) -> None:
+    """Raises: ExecutionFailed, if what is declared as BYTES has elements that are neither bytes nor text."""
+    elements = array.ravel().tolist()
+    kinds = set(map(type, elements))
+    if kinds <= {bytes}:
+        return
+    for kind in kinds:
+        if not issubclass(kind, bytes | str):
+            raise ExecutionFailed(f"output {name!r}: expected bytes or str in BYTES, the model gave {kind.__name__}")
+    try:
+        "".join(element for element in elements if isinstance(element, str)).encode()
+    except UnicodeEncodeError as exc:
+        raise ExecutionFailed(f"output {name!r}: an element is text that has no UTF-8: {exc.reason}") from exc
+
+
+def _names(named: Mapping[str, object]) -> list[str]:
+    return sorted(map(str, named))
 
 
 def narrowed(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], what: str) -> tuple[TensorSpec, ...]:

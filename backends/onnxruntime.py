@@ -23,7 +23,8 @@ _DATATYPES = {
     "tensor(int64)": "INT64", "tensor(float16)": "FP16", "tensor(float)": "FP32", "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }  # fmt: skip  # bfloat16 is missing: ONNX Runtime's Python API has no numpy type for it
-_DEVICE_FAULTS = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN", "Failed to allocate memory", "bad allocation")
+_DEVICE_FAULTS = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN")
+_MEMORY_FAULTS = ("Failed to allocate memory", "bad allocation")
 
 
 def load(
@@ -149,7 +150,9 @@ class OnnxRuntimeSession:
             results = self._graphs.run(feeds) if self._graphs is not None else self._session.run(self._names, feeds)
         except Exception as exc:
             message = f"{type(exc).__name__}: {exc}"
-            lost = isinstance(exc, MemoryError) or any(fault in message for fault in _DEVICE_FAULTS)
+            if isinstance(exc, MemoryError) or any(fault in message for fault in _MEMORY_FAULTS):
+                raise SessionLost(message, self_inflicted=True) from exc
+            lost = any(fault in message for fault in _DEVICE_FAULTS)
             raise (SessionLost if lost else ExecutionFailed)(message) from exc
         outputs: Tensors = dict(zip(self._names, results, strict=True))
         for name in self._string_outputs:

@@ -9,7 +9,8 @@
         def predict(self, inputs): ...                     # or predict(self, inputs, parameters); dict of arrays in and out
         def close(self): ...                               # optional
 
-Each session is an instance of its own. What `predict` raises fails its batch; a MemoryError, its session.
+Each session is an instance of its own. What `predict` raises fails its batch; a MemoryError, and what is no Exception (as
+SystemExit), its session.
 """
 
 import inspect
@@ -17,7 +18,17 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from backends.base import BackendError, Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec
+from backends.base import (
+    BackendError,
+    Device,
+    ExecutionFailed,
+    LoadFailed,
+    ModelSpec,
+    SessionLost,
+    Tensors,
+    TensorSpec,
+    words_of,
+)
 from backends.source import load_object
 
 
@@ -76,7 +87,7 @@ class PythonSession:
         except BackendError:
             raise
         except MemoryError as exc:
-            raise SessionLost(_described(exc)) from exc
+            raise SessionLost(_described(exc), self_inflicted=True) from exc
         except Exception as exc:
             raise ExecutionFailed(_described(exc)) from exc
         if not isinstance(outputs, dict):
@@ -93,4 +104,4 @@ def _described(exc: BaseException) -> str:
     """What the model's author needs to find the fault: the exception and the line of his that raised it."""
     frames = traceback.extract_tb(exc.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(exc).__name__}: {exc}{where}"
+    return f"{words_of(exc)}{where}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from backends.base import LoadFailed
+from backends.base import LoadFailed, words_of
 
 
 def is_source(model: str) -> bool:
@@ -27,7 +27,7 @@ def load_object(source: str) -> Any:
     except LoadFailed:
         raise
     except Exception as exc:
-        raise LoadFailed(f"{source!r}: cannot be imported: {type(exc).__name__}: {exc}") from exc
+        raise LoadFailed(f"{source!r}: cannot be imported: {words_of(exc)}") from exc
     try:
         return getattr(module, name)
     except AttributeError as exc:

@@ -187,7 +187,9 @@ def mapped(exc: Exception) -> BackendError:
 
     lost = isinstance(exc, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError)
     message = f"{type(exc).__name__}: {str(exc).strip().splitlines()[-1] if str(exc).strip() else ''}"
-    return SessionLost(message) if lost else ExecutionFailed(message)
+    if lost:
+        return SessionLost(message, self_inflicted=isinstance(exc, MemoryError | torch.OutOfMemoryError))
+    return ExecutionFailed(message)
 
 
 def to_tensor(array: np.ndarray) -> "torch.Tensor":

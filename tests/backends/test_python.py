@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import backends
-from backends.base import ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec
+from backends.base import ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, words_of
 
 UNSTATED = ModelSpec("", (), (), 8)
 STATED = ModelSpec("", (TensorSpec("x", "FP32", (-1,)),), (TensorSpec("y", "FP32", (-1,)),), 8)
@@ -123,3 +123,78 @@ def test_a_file_that_fails_to_import_is_told_and_can_be_mended(tmp_path: Path) -
 def test_what_names_no_code_is_refused(source: str) -> None:
     with pytest.raises(LoadFailed, match="expected `module:name` or"):
         backends.load("python", {"model": source}, STATED)
+
+
+class Worded:
+    """BYTES in and out, without a batch dimension."""
+
+    inputs = (("x", "FP32", (-1,)),)
+    outputs = (("text", "BYTES", (-1, 2)), ("fixed", "FP32", (3,)))
+
+    def predict(self, inputs: Tensors) -> Any:
+        case = int(inputs["x"][0])
+        text = np.array([[b"a", "b"], ["ü", np.str_("d")]], object)
+        fixed = np.zeros(3, np.float32)
+        if case == 1:
+            text = np.array([["a", "b"]])  # fixed-width text would lose what ends in NUL
+        elif case == 2:
+            text = np.array([[b"a", bytearray(b"b")]], object)
+        elif case == 3:
+            text = text.T[:1]  # a view that is not contiguous
+        elif case == 4:
+            fixed = fixed[:2]
+        elif case == 5:
+            text = np.empty((0, 2), object)
+        elif case == 6:
+            return {"text": text, "fixed": fixed, 7: fixed}
+        return {"text": text, "fixed": fixed}
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (1, "output 'text': expected BYTES, the model gave <U1"),
+        (2, "output 'text': expected bytes or str in BYTES, the model gave bytearray"),
+        (4, r"output 'fixed': expected shape \[3\], the model gave shape \[2\]"),
+        (6, r"the model gave \['7'\] beside its outputs \['fixed', 'text'\]: declare or omit them"),
+    ],
+)
+def test_outputs_of_a_model_without_a_batch_dimension_are_held_to_what_is_declared(case: int, message: str) -> None:
+    session = load("Worded", ModelSpec("", (), (), 0)).open_session(0)
+    with pytest.raises(ExecutionFailed, match=message):
+        session.run(x(case), {})
+
+
+@pytest.mark.parametrize(("case", "shape"), [(0, (2, 2)), (3, (1, 2)), (5, (0, 2))])
+def test_text_may_be_bytes_or_str_in_any_layout(case: int, shape: tuple[int, ...]) -> None:
+    session = load("Worded", ModelSpec("", (), (), 0)).open_session(0)
+    assert session.run(x(case), {})["text"].shape == shape
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("not even this")
+
+
+@pytest.mark.parametrize(
+    ("exc", "words"),
+    [
+        (ValueError("odd"), "ValueError: odd"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (ExecutionFailed("no"), "no"),
+        (Wordless(), "Wordless: (its __str__ raised SystemExit)"),
+        (ValueError("\ud800"), "ValueError: \\ud800"),
+        (ExecutionFailed("x" * 2500), "x" * 2500),
+        (ExecutionFailed("x" * 2501), "x" * 2000 + "… (cut, of 2501 characters)"),
+    ],
+)
+def test_the_words_of_an_exception_can_be_sent_on(exc: BaseException, words: str) -> None:
+    assert words_of(exc) == words
+
+
+def test_the_log_has_more_of_a_message_that_was_cut(caplog: pytest.LogCaptureFixture) -> None:
+    words_of(ValueError("x" * 10_000))
+    (record,) = caplog.records
+    assert record.getMessage().count("x") > 9_000
+    words_of(ValueError("x" * 5_000_000))
+    assert len(caplog.records[1].getMessage()) < 20_000

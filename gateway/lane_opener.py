@@ -155,6 +155,7 @@ class LaneOpener:
         except BaseException as exc:
             if opened is not None:
                 try:
+                    runner.abort()  # a probe may hang
                     await opened.close()
                 except Exception:  # the first fault is the one to tell
                     log.exception("%s could not be closed", name)

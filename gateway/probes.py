@@ -37,14 +37,15 @@ async def probe(
     for request in _requests(spec, ragged, sizes):
         if clock.now_ns() >= until_ns:
             return
-        ends = await asyncio.gather(*(_run(runner, batcher, request, clock) for _ in range(runner.free_slots)))
+        # Started at once: an idle session may be lost at any await.
+        ends = await asyncio.gather(*[_start(runner, batcher, request, clock) for _ in range(runner.free_slots)])
         error = next((execution.error for _, execution, _ in ends if execution.error), None)
         if error is not None:
             log.info("%s: not probed, the model refuses made-up inputs: %s", name, error)
             return
         if not ends or not runner.free_slots:
             return
-        batch, execution, time_ns = await _run(runner, batcher, request, clock)
+        batch, execution, time_ns = await _start(runner, batcher, request, clock)
         if execution.error is None:
             batcher.service.probe(batch.group, batch.padded_rows, [time_ns])
 
@@ -74,10 +75,15 @@ def _ones(tensor: TensorSpec, rows: int, length: int) -> np.ndarray:
     return np.ones(shape, NUMPY[tensor.datatype])
 
 
-async def _run(runner: BatchRunner, batcher: Batcher, request: InferRequest, clock: Clock) -> tuple[Batch, Execution, int]:
+def _start(
+    runner: BatchRunner, batcher: Batcher, request: InferRequest, clock: Clock
+) -> "asyncio.Future[tuple[Batch, Execution, int]]":
     """Run a request as a batch of its own; gives also the nanoseconds that its worker was taken."""
-    ended: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
-    batch = batcher.probe(request, clock.now_ns())
-    runner.start(batch, lambda _, execution: ended.set_result(execution))
-    execution = await ended
-    return batch, execution, clock.now_ns() - batch.closed_ns
+    ended: asyncio.Future[tuple[Batch, Execution, int]] = asyncio.get_running_loop().create_future()
+
+    def done(batch: Batch, execution: Execution) -> None:
+        if not ended.done():  # else nobody waits any more
+            ended.set_result((batch, execution, clock.now_ns() - batch.closed_ns))
+
+    runner.start(batcher.probe(request, clock.now_ns()), done)
+    return ended

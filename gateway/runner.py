@@ -13,9 +13,9 @@ from gateway.errors import GatewayError
 class Execution:
     """How one batch ended: outputs or an error, and when the model began and ended on it (`Clock.now_ns` of this process).
 
-    session_lost: the error is the session's, not the batch's: the same requests may well succeed on another session.
-    self_inflicted: with session_lost, the run itself ended the session (it raised what is no Exception, exited, crashed, ran
-    out of memory, hung), not something from outside.
+    session_lost: the session must be rebuilt; the same requests may well succeed on another, unless self_inflicted.
+    self_inflicted: with session_lost: the run itself ended the session (it raised what is no Exception, exited, crashed by a
+    signal other than SIGKILL and SIGTERM, ran out of memory, or hung past hang_timeout_s); not something from outside.
     """
 
     started_ns: int
@@ -82,6 +82,10 @@ class BatchRunner(Protocol):
         """
         ...
 
+    def abort(self) -> None:
+        """Give up what runs: each batch ends soon, with BackendUnreachable. `close` comes next, and then waits for no run."""
+        ...
+
     async def close(self) -> None:
-        """Wait for what runs, then free everything."""
+        """Wait for what runs, then free everything. Cancelled, it does as `abort` and waits no longer."""
         ...

@@ -1,105 +1,196 @@
 """A model in processes of its own: one process per session, spoken to in frames over a private socket pair.
 
-For code that holds the GIL or may crash. The child is `python -m gateway.session_process FD`; it gets one frame with what to
-load, answers with the model's spec, then runs one batch per frame. It ends when its socket does, so it cannot outlive the
-gateway. A child that dies, is killed or breaks the framing is a lost session.
+For code that holds the GIL or may crash. The child is `python -m gateway.session_process FD FD`; it gets one frame with what to
+load, answers with the model's spec, then runs one batch per frame. It ends when its socket does. What it prints goes to the
+gateway's standard error. A child that dies, is killed or breaks the framing is a lost session.
+
+The child leads a process group, so that what the model starts ends with it. The group cannot outlive the gateway either, not
+even while a run holds the GIL: the kernel itself kills it when the gateway's end of a pipe, the lifeline, closes.
 """
 
+import contextlib
+import fcntl
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import traceback
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, Final
 
 import backends
-from backends.base import BackendError, Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec
+from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, words_of
 from gateway.frames import decode_frame, encode_frame
 from gateway.protocols.tensors import Buffer
 
 _SIZE_BYTES: Final = 8
 _STOP_TIMEOUT_S: Final = 5.0
+# How long a child whose socket has ended may take to end as well.
+_EXIT_S: Final = 1.0
+# By which somebody else ends a process: an operator, the kernel that needs its memory.
+_FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class ProcessModel:
-    """A `Model` whose sessions are processes. Loading starts the first of them, since only it can tell the spec."""
+    """A `Model` whose sessions are processes. The first of them is started by `load`, since only it can tell the spec."""
 
     def __init__(self, kind: str, options: Mapping[str, Any], declared: ModelSpec) -> None:
-        """Raises: LoadFailed."""
-        self._load = {"kind": kind, "options": dict(options), "declared": _spec_to_plain(declared)}
-        self._lock = threading.Lock()
-        self._spare: ProcessSession | None = ProcessSession(self._load)
-        self.spec = self._spare.spec
+        self.spec = declared
         self.device = Device("cpu")
         self.memory_bytes = 0  # the children's, which this process does not see
+        self._load = {"kind": kind, "options": dict(options), "declared": _spec_to_plain(declared)}
+        self._lock = threading.Lock()
+        self._sessions: weakref.WeakSet[ProcessSession] = weakref.WeakSet()
+        self._spare: ProcessSession | None = None
+        self._closed = False
+
+    def load(self) -> "ProcessModel":
+        """Raises: LoadFailed."""
+        self._spare = self._start()
+        self.spec = self._spare.spec
+        return self
 
     def open_session(self, index: int) -> "ProcessSession":
         with self._lock:
             spare, self._spare = self._spare, None
-        return spare or ProcessSession(self._load)
+        return spare or self._start()
 
     def close(self) -> None:
-        if self._spare is not None:
-            self._spare.close()
+        """End all children at once, those that are still loading too. From any thread."""
+        with self._lock:
+            self._closed = True
+            sessions = list(self._sessions)
+        for session in sessions:
+            session.kill()
+
+    def _start(self) -> "ProcessSession":
+        session = ProcessSession()
+        with self._lock:
+            self._sessions.add(session)
+            closed = self._closed
+        if closed:
+            session.kill()
+        session.load(self._load)
+        return session
 
 
 class ProcessSession:
-    """One child process."""
+    """One child process. Life: made -> load -> run … -> close; kill at any time, from any thread."""
 
-    def __init__(self, load: Mapping[str, Any]) -> None:
-        """Raises: LoadFailed, with the child's own message."""
+    spec: ModelSpec  # from load on
+
+    def __init__(self) -> None:
+        """Start the child. Raises: OSError."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        lifeline, self._lifeline = os.pipe()
+        try:
             # The path is handed on, so that a model file beside the gateway's start directory is found in the child as well.
             env = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-            command = [sys.executable, "-m", "gateway.session_process", str(theirs.fileno())]
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL, start_new_session=True
+                [sys.executable, "-m", "gateway.session_process", str(theirs.fileno()), str(lifeline)],
+                pass_fds=[theirs.fileno(), lifeline],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # on its standard output the gateway speaks to programs
+                start_new_session=True,
             )
+        except BaseException:
+            ours.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
         self._socket = ours
-        try:
-            _, answer = self._exchange({}, load)
-        except SessionLost as exc:
-            self.close()
-            raise LoadFailed(str(exc)) from exc
-        if "error" in answer:
-            self.close()
-            raise LoadFailed(answer["error"])
-        self.spec = _spec_from_plain(answer["spec"])
+        self._reaping = threading.Lock()
+        self._status: Future[int] = Future()
+        threading.Thread(target=self._reap, name=f"reap-{self.pid}", daemon=True).start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
+    def load(self, load: Mapping[str, Any]) -> None:
+        """Raises: LoadFailed, with the child's own message."""
+        try:
+            _, answer = self._exchange({}, load)
+        except SessionLost as exc:
+            self.close()
+            raise LoadFailed(f"{exc} while it loaded the model") from exc
+        if "error" in answer:
+            self.close()
+            raise LoadFailed(answer["error"])
+        self.spec = _spec_from_plain(answer["spec"])
+
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         outputs, answer = self._exchange(inputs, {"parameters": dict(parameters)})
-        if "error" in answer:
-            raise (SessionLost if answer["lost"] else ExecutionFailed)(answer["error"])
-        return outputs
+        if "error" not in answer:
+            return outputs
+        if answer["lost"]:
+            raise SessionLost(answer["error"], self_inflicted=answer["self_inflicted"])
+        raise ExecutionFailed(answer["error"])
+
+    def watch(self, died: Callable[[str], None]) -> None:
+        self._status.add_done_callback(lambda status: died(f"process {self.pid} ended with status {status.result()}"))
 
     def kill(self) -> None:
-        """End the child at once; a run in progress on another thread raises SessionLost. Safe from any thread."""
-        self._process.kill()
+        with self._reaping:  # or its pid could be another's by now
+            if not self._status.done():
+                self._kill_group()
 
     def close(self) -> None:
         self._socket.close()
-        try:
-            self._process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._ended_within(_STOP_TIMEOUT_S) is None:
+            self.kill()
+            self._ended_within(_STOP_TIMEOUT_S)
 
     def _exchange(self, tensors: Tensors, extra: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+        frame = encode_frame(tensors, extra)
+        if self._status.done():
+            raise SessionLost(f"process {self.pid} of the session ended with status {self._status.result()}")
         try:
-            _send(self._socket, encode_frame(tensors, extra))
+            _send(self._socket, frame)
             return decode_frame(_receive(self._socket))
-        except (OSError, EOFError) as exc:
-            try:
-                status = self._process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                status = None
-            raise SessionLost(f"process {self._process.pid} of the session ended with status {status}") from exc
+        except Exception as exc:  # after half an exchange the next answer would be another question's
+            status = self._ended_within(_EXIT_S) if isinstance(exc, OSError | EOFError) else None
+            if status is None:
+                self.kill()
+                raise SessionLost(f"process {self.pid} of the session answered {words_of(exc)}", self_inflicted=True) from exc
+            raise SessionLost(
+                f"process {self.pid} of the session ended with status {status}", self_inflicted=status not in _FROM_OUTSIDE
+            ) from exc
+
+    def _ended_within(self, timeout_s: float) -> int | None:
+        """The status of the child, if it has ended by then."""
+        try:
+            return self._status.result(timeout_s)
+        except TimeoutError:
+            return None
+
+    def _reap(self) -> None:
+        """On a thread of its own, until the child has ended."""
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):  # code of a model's waits for any child
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet: its number stays its group's
+        else:  # macOS
+            self._process.wait()
+        with self._reaping:
+            self._kill_group()  # what the model started
+            status = self._process.wait()
+            os.close(self._lifeline)
+            # What has left the group may hold the other end: a run must not wait for that.
+            with contextlib.suppress(OSError):  # closed before
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._status.set_result(status)
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: nobody is left
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def _send(channel: socket.socket, pieces: list[Buffer]) -> None:
@@ -155,15 +246,21 @@ def _spec_from_plain(plain: dict[str, Any]) -> ModelSpec:
 
 def _serve(channel: socket.socket) -> None:
     """The child: load what the first frame says, then run frames until the socket ends."""
+    pid = os.getpid()
+
+    def answer(frame: list[Buffer]) -> None:
+        if os.getpid() != pid:
+            os._exit(0)  # the model forked, and this is the copy: only the original answers
+        _send(channel, frame)
+
     _, load = decode_frame(_receive(channel))
     try:
         model = backends.load(load["kind"], load["options"], _spec_from_plain(load["declared"]))
         session = model.open_session(0)
-    except Exception as exc:  # whatever it is, the parent must be told in words
-        message = str(exc) if isinstance(exc, BackendError) else f"{type(exc).__name__}: {exc}"
-        _send(channel, encode_frame({}, {"error": message}))
+    except BaseException as exc:  # whatever it is, the parent must be told in words
+        answer(encode_frame({}, {"error": words_of(exc)}))
         return
-    _send(channel, encode_frame({}, {"spec": _spec_to_plain(model.spec)}))
+    answer(encode_frame({}, {"spec": _spec_to_plain(model.spec)}))
     while True:
         try:
             frame = _receive(channel)
@@ -171,15 +268,47 @@ def _serve(channel: socket.socket) -> None:
             break
         tensors, extra = decode_frame(frame)
         try:
-            answer = encode_frame(session.run(tensors, extra["parameters"]), {})
-        except Exception as exc:  # as above
-            message = str(exc) if isinstance(exc, BackendError) else f"{type(exc).__name__}: {exc}"
-            answer = encode_frame({}, {"error": message, "lost": isinstance(exc, SessionLost | MemoryError)})
-        _send(channel, answer)
-    session.close()
-    model.close()
+            outcome = encode_frame(session.run(tensors, extra["parameters"]), {})
+        except BaseException as exc:  # as above
+            outcome = encode_frame({}, {"error": words_of(exc), **_verdict(exc)})
+        answer(outcome)
+    for close in (session.close, model.close):
+        try:
+            close()
+        except BaseException:  # nobody is left to be told
+            traceback.print_exc()
+
+
+def _verdict(exc: BaseException) -> dict[str, bool]:
+    """Whether what a run raised has ended the session, and by the run's own doing."""
+    if isinstance(exc, SessionLost):
+        return {"lost": True, "self_inflicted": exc.self_inflicted}
+    ended = isinstance(exc, MemoryError) or not isinstance(exc, Exception)
+    return {"lost": ended, "self_inflicted": ended}
+
+
+def _end_with(lifeline: int) -> None:
+    """Have this process group killed when the other end of the pipe closes, which only the gateway holds.
+
+    By the kernel where it can: a thread would wait for a run that holds the GIL. PR_SET_PDEATHSIG would spare what the model
+    started, and strike when the gateway's thread that forked ends.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+        if select.select([lifeline], [], [], 0)[0]:  # it closed before
+            os._exit(1)
+    else:
+        threading.Thread(target=_end_after, args=(lifeline,), daemon=True).start()
+
+
+def _end_after(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
+    _end_with(int(sys.argv[2]))
     with socket.socket(fileno=int(sys.argv[1])) as inherited:
         _serve(inherited)

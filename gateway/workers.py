@@ -4,20 +4,25 @@ A worker is a thread, the session it opened, and at most one batch. The loop han
 concatenates, runs, and posts the end back to the loop. So the loop never waits for a model, and a session is only ever used
 by the thread that opened it.
 
-A session that is lost (SessionLost, or a run past `hang_timeout_s`) is dropped with its worker, its batch ends with
-`session_lost`, and a new worker opens a new session after a back-off that doubles from 0.1 s to 5 s. A thread that hangs
-cannot be ended: it is abandoned, and what it may still return is ignored. Only isolation `process` gives the memory and the
-core back, since there the process is killed.
+A session that is lost (SessionLost, what a model raises that is no Exception, a run past `hang_timeout_s`, a process that
+died, whether or not it ran anything) is dropped with its worker, its batch ends with `session_lost`, and a new worker opens a
+new session. It does so at once, unless the lost session had been rebuilt and never finished a run, or a rebuild fails: then
+after a back-off that doubles from 0.1 s to 5 s. A thread that hangs cannot be ended: it is abandoned, and what it may still
+return is ignored. Only isolation `process` gives the memory and the core back, since there the process is killed.
+
+Whatever may hang runs on daemon threads: the loop's own executor would keep the process from ending.
 """
 
 import asyncio
 import contextlib
 import functools
 import logging
+import os
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import backends
 from backends.base import (
@@ -30,6 +35,7 @@ from backends.base import (
     Session,
     SessionLost,
     SpecMismatch,
+    words_of,
 )
 from gateway.batching.batch import Batch
 from gateway.clock import Clock, Timer
@@ -45,6 +51,14 @@ _CANCEL_AGAIN_S: Final = 0.02
 # After this many failed rebuilds in a row with no worker left, what waits is refused rather than kept for a session that may
 # never come.
 _REBUILDS_BEFORE_UNAVAILABLE: Final = 3
+# How long a rebuild waits for the lost session to free what it held: not for ever, since it may hang.
+_FREED_S: Final = 0.1
+# How long closing waits for sessions, and then for the model, to free what they hold; and after `abort`.
+_CLOSE_S: Final = 7.0
+_CLOSE_ABORTED_S: Final = 0.5
+_LOG_CHARS: Final = 16_000
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -62,15 +76,16 @@ class WorkerPool:
         self._declared = declared
         self._name = name
         self._clock = clock
-        # from open on
-        self._loop: asyncio.AbstractEventLoop
-        self._model: Model
+        self._model: Model | None = None
+        self._loop: asyncio.AbstractEventLoop  # from open on
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
+        self._stopped: set[_Worker] = set()
         self._failed_rebuilds = 0
         self._rebuilds: set[asyncio.Task[None]] = set()
         self._watchdog: Timer | None = None
         self._closing = False
+        self._aborted = False
         self._drained = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -91,6 +106,8 @@ class WorkerPool:
 
     @property
     def available(self) -> bool:
+        if self._aborted:
+            return False
         return bool(self._idle or self._busy) or self._failed_rebuilds < _REBUILDS_BEFORE_UNAVAILABLE
 
     @property
@@ -105,17 +122,16 @@ class WorkerPool:
 
     async def open(self) -> ModelSpec:
         self._loop = asyncio.get_running_loop()
-        load = functools.partial(_load, self._backend, self._declared)
         try:
-            self._model = await asyncio.to_thread(load)
+            self._model = await self._load()
             for index in range(self._backend.sessions):
-                self._idle.append(await self._open_worker(index))
+                self._admit(await self._open_worker(index))
         except SpecMismatch as exc:
             await self.close()
-            raise ConfigError(f"{self._name}: {exc}") from exc
+            raise ConfigError(f"{self._name}: {words_of(exc)}") from exc
         except BackendError as exc:
             await self.close()
-            raise BackendFailed(f"{self._name}: failed to load: {exc}") from exc
+            raise BackendFailed(f"{self._name}: failed to load: {words_of(exc)}") from exc
         except asyncio.CancelledError:
             await self.close()
             raise
@@ -133,27 +149,80 @@ class WorkerPool:
         if worker is not None and worker.try_cancel():
             self._loop.call_later(_CANCEL_AGAIN_S, self.cancel, batch)
 
+    def abort(self) -> None:
+        """Give up what runs and what loads. Sessions in processes are killed; threads are left to themselves.
+
+        The batches end soon, with BackendUnreachable. `close` comes next, and is prompt then.
+        """
+        self._closing = self._aborted = True
+        for task in self._rebuilds:
+            task.cancel()
+        now_ns = self._clock.now_ns()
+        for worker in list(self._busy):
+            error = BackendUnreachable(f"{self._name}: the gateway ends before the model has returned")
+            self._give_up(worker, Execution(worker.started_ns, now_ns, error=error, session_lost=True))
+        self._stop_idle()
+        if isinstance(self._model, ProcessModel):
+            self._model.close()
+
     async def close(self) -> None:
-        """Wait for what runs (at most the hang timeout, by the watchdog), then free everything."""
+        """Wait for what runs (at most the hang timeout, by the watchdog), then free everything.
+
+        Cancelled: as `abort` does, without waiting any longer.
+        """
         self._closing = True
         for task in self._rebuilds:
             task.cancel()
-        if self._busy:
-            await self._drained.wait()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-        workers, self._idle = self._idle, []
-        for worker in workers:
-            worker.stop()
-        for worker in workers:
-            await asyncio.to_thread(worker.join, 5.0)
-        if hasattr(self, "_model"):
-            await asyncio.to_thread(self._model.close)
+        try:
+            if self._busy:
+                await self._drained.wait()
+            if self._watchdog is not None:
+                self._watchdog.cancel()
+            self._stop_idle()
+            within_s = _CLOSE_ABORTED_S if self._aborted else _CLOSE_S
+            ended = [worker.ended for worker in self._stopped if not worker.ended.done()]
+            if ended:
+                await asyncio.wait(ended, timeout=within_s)
+            if self._model is not None:
+                freed = _on_thread(self._loop, f"{self._name} close", self._model.close)
+                await asyncio.wait([freed], timeout=within_s)
+                if freed.done() and (failure := freed.exception()):
+                    log.warning("%s: the model did not close well: %s", self._name, failure)
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+
+    # the model
+
+    async def _load(self) -> Model:
+        """Raises: BackendError."""
+        kind: str = self._backend.kind  # type: ignore[attr-defined]  # every kind adds its literal
+        options = self._backend.options()
+        load: Callable[[], Model]
+        if self._backend.isolation == "process":
+            self._model = model = ProcessModel(kind, options, self._declared)  # known from now on, to be closed while it loads
+            load = model.load
+        else:
+            load = functools.partial(backends.load, kind, options, self._declared)
+        loading = _on_thread(self._loop, f"{self._name} load", load)
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(self._close_late)
+            raise
+
+    def _close_late(self, loading: "asyncio.Future[Model]") -> None:
+        """Free a model that nobody waited for."""
+        if loading.exception() is None:
+            _on_thread(self._loop, f"{self._name} close", loading.result().close)
 
     # workers
 
-    async def _open_worker(self, index: int) -> "_Worker":
-        worker = _Worker(index, f"{self._name}-{index}", self._loop, self._clock, self._ended)
+    async def _open_worker(self, index: int, backoff_s: float = 0.0) -> "_Worker":
+        """backoff_s: what was waited before. Raises: BackendError."""
+        assert self._model is not None
+        worker = _Worker(index, f"{self._name}-{index}", self._loop, self._clock, self._ended, self._died)
+        worker.backoff_s = backoff_s
         opened: asyncio.Future[None] = self._loop.create_future()
         worker.open(self._model, opened)
         try:
@@ -163,45 +232,83 @@ class WorkerPool:
             raise
         return worker
 
-    def _ended(self, worker: "_Worker", execution: Execution) -> None:
-        if worker not in self._busy:
-            return  # abandoned before: its batch has been answered
-        self._busy.discard(worker)
-        batch, on_done = worker.take()
-        if execution.session_lost:
-            worker.stop()
-            self._rebuild(worker.index)
+    def _admit(self, worker: "_Worker") -> None:
+        """Let an open worker run batches, unless its session has died meanwhile."""
+        if worker.death:
+            self._lose(worker)
         else:
-            self._failed_rebuilds = 0
             self._idle.append(worker)
+
+    def _ended(self, worker: "_Worker", execution: Execution) -> None:
+        if worker in self._busy:  # else it was given up, and its batch has been answered
+            batch, on_done = self._take_back(worker, execution)
+            on_done(batch, execution)
+
+    def _give_up(self, worker: "_Worker", execution: Execution) -> None:
+        """End the batch of a worker that may not return. What its callback raises hurts nobody else."""
+        batch, on_done = self._take_back(worker, execution)
+        self._loop.call_soon(on_done, batch, execution)
+
+    def _take_back(self, worker: "_Worker", execution: Execution) -> tuple[Batch, Callable[[Batch, Execution], None]]:
+        self._busy.discard(worker)
+        if execution.session_lost:
+            worker.proven |= execution.self_inflicted
+            self._lose(worker)
+        else:
+            worker.proven = True
+            self._failed_rebuilds = 0
+            self._admit(worker)
         if self._closing and not self._busy:
             self._drained.set()
-        on_done(batch, execution)
+        return worker.take()
 
-    def _rebuild(self, index: int) -> None:
-        if self._closing:
-            return
-        task = self._loop.create_task(self._rebuild_worker(index))
-        self._rebuilds.add(task)
-        task.add_done_callback(self._rebuilds.discard)
+    def _died(self, worker: "_Worker", death: str) -> None:
+        """The session's process has ended. If it ran something, that run ends as well, and says so."""
+        worker.death = death
+        if worker in self._idle:
+            self._idle.remove(worker)
+            log.warning("%s: session %d is lost while idle: %s", self._name, worker.index, death)
+            self._lose(worker)
+            self.on_change()
 
-    async def _rebuild_worker(self, index: int) -> None:
-        backoff_s = _BACKOFF_FIRST_S
+    def _lose(self, worker: "_Worker") -> None:
+        """Drop a worker whose session is lost, and open another in its place."""
+        worker.abandon()
+        if not self._closing:
+            task = self._loop.create_task(self._rebuild(worker))
+            self._rebuilds.add(task)
+            task.add_done_callback(self._rebuilds.discard)
+
+    async def _rebuild(self, lost: "_Worker") -> None:
+        backoff_s = 0.0 if lost.proven else _longer(lost.backoff_s)
+        await asyncio.wait([lost.ended], timeout=_FREED_S)
         while True:
             await asyncio.sleep(backoff_s)
             try:
-                worker = await self._open_worker(index)
+                worker = await self._open_worker(lost.index, backoff_s)
             except BackendError as exc:
                 self._failed_rebuilds += 1
-                backoff_s = min(2 * backoff_s, _BACKOFF_MOST_S)
-                log.warning("%s: session %d could not be rebuilt, next try in %.1f s: %s", self._name, index, backoff_s, exc)
-                self.on_change()
+                backoff_s = _longer(backoff_s)
+                why = words_of(exc)
+                log.warning(
+                    "%s: session %d could not be rebuilt, next try in %.1f s: %s", self._name, lost.index, backoff_s, why
+                )
+                self._tell()
                 continue
-            log.info("%s: session %d is rebuilt", self._name, index)
+            log.info("%s: session %d is rebuilt", self._name, lost.index)
             self._failed_rebuilds = 0
-            self._idle.append(worker)
-            self.on_change()
+            self._admit(worker)
+            self._tell()
             return
+
+    def _tell(self) -> None:
+        self._loop.call_soon(self.on_change)  # not within a rebuild, which what it raises must not end
+
+    def _stop_idle(self) -> None:
+        workers, self._idle = self._idle, []
+        for worker in workers:
+            worker.stop()
+        self._stopped.update(workers)
 
     # a run past the limit
 
@@ -214,21 +321,41 @@ class WorkerPool:
             log.error(
                 "%s: session %d ran for over %g s and is abandoned", self._name, worker.index, self._backend.hang_timeout_s
             )
-            worker.abandon()
             error = BackendFailed(
                 f"{self._name}: the model did not return within hang_timeout_s {self._backend.hang_timeout_s:g}"
             )
-            self._ended(worker, Execution(worker.started_ns, now_ns, error=error, session_lost=True))
+            self._give_up(worker, Execution(worker.started_ns, now_ns, error=error, session_lost=True, self_inflicted=True))
         if self._busy:
             oldest_ns = min(worker.started_ns for worker in self._busy)
             self._watchdog = self._clock.call_at(oldest_ns + limit_ns, self._watch)
 
 
-def _load(backend: Backend, declared: ModelSpec) -> Model:
-    kind: str = backend.kind  # type: ignore[attr-defined]  # every kind adds its literal
-    if backend.isolation == "process":
-        return ProcessModel(kind, backend.options(), declared)
-    return backends.load(kind, backend.options(), declared)
+def _longer(backoff_s: float) -> float:
+    return min(max(2 * backoff_s, _BACKOFF_FIRST_S), _BACKOFF_MOST_S)
+
+
+def _on_thread(loop: asyncio.AbstractEventLoop, name: str, function: Callable[[], T]) -> "asyncio.Future[T]":
+    """Call a model's function on a daemon thread. The future raises: BackendError, whatever the function raises.
+
+    Of all else, a future does not take StopIteration, and an await hands on as its own what is no Exception.
+    """
+    future: asyncio.Future[T] = loop.create_future()
+    pid = os.getpid()
+
+    def main() -> None:
+        try:
+            settle = functools.partial(_settle, future, function())
+        except BackendError as exc:
+            settle = functools.partial(_fail, future, exc)
+        except BaseException as exc:
+            settle = functools.partial(_fail, future, LoadFailed(words_of(exc)))
+        _post(loop, pid, settle)
+
+    try:
+        threading.Thread(target=main, name=name, daemon=True).start()
+    except RuntimeError as exc:  # there are too many
+        future.set_exception(LoadFailed(words_of(exc)))
+    return future
 
 
 class _Worker:
@@ -241,24 +368,32 @@ class _Worker:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         ended: "Callable[[_Worker, Execution], None]",
+        died: "Callable[[_Worker, str], None]",
     ) -> None:
+        """ended, died: called on the loop, when a batch has ended and when the session's process has."""
         self.index = index
         self.started_ns = 0
+        self.proven = False  # it has finished a run, or was ended by one: it is not the session that is at fault
+        self.backoff_s = 0.0
+        self.death = ""  # how the session's process ended; empty: it lives
+        self.ended: asyncio.Future[None] = loop.create_future()  # done when the thread ends, its session closed
         self._name = name
         self._loop = loop
+        self._pid = os.getpid()
         self._clock = clock
         self._post_end = functools.partial(ended, self)
+        self._died = functools.partial(died, self)
         self._jobs: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._current: tuple[Batch, Callable[[Batch, Execution], None]] | None = None
         self._session: Session | None = None
-        self._thread: threading.Thread
 
     # on the loop
 
     def open(self, model: Model, opened: "asyncio.Future[None]") -> None:
-        # A daemon, so that a model that hangs does not keep the process from ending.
-        self._thread = threading.Thread(target=self._main, args=(model, opened), name=self._name, daemon=True)
-        self._thread.start()
+        try:
+            threading.Thread(target=self._main, args=(model, opened), name=self._name, daemon=True).start()
+        except RuntimeError as exc:  # there are too many
+            opened.set_exception(LoadFailed(words_of(exc)))
 
     def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None], now_ns: int) -> None:
         self.started_ns = now_ns
@@ -271,9 +406,10 @@ class _Worker:
     def try_cancel(self) -> bool:
         """Ask the session to end its run. False if it cannot."""
         cancel = getattr(self._session, "cancel", None)
-        if cancel is not None:
-            cancel()
-        return cancel is not None
+        if cancel is None:
+            return False
+        cancel()
+        return True
 
     def take(self) -> tuple[Batch, Callable[[Batch, Execution], None]]:
         current, self._current = self._current, None
@@ -286,12 +422,10 @@ class _Worker:
 
     def abandon(self) -> None:
         """Give the thread up; a session in a process of its own is killed, which also ends the thread."""
-        self._jobs.put(None)
-        if self._session is not None and hasattr(self._session, "kill"):
-            self._session.kill()
-
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
+        self.stop()
+        kill = getattr(self._session, "kill", None)
+        if kill is not None:
+            kill()
 
     # on the worker's thread
 
@@ -299,44 +433,63 @@ class _Worker:
         try:
             session = self._session = model.open_session(self.index)
         except BackendError as exc:
-            self._post(_settle, opened, exc)
+            self._post(_fail, opened, exc)
+            self._post(_settle, self.ended, None)
             return
-        except Exception as exc:  # a foreign exception that slipped past the backend's seam must not hang the pool
-            self._post(_settle, opened, LoadFailed(f"{type(exc).__name__}: {exc}"))
+        except BaseException as exc:  # whatever slipped past the backend's seam must not hang the pool
+            self._post(_fail, opened, LoadFailed(words_of(exc)))
+            self._post(_settle, self.ended, None)
             return
+        watch = getattr(session, "watch", None)
+        if watch is not None:
+            watch(functools.partial(self._post, self._died))
         self._post(_settle, opened, None)
         while (batch := self._jobs.get()) is not None:
             execution = self._run(session, batch)
             del batch  # or its bytes would live until the next batch
             self._post(self._post_end, execution)
-        with contextlib.suppress(Exception):  # the session is gone either way, and nobody is left to be told
+            del execution
+        try:
             session.close()
+        except BaseException as exc:  # the session is gone either way
+            log.warning("%s: its session did not close well: %s", self._name, words_of(exc))
+        self._post(_settle, self.ended, None)
 
     def _run(self, session: Session, batch: Batch) -> Execution:
         started_ns = self._clock.now_ns()
         error: GatewayError
-        lost = False
+        lost = own = False
         try:
             outputs = session.run(batch.concat(), _parameters(batch))
             return Execution(started_ns, self._clock.now_ns(), outputs=outputs)
         except SessionLost as exc:
-            error, lost = BackendUnreachable(f"{self._name}: {exc}"), True
+            lost, own = True, exc.self_inflicted
+            error = (BackendFailed if own else BackendUnreachable)(f"{self._name}: {words_of(exc)}")
         except RunCancelled as exc:
-            error = Cancelled(f"{self._name}: {exc}")
+            error = Cancelled(f"{self._name}: {words_of(exc)}")
         except BackendError as exc:
-            error = BackendFailed(f"{self._name}: {exc}")
+            error = BackendFailed(f"{self._name}: {words_of(exc)}")
         except GatewayError as exc:
             error = exc
-        except MemoryError as exc:
-            error, lost = BackendFailed(f"{self._name}: out of memory: {exc}"), True
         except Exception as exc:  # whatever a model raises must end in an answer
-            log.exception("%s: unexpected exception of the backend", self._name)
-            error = BackendFailed(f"{self._name}: {type(exc).__name__}: {exc}")
-        return Execution(started_ns, self._clock.now_ns(), error=error, session_lost=lost)
+            lost = own = isinstance(exc, MemoryError)
+            log.error("%s: unexpected exception of the backend\n%s", self._name, traceback.format_exc()[-_LOG_CHARS:])
+            error = BackendFailed(f"{self._name}: {words_of(exc)}")
+        except BaseException as exc:  # SystemExit, KeyboardInterrupt and the like are meant to end all: they end the session
+            lost = own = True
+            error = BackendFailed(f"{self._name}: the model raised {words_of(exc)}, which ends its session")
+        return Execution(started_ns, self._clock.now_ns(), error=error, session_lost=lost, self_inflicted=own)
 
     def _post(self, callback: Callable[..., object], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(callback, *args)
+        _post(self._loop, self._pid, callback, *args)
+
+
+def _post(loop: asyncio.AbstractEventLoop, pid: int, callback: Callable[..., object], *args: object) -> None:
+    """Have the loop call back, from a thread on which a model's code has run. pid: of the gateway."""
+    if os.getpid() != pid:
+        os._exit(0)  # the model forked, and this is the copy: only the original answers
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(callback, *args)
 
 
 def _parameters(batch: Batch) -> Mapping[str, object]:
@@ -349,10 +502,11 @@ def _parameters(batch: Batch) -> Mapping[str, object]:
     return parameters | {DEADLINE_NS: latest_ns}
 
 
-def _settle(future: "asyncio.Future[None]", exc: Exception | None) -> None:
-    if future.done():
-        return
-    if exc is None:
-        future.set_result(None)
-    else:
+def _settle(future: "asyncio.Future[T]", result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: "asyncio.Future[T]", exc: Exception) -> None:
+    if not future.done():
         future.set_exception(exc)

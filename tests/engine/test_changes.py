@@ -84,6 +84,8 @@ class SlowRunner(SimulatedRunner):
             raise fault
         return SPEC
 
+    def abort(self) -> None: ...
+
     async def close(self) -> None:
         await asyncio.sleep(CLOSE_S)
         self.closed = True

@@ -15,6 +15,7 @@ the last one, when Serve means to stop it, once nothing has run there for a seco
 
 import asyncio
 import contextlib
+import functools
 import logging
 import pickle
 import time
@@ -41,7 +42,7 @@ from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defined]  # made at run time by protobuf
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
-from backends.base import ModelSpec, Tensors, TensorSpec
+from backends.base import ModelSpec, Tensors, TensorSpec, words_of
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
 from gateway.config import Backend
@@ -117,10 +118,11 @@ class RemoteRunner:
         self._links: dict[str, _Link] = {}
         self._usable: list[_Link] = []
         self._given_up = False
+        self._aborted = False
         self._giving_up: asyncio.TimerHandle | None = None
         self._wishing: asyncio.Task[None] | None = None
         self._idle_check: asyncio.TimerHandle | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[Execution]] = set()
         self._retired: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -136,7 +138,7 @@ class RemoteRunner:
 
     @property
     def available(self) -> bool:
-        return not self._given_up
+        return not (self._given_up or self._aborted)
 
     @property
     def cold(self) -> bool:
@@ -176,40 +178,60 @@ class RemoteRunner:
         link.busy += 1
         if not link.listed:
             self.wake()  # a successor: Serve no longer counts what runs there
-        task = self._loop.create_task(self._run(link, batch, on_done))
+        sent_ns = self._clock.now_ns()
+        task = self._loop.create_task(self._call(link, batch, sent_ns))
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(functools.partial(self._ended, link, batch, on_done, sent_ns))
 
     def cancel(self, batch: Batch) -> None:
         """The replica runs it to its end."""
 
+    def abort(self) -> None:
+        """Wait no longer for the replicas, which run what they have to its end."""
+        self._aborted = True
+        for task in self._running:
+            task.cancel()
+
     async def close(self) -> None:
         self._poll.stop()
-        if self._running:
-            await asyncio.wait(self._running)
         for timer in (self._giving_up, self._idle_check):
             if timer is not None:
                 timer.cancel()
         if self._wishing is not None:
             self._wishing.cancel()
-        links, self._links = self._links, {}
-        unloaded = not self._ending()
-        await asyncio.gather(*self._retired, *(link.close(release=unloaded) for link in links.values()))
+        try:
+            if self._running:
+                await asyncio.wait(self._running)
+            links, self._links = self._links, {}
+            unloaded = not self._ending()
+            await asyncio.gather(*self._retired, *(link.close(release=unloaded) for link in links.values()))
+        except asyncio.CancelledError:
+            self.abort()
+            raise
 
     # a batch
 
-    async def _run(self, link: "_Link", batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
-        sent_ns = self._clock.now_ns()
-        try:
-            execution = await self._call(link, batch, sent_ns)
-        except GatewayError as exc:
-            execution = Execution(sent_ns, self._clock.now_ns(), error=exc)
-        except (ValueError, TypeError, KeyError) as exc:  # inputs that do not fit together, or a frame that is none
-            error = BackendFailed(f"{self._name}: {type(exc).__name__}: {exc}")
-            execution = Execution(sent_ns, self._clock.now_ns(), error=error)
+    def _ended(
+        self,
+        link: "_Link",
+        batch: Batch,
+        on_done: Callable[[Batch, Execution], None],
+        sent_ns: int,
+        task: "asyncio.Task[Execution]",
+    ) -> None:
+        """Give the slot back and tell how the call ended, whatever it was that ended it."""
+        self._running.discard(task)
         link.busy -= 1
         link.used_s = self._loop.time()
-        on_done(batch, execution)
+        error: GatewayError
+        if task.cancelled():  # by `abort`, or with the connection
+            error = BackendUnreachable(f"{self._name}: replica {link.replica_id} was given up before it has answered")
+        elif (exc := task.exception()) is None:
+            on_done(batch, task.result())
+            return
+        else:  # inputs that cannot be sent, or a frame that is none
+            error = exc if isinstance(exc, GatewayError) else BackendFailed(f"{self._name}: {words_of(exc)}")
+        on_done(batch, Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=task.cancelled()))
 
     async def _call(self, link: "_Link", batch: Batch, sent_ns: int) -> Execution:
         frame = pack(
@@ -233,7 +255,13 @@ class RemoteRunner:
         started_ns = finished_ns - extra["computed_ns"]
         if "error" in extra:
             error_class = _ERRORS.get(extra["error"], InternalError)
-            return Execution(started_ns, finished_ns, error=error_class(extra["message"]), session_lost=extra["session_lost"])
+            return Execution(
+                started_ns,
+                finished_ns,
+                error=error_class(extra["message"]),
+                session_lost=extra["session_lost"],
+                self_inflicted=extra.get("self_inflicted", False),  # a replica of an older version does not say
+            )
         return Execution(started_ns, finished_ns, outputs=outputs)
 
     # who is there
@@ -283,7 +311,7 @@ class RemoteRunner:
             self._expect_replica()
         elif self._links:
             self.wake()  # the last one was lost, and not let go: what waits for it still does
-        self.on_change()
+        self._loop.call_soon(self.on_change)  # not from here: what it raises must not end an attendance
 
     def _is_idle(self, link: "_Link") -> bool:
         """Whether a replica that Serve means to stop without a successor is no longer used; looks again later if it is."""
@@ -443,13 +471,13 @@ class _Link:
             question = msgspec.msgpack.encode((self.ingress, known))
             try:
                 answer = await self._request(_ATTEND, question, ATTEND_S + _CALL_MARGIN_S)
-            except (LinkLost, InternalError) as exc:
+                known, self.content, spec, self.fault = _attendance_decoder.decode(answer)
+            except (LinkLost, InternalError, msgspec.MsgspecError) as exc:
                 log.debug("%s: %s", self.replica_id, exc)
                 known = None
                 self._set_up(False)
                 await asyncio.sleep(_RETRY_ATTEND_S)
                 continue
-            known, self.content, spec, self.fault = _attendance_decoder.decode(answer)
             if self.fault:
                 log.warning("%s: %s", self.replica_id, self.fault)
                 known = None
@@ -490,7 +518,7 @@ class _Link:
                 self._drained.set()
         answer = pickle.loads(response.serialized_message)  # noqa: S301  # Serve's envelope, on the cluster's authenticated network
         if response.is_error:
-            raise InternalError(f"replica {self.replica_id}: {type(answer).__name__}: {answer}")
+            raise InternalError(f"replica {self.replica_id}: {words_of(answer)}")
         return answer  # type: ignore[no-any-return]  # both methods return bytes
 
     async def _answers(self) -> bool:

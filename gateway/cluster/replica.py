@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backends.base import ModelSpec
+from backends.base import ModelSpec, words_of
 from gateway.batching.batch import Batch, Part
 from gateway.batching.leases import Demand, share
 from gateway.clock import LoopClock
@@ -83,7 +83,7 @@ class Replica:
         except GatewayError as exc:
             execution = Execution(received_ns, received_ns, error=exc)
         except Exception as exc:  # whatever a bad frame brings about must end in an answer
-            execution = Execution(received_ns, received_ns, error=InternalError(f"{self._name}: {type(exc).__name__}: {exc}"))
+            execution = Execution(received_ns, received_ns, error=InternalError(f"{self._name}: {words_of(exc)}"))
         times = {
             "waited_ns": execution.started_ns - received_ns,
             "computed_ns": execution.finished_ns - execution.started_ns,
@@ -92,9 +92,10 @@ class Replica:
         if error is None:
             try:
                 return pack(execution.outputs or {}, **times)
-            except (GatewayError, TypeError, ValueError, KeyError) as exc:
-                error = BackendFailed(f"{self._name}: outputs that cannot be sent: {exc}")
-        return pack({}, **times, error=type(error).__name__, message=error.message, session_lost=execution.session_lost)
+            except Exception as exc:
+                error = BackendFailed(f"{self._name}: outputs that cannot be sent: {words_of(exc)}")
+        verdict = {"session_lost": execution.session_lost, "self_inflicted": execution.self_inflicted}
+        return pack({}, **times, error=type(error).__name__, message=error.message, **verdict)
 
     async def attend(self, question: bytes) -> bytes:
         """Tell the caller's slots and the model's spec, once the slots are not those it knows or a while has passed."""
@@ -150,11 +151,13 @@ class Replica:
         return self.close()
 
     async def close(self) -> None:
-        """End the sessions. A second call does nothing."""
+        """End the sessions; nobody waits any more for what they may run. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            if self._loaded:
-                await self._pool.close()
+            if self._loading is not None:
+                self._loading.cancel()
+            self._pool.abort()
+            await self._pool.close()
 
     # the model
 
@@ -171,14 +174,16 @@ class Replica:
 
     async def _reopen(self) -> str:
         fault = ""
-        async with self._changing:
-            try:
-                if not self._loaded:
-                    await self._open()
-            except GatewayError as exc:
-                fault = exc.message
-                self._pool = self._new_pool()
-        self._loading = None
+        try:
+            async with self._changing:
+                try:
+                    if not self._loaded:
+                        await self._open()
+                except GatewayError as exc:
+                    fault = exc.message
+                    self._pool = self._new_pool()
+        finally:
+            self._loading = None
         self._sessions_changed()
         return fault
 

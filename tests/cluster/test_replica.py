@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,9 +13,15 @@ from backends.base import ModelSpec
 from gateway.cluster.remote import pack
 from gateway.cluster.replica import Replica
 from gateway.config import parse_config
+from gateway.errors import BackendFailed, GatewayError
 from gateway.frames import decode_frame
+from tests.engine.misbehaving import value_of
+from tests.engine.pools import children, until_true
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+MISBEHAVING = f"{Path(__file__).parent.parent / 'engine' / 'misbehaving.py'}:Model"
 
 
 async def open_replica(*, load_at_start: bool = True, **backend: Any) -> Replica:
@@ -27,7 +34,11 @@ async def open_replica(*, load_at_start: bool = True, **backend: Any) -> Replica
     document = {"models": [model_document]}
     model = parse_config(document, source="test").models[0]
     replica = Replica.__new__(Replica)
-    await replica.__init__(model, model.backends[0], ModelSpec("", (), (), 8), "content")  # type: ignore[misc]  # as Serve does
+    try:
+        await replica.__init__(model, model.backends[0], ModelSpec("", (), (), 8), "content")  # type: ignore[misc]  # as Serve does
+    except GatewayError:
+        await replica.close()  # as Serve does as well
+        raise
     return replica
 
 
@@ -177,5 +188,78 @@ def test_a_model_that_is_not_loaded_at_start_is_loaded_when_an_ingress_attends_a
         slots, _, _, fault = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
         assert (slots, "failed to load" in fault) == (0, True)
         await replica.close()
+
+    run(test)
+
+
+def misbehaving(**options: Any) -> dict[str, Any]:
+    return {"kind": "python", "model": MISBEHAVING, **options}
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("load_at_start", [True, False])
+def test_a_model_that_exits_when_it_loads_is_a_failed_load(isolation: str, load_at_start: bool) -> None:
+    backend = misbehaving(isolation=isolation, class_options={"at_load": "exits"})
+
+    async def test() -> None:
+        if load_at_start:
+            with pytest.raises(BackendFailed, match="m:1/python: failed to load: SystemExit: 3"):
+                await open_replica(**backend)
+            return
+        replica = await open_replica(load_at_start=False, **backend)
+        for _ in range(2):
+            slots, _, _, fault = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
+            assert (slots, fault) == (0, "m:1/python: failed to load: SystemExit: 3")
+        await replica.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(("act", "own"), [("exits", True), ("runs out of memory", True), ("is killed", False)])
+def test_an_error_says_whether_the_run_itself_ended_its_session(act: str, own: bool) -> None:
+    async def test() -> None:
+        replica = await open_replica(**misbehaving(isolation="process"))
+        _, extra = decode_frame(await replica.run(frame(value_of(act))))
+        assert (extra["session_lost"], extra["self_inflicted"]) == (True, own)
+        await replica.close()
+
+    run(test)
+
+
+def test_an_ingress_is_told_when_an_idle_session_dies() -> None:
+    async def test() -> None:
+        replica = await open_replica(isolation="process", sessions=2)
+        assert await attend(replica, "a", None) == 2
+        children()[0].kill()
+        assert await attend(replica, "a", 2) == 1
+        assert await attend(replica, "a", 1) == 2
+        await replica.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_replica_that_is_closed_waits_for_no_run(isolation: str) -> None:
+    async def test() -> None:
+        replica = await open_replica(**misbehaving(isolation=isolation))
+        running = asyncio.ensure_future(replica.run(frame(value_of("hangs"))))
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(replica.close(), 5)
+        _, extra = decode_frame(await running)
+        assert (extra["error"], extra["session_lost"], extra["self_inflicted"]) == ("BackendUnreachable", True, False)
+        await until_true(lambda: not children())
+
+    run(test)
+
+
+def test_a_replica_that_is_closed_while_it_loads_leaves_nothing() -> None:
+    async def test() -> None:
+        backend = misbehaving(isolation="process", class_options={"at_load": "hangs"})
+        replica = await open_replica(load_at_start=False, **backend)
+        attending = asyncio.ensure_future(replica.attend(msgspec.msgpack.encode(("a", None))))
+        await until_true(children)
+        await asyncio.wait_for(replica.close(), 5)
+        await until_true(lambda: not children())
+        await asyncio.gather(attending, return_exceptions=True)
 
     run(test)

@@ -14,7 +14,7 @@ from backends.base import Device, ModelSpec, RunCancelled, Tensors
 from gateway.batching.batch import Batch, Part
 from gateway.clock import Clock, LoopClock
 from gateway.config import Backend
-from gateway.runner import Execution
+from gateway.runner import BatchRunner, Execution
 from gateway.types import InferRequest, ParameterValue
 from gateway.workers import WorkerPool
 from tests.simulation import SimulatedLoop
@@ -45,7 +45,7 @@ async def open_pool(backend: Backend, clock: Clock | None = None) -> AsyncIterat
         await pool.close()
 
 
-def start(pool: WorkerPool, batch: Batch) -> "asyncio.Future[Execution]":
+def start(pool: BatchRunner, batch: Batch) -> "asyncio.Future[Execution]":
     """Have a batch run now; fails where it ends twice."""
     done: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
 
@@ -61,7 +61,7 @@ async def run(pool: WorkerPool, batch: Batch) -> Execution:
     return await asyncio.wait_for(start(pool, batch), _patience_s())
 
 
-async def until(pool: WorkerPool, condition: Callable[[], bool]) -> None:
+async def until(pool: BatchRunner, condition: Callable[[], bool]) -> None:
     """Wait until a condition holds that can only change with the pool."""
     changed = asyncio.Event()
     pool.on_change = changed.set

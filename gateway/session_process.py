@@ -119,13 +119,15 @@ class ProcessSession:
         """Raises: LoadFailed, with the child's own message."""
         try:
             _, answer = self._exchange({}, load)
+            if "error" in answer:
+                raise LoadFailed(answer["error"])
+            self.spec = _spec_from_plain(answer["spec"])
         except SessionLost as exc:
             self.close()
             raise LoadFailed(f"{exc} while it loaded the model") from exc
-        if "error" in answer:
+        except BaseException:
             self.close()
-            raise LoadFailed(answer["error"])
-        self.spec = _spec_from_plain(answer["spec"])
+            raise
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         outputs, answer = self._exchange(inputs, {"parameters": dict(parameters)})

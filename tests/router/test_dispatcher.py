@@ -94,6 +94,27 @@ def test_a_lost_session_with_no_other_backend_in_time_runs_the_request_once_more
     simulated((CHEAP, DEAR), main)
 
 
+def test_a_retry_in_a_lane_that_loses_its_last_session_is_served_elsewhere() -> None:
+    async def main(fleet: Fleet) -> None:
+        cheap = fleet.sessions[0]
+        ends: list[Fault | None] = [FAILED, LOST]
+
+        def fault(batch: Batch) -> Fault | None:
+            end = ends.pop(0) if ends else None
+            if end is LOST:
+                cheap.live = 0
+            return end
+
+        cheap.fault = fault
+        outcomes = await asyncio.gather(*(asyncio.ensure_future(fleet.send(value, deadline_ns=None)) for value in (1.0, 2.0)))
+        assert [type(outcome) for outcome in outcomes] == [
+            InferResponse
+        ] * 2  # one fell back with its loss, one was handed over
+        assert fleet.counted("gateway_routed_total", backend="dear1", reason="fallback") == 2
+
+    simulated((CHEAP, DEAR), main)
+
+
 async def give_up(fleet: Fleet, after_ms: float) -> None:
     """A client that sends a request and cancels it."""
     request = fleet.request()

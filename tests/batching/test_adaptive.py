@@ -128,6 +128,16 @@ def test_a_short_queue_is_not_shed_when_the_lookahead_sees_it_through() -> None:
     assert step.batches[0].rows == 1
 
 
+def test_if_the_lookahead_finds_nothing_that_can_be_in_time_together_all_of_it_is_shed() -> None:
+    batcher = batcher_of()
+    asked = [request(0, timeout_ms=33), request(1, rows=8, timeout_ms=42)]  # 4 + 6·4 <= 33 - 3, and 4 + 6·8 > 43 - 3
+    add(batcher, *asked)
+    step = batcher.step(3 * MS, 1)
+    assert [shed for shed, _ in step.shed] == asked
+    assert step.batches == []
+    assert (batcher.queue_rows, batcher.queue_requests) == (0, 0)
+
+
 def test_compiled_sizes_run_full_rather_than_padded() -> None:
     batcher = batcher_of(row_ms=1, row_sizes=(1, 4, 8), max_rows=8)  # 5, 8 and 12 ms
     add(batcher, *(request(0) for _ in range(5)))

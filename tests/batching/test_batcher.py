@@ -320,6 +320,15 @@ def test_a_cancelled_request_leaves_at_once() -> None:
     assert not batcher.cancel(asked[0])
 
 
+def test_cancelling_tells_whether_a_request_without_a_batch_dimension_was_dispatched() -> None:
+    waits, runs = request(1, rows=3), request(0, rows=3)
+    batcher = batcher_of(None, runs, waits, max_rows=0)
+    batcher.step(MS, 1)
+    assert batcher.cancel(waits)
+    assert not batcher.cancel(runs)
+    assert (batcher.queue_rows, batcher.queue_requests) == (0, 0)
+
+
 def test_cancelling_takes_the_rest_of_a_half_dispatched_request() -> None:
     large = request(rows=20)
     batcher = batcher_of(None, large)

@@ -70,6 +70,42 @@ def test_who_was_idle_has_no_credit_saved_up() -> None:
     assert time_ns["idle"] <= 26 * 5 * MS
 
 
+def test_who_was_idle_comes_back_with_the_debt_it_left_with() -> None:
+    share: WorkerShare[str] = WorkerShare(10 * MS)
+    share.join("idle")
+    share.join("busy")
+    assert share.first(["idle", "busy"]) == "idle"
+    share.charge("idle", 50 * MS)  # forty more than its quantum
+    for _ in range(100):
+        assert share.first(["busy"]) == "busy"
+        share.charge("busy", 5 * MS)
+    turns = []
+    for _ in range(20):
+        member = share.first(["idle", "busy"])
+        assert member is not None
+        turns.append(member)
+        share.charge(member, 5 * MS)
+    assert turns.index("idle") >= 8  # the others have their forty first
+    assert turns[-4:].count("idle") == 2
+
+
+def test_who_was_idle_gets_one_quantum_when_it_comes_back_and_no_more() -> None:
+    share: WorkerShare[str] = WorkerShare(10 * MS)
+    share.join("idle")
+    share.join("busy")
+    assert share.first(["idle", "busy"]) == "idle"
+    share.charge("idle", 1 * MS)  # nine are left, and are lost
+    assert share.first(["busy"]) == "busy"
+    share.charge("busy", 10 * MS)
+    turns = []
+    for _ in range(30):
+        member = share.first(["idle", "busy"])
+        assert member is not None
+        turns.append(member)
+        share.charge(member, 1 * MS)
+    assert turns == ["idle"] * 10 + ["busy"] * 10 + ["idle"] * 10
+
+
 def test_nobody_waits_and_nobody_is_first() -> None:
     share: WorkerShare[str] = WorkerShare()
     assert share.first([]) is None

@@ -60,6 +60,18 @@ def test_a_running_batch_is_waited_for_and_the_queue_goes_with_the_own_batch() -
     assert forecast.own_ns == pytest.approx((10 + 9 + 1) * MS, rel=0.05)
 
 
+def test_where_all_workers_are_busy_and_nothing_waits_the_next_to_free_takes_the_own_batch() -> None:
+    batcher = batcher_that_knows(workers=2)
+    start(batcher, 40, 0, free_slots=2)  # until 50 ms
+    start(batcher, 20, 0, free_slots=1)  # until 30 ms
+    forecast = batcher.forecast(request(), 10 * MS, free_slots=0)
+    assert forecast.wait_ns == pytest.approx(20 * MS, rel=0.05)
+    assert forecast.ahead_ns == 0
+    assert forecast.own_ns == pytest.approx(11 * MS, rel=0.05)
+    assert forecast.batch_ns == pytest.approx(55 * MS, rel=0.05)  # 10 + 45
+    assert forecast.workers == 2
+
+
 def test_full_batches_ahead_take_their_turn_on_all_workers() -> None:
     batcher = batcher_that_knows(workers=2)
     start(batcher, 20, 0, free_slots=2)

@@ -22,6 +22,20 @@ def test_half_of_the_last_twenty_failing_ejects() -> None:
     assert verdicts == [False] * 9 + [True]
 
 
+def test_one_failure_among_many_executions_ejects_nobody() -> None:
+    health = Health(Ejection())
+    for _ in range(40):
+        health.succeeded()
+        assert not health.ejected
+    assert not health.failed()
+
+
+def test_a_share_of_few_executions_ejects_nobody() -> None:
+    health = Health(Ejection(consecutive_failures=100, failed_share=0.5))
+    assert [health.failed() for _ in range(19)] == [False] * 19
+    assert health.failed()  # twenty of twenty
+
+
 def test_one_failure_too_slow_to_be_saved_ejects() -> None:
     assert Health(Ejection()).failed(slow=True)
 

@@ -110,8 +110,12 @@ def test_one_found_idle_and_too_slow_gets_copies_until_it_is_as_slow_as_believed
     (copy,) = router.copies(request(), SECOND + 100 * MS)
     router.sent(copy, SECOND + 100 * MS)
     router.returned(copy, SECOND + 100 * MS, 80 * MS, ok=True)
-    chosen(router, SECOND + 200 * MS)
-    assert not router.copies(request(), SECOND + 200 * MS)
+    for later_ms in range(200, 2100, 100):  # it is found idle and too slow all the time
+        chosen(router, SECOND + later_ms * MS)
+        assert not router.copies(request(), SECOND + later_ms * MS)
+    chosen(router, SECOND + 2100 * MS)  # two seconds after the last
+    (copy,) = router.copies(request(), SECOND + 2100 * MS)
+    assert (copy.candidate, copy.why) == (slow, "learn")
 
 
 # health

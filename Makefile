@@ -3,8 +3,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 TRITON := .venv-triton
+MUTANTS := .venv-mutants
 
-.PHONY: setup triton demo serve test lint types bench clean
+.PHONY: setup triton demo serve test lint types bench mutants clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +14,7 @@ help:
 	@echo "make test    all tests (sets up; a real Triton server as well, on linux x86_64)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks behind the figures of the docs"
+	@echo "make mutants changes to the code that no test notices: SEED=1 SAMPLE=60 MODULES='gateway/batching gateway/routing' WORKERS=1"
 
 setup: $(VENV)/.ready
 
@@ -55,5 +57,19 @@ lint: $(VENV)/.ready
 bench: models/.ready triton
 	$(BIN)/python benchmarks/overhead.py
 
+SEED ?= 1
+SAMPLE ?= 60
+WORKERS ?= 1
+MODULES ?= gateway/batching gateway/routing gateway/lane.py gateway/workers.py
+mutants: $(VENV)/.ready $(MUTANTS)/.ready
+	$(MUTANTS)/bin/python scripts/mutants.py --seed $(SEED) --sample $(SAMPLE) --workers $(WORKERS) --modules $(MODULES)
+
+# An environment of its own: neither the gateway nor CI needs cosmic-ray, nor what it brings (SQLAlchemy, aiohttp). Pinned, as the
+# same seed must draw the same sample.
+$(MUTANTS)/.ready:
+	test -x $(MUTANTS)/bin/python || $(PYTHON) -m venv $(MUTANTS)
+	$(MUTANTS)/bin/python -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(TRITON) models build *.egg-info
+	rm -rf $(VENV) $(TRITON) $(MUTANTS) models build *.egg-info

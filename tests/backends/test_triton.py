@@ -1,6 +1,7 @@
 """What the Triton backend does beyond the contract, against a real server."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -92,6 +93,15 @@ def test_an_error_of_the_model_costs_the_batch_only(model: Model) -> None:
     with pytest.raises(ExecutionFailed, match="a bad row"):
         session.run(rows(-400), {})
     np.testing.assert_allclose(session.run(rows(), {})["OUTPUT0"], expected(rows()["INPUT0"]), rtol=1e-5, atol=1e-5)
+
+
+def test_parameters_reach_the_model_as_what_they_are(model: Model) -> None:
+    session = model.open_session(0)
+    with pytest.raises(ExecutionFailed) as failed:
+        session.run(rows(-401), {"flag": True, "count": 3, "word": "3", "share": 0.5, "priority": 2})
+    session.close()
+    told = json.loads(str(failed.value).partition("asked with ")[2])
+    assert told == {"flag": True, "count": 3, "word": "3", "share": 0.5}
 
 
 def test_a_model_whose_process_died_is_repaired_by_opening_a_session(model: Model) -> None:

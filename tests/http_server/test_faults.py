@@ -387,6 +387,22 @@ def test_draining_closes_idle_connections_within_seconds() -> None:
         assert client.at_end()
 
 
+@pytest.mark.slow
+def test_draining_waits_for_what_is_in_flight_longer_than_for_the_idle() -> None:
+    holder = Holder()
+    with serving(holder) as served, served.connect() as waiting, served.connect() as idle:
+        waiting.send(get())
+        served.wait_for(lambda: len(holder.held) == 1 and len(served.server.connections) == 2)
+        draining = asyncio.run_coroutine_threadsafe(served.server.drain(10.0), served.loop)
+        assert idle.at_end()  # after a second
+        assert not draining.done()
+        served.call(lambda: holder.held[0].respond(200, b"late"))
+        assert waiting.receive().body == b"late"
+        assert waiting.at_end()
+        draining.result(5)
+        assert holder.gone == []
+
+
 def test_a_drain_that_takes_too_long_ends_with_an_error_for_each() -> None:
     holder = Holder()
     with serving(holder, pipelined_requests=2) as served, served.connect() as waiting, served.connect() as sending:

@@ -51,6 +51,8 @@ None of them needs a server beside ours.
 """
 
 HANGS_S = 20  # a test that takes longer will not end: an endless loop is the commonest of what a change does
+_BITS = {"BitOr", "BitAnd", "BitXor", "LShift", "RShift"}
+_IDENTITY = {"Is", "IsNot"}
 MEMORY_BYTES = 12 << 30  # of address space: a loop that never ends must not take the machine's
 
 
@@ -121,6 +123,14 @@ def annotations(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     ]
 
 
+def is_likely(operator: str) -> bool:
+    """Whether it is a slip that somebody could make: not `a | b` for `a + b`, nor `is` for `<`, nor `~1` for `-1`."""
+    if operator.startswith("core/ReplaceUnaryOperator"):
+        return "_Delete_" in operator or operator.endswith("_UAdd")
+    old, new = operator.split("_")[-2:] if operator.count("_") > 1 else ("", "")
+    return (new in _BITS) <= (old in _BITS) and (new in _IDENTITY) == (old in _IDENTITY)
+
+
 def sampled(group: str, rng: random.Random, most: int) -> list[Mutant]:
     """So many places of a group, each with one of the changes that can be made there."""
     path = ROOT / group
@@ -131,7 +141,8 @@ def sampled(group: str, rng: random.Random, most: int) -> list[Mutant]:
     types = {module: annotations(ROOT / module) for module in {spec.module_path for spec in specs}}
     places: dict[tuple[Path, tuple[int, int]], list[MutationSpec]] = {}
     for spec in sorted(specs, key=lambda spec: (spec.module_path, spec.start_pos, spec.operator_name, spec.occurrence)):
-        if not any(start <= spec.start_pos < end for start, end in types[spec.module_path]):
+        in_type = any(start <= spec.start_pos < end for start, end in types[spec.module_path])
+        if not in_type and is_likely(spec.operator_name):
             places.setdefault((spec.module_path, spec.start_pos), []).append(spec)
     drawn = rng.sample(sorted(places), min(most, len(places)))
     return [Mutant(group, rng.choice(places[place])) for place in drawn]
@@ -142,7 +153,7 @@ def command(group: str, module: Path) -> str:
     concerned = TESTS[group]
     namesakes = [str(test.relative_to(ROOT)) for test in (ROOT / "tests").glob(f"*/test_{module.stem}.py")]
     tests = [test for test in namesakes if test.startswith(concerned)] + list(concerned)
-    pytest = [str(PYTHON), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    pytest = [str(PYTHON), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--assert=plain", "--hypothesis-seed=0"]
     pytest += ["-o", f"faulthandler_timeout={HANGS_S}", "-o", "faulthandler_exit_on_timeout=true"]
     quick = shlex.join([*pytest, "-m", "not slow and not triton and not ray", *tests])
     slow = shlex.join([*pytest, "-m", "slow and not triton and not ray", concerned[0]])

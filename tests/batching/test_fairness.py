@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batching.fairness import WorkerShare
+from gateway.batching.batch import Batch
+from gateway.batching.fairness import SharedWorkers, WorkerShare
 
 MS = 1_000_000
 
@@ -90,19 +91,19 @@ def test_who_was_idle_comes_back_with_the_debt_it_left_with() -> None:
 
 
 def test_who_was_idle_gets_one_quantum_when_it_comes_back_and_no_more() -> None:
-    share: WorkerShare[str] = WorkerShare(10 * MS)
+    share: WorkerShare[str] = WorkerShare(10)
     share.join("idle")
     share.join("busy")
     assert share.first(["idle", "busy"]) == "idle"
-    share.charge("idle", 1 * MS)  # nine are left, and are lost
+    share.charge("idle", 1)  # nine are left, and are lost
     assert share.first(["busy"]) == "busy"
-    share.charge("busy", 10 * MS)
+    share.charge("busy", 10)
     turns = []
     for _ in range(30):
         member = share.first(["idle", "busy"])
         assert member is not None
         turns.append(member)
-        share.charge(member, 1 * MS)
+        share.charge(member, 1)
     assert turns == ["idle"] * 10 + ["busy"] * 10 + ["idle"] * 10
 
 
@@ -127,8 +128,129 @@ def test_who_leaves_is_forgotten() -> None:
     share.leave("c")
     share.leave("a")
     assert share.first("abc") is None
-    with pytest.raises(ValueError, match="weight of 'd': expected a positive number, got 0"):
-        share.join("d", weight=0)
+    for weight in (0, -1):
+        with pytest.raises(ValueError, match=f"weight of 'd': expected a positive number, got {weight}"):
+            share.join("d", weight=weight)
+
+
+@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("leaves", range(4))
+def test_when_one_leaves_the_turn_stays_where_it_was_or_goes_to_the_next(turn: int, leaves: int) -> None:
+    share: WorkerShare[str] = WorkerShare(10)
+    ring = "abcd"
+    for name in ring:
+        share.join(name)
+    for name in ring[:turn]:
+        assert share.first(ring) == name
+        share.charge(name, 10)
+    assert share.first(ring) == ring[turn]
+    share.leave(ring[leaves])
+    rest = ring.replace(ring[leaves], "")
+    assert share.first(rest) == (ring[turn] if turn != leaves else ring[(turn + 1) % 4])
+
+
+def test_a_turn_lasts_until_its_quantum_is_used_though_others_come() -> None:
+    share: WorkerShare[str] = WorkerShare(10)
+    for name in "abc":
+        share.join(name)
+    assert share.first("b") == "b"
+    share.charge("b", 3)
+    assert share.first("abc") == "b"
+    share.charge("b", 6)
+    assert share.first("abc") == "b"  # one is left
+    share.charge("b", 1)
+    assert share.first("abc") == "c"
+    share.join("c", weight=0.5)  # again: only its weight changes
+    share.charge("c", 4)
+    share.settle("c", 4, 10)
+    assert share.first("abc") == "a"
+    share.charge("a", 10)
+    turns = []
+    for _ in range(50):
+        member = share.first("abc")
+        assert member is not None
+        turns.append(member)
+        share.charge(member, 1)
+    assert turns == ["b"] * 10 + ["c"] * 5 + ["a"] * 10 + ["b"] * 10 + ["c"] * 5 + ["a"] * 10
+
+
+class Wanting:
+    """A lane that wants to start so many batches, and what it was offered."""
+
+    def __init__(self, shared: SharedWorkers, wants: int, *, declines: bool = False) -> None:
+        self.wants = wants
+        self.declines = declines
+        self.offered: list[int] = []
+        self.started: list[Batch] = []
+        shared.join(self, 1.0)
+
+    @property
+    def wants_worker(self) -> bool:
+        return self.wants > 0
+
+    def start_batches(self, workers: int) -> list[Batch]:
+        self.offered.append(workers)
+        count = 0 if self.declines else min(workers, self.wants)
+        self.wants -= count
+        made = [Batch([], rows=1, padded_rows=1, reason="", closed_ns=0, oldest_ns=0, expected_ns=5 * MS) for _ in range(count)]
+        self.started += made
+        return made
+
+
+def test_a_worker_that_one_lane_leaves_another_that_still_wants_one_gets() -> None:
+    shared = SharedWorkers(4)
+    many, one = Wanting(shared, 5), Wanting(shared, 1)
+    shared.ask(many)
+    assert (len(many.started), len(one.started), shared.free) == (3, 1, 0)
+    assert (many.offered[0], one.offered) == (2, [1])
+
+
+def test_free_workers_are_dealt_out_evenly() -> None:
+    shared = SharedWorkers(6)
+    lanes = [Wanting(shared, 9) for _ in range(3)]
+    shared.ask(lanes[0])
+    assert [len(lane.started) for lane in lanes] == [2, 2, 2]
+
+
+def test_who_asks_is_stepped_once_be_it_with_no_worker() -> None:
+    shared = SharedWorkers(1)
+    first, second = Wanting(shared, 2), Wanting(shared, 0)
+    shared.ask(first)
+    assert (first.offered, second.offered) == ([1], [])
+    shared.ask(first)
+    shared.ask(second)
+    assert (first.offered, second.offered) == ([1, 0], [0])
+
+
+def test_what_one_declines_is_offered_to_the_next() -> None:
+    shared = SharedWorkers(1)
+    declining, following = Wanting(shared, 1, declines=True), Wanting(shared, 1)
+    shared.ask(declining)
+    assert declining.offered == [1]
+    assert len(following.started) == 1
+
+
+def test_who_has_left_is_offered_nothing() -> None:
+    shared = SharedWorkers(2)
+    left, staying = Wanting(shared, 1), Wanting(shared, 2)
+    shared.leave(left)
+    shared.ask(staying)
+    assert (left.offered, len(staying.started)) == ([], 2)
+
+
+def test_the_wait_for_a_worker_is_until_the_first_batch_is_predicted_to_end() -> None:
+    shared = SharedWorkers(2)
+    lane = Wanting(shared, 2)
+    assert shared.wait_ns(2 * MS) == 0
+    shared.ask(lane)
+    assert shared.free == 0
+    assert shared.wait_ns(2 * MS) == 3 * MS
+    assert shared.wait_ns(4 * MS) == 1 * MS
+    assert shared.wait_ns(9 * MS) == 0  # overdue
+    lane.started[0].expected_ns = 8 * MS
+    assert shared.wait_ns(4 * MS) == 1 * MS
+    shared.ended(lane, lane.started[1], 5 * MS)
+    assert (shared.free, shared.wait_ns(5 * MS)) == (1, 0)
 
 
 @given(

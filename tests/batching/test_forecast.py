@@ -6,8 +6,10 @@ import pytest
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
-from gateway.config import Batching
+from gateway.batching.queue import LengthGroup
+from gateway.config import Batching, Ragged
 from gateway.types import InferRequest
+from tests.batching.curves import kept_curve, kept_model
 
 MS = 1_000_000
 
@@ -119,3 +121,166 @@ def test_what_would_be_late_is_found_at_the_front_and_only_whole() -> None:
     assert batcher.due_before(101 * MS, 10) == [early]
     assert batcher.due_before(151 * MS, 10) == [early, late]
     assert batcher.due_before(151 * MS, 1) == [early]
+
+
+# Two workers at once take half as long again, three twice as long; a tenth of all batches takes a fifth longer.
+
+LEVELS = {1: 1.0, 2: 1.5, 3: 2.0}
+
+
+def batcher_told(
+    *, workers: int = 3, slo_ms: int | None = 100, spread: float = 1.2, policy: str = "greedy", **buckets: tuple[float, float]
+) -> Batcher:
+    """buckets: fixed and row in ms, by shape key; without any, 10 and 1 for all shapes."""
+    batcher = Batcher(
+        POLICIES[policy](Batching(policy=policy, max_delay_ms=0)),  # type: ignore[arg-type]
+        max_rows=64,
+        workers=workers,
+        slo_ns=slo_ms * MS if slo_ms else None,
+    )
+    told = {key: kept_curve(*times, 64, LEVELS, spread) for key, times in buckets.items()} or {
+        None: kept_curve(10, 1, 64, LEVELS, spread)
+    }
+    batcher.service.restore(kept_model(told))
+    for key in told:
+        batcher.service.curve(key)
+    return batcher
+
+
+def keyed(key: str, rows: int = 1, now_ns: int = 0) -> InferRequest:
+    asked = request(rows, now_ns)
+    asked.shape_key = key
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("running", "rows", "free", "own_ms", "batch_ms"),
+    [
+        (0, 20, 3, (10 + 20) * 1.2, 10 + 35),  # alone: the cap is 35 rows, (10 + 35) · 1.2 <= 55
+        (1, 20, 2, (10 + 20) * 1.5 * 1.2, (10 + 20) * 1.5),  # beside one: the cap is 20
+        (2, 5, 1, (10 + 5) * 2 * 1.2, (10 + 12) * 2),  # beside two: the cap is 12
+    ],
+)
+def test_the_own_batch_takes_as_long_as_beside_those_that_run(
+    running: int, rows: int, free: int, own_ms: float, batch_ms: float
+) -> None:
+    batcher = batcher_told()
+    for index in range(running):
+        start(batcher, 20, 0, free_slots=3 - index)
+    forecast = batcher.forecast(request(rows), 0, free)
+    assert (forecast.wait_ns, forecast.ahead_ns, forecast.workers, forecast.known) == (0, 0, 3, True)
+    assert forecast.own_ns == pytest.approx(own_ms * MS, rel=1e-6)
+    assert forecast.batch_ns == pytest.approx(batch_ms * MS, rel=1e-6)
+    assert forecast.total_ns == forecast.own_ns
+
+
+def test_a_request_larger_than_the_usual_batch_waits_for_its_own_first_rows() -> None:
+    forecast = batcher_told(workers=1).forecast(request(50), 0, free_slots=1)
+    assert forecast.wait_ns == 0
+    assert forecast.ahead_ns == pytest.approx(45 * MS, rel=1e-6)  # 35 rows of it
+    assert forecast.own_ns == pytest.approx((10 + 15) * 1.2 * MS, rel=1e-6)
+    two = batcher_told(workers=2).forecast(request(50), 0, free_slots=2)
+    assert two.ahead_ns == 0  # on the other worker
+    assert two.own_ns == pytest.approx((10 + 15) * 1.2 * MS, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "ahead_ms", "own_rows"),
+    [(0, 0, 1), (19, 0, 20), (20, 15, 1), (39, 15, 20), (40, 45, 1), (60, 60, 1), (80, 90, 1)],
+)
+def test_what_waits_goes_before_in_usual_batches_on_the_workers_as_they_free(
+    waiting: int, ahead_ms: float, own_rows: int
+) -> None:
+    batcher = batcher_told(workers=2)
+    start(batcher, 10, 0, free_slots=2)  # until 20 ms
+    start(batcher, 10, 5 * MS, free_slots=1)  # until 5 + 30 = 35 ms
+    if waiting:
+        batcher.add(request(waiting), 5 * MS)
+    forecast = batcher.forecast(request(), 10 * MS, free_slots=0)  # frees in 10 and in 25 ms, usual batches take 45
+    assert forecast.wait_ns == 10 * MS
+    assert forecast.ahead_ns == pytest.approx(ahead_ms * MS, rel=1e-6)
+    assert forecast.own_ns == pytest.approx((10 + own_rows) * 1.5 * 1.2 * MS, rel=1e-6)
+    assert forecast.batch_ns == pytest.approx(45 * MS, rel=1e-6)
+
+
+def test_what_waits_beside_a_free_worker_goes_before_as_well() -> None:
+    batcher = batcher_told(workers=2)
+    start(batcher, 10, 0, free_slots=2)  # until 20 ms
+    for rows in (20, 30):
+        batcher.add(request(rows), 0)
+    forecast = batcher.forecast(request(), 0, free_slots=1)
+    assert forecast.wait_ns == 0  # one is free
+    assert forecast.ahead_ns == pytest.approx(45 * MS, rel=1e-6)  # 20, 20 and 10 + 1 rows; the first worker is free again at 45
+    assert forecast.own_ns == pytest.approx((10 + 11) * 1.5 * 1.2 * MS, rel=1e-6)
+
+
+def test_what_waits_in_other_shapes_takes_its_part_of_the_workers() -> None:
+    batcher = batcher_told(workers=2, a=(10, 1), b=(4, 2), c=(1, 1))
+    start(batcher, 10, 0, free_slots=2)
+    start(batcher, 10, 0, free_slots=1)
+    for key, rows in (("a", 3), ("b", 6), ("c", 7)):
+        batcher.add(keyed(key, rows), 0)
+    forecast = batcher.forecast(keyed("a"), 0, free_slots=0)
+    # usual batches: of b 13 rows, (4 + 2 · 13) · 1.5 · 1.2 <= 55; of c 29
+    others_ms = 6 * (4 + 2 * 13) * 1.5 / 13 + 7 * (1 + 29) * 1.5 / 29
+    assert forecast.ahead_ns == pytest.approx(others_ms / 2 * MS, rel=1e-6)
+    assert forecast.own_ns == pytest.approx((10 + 4) * 1.5 * 1.2 * MS, rel=1e-6)
+
+
+def test_a_shape_whose_speed_nobody_knows_counts_as_the_last_that_is_known() -> None:
+    batcher = batcher_told(a=(10, 1), b=(4, 2))
+    assert batcher.forecast(keyed("b"), 0, 3).own_ns == pytest.approx(6 * 1.2 * MS, rel=1e-6)
+    assert batcher.forecast(keyed("new"), 0, 3).own_ns == pytest.approx(6 * 1.2 * MS, rel=1e-6)
+
+
+def test_a_length_nobody_has_seen_counts_as_the_nearest() -> None:
+    ragged = Ragged(pad={"X": 0}, buckets=(8, 16, 32, 64))
+    batcher = Batcher(POLICIES["adaptive"](Batching()), max_rows=64, ragged=ragged, slo_ns=100 * MS)
+    groups = {LengthGroup(None, 8): (1, 1), LengthGroup(None, 64): (9, 1), None: (40, 1)}
+    batcher.service.restore(kept_model({group: kept_curve(*times, 64) for group, times in groups.items()}))
+    for group in groups:
+        batcher.service.curve(group)
+
+    def own_ms(length: int) -> float:
+        asked = InferRequest("m", "1", "", {"X": np.zeros((1, length), np.float32)}, 1, 0)
+        return batcher.forecast(asked, 0, 1).own_ns / MS
+
+    assert [own_ms(length) for length in (8, 16, 32, 64)] == pytest.approx([2, 2, 2, 10], rel=1e-6)
+    assert own_ms(60) == pytest.approx(10, rel=1e-6)
+    other = InferRequest("m", "1", "", {"X": np.zeros((1, 36), np.float32)}, 1, 0)
+    assert batcher.forecast(other, 0, 1).own_ns == pytest.approx(10 * MS, rel=1e-6)  # padded to 64
+
+
+def test_without_an_slo_the_usual_batch_is_a_full_one() -> None:
+    forecast = batcher_told(slo_ms=None).forecast(request(60), 0, 3)
+    assert forecast.batch_ns == pytest.approx(74 * MS, rel=1e-6)
+    assert forecast.ahead_ns == 0
+    assert forecast.own_ns == pytest.approx(70 * 1.2 * MS, rel=1e-6)
+
+
+def test_where_not_even_one_row_fits_twice_the_usual_batch_is_of_one() -> None:
+    batcher = batcher_told(slo_ms=15)
+    assert batcher.forecast(request(), 0, 3).batch_ns == pytest.approx(11 * MS, rel=1e-6)
+    assert batcher.forecast(request(2), 0, 3).ahead_ns == pytest.approx(0, abs=1)  # on another worker
+    assert batcher_told(slo_ms=15, workers=1).forecast(request(2), 0, 1).ahead_ns == pytest.approx(11 * MS, rel=1e-6)
+
+
+def test_a_batch_of_a_policy_that_predicts_nothing_ends_when_its_speed_says() -> None:
+    batcher = batcher_told(workers=2)
+    start(batcher, 10, 0, free_slots=2)  # 20 ms
+    start(batcher, 20, 0, free_slots=1)  # 45 ms
+    assert batcher.wait_ns(5 * MS, 0) == pytest.approx(15 * MS, rel=1e-6)
+    assert batcher.wait_ns(5 * MS, 1) == 0
+    assert batcher.forecast(request(), 5 * MS, 0).wait_ns == pytest.approx(15 * MS, rel=1e-6)
+
+
+def test_where_nothing_runs_or_is_known_nothing_is_waited_for() -> None:
+    nothing = batcher_told()
+    assert nothing.wait_ns(5 * MS, 0) == 0
+    nobody = nothing.forecast(request(), 5 * MS, 0)
+    assert (nobody.wait_ns, nobody.ahead_ns, nobody.workers, nobody.known) == (0, 0, 0, True)
+    unknown = Batcher(POLICIES["greedy"](Batching()), max_rows=8, workers=1, slo_ns=100 * MS)
+    assert unknown.forecast(request(), 0, 1) == (0, 0, 0, 0, 1, False)
+    start(unknown, 1, now_ns=0)
+    assert unknown.wait_ns(7 * MS, 0) == 7 * MS  # overdue since the start
+    assert unknown.forecast(request(), 7 * MS, 0) == (7 * MS, 0, 0, 0, 1, False)

@@ -42,3 +42,32 @@ def test_every_slot_is_leased_once_and_nobody_with_work_is_left_out(slots: int, 
     active = [i for i, demand in enumerate(demands) if demand.arriving + demand.waiting_ns / HORIZON_NS > 0]
     if len(active) <= slots:
         assert all(given_slots[i] >= 1 for i in active)
+
+
+def test_among_equals_who_holds_a_slot_keeps_it_and_else_the_first_gets_it() -> None:
+    assert share(2, [Demand(1, 0), Demand(1, 0, held=1), Demand(1, 0, held=1)], HORIZON_NS) == (0, 1, 1)
+    assert share(2, [Demand(1, 0)] * 3, HORIZON_NS) == (1, 1, 0)
+    assert share(3, [Demand(1, 0)] * 2, HORIZON_NS) == (2, 1)
+    assert share(3, [Demand(9, 0), Demand(1, 0), Demand(1, 0)], HORIZON_NS) == (1, 1, 1)
+
+
+def test_what_is_left_of_a_slot_goes_where_most_is_missing() -> None:
+    assert share(10, [Demand(2.1, 0), Demand(4.6, 0), Demand(3.3, 0)], HORIZON_NS) == (2, 5, 3)
+    assert share(10, [Demand(2.6, 0), Demand(4.7, 0), Demand(2.7, 0)], HORIZON_NS) == (2, 5, 3)
+
+
+def test_a_lease_moves_when_it_is_off_by_more_than_three_quarters() -> None:
+    assert share(8, [Demand(4.75, 0, held=4), Demand(3.25, 0, held=4)], HORIZON_NS) == (4, 4)
+    assert share(8, [Demand(4.76, 0, held=4), Demand(3.24, 0, held=4)], HORIZON_NS) == (5, 3)
+    assert share(8, [Demand(1.0, 0, held=5), Demand(7.0, 0, held=3)], HORIZON_NS) == (1, 7)
+
+
+def test_of_more_leases_than_slots_those_furthest_above_their_part_end() -> None:
+    assert share(4, [Demand(1.3, 0, held=2), Demand(1.35, 0, held=2), Demand(1.35, 0, held=2)], HORIZON_NS) == (1, 2, 1)
+    assert share(5, [Demand(3.9, 0, held=4), Demand(0.05, 0), Demand(1.05, 0, held=1)], HORIZON_NS) == (3, 1, 1)
+
+
+def test_an_idle_process_gives_its_slots_up() -> None:
+    assert share(4, [Demand(0, 0, held=3), Demand(0.1, 0, held=1)], HORIZON_NS) == (0, 4)
+    assert share(4, [Demand(0, 1 * MS), Demand(0, 0)], HORIZON_NS) == (4, 0)
+    assert share(7, [Demand(0, 0)] * 3, HORIZON_NS) == (3, 2, 2)

@@ -16,17 +16,19 @@ MS = 1_000_000
 
 @dataclass(slots=True, eq=False)
 class StatedLane:
-    """A lane that would serve any request in wait_ms + own_ms."""
+    """A lane that would serve any request in wait_ms + ahead_ms + own_ms."""
 
     own_ms: float = 1.0
     wait_ms: float = 0.0
+    ahead_ms: float = 0.0
     pending: int = 0
     available: bool = True
     workers: int = 1
     known: bool = True
 
     def forecast(self, request: InferRequest, now_ns: int) -> Forecast:
-        return Forecast(self.wait_ms * MS, 0.0, self.own_ms * MS, self.own_ms * MS, self.workers, self.known)
+        own_ns = self.own_ms * MS
+        return Forecast(self.wait_ms * MS, self.ahead_ms * MS, own_ns, own_ns, self.workers, self.known)
 
 
 def candidate(label: str, own_ms: float, usd: float, *, equivalents: tuple[str, ...] = (), **fields: Any) -> Candidate:
@@ -42,5 +44,5 @@ def lane_of(chosen: Candidate) -> StatedLane:
     return chosen.lane
 
 
-def request(now_ns: int = 0, deadline_ns: int | None = None) -> InferRequest:
-    return InferRequest("m", "1", "", {"X": np.zeros((1, 1), np.float32)}, 1, now_ns, deadline_ns=deadline_ns)
+def request(now_ns: int = 0, deadline_ns: int | None = None, rows: int = 1) -> InferRequest:
+    return InferRequest("m", "1", "", {"X": np.zeros((rows, 1), np.float32)}, rows, now_ns, deadline_ns=deadline_ns)

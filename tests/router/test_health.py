@@ -78,3 +78,60 @@ def test_what_fails_while_ejected_changes_nothing() -> None:
     health = Health(Ejection())
     health.eject(0)
     assert not health.failed(slow=True)
+
+
+def test_after_exactly_half_a_minute_live_an_ejection_is_still_a_repeated_one() -> None:
+    health = Health(Ejection(pause_s=1.0))
+    health.eject(100 * S)
+    for _ in range(2):
+        health.probed(True, 101 * S)
+    health.eject(131 * S)
+    assert not health.may_probe(133 * S - 1)
+    assert health.may_probe(133 * S)
+
+
+def test_a_backend_that_is_back_begins_anew() -> None:
+    health = Health(Ejection(consecutive_failures=3, failed_share=0.5, pause_s=1.0))
+    for _ in range(15):
+        health.failed()
+    health.eject(0)
+    for _ in range(2):
+        health.probed(True, 1 * S)
+    assert str(health) == "live, 0 failures in a row, 0 of the last 0"
+    assert [health.failed(), health.failed(), health.failed()] == [False, False, True]
+
+
+def test_good_probes_must_follow_each_other() -> None:
+    health = Health(Ejection(pause_s=1.0))
+    health.eject(0)
+    health.probed(True, 1 * S)
+    health.probed(False, 1 * S)
+    health.probed(True, 3 * S)
+    assert health.ejected
+    health.probed(True, 3 * S)
+    assert not health.ejected
+    assert not health.may_probe(100 * S)
+    health.probed(False, 4 * S)  # a copy that was on its way
+    assert not health.ejected
+
+
+def test_it_says_how_it_stands() -> None:
+    health = Health(Ejection(pause_s=1.5))
+    health.succeeded()
+    health.failed()
+    health.failed()
+    assert str(health) == "live, 2 failures in a row, 2 of the last 3"
+    health.eject(0)
+    health.probed(True, 2 * S)
+    assert str(health) == "ejected for 1.5 s, 1 of 2 probes"
+
+
+def test_only_the_last_twenty_count() -> None:
+    health = Health(Ejection(consecutive_failures=100, failed_share=0.5))
+    for _ in range(10):
+        health.failed()
+    for _ in range(11):
+        health.succeeded()
+    assert not health.failed()  # eight of those before are left, and this one
+    health.succeeded()
+    assert str(health) == "live, 0 failures in a row, 8 of the last 20"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from backends.base import Tensors
-from gateway.batching.batch import Batch, Part
+from gateway.batching.batch import Batch, Part, bucket_of, ragged_length
 from gateway.config import Ragged
 from gateway.errors import BackendFailed
 from gateway.types import InferRequest
@@ -104,3 +104,62 @@ def test_an_output_with_too_few_rows_is_the_models_fault(output: np.ndarray) -> 
     batch = batch_of(whole({"x": np.zeros((2, 1))}))
     with pytest.raises(BackendFailed, match=r"output 'y' has shape .*, expected 2 rows"):
         batch.split({"y": output})
+
+
+def test_a_batch_of_which_nothing_more_is_said_runs_alone_and_leaves_nothing() -> None:
+    batch = Batch([whole({"x": np.ones((2, 1))})], rows=2, padded_rows=2, reason="probe", closed_ns=7, oldest_ns=0)
+    assert (batch.group, batch.left_rows, batch.expected_ns, batch.ragged, batch.batched, batch.busy) == (
+        None,
+        0,
+        0,
+        None,
+        True,
+        1,
+    )
+
+
+def test_a_batch_tells_its_times_in_milliseconds() -> None:
+    batch = batch_of(whole({"x": np.ones((2, 1))}))
+    batch.closed_ns, batch.oldest_ns, batch.expected_ns = 9_000_000_500_000, 1_000_000_000_000, 5_000_000_250_000
+    assert "waited_ms=8000000.500 expected_ms=5000000.250" in str(batch)
+
+
+def test_parts_of_requests_join_with_whole_ones_and_the_filling_repeats_the_last_row() -> None:
+    large = request({"x": np.arange(10.0)[:, None]})
+    batch = batch_of(Part(large, 7, 3), whole({"x": np.array([[20.0], [21.0]])}), Part(large, 0, 1), padded_rows=8)
+    assert batch.concat()["x"][:, 0].tolist() == [7, 8, 9, 20, 21, 0, 0, 0]
+    assert [piece["y"].tolist() for piece in batch.split({"y": np.arange(8.0)})] == [[0, 1, 2], [3, 4], [5]]
+
+
+def test_what_needs_no_cutting_is_given_as_it_is() -> None:
+    outputs = {"y": np.arange(2.0)}
+    (only,) = batch_of(whole({"x": np.ones((2, 1))})).split(outputs)
+    assert only is outputs
+    ragged = Ragged(pad={"ids": 0}, buckets=(4,))
+    full = {"ids": np.array([[1, 2, 3, 4]]), "scale": np.array([[0.5]])}
+    joined = batch_of(whole(full), ragged=ragged).concat()
+    assert all(np.shares_memory(joined[name], full[name]) for name in full)
+    (cut,) = batch_of(whole(full), ragged=Ragged(pad={"ids": 0}, crop=("y",))).split({"y": np.ones((1, 9))})
+    assert cut["y"].shape == (1, 4)
+
+
+def test_ragged_inputs_keep_their_further_axes_and_their_rows() -> None:
+    ragged = Ragged(pad={"x": 0})
+    long, short = np.ones((3, 3, 2)), np.full((3, 1, 2), 2.0)
+    joined = batch_of(whole({"x": long}), whole({"x": short}), ragged=ragged).concat()["x"]
+    assert joined.shape == (6, 3, 2)
+    np.testing.assert_array_equal(joined[:3], long)
+    np.testing.assert_array_equal(joined[3:, :1], short)
+    assert not joined[3:, 1:].any()
+    equal = batch_of(whole({"x": long}), whole({"x": long + 1}), ragged=ragged).concat()["x"]
+    np.testing.assert_array_equal(equal, np.concatenate([long, long + 1]))
+    filled = batch_of(whole({"x": short}), whole({"x": long}), padded_rows=8, ragged=ragged).concat()["x"]
+    np.testing.assert_array_equal(filled[3:], np.ones((5, 3, 2)))
+
+
+def test_the_length_of_a_request_is_its_longest_ragged_input_and_its_bucket_the_next() -> None:
+    asked = request({"a": np.zeros((1, 5)), "b": np.zeros((1, 7)), "c": np.zeros((1, 9))})
+    assert ragged_length(asked, Ragged(pad={"a": 0, "b": 0, "missing": 0})) == 7
+    assert ragged_length(asked, Ragged(pad={"missing": 0})) == 0
+    assert ragged_length(asked, None) == 0
+    assert [bucket_of(length, (4, 8)) for length in (1, 4, 5, 8, 9)] == [4, 4, 8, 8, 9]

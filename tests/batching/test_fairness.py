@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,7 +156,7 @@ def test_a_turn_lasts_until_its_quantum_is_used_though_others_come() -> None:
     share: WorkerShare[str] = WorkerShare(10)
     for name in "abc":
         share.join(name)
-    assert share.first("b") == "b"
+    assert share.first("bc") == "b"
     share.charge("b", 3)
     assert share.first("abc") == "b"
     share.charge("b", 6)
@@ -172,6 +175,22 @@ def test_a_turn_lasts_until_its_quantum_is_used_though_others_come() -> None:
         turns.append(member)
         share.charge(member, 1)
     assert turns == ["b"] * 10 + ["c"] * 5 + ["a"] * 10 + ["b"] * 10 + ["c"] * 5 + ["a"] * 10
+
+
+def test_equal_debts_are_paid_off_together_before_anybody_gets_more() -> None:
+    share: WorkerShare[str] = WorkerShare(10)
+    for name in "ab":
+        share.join(name)
+    for name in "ab":
+        assert share.first("ab") == name
+        share.charge(name, 19)
+    turns = []
+    for _ in range(22):
+        member = share.first("ab")
+        assert member is not None
+        turns.append(member)
+        share.charge(member, 1)
+    assert "".join(turns) == "ab" + "a" * 10 + "b" * 10
 
 
 class Wanting:
@@ -232,10 +251,14 @@ def test_what_one_declines_is_offered_to_the_next() -> None:
 
 def test_who_has_left_is_offered_nothing() -> None:
     shared = SharedWorkers(2)
-    left, staying = Wanting(shared, 1), Wanting(shared, 2)
+    left, staying = Wanting(shared, 1), Wanting(shared, 1)
     shared.leave(left)
     shared.ask(staying)
-    assert (left.offered, len(staying.started)) == ([], 2)
+    assert (left.offered, len(staying.started)) == ([], 1)
+    gone = weakref.ref(left)
+    del left
+    gc.collect()
+    assert gone() is None  # its model's memory with it
 
 
 def test_the_wait_for_a_worker_is_until_the_first_batch_is_predicted_to_end() -> None:

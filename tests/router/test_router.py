@@ -3,9 +3,10 @@
 import pytest
 
 from gateway.config import Ejection, Routing
+from gateway.routing.health import Health
 from gateway.routing.policies import POLICIES, Candidate, Cheapest
-from gateway.routing.router import Router
-from tests.router.candidates import MS, candidate, lane_of, request
+from gateway.routing.router import Copy, Router
+from tests.router.candidates import MS, StatedLane, candidate, lane_of, request
 
 SLO_NS = 100 * MS
 SECOND = 1000 * MS
@@ -294,3 +295,360 @@ def test_explaining_names_the_parts_for_every_candidate() -> None:
     first = told["lanes"][0]
     assert (first["wait_ms"], first["own_ms"], first["eta_ms"], first["in_time"]) == (45, 10, 55, True)
     assert first["usd_per_million_rows"] == pytest.approx(0.1 * 0.01 / 3600 * 1e6)
+
+
+# looks: ten a second
+
+
+def looked(router: Router, now_ns: int) -> list[tuple[str, str]]:
+    """Route a request, and who is to get a copy of it."""
+    router.route(request(now_ns), now_ns)
+    return [(copy.candidate.label, copy.why) for copy in router.copies(request(now_ns), now_ns)]
+
+
+def test_prices_are_compared_ten_times_a_second() -> None:
+    one, other = candidate("one", 10, 0.1), candidate("other", 10, 0.2)
+    router = router_of(one, other)
+    assert chosen(router, 0) == ("one", "cheapest")
+    for _ in range(50):
+        one.executed(1, 30 * MS)
+    assert chosen(router, 100 * MS - 1) == ("one", "cheapest")
+    assert chosen(router, 100 * MS) == ("other", "cheapest")
+
+
+def test_equal_prices_are_told_apart_by_the_price_of_a_session() -> None:
+    dear, cheap = candidate("dear", 5, 0.2), candidate("cheap", 10, 0.1)  # equal per row
+    assert chosen(router_of(dear, cheap)) == ("cheap", "cheapest")
+
+
+def test_one_that_has_not_run_yet_costs_what_a_request_alone_would() -> None:
+    def fresh(label: str, usd: float) -> Candidate:
+        return Candidate(label, StatedLane(10), Health(Ejection()), usd)
+
+    one, other = fresh("one", 0.2), fresh("other", 0.3)
+    router = router_of(one, other)
+    router.route(request(rows=4), 0)
+    assert [each.alone_row_ns for each in (one, other)] == [2.5 * MS, 2.5 * MS]
+    lane_of(one).own_ms, lane_of(one).pending = 99, 1  # what waits says nothing of one alone
+    lane_of(other).own_ms, lane_of(other).known = 1, False
+    chosen(router, SECOND)
+    assert [each.alone_row_ns for each in (one, other)] == [2.5 * MS, 2.5 * MS]
+
+
+def test_a_copy_that_is_out_is_the_only_one() -> None:
+    bad, good = candidate("bad", 1, 0.1), candidate("good", 1, 1.0)
+    router = router_of(bad, good)
+    router.failed(bad, 0, hung=True)
+    router.route(request(SECOND), SECOND)
+    (copy,) = router.copies(request(SECOND), SECOND)
+    assert router.copies(request(SECOND), SECOND) == ()  # it is not due twice
+    router.sent(copy, SECOND)
+    assert [looked(router, SECOND + ms * MS) for ms in (100, 200, 300)] == [[], [], []]
+    router.returned(copy, SECOND + 350 * MS, MS, ok=True)
+    assert looked(router, SECOND + 400 * MS) == [("bad", "probe")]
+
+
+def test_what_cannot_be_reached_gets_no_copies() -> None:
+    bad, good = candidate("bad", 1, 0.1), candidate("good", 1, 1.0)
+    router = router_of(bad, good)
+    router.failed(bad, 0, hung=True)
+    lane_of(bad).available = False
+    assert looked(router, SECOND) == []
+    lane_of(bad).available = True
+    assert looked(router, SECOND + 100 * MS) == [("bad", "probe")]
+
+
+def test_one_of_unknown_speed_that_has_something_to_do_learns_from_that() -> None:
+    known, unknown = candidate("known", 10, 1.0), candidate("unknown", 10, 0.1)
+    lane_of(unknown).known = False
+    lane_of(unknown).pending = 1
+    router = router_of(unknown, known)
+    assert looked(router, 0) == []
+    lane_of(unknown).pending = 0
+    assert looked(router, 100 * MS) == [("unknown", "learn")]
+
+
+def test_a_backend_alone_gets_no_copies_of_its_own_requests() -> None:
+    only = candidate("only", 10, 1.0)
+    lane_of(only).known = False
+    assert looked(router_of(only), 0) == []
+
+
+def test_a_copy_to_learn_says_what_was_forecast_and_one_that_was_slow_is_not_sent_again_at_once() -> None:
+    slow, other = candidate("slow", 80, 0.01), candidate("other", 10, 1.0)
+    lane_of(slow).ahead_ms = 5
+    router = router_of(slow, other)
+    chosen(router)
+    chosen(router, SECOND)
+    (copy,) = router.copies(request(), SECOND)
+    assert copy.expected_ns == 85 * MS
+    router.sent(copy, SECOND)
+    router.returned(copy, SECOND, round(42.5 * MS), ok=True)  # half of it is scatter still
+    assert not slow.doubted
+    assert slow.next_copy_ns == SECOND + 2 * SECOND
+    fresh = candidate("fresh", 1, 0.01)
+    lane_of(fresh).known = False
+    (copy,) = _copies(router_of(fresh, other), 0)
+    assert copy.expected_ns == 0
+
+
+def test_a_copy_that_failed_has_shown_nothing_to_be_faster() -> None:
+    slow, other = candidate("slow", 80, 0.01), candidate("other", 10, 1.0)
+    router = router_of(slow, other)
+    chosen(router)
+    (copy,) = _copies(router, SECOND)
+    router.sent(copy, SECOND)
+    router.returned(copy, SECOND, 1 * MS, ok=False)
+    assert not slow.doubted
+    assert [looked(router, SECOND + ms * MS) for ms in (100, 200, 300)] == [[], [], []]
+
+
+def _copies(router: Router, now_ns: int) -> list[Copy]:
+    router.route(request(now_ns), now_ns)
+    return list(router.copies(request(now_ns), now_ns))
+
+
+def test_one_without_a_session_is_woken_only_when_requests_find_no_room() -> None:
+    cold, warm = candidate("cold", 1, 0.1), candidate("warm", 10, 1.0)
+    lane_of(cold).workers = 0
+    router = router_of(cold, warm)
+    assert [looked(router, ms * MS) for ms in (0, 100, 200)] == [[], [], []]
+    lane_of(warm).wait_ms, lane_of(warm).pending = 60, 1  # no longer comfortably in time
+    assert looked(router, 250 * MS) == []
+    lane_of(warm).wait_ms = 0
+    assert looked(router, 300 * MS) == [("cold", "wake")]  # one found no room since the last look
+    assert looked(router, 400 * MS) == []
+
+
+def test_a_shadow_without_a_session_is_not_woken_for_callers() -> None:
+    shadow, warm = candidate("shadow", 1, 0.1, shadow_share=0.01), candidate("warm", 10, 1.0)
+    lane_of(shadow).workers = 0
+    lane_of(warm).wait_ms, lane_of(warm).pending = 60, 1
+    router = router_of(shadow, warm)
+    assert [looked(router, ms * MS) for ms in (0, 100, 200)] == [[], [], []]
+
+
+# more on health
+
+
+@pytest.mark.parametrize(
+    ("slo_ns", "took_ns", "ok", "good"),
+    [
+        (SLO_NS, SLO_NS, True, True),
+        (SLO_NS, SLO_NS + 1, True, False),
+        (SLO_NS, 1, False, False),
+        (None, 100 * SECOND, True, True),
+        (None, 1, False, False),
+    ],
+)
+def test_a_probe_must_be_answered_well_and_within_the_slo_if_there_is_one(
+    slo_ns: int | None, took_ns: int, ok: bool, good: bool
+) -> None:
+    bad, other = candidate("bad", 1, 0.1), candidate("other", 1, 1.0)
+    router = router_of(bad, other, slo_ns=slo_ns)
+    router.failed(bad, 0, hung=True)
+    (copy,) = _copies(router, SECOND)
+    router.sent(copy, SECOND)
+    router.returned(copy, SECOND, took_ns, ok=ok)
+    assert bad.health.may_probe(SECOND) is good  # not ejected anew
+
+
+def test_executions_are_outliers_beyond_ten_predictions_and_the_slo() -> None:
+    def ejected(slo_ns: int | None, busy_ns: int, expected_ns: int) -> bool:
+        one, other = candidate("one", 1, 0.1), candidate("other", 1, 1.0)
+        router = router_of(one, other, slo_ns=slo_ns)
+        return any(router.executed(one, 1, busy_ns, expected_ns, 0) for _ in range(10))
+
+    assert not ejected(SLO_NS, 100 * MS, 1 * MS)  # within the SLO
+    assert ejected(SLO_NS, 100 * MS + 1, 1 * MS)
+    assert not ejected(SLO_NS, 200 * MS, 20 * MS)  # ten times
+    assert ejected(SLO_NS, 200 * MS + 1, 20 * MS)
+    assert not ejected(SLO_NS, 900 * MS, 0)  # nothing was predicted
+    assert not ejected(None, 1000 * MS, 1 * MS)
+    assert ejected(None, 1000 * MS + 1, 1 * MS)
+
+
+def test_a_good_execution_ends_a_row_of_failures_but_not_for_one_that_is_ejected() -> None:
+    one, other = candidate("one", 1, 0.1), candidate("other", 1, 1.0)
+    router = router_of(one, other)
+    for _ in range(2):
+        router.failed(one, 0, hung=False)
+    router.executed(one, 1, 1 * MS, 1 * MS, 0)
+    assert [router.failed(one, 0, hung=False) for _ in range(3)] == [False, False, True]
+    before = str(one.health)
+    router.executed(one, 1, 1 * MS, 1 * MS, 0)
+    assert one.health.ejected
+    assert str(one.health) == before
+    for now_ns in (SECOND, 2 * SECOND):
+        one.health.probed(True, now_ns)
+    assert str(one.health) == "live, 0 failures in a row, 0 of the last 0"
+
+
+@pytest.mark.parametrize(
+    ("slo_ns", "expected_ms", "hung_after_ms"), [(100 * MS, 0, 100), (100 * MS, 40, 120), (900 * MS, 0, 500), (None, 200, 600)]
+)
+def test_a_failure_tells_that_it_hung_after_three_predictions_and_the_slo_or_half_a_second(
+    slo_ns: int | None, expected_ms: int, hung_after_ms: int
+) -> None:
+    router = router_of(candidate("one", 1, 0.1), slo_ns=slo_ns)
+    assert not router.hung(hung_after_ms * MS, expected_ms * MS)
+    assert router.hung(hung_after_ms * MS + 1, expected_ms * MS)
+
+
+def test_the_share_of_ejected_ones_is_of_those_that_serve() -> None:
+    several = [candidate(str(index), 1, 1.0) for index in range(4)]
+    shadow = candidate("shadow", 1, 1.0, shadow_share=0.5)
+    router = router_of(*several, shadow, max_share=0.25)
+    assert router.failed(shadow, 0, hung=True)  # callers lose nothing by it
+    assert [router.failed(each, 0, hung=True) for each in several] == [True, False, False, False]
+    two = router_of(candidate("a", 1, 1.0), candidate("b", 1, 1.0), max_share=0.1)
+    assert two.failed(two.candidates[0], 0, hung=True)  # one may always be, if another is left
+    lonely = router_of(candidate("a", 1, 1.0), candidate("s", 1, 1.0, shadow_share=1.0))
+    assert not lonely.failed(lonely.candidates[0], 0, hung=True)  # a shadow is nobody to fall back on
+
+
+def test_what_failed_elsewhere_goes_to_no_ejected_one_even_if_all_others_are() -> None:
+    failed, other, stranger = (candidate("failed", 1, 0.1, equivalents=("other",)), candidate("other", 1, 0.2),
+                               candidate("stranger", 1, 0.3))  # fmt: skip
+    router = router_of(failed, other, stranger)
+    assert router.failed(other, 0, hung=True)
+    assert chosen(router, failed=failed) == (None, "down")
+    lane_of(stranger).available = False
+    lane_of(failed).available = False
+    assert chosen(router) == ("other", "panic")
+    assert chosen(router, failed=failed) == (None, "down")
+
+
+def test_what_failed_at_a_canarys_side_is_no_request_for_the_canary() -> None:
+    stable, canary = candidate("stable", 1, 1.0, equivalents=("canary",)), candidate("canary", 1, 0.01, canary_share=1.0)
+    router = router_of(stable, canary)
+    assert chosen(router) == ("canary", "canary")
+    assert chosen(router, failed=canary) == (None, "down")
+    lane_of(stable).available = False
+    assert chosen(router, failed=stable) == ("canary", "panic")  # nothing else is left
+
+
+# more on shares
+
+
+def test_a_canary_is_in_time_up_to_the_deadline_and_with_its_cold_start() -> None:
+    stable, canary = candidate("stable", 1, 1.0), candidate("canary", 10, 0.01, canary_share=1.0, cold_start_ns=50 * MS)
+    router = router_of(stable, canary)
+    lane_of(canary).wait_ms = 90
+    route = router.route(request(), 0)
+    assert (route.candidate, route.reason, route.eta_ns) == (canary, "canary", 100 * MS)
+    lane_of(canary).ahead_ms = 1
+    assert chosen(router) == ("stable", "cheapest")
+    lane_of(canary).wait_ms, lane_of(canary).ahead_ms, lane_of(canary).workers = 40, 0, 0
+    assert chosen(router) == ("canary", "canary")
+    lane_of(canary).wait_ms = 41
+    assert chosen(router) == ("stable", "cheapest")
+    assert chosen(router_of(stable, canary, slo_ns=None)) == ("canary", "canary")  # there is no deadline
+
+
+def test_a_canary_that_was_away_makes_up_for_two_requests_only() -> None:
+    stable, canary = candidate("stable", 1, 1.0), candidate("canary", 1, 0.01, canary_share=0.25)
+    router = router_of(stable, canary)
+    lane_of(canary).available = False
+    assert {chosen(router)[0] for _ in range(100)} == {"stable"}
+    lane_of(canary).available = True
+    labels = [chosen(router)[0] for _ in range(9)]
+    assert [index for index, label in enumerate(labels) if label == "canary"] == [0, 1, 4, 8]
+
+
+@pytest.mark.parametrize("state", ["ejected", "away", "cold", "busy"])
+def test_a_shadow_that_cannot_take_its_copy_loses_it(state: str) -> None:
+    stable, shadow = candidate("stable", 1, 1.0), candidate("shadow", 1, 0.01, shadow_share=1.0)
+    router = router_of(stable, shadow)
+    match state:
+        case "ejected":
+            router.failed(shadow, 0, hung=True)
+        case "away":
+            lane_of(shadow).available = False
+        case "cold":
+            lane_of(shadow).workers = 0
+        case "busy":
+            lane_of(shadow).wait_ms = 0.001
+    chosen(router)
+    assert [list(router.copies(request(), 0)) for _ in range(5)] == [[]] * 5
+    shadow.health = Health(Ejection())
+    lane_of(shadow).available, lane_of(shadow).workers, lane_of(shadow).wait_ms = True, 1, 0
+    assert [len(router.copies(request(), 0)) for _ in range(5)] == [1] * 5  # no more than its share
+
+
+def test_copies_to_a_shadow_may_overlap() -> None:
+    stable, shadow = candidate("stable", 1, 1.0), candidate("shadow", 1, 0.01, shadow_share=1.0)
+    router = router_of(stable, shadow)
+    chosen(router)
+    (copy,) = router.copies(request(), 0)
+    assert (copy.candidate, copy.why) == (shadow, "shadow")
+    router.sent(copy, 0)
+    assert not shadow.copy_out
+    (second,) = router.copies(request(), 0)
+    router.returned(copy, 0, SECOND, ok=False)
+    router.returned(second, 0, SECOND, ok=False)
+    assert not shadow.health.ejected
+
+
+def test_one_that_joins_gets_its_part() -> None:
+    first = candidate("first", 10, 1.0)
+    router = router_of(first)
+    assert chosen(router) == ("first", "cheapest")
+    router.join(candidate("cheap", 10, 0.1))
+    assert chosen(router) == ("cheap", "cheapest")
+    router.join(candidate("canary", 10, 0.1, canary_share=1.0))
+    assert chosen(router) == ("canary", "canary")
+    router.join(candidate("shadow", 10, 0.1, shadow_share=1.0))
+    assert [copy.candidate.label for copy in router.copies(request(), 0)] == ["shadow"]
+    assert [each.label for each in router.candidates] == ["first", "cheap", "canary", "shadow"]
+
+
+# explained
+
+
+def test_every_part_of_an_explanation_is_in_its_unit() -> None:
+    regular = candidate("regular", 10, 3.6)
+    canary = candidate("canary", 20, 36.0, canary_share=0.1)
+    shadow = Candidate("shadow", StatedLane(known=False), Health(Ejection()), 72.0, shadow_share=0.1)
+    cold = Candidate("cold", StatedLane(5, workers=0), Health(Ejection()), 72.5, cold_start_ns=200 * MS)
+    lane_of(regular).wait_ms, lane_of(regular).ahead_ms, lane_of(regular).pending = 3, 4, 2
+    lane_of(canary).available = False
+    router = router_of(shadow, canary, cold, regular)
+    told = router.explain(request(), 0)
+    assert (told["backend"], told["reason"]) == ("regular", "cheapest")
+    assert told["lanes"] == [
+        {
+            "backend": "regular", "role": "regular", "usd_per_million_rows": pytest.approx(10.0), "usual_batch_rows": 1.0,
+            "eta_ms": 17.0, "cold_start_ms": 0.0, "wait_ms": 3.0, "ahead_ms": 4.0, "own_ms": 10.0, "in_time": True,
+            "sessions": 1, "pending": 2, "available": True, "health": "live, 0 failures in a row, 0 of the last 0",
+        },
+        {
+            "backend": "canary", "role": "canary", "usd_per_million_rows": pytest.approx(200.0), "usual_batch_rows": 1.0,
+            "eta_ms": 20.0, "cold_start_ms": 0.0, "wait_ms": 0.0, "ahead_ms": 0.0, "own_ms": 20.0, "in_time": True,
+            "sessions": 1, "pending": 0, "available": False, "health": "live, 0 failures in a row, 0 of the last 0",
+        },
+        {
+            "backend": "shadow", "role": "shadow", "usd_per_million_rows": None, "usual_batch_rows": None,
+            "eta_ms": None, "cold_start_ms": 0.0, "wait_ms": 0.0, "ahead_ms": 0.0, "own_ms": None, "in_time": None,
+            "sessions": 1, "pending": 0, "available": True, "health": "live, 0 failures in a row, 0 of the last 0",
+        },
+        {
+            "backend": "cold", "role": "regular", "usd_per_million_rows": None, "usual_batch_rows": None,
+            "eta_ms": 205.0, "cold_start_ms": 200.0, "wait_ms": 0.0, "ahead_ms": 0.0, "own_ms": 5.0, "in_time": False,
+            "sessions": 0, "pending": 0, "available": True, "health": "live, 0 failures in a row, 0 of the last 0",
+        },
+    ]  # fmt: skip
+    lane_of(regular).wait_ms = 86
+    assert router.explain(request(), 0)["lanes"][0]["in_time"] is True  # at the deadline
+    lane_of(regular).wait_ms = 87
+    assert router.explain(request(), 0)["lanes"][0]["in_time"] is False
+
+
+def test_an_explanation_of_a_model_that_nobody_serves_says_so() -> None:
+    one, other = candidate("one", 1, 0.1), candidate("other", 1, 1.0)
+    router = router_of(one, other)
+    lane_of(other).available = False
+    one.health.eject(0)
+    told = router.explain(request(), 0)
+    assert (told["backend"], told["reason"]) == (None, "down")
+    assert [lane["backend"] for lane in told["lanes"]] == ["one", "other"]

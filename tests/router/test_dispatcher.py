@@ -1,15 +1,20 @@
 """Requests through unlike backends in simulated time: each ends in exactly one answer, its own, whatever fails."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.batching.batch import Batch
+from gateway.clock import Timer
 from gateway.errors import (
     BackendFailed,
     BackendUnreachable,
@@ -21,7 +26,8 @@ from gateway.errors import (
     Overloaded,
 )
 from gateway.routing.dispatcher import Dispatcher
-from gateway.types import InferRequest, InferResponse
+from gateway.runner import Execution
+from gateway.types import InferRequest, InferResponse, OutputRequest
 from tests.router.fleet import MS, Fault, Fleet, Kind, S, Sessions
 from tests.simulation import SimulatedClock, run_simulated
 
@@ -342,6 +348,414 @@ def test_copies_share_no_memory_with_the_request() -> None:
         assert seen == [3.0]
 
     simulated((CHEAP, shadow(1.0)), main)
+
+
+# who is asked, and who is to blame
+
+
+def health(fleet: Fleet, index: int) -> str:
+    lanes = {lane["backend"]: lane["health"] for lane in fleet.dispatcher.explain()["lanes"]}
+    return str(lanes[fleet.model.backends[index].label])
+
+
+def test_a_request_is_tried_at_two_backends_and_not_at_a_third() -> None:
+    async def main(fleet: Fleet) -> None:
+        for sessions in fleet.sessions:
+            sessions.fault = always(FAILED)
+        assert isinstance(await fleet.send(), BackendFailed)
+        assert ran(fleet) == [1, 1, 0]
+
+    simulated((CHEAP, Kind("next", 2.0, 0.5, 0.2), DEAR), main)
+
+
+def test_the_second_backend_runs_a_request_once_more_if_it_loses_its_session() -> None:
+    async def main(fleet: Fleet) -> None:
+        faults = [LOST]
+        fleet.sessions[0].fault = always(LOST)
+        fleet.sessions[1].fault = lambda batch: faults.pop() if faults else None
+        assert isinstance(await fleet.send(), InferResponse)
+        assert ran(fleet) == [1, 2, 0]
+
+    simulated((CHEAP, Kind("next", 2.0, 0.5, 0.2), DEAR), main)
+
+
+def test_past_its_deadline_a_failed_request_is_not_tried_elsewhere() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always((BackendFailed("slow"), False, 61 * MS))
+        assert isinstance(await fleet.send(), BackendFailed)
+        assert ran(fleet) == [1, 0]
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_served_elsewhere_it_was_the_backend_and_failed_elsewhere_the_request() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(FAILED)
+        await fleet.send()
+        assert health(fleet, 0).startswith("live, 1 failures in a row, 1 of the last")
+        assert health(fleet, 1).startswith("live, 0 failures in a row")
+        fleet.sessions[1].fault = always(FAILED)
+        await fleet.send()
+        assert health(fleet, 0).startswith("live, 1 failures in a row")
+        assert health(fleet, 1).startswith("live, 0 failures in a row")
+        fleet.sessions[1].available = False  # nobody is left to tell
+        await fleet.send()
+        assert health(fleet, 0).startswith("live, 2 failures in a row")
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_one_request_that_hangs_alone_ejects_a_backend_once_its_time_to_be_saved_has_passed() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always((BackendFailed("hung"), False, 300 * MS))
+        assert isinstance(await fleet.send(), GatewayError)
+        assert fleet.counted("gateway_ejections_total", backend="cheap1") == 1
+        assert fleet.counted("gateway_ejections_total") == 1
+
+    simulated((CHEAP, DEAR), main)
+
+
+@pytest.mark.parametrize("requests", [2, 3])
+def test_a_batch_that_hangs_ejects_a_backend_and_one_that_fails_soon_does_not(requests: int) -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = lambda batch: FAILED if len(batch.parts) > 1 else None
+        for _ in range(5):
+            outcomes = await asyncio.gather(*(fleet.send() for _ in range(requests)))
+            assert all(isinstance(outcome, InferResponse) for outcome in outcomes)
+        assert fleet.counted("gateway_ejections_total") == 0
+        fleet.sessions[0].fault = always((BackendFailed("hung"), False, 300 * MS))
+        await asyncio.gather(*(fleet.send() for _ in range(requests)))
+        assert fleet.counted("gateway_ejections_total", backend="cheap1") == 1
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_lost_sessions_eject_whatever_they_ran() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(LOST)
+        for lost in (1, 2):
+            await fleet.send()
+            assert health(fleet, 0).startswith(f"live, {lost} failures in a row")
+        await fleet.send()
+        assert fleet.counted("gateway_ejections_total", backend="cheap1") == 1
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_what_waits_at_a_backend_that_is_ejected_goes_elsewhere_at_once() -> None:
+    async def main(fleet: Fleet) -> None:
+        faults = [(LOST[0], True, 20 * MS)]
+        fleet.sessions[0].fault = lambda batch: faults.pop() if faults else None
+        running = asyncio.ensure_future(fleet.send())
+        await asyncio.sleep(0.001)
+        behind = [asyncio.ensure_future(fleet.send()) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        assert fleet.counted("gateway_ejections_total", backend="cheap1") == 1
+        await asyncio.gather(running, *behind)
+        assert ran(fleet)[0] == 1
+        assert fleet.counted("gateway_routed_total", backend="dear1", reason="fallback") == 4
+
+    simulated((CHEAP, DEAR), main, slo_ms=None, routing={"ejection": {"consecutive_failures": 1}})
+
+
+def test_every_routed_request_and_the_price_of_every_execution_is_counted() -> None:
+    async def main(fleet: Fleet) -> None:
+        for _ in range(4):
+            await fleet.send()
+        assert fleet.counted("gateway_routed_total", backend="cheap1", reason="cheapest") == 4
+        assert fleet.counted("gateway_routed_total") == 4
+        # with the three of the warm-up: two sessions at 3.6 $/h, so 1.8 for each, busy for 2.5 ms each time
+        assert fleet.counted("gateway_busy_usd_total", backend="cheap1") == pytest.approx(7 * 1.8 / 3600 * 0.0025)
+
+    simulated((Kind("cheap", 2.0, 0.5, 3.6, sessions=2), Kind("dear", 1.0, 0.1, 360.0)), main)
+
+
+def test_a_backend_alone_is_not_routed_until_another_joins() -> None:
+    async def main(fleet: Fleet) -> None:
+        dispatcher = Dispatcher(fleet.lanes[1:], fleet.model, fleet.metrics, fleet.clock)
+        fleet.dispatcher = dispatcher
+        await fleet.send()
+        assert ran(fleet) == [0, 1]
+        assert fleet.counted("gateway_routed_total") == 0
+        dispatcher.join(fleet.lanes[0])
+        fleet.sessions[1].fault = always(FAILED)
+        assert isinstance(await fleet.send(), InferResponse)
+        await asyncio.sleep(0.2)
+        await fleet.send()
+        assert ran(fleet)[0] >= 1
+        assert fleet.counted("gateway_routed_total", backend="cheap1") >= 1
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_nothing_of_an_answered_request_stays() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(FAILED)
+        for _ in range(3):
+            assert isinstance(await fleet.send(), InferResponse)
+        await asyncio.sleep(1)
+        gc.collect()
+        assert not [one for one in gc.get_objects() if isinstance(one, InferRequest)]
+
+    simulated((CHEAP, DEAR, shadow(1.0)), main)
+
+
+def test_closed_it_counts_nobody_as_ejected_and_nothing_more() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(LOST)
+        for _ in range(3):
+            await fleet.send()
+        assert fleet.counted("gateway_ejected", backend="cheap1") == 1
+        routed = fleet.counted("gateway_routed_total")
+        fleet.dispatcher.close()
+        assert fleet.counted("gateway_ejected") == 0
+        assert all(lane.observer is None for lane in fleet.lanes)
+        await fleet.send()
+        assert fleet.counted("gateway_routed_total") == routed
+
+    simulated((CHEAP, DEAR), main)
+
+
+# refusals
+
+
+def test_what_is_refused_is_told_how_late_it_would_have_been() -> None:
+    async def main(fleet: Fleet) -> None:
+        outcome = await fleet.send(deadline_ns=fleet.clock.now_ns() + 10 * MS)
+        assert isinstance(outcome, Overloaded)
+        assert outcome.retry_after_s == pytest.approx(0.015)
+        assert outcome.message == "model 'm': overloaded, every backend would answer after the deadline, the first 15 ms late"
+        assert fleet.counted("gateway_routed_total", backend="", reason="late") == 1
+
+    simulated((Kind("slower", 28.0, 2.0, 0.1), Kind("slow", 20.0, 5.0, 1.0)), main)
+
+
+def test_with_nobody_left_the_refusal_says_when_to_come_back_and_is_counted() -> None:
+    async def main(fleet: Fleet) -> None:
+        for sessions in fleet.sessions:
+            sessions.available = False
+        outcome = await fleet.send()
+        assert isinstance(outcome, BackendUnreachable)
+        assert (outcome.message, outcome.retry_after_s) == ("model 'm': no backend has a live session", 1.0)
+        assert fleet.counted("gateway_routed_total", backend="", reason="down") == 1
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_a_request_that_came_after_its_deadline_is_told_so_and_wakes_nobody() -> None:
+    async def main(fleet: Fleet) -> None:
+        for sessions in fleet.sessions:
+            go(sessions, live=0)
+        outcome = await fleet.send(deadline_ns=fleet.clock.now_ns() - 1)
+        assert isinstance(outcome, DeadlineExceeded)
+        assert outcome.message == "model 'm': the request came after its deadline"
+        assert [sessions.woken for sessions in fleet.sessions] == [0, 0]
+        assert fleet.counted("gateway_routed_total") == 0
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_what_finds_all_backends_at_zero_wakes_them_but_no_shadow() -> None:
+    async def main(fleet: Fleet) -> None:
+        for sessions in fleet.sessions:
+            go(sessions, live=0)
+        outcome = await fleet.send()
+        assert isinstance(outcome, BackendUnreachable)
+        assert outcome.message == "model 'm': is starting, an answer would come 9.9 s after the deadline"
+        assert [sessions.woken for sessions in fleet.sessions] == [1, 1, 0]
+
+    simulated((CHEAP, DEAR, shadow(1.0)), main)
+
+
+class CountingClock(SimulatedClock):
+    """Counts the timers that are set."""
+
+    timers = 0
+
+    def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
+        self.timers += 1
+        return super().call_at(when_ns, callback)
+
+
+def test_with_nothing_left_to_look_at_no_timer_is_set() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        counting = CountingClock(asyncio.get_running_loop())  # type: ignore[arg-type]  # run_simulated's loop
+        fleet = Fleet(counting, (CHEAP, DEAR))
+        await asyncio.gather(*(warm(fleet, index) for index in range(2)))
+        go(fleet.sessions[0], live=0)
+        go(fleet.sessions[1], live=0)
+        assert isinstance(await fleet.send(), BackendUnreachable)
+        await asyncio.sleep(1.0)
+        looks = counting.timers
+        await asyncio.sleep(1.0)
+        assert 0 < counting.timers - looks <= 1000  # whether they have started
+        for sessions in fleet.sessions:
+            go(sessions, live=1)
+        await asyncio.sleep(1.0)
+        assert isinstance(await fleet.send(), InferResponse)
+        await asyncio.sleep(1.0)
+        timers = counting.timers
+        await asyncio.sleep(100.0)
+        assert counting.timers == timers
+
+    run_simulated(main)
+
+
+@pytest.mark.parametrize(("slo_ms", "most_ms"), [(16.0, 2.0), (60.0, 4.75), (None, 4.1)])
+def test_what_waits_behind_a_stalled_batch_is_looked_at_every_sixteenth_of_the_slo(
+    slo_ms: float | None, most_ms: float
+) -> None:
+    async def main(clock: SimulatedClock) -> None:
+        counting = CountingClock(asyncio.get_running_loop())  # type: ignore[arg-type]  # run_simulated's loop
+        fleet = Fleet(counting, (CHEAP, DEAR), slo_ms=slo_ms)
+        await asyncio.gather(*(warm(fleet, index) for index in range(2)))
+        fleet.sessions[0].fault = fleet.sessions[1].fault = always((BackendFailed("x"), False, 100 * MS))
+        running = asyncio.ensure_future(fleet.send())
+        await asyncio.sleep(0.0001)
+        before = counting.timers
+        await asyncio.sleep(0.05)
+        looks = counting.timers - before
+        assert 50 / most_ms <= looks <= 51
+        await running
+
+    run_simulated(main)
+
+
+# copies, and what they are compared by
+
+
+class Altering:
+    """A runner whose outputs a test alters."""
+
+    def __init__(self, runner: Any, change: Callable[[np.ndarray], dict[str, np.ndarray]]) -> None:
+        self._runner = runner
+        self._change = change
+
+    def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
+        def done(batch: Batch, execution: Execution) -> None:
+            assert execution.outputs is not None
+            on_done(batch, replace(execution, outputs=self._change(execution.outputs["Y"])))
+
+        self._runner.start(batch, done)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+def large(array: np.ndarray, *, differs_at: int) -> dict[str, np.ndarray]:
+    """An output of a row beyond what is compared, unlike the other backend's at one place."""
+    changed = np.zeros((1, 1 << 19), np.float32)
+    changed[0, differs_at] = 1.0
+    return {"Y": changed}
+
+
+@pytest.mark.parametrize(
+    ("regular", "copied", "result"),
+    [
+        (lambda y: {"Y": y}, lambda y: {"Y": y + 0.0009}, "match"),
+        (lambda y: {"Y": y}, lambda y: {"Y": y + 0.0011}, "differs"),
+        (lambda y: {"Y": y + 1000}, lambda y: {"Y": y + 1000.9}, "match"),  # relative to what it is
+        (lambda y: {"Y": y + 1000}, lambda y: {"Y": y + 1001.1}, "differs"),
+        (lambda y: {"Y": y * np.nan}, lambda y: {"Y": y * np.nan}, "match"),
+        (lambda y: {"Y": y}, lambda y: {"Y": y * np.nan}, "differs"),
+        (lambda y: {"Y": y.astype(np.int64)}, lambda y: {"Y": y.astype(np.int64)}, "match"),
+        (lambda y: {"Y": y.astype(np.int64)}, lambda y: {"Y": y.astype(np.int64) + 1}, "differs"),
+        (lambda y: {"Y": y}, lambda y: {"Y": y.astype(np.float64)}, "differs"),
+        (lambda y: {"Y": y}, lambda y: {"Y": y[:, None]}, "differs"),
+        (lambda y: {"Y": y}, lambda y: {"Y": y, "Z": y}, "differs"),
+        (lambda y: {"Y": y, "Z": y}, lambda y: {"Y": y, "Z": y + 1}, "differs"),
+        (lambda y: {"Y": y.astype(ml_dtypes.bfloat16)}, lambda y: {"Y": y.astype(ml_dtypes.bfloat16)}, "match"),
+        (lambda y: {"Y": y.astype(ml_dtypes.bfloat16)}, lambda y: {"Y": (y + 1).astype(ml_dtypes.bfloat16)}, "differs"),
+        (partial(large, differs_at=0), partial(large, differs_at=(1 << 18) - 1), "differs"),
+        (partial(large, differs_at=1 << 18), partial(large, differs_at=(1 << 18) + 1), "match"),  # beyond 1 MiB
+    ],
+)  # fmt: skip
+def test_answers_are_compared_by_names_types_shapes_and_values(
+    regular: Callable[[np.ndarray], dict[str, np.ndarray]], copied: Callable[[np.ndarray], dict[str, np.ndarray]], result: str
+) -> None:
+    async def main(fleet: Fleet) -> None:
+        for lane, change in zip(fleet.lanes, (regular, copied), strict=True):
+            lane.runner = Altering(lane.runner, change)
+        assert isinstance(await fleet.send(), InferResponse)
+        await asyncio.sleep(1)
+        assert fleet.counted("gateway_copies_total", why="shadow", result=result) == 1
+        assert fleet.counted("gateway_copies_total") == 1
+
+    simulated((CHEAP, shadow(1.0)), main)
+
+
+def test_a_copy_to_a_shadow_whose_request_failed_is_counted_as_unpaired_and_one_refused_or_failed_as_that() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always((InvalidArgument("no"), False, MS))
+        await fleet.send()
+        await asyncio.sleep(1)
+        assert fleet.counted("gateway_copies_total", backend="shadow1", result="unpaired") == 1
+        fleet.sessions[0].fault = always(None)
+        fleet.sessions[1].fault = always((InvalidArgument("no"), False, MS))
+        await fleet.send()
+        await asyncio.sleep(1)
+        assert fleet.counted("gateway_copies_total", backend="shadow1", why="shadow", result="failed") == 1
+        fleet.lanes[1].batcher.add(fleet.request(rows=5000), fleet.clock.now_ns())  # its queue is full, and no step is due
+        await fleet.send()
+        assert fleet.counted("gateway_copies_total", backend="shadow1", why="shadow", result="refused") == 1
+        assert fleet.counted("gateway_copies_total") == 3
+
+    simulated((CHEAP, shadow(1.0)), main, slo_ms=None)
+
+
+def test_a_copy_is_the_request_but_for_its_deadline_and_its_class() -> None:
+    async def main(fleet: Fleet) -> None:
+        seen: list[InferRequest] = []
+        fleet.sessions[1].fault = lambda batch: seen.extend(part.request for part in batch.parts)  # type: ignore[func-returns-value]
+        fields = {"outputs": (OutputRequest("Y"),), "parameters": {"k": 1}, "priority": 1, "shape_key": "s"}
+        await fleet.send(3.0, rows=2, deadline_ns=fleet.clock.now_ns() + S, **fields)
+        await asyncio.sleep(1)
+        (copy,) = seen
+        assert (copy.model, copy.version, copy.id, copy.rows, copy.priority) == ("m", "1", "", 2, 4)
+        assert (copy.outputs, copy.parameters, copy.shape_key, copy.deadline_ns) == (fields["outputs"], {"k": 1}, "s", None)
+
+    simulated((CHEAP, shadow(1.0)), main)
+
+
+def test_a_probe_is_counted_and_none_goes_where_the_request_itself_went() -> None:
+    async def main(fleet: Fleet) -> None:
+        fresh = Fleet(fleet.clock, (CHEAP, DEAR))  # of unknown speed both: the first request teaches one of them
+        assert isinstance(await fresh.send(), InferResponse)
+        await asyncio.sleep(1)
+        assert [sum(sessions.batches.values()) for sessions in fresh.sessions] == [1, 1]
+        assert fresh.counted("gateway_copies_total", backend="dear1", why="learn", result="ok") == 1
+        assert fresh.counted("gateway_copies_total") == 1
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_a_lost_copy_is_not_run_again() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[1].fault = always(LOST)
+        await fleet.send()
+        await asyncio.sleep(1)
+        assert ran(fleet) == [1, 1]
+
+    simulated((CHEAP, shadow(1.0)), main)
+
+
+def test_an_explanation_names_the_model_its_promise_and_its_policy() -> None:
+    async def main(fleet: Fleet) -> None:
+        told = fleet.dispatcher.explain(4)
+        assert {key: told[key] for key in ("model", "version", "rows", "slo_ms", "policy", "spill_share")} == {
+            "model": "m", "version": "1", "rows": 4, "slo_ms": 60.0, "policy": "cheapest", "spill_share": 0.4,
+        }  # fmt: skip
+        assert (told["backend"], told["reason"]) == ("cheap1", "cheapest")
+        own = {lane["backend"]: lane["own_ms"] for lane in told["lanes"]}
+        assert own["cheap1"] == pytest.approx(4 * 2.5)  # only one row was seen: as four of them
+        assert fleet.dispatcher.explain()["rows"] == 1
+
+    simulated((CHEAP, DEAR), main, routing={"spill_share": 0.4})
+    simulated((CHEAP, DEAR), _explained_without_slo, slo_ms=None)
+
+
+async def _explained_without_slo(fleet: Fleet) -> None:
+    assert fleet.dispatcher.explain()["slo_ms"] is None
 
 
 # properties

@@ -1,12 +1,14 @@
+import gc
 from collections.abc import Hashable
 
 import numpy as np
 import pytest
 
-from gateway.batching.batch import Batch
+from gateway.batching.adaptive import Adaptive
+from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES, Decision, Fixed, Greedy, Policy
-from gateway.batching.queue import PATIENCE_NS, Queue, State
+from gateway.batching.queue import PATIENCE_NS, LengthGroup, Queue, State
 from gateway.config import Batching, Ragged
 from gateway.errors import DeadlineExceeded, Overloaded, TooLarge
 from gateway.types import InferRequest
@@ -377,3 +379,305 @@ def test_fixed_waits_for_size_or_delay_even_with_an_idle_worker() -> None:
 def test_a_batch_tells_its_life() -> None:
     (batch,) = batcher_of(None, *(request(rows=4) for _ in range(3))).step(2 * MS, 1).batches
     assert str(batch) == "closed=full requests=2 rows=8 padded=8 left=4 waited_ms=2.000 expected_ms=0.000 group=None"
+
+
+# what it says of itself
+
+
+def test_it_says_what_waits_and_what_it_was_made_with() -> None:
+    policy = Greedy()
+    batcher = Batcher(policy, max_rows=8, slo_ns=50 * MS)
+    assert (batcher.slo_ns, batcher.policy, batcher.workers, batcher.has_work) == (50 * MS, policy, 1, False)
+    batcher.workers = 3
+    assert batcher.workers == 3
+    for at_ms, key in ((4, "a"), (2, "b"), (3, "a")):
+        batcher.add(request(at_ms, rows=2, key=key), 4 * MS)
+    assert (batcher.queue_rows, batcher.queue_requests, batcher.oldest_ns, batcher.has_work) == (6, 3, 2 * MS, True)
+    with pytest.raises(Overloaded, match="6 rows are waiting, 4091 more would exceed max_queue_rows 4096"):
+        batcher.add(request(4, rows=4091), 4 * MS)
+    batcher.add(request(4, rows=4090), 4 * MS)
+
+
+def test_there_is_work_while_a_retry_or_an_answer_is_left() -> None:
+    batcher = batcher_of(None, request())
+    (batch,) = batcher.step(0, 1).batches
+    assert not batcher.has_work
+    batcher.retry(batch.parts[0], 0)
+    assert batcher.has_work
+    batcher.step(0, 1)
+    assert not batcher.has_work
+    full = batcher_of(None, low := request(0, priority=4), max_queue_rows=1)
+    high = request(1)
+    full.add(high, MS)
+    assert full.cancel(high)
+    assert full.has_work  # the answer to the one that made room
+    step = full.step(MS, 1)
+    assert ([asked for asked, _ in step.shed], step.batches, step.wake_at_ns) == ([low], [], None)
+    assert not full.has_work
+
+
+def test_a_probe_is_a_batch_of_its_request_that_passes_the_queue_by() -> None:
+    batcher = batcher_of(None, request(), row_sizes=(1, 4, 8))
+    asked = request(0, rows=3, key="k")
+    batch = batcher.probe(asked, 7 * MS)
+    assert batch.parts == [(asked, 0, 3)]
+    assert (batch.rows, batch.padded_rows, batch.reason, batch.closed_ns, batch.oldest_ns) == (3, 4, "probe", 7 * MS, 7 * MS)
+    assert (batch.group, batch.batched, batch.left_rows, batch.expected_ns, batch.busy) == ("k", True, 0, 0, 1)
+    assert batcher.queue_requests == 1
+    whole = batcher_of(max_rows=0).probe(request(rows=3), 0)
+    assert (whole.parts[0].rows, whole.rows, whole.batched) == (1, 1, False)
+    assert batcher_of(max_rows=1).probe(request(), 0).batched
+
+
+def test_a_batch_says_what_it_left_who_runs_beside_it_and_since_when_its_first_waits() -> None:
+    batcher = batcher_of(None, request(3, rows=3), request(1, rows=3), request(2, rows=4), row_sizes=(1, 4, 8), slo_ns=99 * MS)
+    first, second = batcher.step(5 * MS, 2).batches
+    assert (first.rows, first.padded_rows, first.left_rows, first.busy, first.oldest_ns) == (7, 8, 3, 1, 1 * MS)
+    assert (second.rows, second.padded_rows, second.left_rows, second.busy, second.oldest_ns) == (3, 4, 0, 2, 3 * MS)
+    batcher.finished(first, 6 * MS, MS, ok=True)
+    batcher.add(request(6), 6 * MS)
+    (third,) = batcher.step(6 * MS, 1).batches
+    assert third.busy == 2
+
+
+@pytest.mark.parametrize(("length", "bucket"), [(1, 8), (8, 8), (9, 10), (11, 13), (14, 16), (17, 20), (33, 40), (100, 102),
+                                                (131_072, 131_072), (131_073, 131_073)])  # fmt: skip
+def test_a_model_that_takes_any_length_is_padded_to_edges_a_quarter_apart(length: int, bucket: int) -> None:
+    batcher = Batcher(Adaptive(), max_rows=8, ragged=Ragged(pad={"ids": 0}))
+    asked = InferRequest("m", "1", "", {"ids": np.zeros((1, length), np.int8)}, 1, 0)
+    assert batcher.probe(asked, 0).group == LengthGroup(None, bucket)
+
+
+def test_a_policy_that_does_not_tell_lengths_apart_joins_them() -> None:
+    batcher = Batcher(Greedy(), max_rows=8, ragged=Ragged(pad={"ids": 0}, buckets=(4, 64)))
+    for length in (3, 60):
+        batcher.add(InferRequest("m", "1", "", {"ids": np.zeros((1, length), np.int8)}, 1, 0), 0)
+    (batch,) = batcher.step(0, 2).batches
+    assert batch.concat()["ids"].shape == (2, 64)
+    plain = Batcher(Adaptive(), max_rows=8)
+    asked = InferRequest("m", "1", "", {"ids": np.zeros((1, 3), np.int8)}, 1, 0, shape_key="k")
+    assert plain.probe(asked, 0).group == "k"
+
+
+def test_many_shapes_are_forgotten_once_nothing_of_them_waits() -> None:
+    def queues() -> int:
+        return sum(isinstance(one, Queue) for one in gc.get_objects())
+
+    batcher = batcher_of()
+    before = queues()
+    kept = request(0, key="kept")
+    batcher.add(kept, 0)
+    for i in range(500):
+        asked = request(i, key=i)
+        batcher.add(asked, i * MS)
+        batcher.cancel(asked)
+    assert queues() - before <= 100
+    assert requests_of(batcher.step(MS, 1).batches[0]) == [kept]
+
+
+# time
+
+
+def test_it_asks_to_be_woken_for_the_deadlines_that_are_left() -> None:
+    soon, late = request(0, timeout_ms=5), request(0, timeout_ms=50)
+    batcher = batcher_of(None, soon, late)
+    assert batcher.step(0, 0).wake_at_ns == 5 * MS + 1
+    batcher.cancel(soon)
+    assert len(batcher.step(5 * MS + 1, 1).batches) == 1
+    batcher.add(request(6, timeout_ms=90), 6 * MS)
+    assert batcher.step(6 * MS, 0).wake_at_ns == 96 * MS + 1
+    without = batcher_of(None, request(0))
+    assert without.step(0, 0).wake_at_ns is None
+
+
+def test_at_its_deadline_a_request_is_still_run_and_after_it_no_more() -> None:
+    assert len(batcher_of(None, request(0, timeout_ms=5)).step(5 * MS, 1).batches) == 1
+    assert batcher_of(None, request(0, timeout_ms=5)).step(5 * MS + 1, 1).batches == []
+    batcher_of().add(request(0, timeout_ms=5), 5 * MS)
+    asked = request(0, timeout_ms=5)
+    batcher = batcher_of(None, asked)
+    (batch,) = batcher.step(0, 1).batches
+    batcher.retry(batch.parts[0], 5 * MS)
+    assert batcher.step(5 * MS, 1).batches[0].reason == "retry"
+
+
+def test_what_is_reserved_of_the_slo_and_not_of_the_clients_time_brings_the_deadline_forward() -> None:
+    promised, own = request(0), request(0, timeout_ms=30)
+    for asked in (promised, own):
+        asked.reserved_ns = 10 * MS
+    batcher = batcher_of(None, slo_ns=50 * MS)
+    batcher.add(promised, 0)
+    batcher.add(own, 0)
+    assert [asked for asked, _ in batcher.step(30 * MS + 1, 0).shed] == [own]
+    assert batcher.step(40 * MS, 0).shed == []
+    assert [asked for asked, _ in batcher.step(40 * MS + 1, 0).shed] == [promised]
+
+
+def test_several_shapes_are_woken_for_at_the_first_of_their_times() -> None:
+    batcher = batcher_of(Fixed(5 * MS), request(3, key="a"), request(1, key="b"), request(2, key="c"))
+    assert batcher.step(3 * MS, 1).wake_at_ns == 6 * MS
+    (batch,) = batcher.step(6 * MS, 3).batches
+    assert (batch.group, batch.reason) == ("b", "delay")
+    patient = batcher_of(Fixed(50 * MS), request(0, timeout_ms=9))
+    assert patient.step(0, 1).wake_at_ns == 9 * MS + 1  # before its delay is over
+
+
+def test_fixed_closes_at_the_delay_and_not_a_moment_before() -> None:
+    batcher = batcher_of(Fixed(5 * MS), request(1))
+    step = batcher.step(6 * MS - 1, 1)
+    assert (step.batches, step.wake_at_ns) == ([], 6 * MS)
+    assert len(batcher.step(6 * MS, 1).batches) == 1
+    full = batcher_of(Fixed(5 * MS), *(request() for _ in range(8)))
+    assert full.step(0, 1).batches[0].reason == "full"
+
+
+def test_the_most_urgent_shape_goes_first() -> None:
+    asked = [request(0, timeout_ms=timeout, key=key) for timeout, key in ((90, "a"), (30, "b"), (60, "c"))]
+    batches = batcher_of(None, *asked).step(0, 2).batches
+    assert [batch.group for batch in batches] == ["b", "c"]
+
+
+# retries
+
+
+def test_retries_take_slots_before_what_waits() -> None:
+    batcher = batcher_of(None, *(request() for _ in range(2)))
+    (batch,) = batcher.step(0, 1).batches
+    for part in batch.parts:
+        batcher.retry(part, 0)
+    batcher.add(request(), 0)
+    assert batcher.step(0, 0).batches == []
+    assert [batch.reason for batch in batcher.step(0, 1).batches] == ["retry"]
+    assert [batch.reason for batch in batcher.step(0, 1).batches] == ["retry"]
+    assert [batch.reason for batch in batcher.step(0, 1).batches] == ["idle"]
+
+
+def test_a_retry_tells_its_rows_and_its_shape() -> None:
+    large = request(rows=20, key="k")
+    batcher = batcher_of(None, large, row_sizes=(1, 4, 8))
+    batches = batcher.step(0, 3).batches
+    batcher.retry(batches[2].parts[0], MS)
+    (again,) = batcher.step(2 * MS, 1).batches
+    assert again.parts == [(large, 16, 4)]
+    assert (again.rows, again.padded_rows, again.group, again.closed_ns, again.expected_ns) == (4, 4, "k", 2 * MS, 0)
+
+
+def test_the_rest_of_a_request_goes_with_its_late_retry() -> None:
+    large = request(0, rows=20, timeout_ms=5)
+    batcher = batcher_of(None, large)
+    (batch,) = batcher.step(0, 1).batches
+    batcher.retry(batch.parts[0], MS)
+    step = batcher.step(6 * MS, 1)
+    assert [asked for asked, _ in step.shed][:1] == [large]
+    assert step.batches == []
+    assert (batcher.queue_rows, batcher.queue_requests, batcher.has_work) == (0, 0, False)
+
+
+def test_cancelling_one_says_nothing_of_the_retries_of_others() -> None:
+    batcher = batcher_of(None, failed := request())
+    (batch,) = batcher.step(0, 1).batches
+    batcher.retry(batch.parts[0], 0)
+    waits = request()
+    batcher.add(waits, 0)
+    assert batcher.cancel(waits) is True
+    assert batcher.cancel(request(key="never seen")) is False
+    assert (batcher.queue_rows, batcher.queue_requests) == (0, 0)
+    assert batcher.cancel(failed) is False
+    assert not batcher.has_work
+
+
+# refusals
+
+
+def test_the_time_to_come_back_follows_what_a_row_took_on_all_workers() -> None:
+    batcher = batcher_of(None, request(rows=8), max_queue_rows=8)
+    (batch,) = batcher.step(0, 1).batches
+    batcher.finished(batch, 80 * MS, 80 * MS, ok=True)  # 10 ms a row
+    batcher.add(request(rows=8), 80 * MS)
+    (batch,) = batcher.step(80 * MS, 1).batches
+    batcher.finished(batch, 240 * MS, 160 * MS, ok=True)  # 20 ms a row, of which a tenth counts
+    batcher.finished(batch, 240 * MS, 9999 * MS, ok=False)
+    batcher.add(request(rows=5), 240 * MS)
+    for workers, after_s in ((1, 5 * 0.011), (2, 5 * 0.0055), (0, 5 * 0.011)):
+        batcher.workers = workers
+        with pytest.raises(Overloaded) as refused:
+            batcher.add(request(rows=4), 240 * MS)
+        assert refused.value.retry_after_s == pytest.approx(after_s)
+
+
+def test_who_made_room_is_told_so_and_when_to_come_back() -> None:
+    batcher = batcher_of(None, request(rows=4), max_queue_rows=4)
+    (batch,) = batcher.step(0, 1).batches
+    batcher.finished(batch, 40 * MS, 40 * MS, ok=True)
+    for _ in range(2):
+        batcher.add(request(priority=3, rows=2), 40 * MS)
+    batcher.add(request(rows=1), 40 * MS)
+    ((_, error),) = batcher.step(40 * MS, 0).shed
+    assert isinstance(error, Overloaded)
+    assert error.message == "model 'm': overloaded, the request made room in the queue for one of a higher class"
+    assert error.retry_after_s == pytest.approx(0.04)  # four rows waited
+
+
+def test_room_is_made_in_all_shapes_from_the_last_in_line_and_for_no_more_than_is_missing() -> None:
+    low = [request(at, rows=2, priority=4, key=key) for at, key in ((0, "a"), (1, "b"), (2, "a"), (3, "b"))]
+    batcher = batcher_of(None, *low, max_queue_rows=8)
+    batcher.add(request(4, rows=3, key="c"), 4 * MS)
+    step = batcher.step(4 * MS, 0)
+    assert [asked for asked, _ in step.shed] == [low[3], low[2]]
+    assert (batcher.queue_rows, batcher.queue_requests) == (7, 3)
+    batcher.add(request(4, rows=1, key="c"), 4 * MS)  # fits as it is
+    assert batcher.step(4 * MS, 0).shed == []
+    with pytest.raises(Overloaded):
+        batcher.add(request(4, rows=5, key="c"), 4 * MS)  # four of a lower class are not enough
+    assert batcher.queue_rows == 8
+
+
+# what would be late elsewhere
+
+
+def test_of_what_would_be_late_retries_come_first_and_only_what_waits_whole() -> None:
+    failed, split = request(0, timeout_ms=50), request(0, rows=20, timeout_ms=20)
+    batcher = batcher_of(None, failed)
+    (batch,) = batcher.step(0, 1).batches
+    batcher.add(split, 0)
+    batcher.step(0, 1)  # eight of its rows run
+    waiting = [request(0, timeout_ms=timeout) for timeout in (30, 60)]
+    for asked in waiting:
+        batcher.add(asked, 0)
+    batcher.retry(batch.parts[0], 0)
+    assert batcher.due_before(50 * MS, 9) == [waiting[0]]
+    assert batcher.due_before(50 * MS + 1, 9) == [failed, waiting[0]]
+    assert batcher.due_before(60 * MS + 1, 9) == [failed, *waiting]
+    assert batcher.due_before(60 * MS + 1, 2) == [failed, waiting[0]]
+    assert batcher.due_before(60 * MS + 1, 1) == [failed]
+    batcher.retry(Part(split, 0, 8), 0)
+    assert batcher.due_before(60 * MS + 1, 9) == [failed, *waiting]  # part of it has run
+    plain = batcher_of(None, *(request(at, rows=3) for at in range(3)), max_rows=0)
+    assert len(plain.due_before(1 << 63, 2)) == 2
+
+
+# sizes
+
+
+def test_limits_are_those_of_the_compiled_sizes() -> None:
+    batches = batcher_of(None, *(request() for _ in range(9)), max_rows=8, row_sizes=(2, 4)).step(0, 9).batches
+    assert [(batch.rows, batch.padded_rows, batch.reason) for batch in batches] == [
+        (4, 4, "full"), (4, 4, "full"), (1, 2, "idle"),
+    ]  # fmt: skip
+    batches = batcher_of(None, *(request() for _ in range(3)), max_rows=2, row_sizes=(2, 4)).step(0, 9).batches
+    assert [batch.rows for batch in batches] == [2, 1]
+
+
+def test_the_speed_that_is_learned_of_a_policy_that_learns_nothing_is_from_closing_to_return() -> None:
+    batcher = batcher_of(None, request())
+    (batch,) = batcher.step(0, 1).batches
+    batcher.finished(batch, 7 * MS, 5 * MS, ok=True)
+    assert batcher.service.curve(None).expected_ns(1) == 7 * MS
+    other = batcher_of(None, request())
+    (batch,) = other.step(0, 1).batches
+    other.finished(batch, 7 * MS, 9 * MS, ok=True)  # by clocks of two machines
+    assert other.service.curve(None).expected_ns(1) == 9 * MS
+    failed = batcher_of(None, request())
+    (batch,) = failed.step(0, 1).batches
+    failed.finished(batch, 7 * MS, 5 * MS, ok=False)
+    assert not failed.service.curve(None).ready

@@ -23,7 +23,7 @@ GatewayError
 import enum
 from typing import Final
 
-_LONGEST_TEXT: Final = 2000
+_LONGEST_TEXT: Final = 4000
 
 
 class Code(enum.Enum):

@@ -101,6 +101,7 @@ moves = st.one_of(
     st.tuples(st.just("pop")),
     st.tuples(st.just("pop_many"), st.integers(0, 6)),
     st.tuples(st.just("take_rows")),
+    st.tuples(st.just("take_rows_and_yield")),
     st.tuples(st.just("remove"), st.integers(0, 20)),
     st.tuples(st.just("remove_entry"), st.integers(0, 20)),
     st.tuples(st.just("expired"), st.integers(0, 6)),
@@ -127,9 +128,15 @@ def test_it_is_a_list_that_is_always_sorted(history: list[tuple[object, ...]]) -
                 taken, model = model[:count], model[count:]
                 assert queue.pop_many(count) == taken
             case ("take_rows",) if model and model[0][3] > 1:
-                queue.take_rows(1)
+                queue.take_rows(1, None)
                 key, order, deadline_ns, rows, asked = model[0]
                 model[0] = (key, order, deadline_ns, rows - 1, asked)
+            case ("take_rows_and_yield",) if model and model[0][3] > 1:
+                queue.take_rows(1, sequence)
+                key, order, deadline_ns, rows, asked = model.pop(0)
+                if model:  # it is the last, and stays so by its key
+                    key, order = max(key, model[-1][0]), sequence
+                model.append((key, order, deadline_ns, rows - 1, asked))
             case ("remove", int(which)) if which < len(model):
                 stranger = request(now_ms)
                 assert queue.remove(stranger, model[which][0]) == 0

@@ -69,5 +69,7 @@ class SimulatedRunner:
     def cancel(self, batch: Batch) -> None:
         self.cancelled.append(batch)
 
+    def abort(self) -> None: ...
+
     async def close(self) -> None:
         self.closed = True

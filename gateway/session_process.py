@@ -75,7 +75,11 @@ class ProcessModel:
             closed = self._closed
         if closed:
             session.kill()
-        session.load(self._load)
+        try:
+            session.load(self._load)
+        except BaseException:
+            session.close()
+            raise
         return session
 
 
@@ -119,15 +123,11 @@ class ProcessSession:
         """Raises: LoadFailed, with the child's own message."""
         try:
             _, answer = self._exchange({}, load)
-            if "error" in answer:
-                raise LoadFailed(answer["error"])
-            self.spec = _spec_from_plain(answer["spec"])
         except SessionLost as exc:
-            self.close()
             raise LoadFailed(f"{exc} while it loaded the model") from exc
-        except BaseException:
-            self.close()
-            raise
+        if "error" in answer:
+            raise LoadFailed(answer["error"])
+        self.spec = _spec_from_plain(answer["spec"])
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         outputs, answer = self._exchange(inputs, {"parameters": dict(parameters)})
@@ -158,13 +158,14 @@ class ProcessSession:
         try:
             _send(self._socket, frame)
             return decode_frame(_receive(self._socket))
-        except Exception as exc:  # after half an exchange the next answer would be another question's
-            status = self._ended_within(_EXIT_S) if isinstance(exc, OSError | EOFError) else None
-            if status is None:
-                self.kill()
-                raise SessionLost(f"process {self.pid} of the session answered {words_of(exc)}", self_inflicted=True) from exc
+        except (OSError, EOFError) as exc:
+            status = self._ended_within(_EXIT_S)
+            how = "has left its connection" if status is None else f"ended with status {status}"
+            own = status not in _FROM_OUTSIDE
+            raise SessionLost(f"process {self.pid} of the session {how}", self_inflicted=own) from exc
+        except Exception as exc:
             raise SessionLost(
-                f"process {self.pid} of the session ended with status {status}", self_inflicted=status not in _FROM_OUTSIDE
+                f"process {self.pid} of the session answered no frame: {words_of(exc)}", self_inflicted=True
             ) from exc
 
     def _ended_within(self, timeout_s: float) -> int | None:

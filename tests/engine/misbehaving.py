@@ -91,6 +91,14 @@ def closes_all_files(inputs: dict[str, np.ndarray]) -> Any:
     return good(inputs)
 
 
+def writes_to_its_socket(raw: bytes) -> Callable[..., Any]:
+    def act(inputs: dict[str, np.ndarray]) -> Any:
+        os.write(int(sys.argv[1]), raw)
+        return good(inputs)
+
+    return act
+
+
 def hangs(inputs: dict[str, np.ndarray]) -> Any:
     time.sleep(600)
 
@@ -140,6 +148,8 @@ ACTS: dict[str, Callable[..., Any]] = {
     "is killed": kills_itself(signal.SIGKILL),
     "is terminated": kills_itself(signal.SIGTERM),
     "closes all files": closes_all_files,
+    "answers a size of nothing": writes_to_its_socket(b"\xff" * 8),
+    "answers garbage": writes_to_its_socket((6).to_bytes(8, "little") + b"\x02\x00\x00\x00ab"),
     "hangs": hangs,
 }
 

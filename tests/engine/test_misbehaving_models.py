@@ -121,6 +121,8 @@ PROCESS_LOST = {
     "eats memory": Lost("Memory"),
     "crashes": Lost("ended with status -11"),
     "closes all files": Lost("of the session"),
+    "answers a size of nothing": Lost("answered no frame"),
+    "answers garbage": Lost("answered no frame"),
     "is killed": Lost("ended with status -9", own=False),
     "is terminated": Lost("ended with status -15", own=False),
 }

@@ -493,6 +493,9 @@ def test_each_run_is_abandoned_when_it_alone_has_run_too_long(monkeypatch: pytes
             await until_free(pool, 3)
             clock.advance(10)  # nothing is left that could be over the limit
             assert (clock.timers, pool.free_slots) == ([], 3)
+            ended = start(pool, batch_of(1.0))
+            clock.advance(10)
+            assert (await ended).session_lost  # but the next may be
 
     asyncio.run(main())
 

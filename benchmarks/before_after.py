@@ -1,0 +1,131 @@
+"""What a change costs: server CPU per request of `linear` in two checkouts, in pairs that take turns.
+
+    git worktree add ../before REVISION
+    python -m benchmarks.before_after ../before . --pairs 10 --requests 200000
+
+Each run starts `gateway serve --no-ray configs/examples/linear.yaml` of one checkout in a process of its own (artifacts and
+interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for the rest over REST with JSON, each
+connection one at a time, and reads the CPU time of the server and its children. Which of a pair comes first alternates.
+CPU time per request wanders less than requests per second, but do not run anything beside it.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import uvloop
+from scipy.stats import t as student
+
+BODY = json.dumps(
+    {"inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "data": [round(n * 0.37, 2) for n in range(16)]}]}
+).encode()
+REQUEST = b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+
+
+class Asking(asyncio.Protocol):
+    """One connection: asks while there are requests left."""
+
+    def __init__(self, left: list[int], done: asyncio.Future[None]) -> None:
+        self._left = left
+        self._done = done
+        self._answer = b""
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._left[0] <= 0:
+            self._transport.close()
+            return
+        self._left[0] -= 1
+        self._transport.write(REQUEST)
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+        head, separator, body = self._answer.partition(b"\r\n\r\n")
+        length = re.search(rb"Content-Length: (\d+)", head)
+        if separator and length is not None and len(body) == int(length[1]):
+            assert head.startswith(b"HTTP/1.1 200 "), self._answer
+            self._answer = b""
+            self._ask()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._done.done():
+            self._done.set_result(None)
+
+
+async def ask(host: str, port: int, requests: int, connections: int) -> None:
+    loop = asyncio.get_running_loop()
+    left = [requests]
+    ends = [loop.create_future() for _ in range(connections)]
+    for end in ends:
+        await loop.create_connection(lambda end=end: Asking(left, end), host, port)  # type: ignore[misc]
+    await asyncio.gather(*ends)
+
+
+def cpu_us_per_request(checkout: Path, requests: int, connections: int) -> float:
+    """One run. Raises: RuntimeError, if the gateway does not start."""
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", "--http-port", "0", "--grpc-port", "0"]
+    here = Path.cwd()
+    server = subprocess.Popen(
+        [*command, str(here / "configs/examples/linear.yaml")],
+        cwd=here,
+        env=os.environ | {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert server.stdout is not None
+    try:
+        ready = re.search(r"http=([\d.]+):(\d+)", server.stdout.readline())
+        if ready is None:
+            raise RuntimeError(f"the gateway of {checkout} did not start")
+        host, port = ready[1], int(ready[2])
+        uvloop.run(ask(host, port, requests // 100, connections))
+        before_s = _cpu_s(server.pid)
+        uvloop.run(ask(host, port, requests, connections))
+        return (_cpu_s(server.pid) - before_s) / requests * 1e6
+    finally:
+        server.terminate()
+        server.wait(30)
+        server.stdout.close()
+
+
+def _cpu_s(pid: int) -> float:
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--connections", type=int, default=16)
+    arguments = parser.parse_args()
+    ratios = []
+    for pair in range(arguments.pairs):
+        order = ("before", "after") if pair % 2 == 0 else ("after", "before")
+        cost = {name: cpu_us_per_request(getattr(arguments, name), arguments.requests, arguments.connections) for name in order}
+        ratios.append(cost["after"] / cost["before"])
+        print(
+            f"pair {pair + 1}: before {cost['before']:.1f} us, after {cost['after']:.1f} us, ratio {ratios[-1]:.3f}", flush=True
+        )
+    mean = statistics.mean(ratios)
+    if len(ratios) > 1:
+        margin = student.ppf(0.975, len(ratios) - 1) * statistics.stdev(ratios) / len(ratios) ** 0.5
+        print(f"mean ratio {mean:.3f}, 95 % interval {mean - margin:.3f} to {mean + margin:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ from gateway.grpc_server import GrpcServer
 from gateway.http_server import HttpServer
 from gateway.lane_opener import LaneOpener, OpenRunner
 from gateway.metrics import FLUSH_INTERVAL_S, Metrics
+from gateway.ports import PortClaims
 from gateway.repository import Repository, RepositoryControl
 from gateway.rest_routes import RestRoutes
 from gateway.shared_memory import SharedMemoryRegions
@@ -42,9 +43,12 @@ class Ingress:
         run_dir: Path,
         open_runner: OpenRunner | None = None,
         control: RepositoryControl | None = None,
-        reuse_port: bool = False,
+        owner: str | None = None,
     ) -> None:
-        """run_dir: of this node, shared by its ingress processes. reuse_port: several of them listen on the same ports."""
+        """run_dir: of this node, shared by its ingress processes.
+
+        owner: all who name the same one may listen on the same ports, side by side; None: it listens alone.
+        """
         self._config = config
         self._clock = LoopClock(asyncio.get_running_loop())
         self.metrics = Metrics(model.slo.p99_ms / 1e3 for model in config.models if model.slo)
@@ -62,24 +66,32 @@ class Ingress:
             regions=SharedMemoryRegions(run_dir / "regions", enabled=config.server.system_shared_memory),
             control=control,
         )
-        self._reuse_port = reuse_port
+        self._claims = PortClaims(config.server, owner=owner)
+        self._reuse_port = owner is not None
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._flushing: asyncio.Task[None] | None = None
 
     async def start(self) -> Ports:
-        """Load the models, then listen. Raises: GatewayError, OSError (a port is taken)."""
+        """Load the models, then listen. Raises: OSError, if a port is taken, which is tested first; GatewayError."""
         server = self._config.server
+        self._claims.claim()
         await self.repository.start()
         self._flushing = asyncio.create_task(self._flush_metrics())
         http = grpc = None
         if server.http_port is not None:
             routes = RestRoutes(self.repository, server.limits, expose_metrics=self._expose_metrics)
             self._http = HttpServer(routes, server.limits)
-            http = await self._http.start(server.host, server.http_port, reuse_port=self._reuse_port)
+            try:
+                http = await self._http.start(server.host, server.http_port, reuse_port=self._reuse_port)
+            except OSError as exc:
+                raise self._claims.cannot_listen("http", exc) from exc
         if server.grpc_port is not None:
             self._grpc = GrpcServer(self.repository, server.limits)
-            grpc = await self._grpc.start(server.host, server.grpc_port, reuse_port=self._reuse_port)
+            try:
+                grpc = await self._grpc.start(server.host, server.grpc_port, reuse_port=self._reuse_port)
+            except OSError as exc:
+                raise self._claims.cannot_listen("grpc", exc) from exc
         return Ports(http, grpc)
 
     async def drain(self) -> None:
@@ -94,7 +106,9 @@ class Ingress:
         self._http = self._grpc = None
         # The models need some of the time to end what they run for nobody.
         answering_s = max(0.0, timeout_s - min(_FREEING_S, timeout_s / 4))
-        await asyncio.gather(*(listener.drain(answering_s, self._give_up) for listener in listeners))
+        draining = asyncio.gather(*(listener.drain(answering_s, self._give_up) for listener in listeners))
+        asyncio.get_running_loop().call_soon(self._claims.release)  # after the drains' first steps, which close the listeners
+        await draining
         self._give_up()
         try:
             await asyncio.wait_for(self.repository.close(), max(0.0, end_s - time.monotonic()))

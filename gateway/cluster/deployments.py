@@ -116,7 +116,9 @@ class IngressReplica:
         from gateway.ingress import Ingress
 
         # Always on shared ports: during a rolling upgrade the old and the new replica listen side by side.
-        return Ingress(self._config, run_dir=run_dir, open_runner=self._open_runner, control=self._control, reuse_port=True)
+        worker: Any = ray._private.worker.global_worker
+        owner = port_owner(worker.gcs_client.cluster_id.hex(), self._application)
+        return Ingress(self._config, run_dir=run_dir, open_runner=self._open_runner, control=self._control, owner=owner)
 
     def _open_runner(self, model: Model, backend: Backend, declared: ModelSpec) -> BatchRunner:
         clock = LoopClock(asyncio.get_running_loop())
@@ -258,6 +260,11 @@ def _content(model: Model, backend: Backend) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def port_owner(cluster: str, application: str) -> str:
+    """Who shares ports: the ingress replicas of one application of one cluster. cluster: its id, in hexadecimal."""
+    return f"{cluster}/{application}"
 
 
 def _session_dir() -> Path:

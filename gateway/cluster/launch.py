@@ -3,32 +3,42 @@
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 # Of this process and of the Ray processes it starts. ray reads them when it is imported.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray makes its workers yield to everything else by default: 15
 
+import grpc
 import ray
 from ray import serve
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.grpc_utils import init_grpc_channel
 from ray._private.services import canonicalize_bootstrap_address
+from ray.core.generated import gcs_service_pb2 as messages
+from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.handle import DeploymentHandle
 
-from gateway.cluster.deployments import QUIET, application
-from gateway.config import Config
-from gateway.config import Ray as RayConfig
-from gateway.errors import BackendUnreachable, InternalError
+from gateway.cluster.deployments import QUIET, application, port_owner
+from gateway.config import Config, Server
+from gateway.errors import BackendUnreachable, ConfigError, InternalError
+from gateway.ports import check_ports
 
 # Batches travel by value, in calls: Ray's shared object store holds next to nothing.
 _OBJECT_STORE_BYTES: Final = 128 << 20
 _PORTS_S: Final = 30.0
 _CONNECT_S: Final = 3.0
+_RETRY_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +50,22 @@ class _Stopped(BaseException):
 
 
 def run_on_ray(config: Config, announce: Announce) -> int:
-    """Serve until SIGINT or SIGTERM. Call on the main thread.
+    """Serve until SIGINT or SIGTERM, or until the Ray that was started for it is lost. Call on the main thread.
 
-    announce: called once with the ports of HTTP and gRPC when requests are answered. Raises: GatewayError.
+    announce: called once with the ports of HTTP and gRPC when requests are answered. Returns the exit code; where Ray was
+    lost, it does not return, but ends the process with 1. Raises: GatewayError, OSError.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     app = application(config)
+    found = _find(config.ray.address)
+    if found is None:
+        check_ports(config.server, owner=None)
+    elif found.nodes == 1:  # else the ingresses may well come to others, where the ports are free
+        check_ports(config.server, owner=port_owner(found.id, config.ray.application))
+    head = _Head()
     _handle_signals()
     try:
-        with _cluster(config.ray), _serve_instance(), _deployed(app, config.ray.application) as ingress:
+        with _cluster(config, found, head), _serve_instance(head), _deployed(app, config, head) as ingress:
             announce(config, *ingress.ports.remote().result(timeout_s=_PORTS_S))
             while True:
                 signal.pause()
@@ -56,48 +73,143 @@ def run_on_ray(config: Config, announce: Announce) -> int:
         return 0
 
 
-@contextlib.contextmanager
-def _cluster(options: RayConfig) -> Iterator[None]:
-    """Join the cluster at `address`, or start one for as long as this lasts.
+class _Found(NamedTuple):
+    """A cluster that can be joined. id: in hexadecimal. nodes: that live."""
 
-    None joins one of this node if there is one; "local" never joins.
+    address: str
+    id: str
+    nodes: int
+
+
+def _find(wanted: str | None) -> _Found | None:
+    """The cluster to join; None: start one.
+
+    wanted: "local" starts one, "auto" joins whichever runs on this machine, host:port that one. None: what RAY_ADDRESS says;
+    without that, the cluster that `ray start` started on this machine, if it lives, else start one.
     """
+    key, asked = ("ray.address", wanted) if wanted else ("RAY_ADDRESS", os.environ.get("RAY_ADDRESS"))
+    if asked == "local":
+        return None
+    if asked and asked != "auto" and not re.fullmatch(r"[^/\s]+:\d+", asked):
+        raise ConfigError(f"{key}: {asked!r}: expected host:port, auto or local")
+    try:
+        address = canonicalize_bootstrap_address(asked or None)  # type: ignore[arg-type]  # None is allowed
+    except ConnectionError:
+        raise BackendUnreachable(f"{key}: {asked!r}: no Ray cluster runs on this machine") from None
+    if address is None:
+        return None
+    try:
+        try:
+            return _ask(address)
+        except grpc.RpcError as exc:
+            # The user's token is for clusters that want one; in others it would be in the way.
+            if exc.code() is not grpc.StatusCode.UNAUTHENTICATED or not maybe_enable_token_auth_if_token_available(False):
+                raise
+            return _ask(address)
+    except grpc.RpcError as exc:
+        refused = exc.code() is grpc.StatusCode.UNAUTHENTICATED
+        fault = "the Ray cluster there wants another token, see docs/deploy.md" if refused else "no Ray cluster answers there"
+        if asked:
+            raise BackendUnreachable(f"{key}: {asked!r}: {fault}") from exc
+        # One that ended without cleaning up leaves its address behind, and ray.init would try it for minutes.
+        log.warning("the cluster of the last `ray start`, %s: %s; starting another cluster", address, fault)
+        return None
+
+
+def _ask(address: str) -> _Found:
+    """Ask a cluster's head what those who join it ask first. Raises: grpc.RpcError."""
+    with init_grpc_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+        head = NodeInfoGcsServiceStub(channel)  # type: ignore[no-untyped-call]  # made by protoc, as all it takes and gives
+        cluster_id = head.GetClusterId(messages.GetClusterIdRequest(), timeout=_CONNECT_S).cluster_id  # type: ignore[attr-defined]
+        nodes = head.GetAllNodeInfo(messages.GetAllNodeInfoRequest(), timeout=_CONNECT_S).node_info_list  # type: ignore[attr-defined]
+    return _Found(address, cluster_id.hex(), sum(node.state == node.ALIVE for node in nodes))
+
+
+class _Head:
+    """The processes of Ray without which nothing can be placed, restarted or ended: lost or not.
+
+    Ray itself waits for them for a minute, then ends this process. Here their end is heard of at once: a connection to each is
+    held open for nothing else.
+    """
+
+    def __init__(self) -> None:
+        self.lost = False
+        self._over = threading.Event()
+
+    def watch(self, name: str, address: str, *, own: bool) -> None:
+        """Log when it is gone, and, if the cluster is this process's own, so that no other comes, end as by a signal."""
+        threading.Thread(target=self._watch, args=(name, address, own), name=f"watch {name}", daemon=True).start()
+
+    def forget(self) -> None:
+        """What ends from now on is meant to."""
+        self._over.set()
+
+    def _watch(self, name: str, address: str, own: bool) -> None:
+        while not self._over.is_set():
+            connection = _connected(address)
+            if connection is not None:
+                if self.lost:
+                    self.lost = False
+                    log.warning("Ray's %s at %s is back", name, address)
+                _wait_closed(connection)  # also by the other side, if it tires of silence
+            elif self.lost:
+                self._over.wait(_RETRY_S)
+            elif not self._over.is_set():
+                self.lost = True
+                if own:
+                    log.error("Ray's %s at %s is gone: answering what is in flight, then ending", name, address)
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                    return
+                log.error("Ray's %s at %s is gone: still serving; Ray ends that after a minute without it", name, address)
+
+
+def _connected(address: str) -> socket.socket | None:
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
+    except OSError:
+        return None
+
+
+def _wait_closed(connection: socket.socket) -> None:
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may go without a word
+        while connection.recv(4096):
+            pass
+
+
+@contextlib.contextmanager
+def _cluster(config: Config, found: _Found | None, head: _Head) -> Iterator[None]:
+    """Join this cluster, or start one for as long as this lasts."""
     settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE}
     try:
-        if not _joined(options.address, settings):
+        if found is None:
             ray.init(
                 address="local",
-                include_dashboard=options.dashboard,
+                include_dashboard=config.ray.dashboard,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _node_ip_address="127.0.0.1",
                 **settings,
             )
+            node = ray.nodes()[0]  # type: ignore[no-untyped-call]  # ray's
+            head.watch("raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", own=True)
+        else:
+            try:
+                ray.init(address=found.address, **settings)
+            except (ConnectionError, RuntimeError, ValueError) as exc:
+                raise BackendUnreachable(f"cannot join the Ray cluster at {found.address}: {exc}") from exc
         _handle_signals()  # again: ray.init sets a handler of its own
+        head.watch("head process (GCS)", ray.get_runtime_context().gcs_address, own=found is None)
         yield
     finally:
+        head.forget()
+        if head.lost:
+            # Nothing can be ended in order any more, and trying takes minutes. What was started here ends with this process.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
         ray.shutdown()  # ends the processes of a cluster that was started here, and only these
-
-
-def _joined(address: str | None, settings: dict[str, Any]) -> bool:
-    if address == "local":
-        return False
-    found = canonicalize_bootstrap_address(address or "auto")
-    # A cluster that ended without cleaning up leaves its address behind, and ray.init would try it for minutes.
-    if found is None or not _answers(found):
-        if address is None:
-            return False
-        raise BackendUnreachable(f"ray.address: {address!r}: no Ray cluster answers there")
-    ray.init(address=found, **settings)
-    return True
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError:
-        return False
-    return True
 
 
 def _handle_signals() -> None:
@@ -112,7 +224,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def _serve_instance() -> Iterator[None]:
+def _serve_instance(head: _Head) -> Iterator[None]:
     """Use the cluster's Serve, or start it for as long as this lasts, without its proxy: the ingresses listen themselves."""
     try:
         ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
@@ -125,26 +237,42 @@ def _serve_instance() -> Iterator[None]:
     try:
         yield
     finally:
-        serve.shutdown()  # type: ignore[no-untyped-call]  # ray's
+        if not head.lost:
+            serve.shutdown()  # type: ignore[no-untyped-call]  # ray's
 
 
 @contextlib.contextmanager
-def _deployed(app: serve.Application, name: str) -> Iterator[DeploymentHandle[Any]]:
-    """Run the application under this name, in place of what ran under it, and delete it at the end."""
+def _deployed(app: serve.Application, config: Config, head: _Head) -> Iterator[DeploymentHandle[Any]]:
+    """Run the application under its name, in place of what ran under it, and delete it at the end."""
+    name = config.ray.application
+    ingress: DeploymentHandle[Any] | None = None
     try:
         try:
-            yield serve.run(app, name=name, route_prefix=None)
+            ingress = serve.run(app, name=name, route_prefix=None)
         except RuntimeError as exc:  # Serve's, with the reason in the status
             deployments = serve.status().applications[name].deployments
             faults = [
                 f"{key}: {_last_line(deployment.message)}" for key, deployment in deployments.items() if deployment.message
             ]
             raise InternalError("\n".join(["the application did not start", *faults])) from exc
+        yield ingress
     finally:
-        try:
-            serve.delete(name)
-        except TimeoutError:
-            log.error("the application %s is still being deleted", name)
+        if not head.lost:
+            try:
+                serve.delete(name)
+            except TimeoutError:
+                log.error("the application %s is still being deleted", name)
+        elif ingress is not None:
+            _drain(ingress, config.server)
+
+
+def _drain(ingress: DeploymentHandle[Any], server: Server) -> None:
+    """Have the ingress replicas answer what is in flight, without Serve's controller, which can do nothing any more."""
+    # Each call goes to whichever replica has fewer.
+    calls = [ingress.close.remote() for _ in range(server.ingress_replicas)]
+    for call in calls:
+        with contextlib.suppress(RayError, TimeoutError):
+            call.result(timeout_s=2 * server.drain_timeout_s)
 
 
 def _last_line(message: str) -> str:

@@ -2,10 +2,13 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ import yaml
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from tests.cluster.conftest import config, free_port, request
+from gateway.cluster import application
+from gateway.config import parse_config
+from tests.cluster.conftest import Gateway, config, free_port, request
 from tests.cluster.load import infer_body
 
 pytestmark = [
@@ -25,17 +30,24 @@ pytestmark = [
 ]
 
 
-def start(path: Path, document: dict[str, Any]) -> tuple["subprocess.Popen[str]", int]:
-    """The process, and its HTTP port once it answers."""
+def start(path: Path, document: dict[str, Any], **environment: str) -> tuple["subprocess.Popen[str]", int]:
+    """The process, and its HTTP port once it answers. environment: beside what is there."""
     path.write_text(yaml.safe_dump(document))
     command = [sys.executable, "-m", "gateway.cli", "serve", str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     # Ray may have something to say as well, of a cluster that was there before.
     ready = next((line for line in process.stdout if line.startswith("gateway ready")), None)
     if ready is None:
         pytest.fail(process.communicate(timeout=10)[1])
     return process, int(ready.split()[2].rpartition(":")[2])
+
+
+@pytest.fixture
+def ray_directory() -> Iterator[Path]:
+    """Where Ray leaves its address and its sockets, whose paths have to be short."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
 
 
 def end(process: "subprocess.Popen[str]") -> None:
@@ -58,10 +70,11 @@ def test_serve_joins_a_cluster_and_takes_back_only_its_application(cluster: Clus
         end(process)
 
 
-def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it_started(tmp_path: Path) -> None:
+def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it_started(
+    ray_directory: Path, tmp_path: Path
+) -> None:
     document = config(fixed_ms=1500.0).model_dump(mode="json", exclude_none=True)
-    document["ray"] = {"address": "local"}
-    process, port = start(tmp_path / "gateway.yaml", document)
+    process, port = start(tmp_path / "gateway.yaml", document, RAY_TMPDIR=str(ray_directory))  # no Ray's address is there
     try:
         started = psutil.Process(process.pid).children(recursive=True)
         assert any("raylet" in child.name() for child in started)
@@ -80,12 +93,82 @@ def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it
         end(process)
 
 
-def test_serve_does_not_wait_for_a_cluster_that_is_not_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["gcs_server", "raylet"])
+def test_a_lost_ray_is_told_at_once_and_what_is_in_flight_is_answered(lost: str, ray_directory: Path, tmp_path: Path) -> None:
+    document = config(fixed_ms=1500.0).model_dump(mode="json", exclude_none=True)
+    (ray_directory / "ray").mkdir()
+    (ray_directory / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{free_port()}")  # of one that is long gone
+    process, port = start(tmp_path / "gateway.yaml", document, RAY_TMPDIR=str(ray_directory))
+    try:
+        answers: list[tuple[int, Any]] = []
+        body = infer_body([[1.0] * 16])
+        asking = threading.Thread(target=lambda: answers.append(request(port, "POST", "/v2/models/m/infer", body)))
+        asking.start()
+        time.sleep(0.5)  # it now runs in the replica, for a second more
+        next(child for child in psutil.Process(process.pid).children() if lost in child.name()).kill()
+        _, told = process.communicate(timeout=45)  # Ray itself waits for a minute
+        asking.join()
+        assert process.returncode == 1
+        assert [status for status, _ in answers] == [200]
+        assert "starting another cluster" in told
+        name = "head process (GCS)" if lost == "gcs_server" else "raylet"
+        assert f"Ray's {name} at " in told
+        assert "is gone: answering what is in flight, then ending" in told
+    finally:
+        end(process)
+
+
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "code", "message"),
+    [
+        (NOWHERE, None, 1, f"ray.address: '{NOWHERE}': no Ray cluster answers there"),
+        (None, NOWHERE, 1, f"RAY_ADDRESS: '{NOWHERE}': no Ray cluster answers there"),
+        ("ray://127.0.0.1:10001", None, 2, "ray.address: 'ray://127.0.0.1:10001': expected host:port, auto or local"),
+        (None, "somewhere", 2, "RAY_ADDRESS: 'somewhere': expected host:port, auto or local"),
+    ],
+)
+def test_serve_does_not_wait_for_a_cluster_that_is_not_there(
+    address: str | None, environment: str | None, code: int, message: str, tmp_path: Path
+) -> None:
     document = config().model_dump(mode="json", exclude_none=True)
-    document["ray"] = {"address": f"127.0.0.1:{free_port()}"}
-    path = tmp_path / "gateway.yaml"
-    path.write_text(yaml.safe_dump(document))
-    command = [sys.executable, "-m", "gateway.cli", "serve", str(path)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    document["ray"] = {"address": address} if address else {}
+    finished = serve_in_vain(tmp_path / "gateway.yaml", document, **({"RAY_ADDRESS": environment} if environment else {}))
+    assert finished.returncode == code
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_an_address_that_something_else_answers_at_is_no_cluster(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        document = config().model_dump(mode="json", exclude_none=True)
+        document["ray"] = {"address": f"127.0.0.1:{silent.getsockname()[1]}"}
+        finished = serve_in_vain(tmp_path / "gateway.yaml", document)
     assert finished.returncode == 1
     assert "no Ray cluster answers there" in finished.stderr
+
+
+def test_another_application_does_not_get_the_ports_of_the_first(cluster: Cluster, tmp_path: Path) -> None:
+    first = Gateway(config(port=free_port()))
+    document = config(port=first.http_port, grpc_port=first.grpc_port).model_dump(mode="json", exclude_none=True)
+    for address in (cluster.address, "local"):  # another application, another cluster
+        document["ray"] = {"address": address, "application": "second"}
+        finished = serve_in_vain(tmp_path / "gateway.yaml", document)
+        assert finished.returncode == 1
+        assert f"server.http_port: {first.http_port}: taken by another gateway, process" in finished.stderr
+    # Nor one that is deployed past `gateway serve`.
+    with pytest.raises(RuntimeError):
+        serve.run(application(parse_config(document, source="test")), name="second", route_prefix=None)
+    faults = [deployment.message for deployment in serve.status().applications["second"].deployments.values()]
+    assert any(f"server.http_port: {first.http_port}: taken by another gateway" in fault for fault in faults)
+    serve.delete("second")
+    assert first.infer("m", [[1.0] * 16])[0] == 200
+
+
+def serve_in_vain(path: Path, document: dict[str, Any], **environment: str) -> "subprocess.CompletedProcess[str]":
+    path.write_text(yaml.safe_dump(document))
+    command = [sys.executable, "-m", "gateway.cli", "serve", str(path)]
+    variables = os.environ | environment
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)

@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def written(tmp_path: Path, text: str) -> str:
     path = tmp_path / "x.yaml"
     path.write_text(text)
     return str(path)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
 
 
 def test_check_says_what_would_be_served(tmp_path: Path) -> None:
@@ -50,13 +57,45 @@ def test_a_model_that_cannot_load_exits_1_with_its_reason(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_a_port_that_is_taken_exits_1_and_names_it(tmp_path: Path) -> None:
+RAY = pytest.param(("--ray-address", "local"), marks=pytest.mark.ray, id="ray")
+WAYS = pytest.mark.parametrize("way", [pytest.param(("--no-ray",), id="no-ray"), RAY])
+
+
+@WAYS
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_port_that_is_taken_is_named_before_anything_is_loaded(tmp_path: Path, way: tuple[str, ...], protocol: str) -> None:
+    never = "models: [{name: m, backends: [{kind: synthetic, load_ms: 100000}]}]"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = gateway("serve", "--no-ray", written(tmp_path, SYNTHETIC), "--http-port", port, "--grpc-port", "0")
+        ports = {"http": "0", "grpc": "0"} | {protocol: port}
+        options = ["--http-port", ports["http"], "--grpc-port", ports["grpc"]]
+        done = gateway("serve", *way, written(tmp_path, never), *options)
     assert done.returncode == 1
-    assert port in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.strip() == (
+        f"gateway: server.{protocol}_port: {port}: taken by another process (127.0.0.1:{port}); "
+        f"end it, or choose another (--{protocol}-port)"
+    )
+
+
+@WAYS
+def test_a_second_gateway_on_the_same_ports_is_refused_while_the_first_still_loads(
+    tmp_path: Path, way: tuple[str, ...]
+) -> None:
+    port = str(free_port())
+    options = ["--http-port", port, "--grpc-port", "0"]
+    never = written(tmp_path, "models: [{name: m, backends: [{kind: synthetic, load_ms: 100000}]}]")
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", never, *options]
+    with subprocess.Popen(command, cwd=ROOT) as first:
+        try:
+            until = time.monotonic() + 30
+            while f"serving-gateway:{port}:" not in Path("/proc/net/unix").read_text():
+                assert time.monotonic() < until, "the first gateway claims no port"
+                time.sleep(0.05)
+            done = gateway("serve", *way, never, *options)
+        finally:
+            first.kill()
+    assert done.returncode == 1
+    assert f"server.http_port: {port}: taken by another gateway, process {first.pid} (127.0.0.1:{port})" in done.stderr
 
 
 def test_replicas_without_ray_are_refused_with_what_to_do(tmp_path: Path) -> None:

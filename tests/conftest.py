@@ -1,10 +1,20 @@
 import atexit
 import os
+import shutil
 import sys
 
 import pytest
 
+# Debian package -> the program of it that tests run.
+_PROGRAMS = {"curl": "curl"}
+
 _status = pytest.StashKey[int]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for package in (package for marker in item.iter_markers("debian") for package in marker.args):
+        if shutil.which(_PROGRAMS[package]) is None:
+            pytest.skip(f"needs the Debian package {package}: apt-get install {package}")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

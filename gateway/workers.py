@@ -376,7 +376,7 @@ class _Worker:
         self.proven = False  # it has finished a run, or was ended by one: it is not the session that is at fault
         self.backoff_s = 0.0
         self.death = ""  # how the session's process ended; empty: it lives
-        self.ended: asyncio.Future[None] = loop.create_future()  # done when the thread ends, its session closed
+        self.ended: asyncio.Future[None] = loop.create_future()  # done when the session, once open, is closed
         self._name = name
         self._loop = loop
         self._pid = os.getpid()
@@ -432,13 +432,8 @@ class _Worker:
     def _main(self, model: Model, opened: "asyncio.Future[None]") -> None:
         try:
             session = self._session = model.open_session(self.index)
-        except BackendError as exc:
-            self._post(_fail, opened, exc)
-            self._post(_settle, self.ended, None)
-            return
-        except BaseException as exc:  # whatever slipped past the backend's seam must not hang the pool
-            self._post(_fail, opened, LoadFailed(words_of(exc)))
-            self._post(_settle, self.ended, None)
+        except BaseException as exc:  # also what slipped past the backend's seam: it must not hang the pool
+            self._post(_fail, opened, exc if isinstance(exc, BackendError) else LoadFailed(words_of(exc)))
             return
         watch = getattr(session, "watch", None)
         if watch is not None:

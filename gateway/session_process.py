@@ -253,7 +253,7 @@ def _serve(channel: socket.socket) -> None:
 
     def answer(frame: list[Buffer]) -> None:
         if os.getpid() != pid:
-            os._exit(0)  # the model forked, and this is the copy: only the original answers
+            os._exit(1)  # the model forked, and this is the copy: only the original answers
         _send(channel, frame)
 
     _, load = decode_frame(_receive(channel))

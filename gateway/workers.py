@@ -221,8 +221,7 @@ class WorkerPool:
     async def _open_worker(self, index: int, backoff_s: float = 0.0) -> "_Worker":
         """backoff_s: what was waited before. Raises: BackendError."""
         assert self._model is not None
-        worker = _Worker(index, f"{self._name}-{index}", self._loop, self._clock, self._ended, self._died)
-        worker.backoff_s = backoff_s
+        worker = _Worker(index, f"{self._name}-{index}", self._loop, self._clock, self._ended, self._died, backoff_s)
         opened: asyncio.Future[None] = self._loop.create_future()
         worker.open(self._model, opened)
         try:
@@ -369,12 +368,16 @@ class _Worker:
         clock: Clock,
         ended: "Callable[[_Worker, Execution], None]",
         died: "Callable[[_Worker, str], None]",
+        backoff_s: float,
     ) -> None:
-        """ended, died: called on the loop, when a batch has ended and when the session's process has."""
+        """ended, died: called on the loop, when a batch has ended and when the session's process has.
+
+        backoff_s: what was waited before the session is opened.
+        """
         self.index = index
         self.started_ns = 0
         self.proven = False  # it has finished a run, or was ended by one: it is not the session that is at fault
-        self.backoff_s = 0.0
+        self.backoff_s = backoff_s
         self.death = ""  # how the session's process ended; empty: it lives
         self.ended: asyncio.Future[None] = loop.create_future()  # done when the session, once open, is closed
         self._name = name

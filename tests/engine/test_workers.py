@@ -973,6 +973,23 @@ class Hanging:
 """
 
 
+@pytest.mark.slow
+def test_giving_up_ends_a_process_that_hangs_while_it_loads(tmp_path: Path) -> None:
+    source = tmp_path / "hanging.py"
+    source.write_text(HANGING)
+
+    async def main() -> None:
+        pool = pool_for(Python.model_validate({"kind": "python", "model": f"{source}:Hanging", "isolation": "process"}))
+        opening = asyncio.ensure_future(pool.open())
+        await until_true(children)
+        pool.abort()
+        with pytest.raises(BackendFailed, match="ended with status -9 while it loaded the model"):
+            await asyncio.wait_for(opening, PATIENCE_S)
+        assert not children()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.slow
 def test_an_opening_that_hangs_can_be_given_up(isolation: str, tmp_path: Path) -> None:

@@ -571,58 +571,127 @@ def test_what_finds_all_backends_at_zero_wakes_them_but_no_shadow() -> None:
     simulated((CHEAP, DEAR, shadow(1.0)), main)
 
 
-class CountingClock(SimulatedClock):
-    """Counts the timers that are set."""
+class NotingClock(SimulatedClock):
+    """Notes for how long each timer is set."""
 
-    timers = 0
+    def __init__(self, loop: Any) -> None:
+        super().__init__(loop)
+        self.delays_ns: list[int] = []
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
-        self.timers += 1
+        self.delays_ns.append(when_ns - self.now_ns())
         return super().call_at(when_ns, callback)
 
 
-def test_with_nothing_left_to_look_at_no_timer_is_set() -> None:
-    async def main(clock: SimulatedClock) -> None:
-        counting = CountingClock(asyncio.get_running_loop())  # type: ignore[arg-type]  # run_simulated's loop
-        fleet = Fleet(counting, (CHEAP, DEAR))
+def noted(main: Callable[[Fleet, list[int]], Coroutine[Any, Any, None]], **options: Any) -> None:
+    """As simulated, with for how long each timer is set."""
+
+    async def run(clock: SimulatedClock) -> None:
+        noting = NotingClock(asyncio.get_running_loop())
+        fleet = Fleet(noting, (CHEAP, DEAR), **options)
         await asyncio.gather(*(warm(fleet, index) for index in range(2)))
-        go(fleet.sessions[0], live=0)
-        go(fleet.sessions[1], live=0)
+        noting.delays_ns.clear()
+        await main(fleet, noting.delays_ns)
+
+    run_simulated(run)
+
+
+def test_with_nothing_left_to_look_at_no_timer_is_set() -> None:
+    async def main(fleet: Fleet, delays_ns: list[int]) -> None:
+        for sessions in fleet.sessions:
+            go(sessions, live=0)
         assert isinstance(await fleet.send(), BackendUnreachable)
         await asyncio.sleep(1.0)
-        looks = counting.timers
+        delays_ns.clear()
         await asyncio.sleep(1.0)
-        assert 0 < counting.timers - looks <= 1000  # whether they have started
+        assert len(delays_ns) == pytest.approx(1000 / 3.75, abs=2)  # whether they have started
         for sessions in fleet.sessions:
             go(sessions, live=1)
         await asyncio.sleep(1.0)
         assert isinstance(await fleet.send(), InferResponse)
         await asyncio.sleep(1.0)
-        timers = counting.timers
+        delays_ns.clear()
         await asyncio.sleep(100.0)
-        assert counting.timers == timers
+        assert delays_ns == []
 
-    run_simulated(main)
+    noted(main)
 
 
-@pytest.mark.parametrize(("slo_ms", "most_ms"), [(16.0, 2.0), (60.0, 4.75), (None, 4.1)])
-def test_what_waits_behind_a_stalled_batch_is_looked_at_every_sixteenth_of_the_slo(
-    slo_ms: float | None, most_ms: float
-) -> None:
-    async def main(clock: SimulatedClock) -> None:
-        counting = CountingClock(asyncio.get_running_loop())  # type: ignore[arg-type]  # run_simulated's loop
-        fleet = Fleet(counting, (CHEAP, DEAR), slo_ms=slo_ms)
-        await asyncio.gather(*(warm(fleet, index) for index in range(2)))
-        fleet.sessions[0].fault = fleet.sessions[1].fault = always((BackendFailed("x"), False, 100 * MS))
-        running = asyncio.ensure_future(fleet.send())
+def test_a_closed_dispatcher_looks_at_nothing() -> None:
+    async def main(fleet: Fleet, delays_ns: list[int]) -> None:
+        for sessions in fleet.sessions:
+            go(sessions, live=0)
+        await fleet.send()
+        fleet.dispatcher.close()
+        await asyncio.sleep(0.1)
+        delays_ns.clear()
+        await asyncio.sleep(1.0)
+        assert delays_ns == []
+
+    noted(main)
+
+
+@pytest.mark.parametrize(("slo_ms", "look_ns"), [(8.0, MS), (60.0, 3_750_000), (None, 3_125_000), (4000.0, 50 * MS)])
+def test_what_waits_is_looked_at_every_sixteenth_of_the_slo_within_bounds(slo_ms: float | None, look_ns: int) -> None:
+    async def main(fleet: Fleet, delays_ns: list[int]) -> None:
+        fleet.sessions[0].fault = always((BackendFailed("slow"), False, 6 * S))
+        sent = [asyncio.ensure_future(fleet.send()) for _ in range(5)]
         await asyncio.sleep(0.0001)
-        before = counting.timers
-        await asyncio.sleep(0.05)
-        looks = counting.timers - before
-        assert 50 / most_ms <= looks <= 51
-        await running
+        assert delays_ns.count(look_ns) == 1  # one for all
+        await asyncio.sleep(10.5 * look_ns / 1e9)
+        assert delays_ns.count(look_ns) == 11
+        await asyncio.gather(*sent)
 
-    run_simulated(main)
+    noted(main, slo_ms=slo_ms)
+
+
+def test_a_second_stall_is_noticed_as_the_first_was() -> None:
+    async def main(fleet: Fleet) -> None:
+        for _ in range(2):
+            fleet.sessions[0].factor = 1000.0
+            stalled = asyncio.ensure_future(fleet.send())
+            await asyncio.sleep(0.001)
+            behind = [asyncio.ensure_future(fleet.send()) for _ in range(3)]
+            started_ns = fleet.clock.now_ns()
+            assert all(isinstance(outcome, InferResponse) for outcome in await asyncio.gather(*behind))
+            assert fleet.clock.now_ns() - started_ns < 60 * MS
+            assert isinstance(await stalled, InferResponse)
+            fleet.sessions[0].factor = 1.0
+            for _ in range(30):
+                await warm(fleet, 0)  # it is as fast as it was, and known to be
+            await asyncio.sleep(1)
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_one_that_is_slow_beyond_all_prediction_is_ejected_and_counted() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].factor = 100.0
+        for _ in range(3):
+            await fleet.send()
+        assert fleet.counted("gateway_ejections_total", backend="cheap1") == 1
+        assert fleet.counted("gateway_ejections_total") == 1
+
+    simulated((CHEAP, DEAR), main, routing={"policy": "round_robin", "ejection": {"consecutive_failures": 1}})
+
+
+@pytest.mark.parametrize("first_fails", [False, True])
+def test_the_start_of_one_that_a_request_waits_for_is_counted_from_then_on(first_fails: bool) -> None:
+    async def main(fleet: Fleet) -> None:
+        go(fleet.sessions[1], live=0)
+        if first_fails:
+            fleet.sessions[0].fault = always((BackendFailed("no"), False, MS))
+        else:
+            fleet.sessions[0].available = False
+        answer = asyncio.ensure_future(fleet.send())
+        await asyncio.sleep(4.0)
+        assert not answer.done()
+        cold = {lane["backend"]: lane["cold_start_ms"] for lane in fleet.dispatcher.explain()["lanes"]}
+        assert cold["dear1"] == pytest.approx(6000, abs=10)  # of the ten that are guessed
+        go(fleet.sessions[1], live=1)
+        assert isinstance(await answer, InferResponse)
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
 
 
 # copies, and what they are compared by
@@ -670,7 +739,7 @@ def large(array: np.ndarray, *, differs_at: int) -> dict[str, np.ndarray]:
         (lambda y: {"Y": y, "Z": y}, lambda y: {"Y": y, "Z": y + 1}, "differs"),
         (lambda y: {"Y": y.astype(ml_dtypes.bfloat16)}, lambda y: {"Y": y.astype(ml_dtypes.bfloat16)}, "match"),
         (lambda y: {"Y": y.astype(ml_dtypes.bfloat16)}, lambda y: {"Y": (y + 1).astype(ml_dtypes.bfloat16)}, "differs"),
-        (partial(large, differs_at=0), partial(large, differs_at=(1 << 18) - 1), "differs"),
+        (partial(large, differs_at=1 << 18), partial(large, differs_at=(1 << 18) - 1), "differs"),
         (partial(large, differs_at=1 << 18), partial(large, differs_at=(1 << 18) + 1), "match"),  # beyond 1 MiB
     ],
 )  # fmt: skip

@@ -1,11 +1,18 @@
 """`gateway route explain`, asked of a running gateway and of a configuration."""
 
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.cli import main
-from gateway.routing.explain import ask
+from gateway.errors import BackendUnreachable, GatewayError, NotFound
+from gateway.routing.explain import ask, render
 from tests.served.gateway_process import served
 
 TWO = """
@@ -52,3 +59,144 @@ def test_without_one_the_configuration_says_what_it_can(tmp_path: Path, capsys: 
 def test_an_unknown_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["route", "explain", written(tmp_path), "other"]) == 1
     assert "model 'other'" in capsys.readouterr().err
+
+
+class Answers:
+    """A server that gives one answer to all, and notes what was asked."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        self.status = status
+        self.body = body
+        self.asked: list[str] = []
+        self.port = 0
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[Answers]:
+    answers = Answers(status, body)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answers.asked.append(self.path)
+            self.send_response(answers.status)
+            self.send_header("Content-Length", str(len(answers.body)))
+            self.end_headers()
+            self.wfile.write(answers.body)
+
+        def log_message(self, *args: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        answers.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield answers
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def lane(backend: str, **fields: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "backend": backend, "role": "regular", "usd_per_million_rows": 0.123456, "usual_batch_rows": 4.0, "eta_ms": 12.34,
+        "cold_start_ms": 0.0, "wait_ms": 1.0, "ahead_ms": 2.0, "own_ms": 9.3, "in_time": True, "sessions": 2, "pending": 5,
+        "available": True, "health": "live",
+    }  # fmt: skip
+    return {**told, **fields}
+
+
+def told(**fields: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "model": "m", "version": "3", "rows": 4, "slo_ms": 60.0, "policy": "cheapest", "spill_share": 0.25, "backend": "one",
+        "reason": "spill", "lanes": [lane("one")], "missing": {},
+    }  # fmt: skip
+    return {**answer, **fields}
+
+
+def test_what_a_gateway_tells_is_shown_as_a_table() -> None:
+    unknown = lane(
+        "another", usd_per_million_rows=None, usual_batch_rows=None, eta_ms=None, own_ms=None, available=False, pending=0
+    )  # fmt: skip
+    assert render(told(lanes=[lane("one"), unknown], missing={"gpu": "no device"})).splitlines() == [
+        "m version 3, 4 rows, policy cheapest, SLO 60 ms, spill at 15 ms",
+        "-> one (spill)",
+        "backend  role     $/1M rows  batch    eta ms   cold  wait  ahead  own      sessions  pending  health",
+        "one      regular  0.1235     4        12.3     0.0   1.0   2.0    9.3      2         5        live",
+        "another  regular  unknown    unknown  unknown  0.0   1.0   2.0    unknown  2         0        unavailable",
+        "gpu is missing: no device",
+    ]
+    lines = render(told(slo_ms=None, backend=None, reason="down", lanes=[])).splitlines()
+    assert lines[:2] == ["m version 3, 4 rows, policy cheapest, no SLO", "-> nowhere (down)"]
+
+
+def test_a_gateway_is_asked_for_the_model_the_version_and_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(200, json.dumps(told()).encode()) as answers:
+        url = f"http://127.0.0.1:{answers.port}"
+        assert ask(f"{url}/", "a/b", "", 1)["backend"] == "one"
+        assert ask(url, "m", "1/2", 7)["backend"] == "one"
+        assert main(["route", "explain", url, "m", "--version", "3", "--rows", "2", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == told()
+        assert main(["route", "explain", url, "m"]) == 0
+        assert capsys.readouterr().out == render(told()) + "\n"
+    assert answers.asked == [
+        "/v2/models/a%2Fb/route?rows=1",
+        "/v2/models/m/versions/1%2F2/route?rows=7",
+        "/v2/models/m/versions/3/route?rows=2",
+        "/v2/models/m/route?rows=1",
+    ]
+
+
+def test_what_is_no_answer_is_told_with_where_it_came_from() -> None:
+    for status, kind in ((404, NotFound), (500, GatewayError)):
+        with answering(status, b"why not") as answers:
+            url = f"http://127.0.0.1:{answers.port}"
+            with pytest.raises(GatewayError, match=f"{url}/v2/models/m/route\\?rows=1: {status}: why not") as refused:
+                ask(url, "m", "", 1)
+            assert type(refused.value) is kind
+    with answering(200, b"<html>") as answers, pytest.raises(BackendUnreachable, match="no gateway answers at"):
+        ask(f"http://127.0.0.1:{answers.port}", "m", "", 1)
+
+
+def test_the_gateway_of_a_configuration_is_asked_at_its_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(200, json.dumps(told()).encode()) as answers:
+        for host in ("127.0.0.1", "0.0.0.0"):
+            text = f"server: {{http_port: {answers.port}, host: {host}}}\n" + TWO
+            assert main(["route", "explain", written(tmp_path, text), "m"]) == 0
+            assert capsys.readouterr().out == render(told()) + "\n"
+    assert len(answers.asked) == 2
+    assert main(["route", "explain", written(tmp_path, "server: {http_port: null}\n" + TWO), "m"]) == 0
+    assert "server.http_port names no port to ask; this is what the configuration says" in capsys.readouterr().out
+
+
+def test_a_configuration_says_prices_roles_and_who_stands_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """
+server: {http_port: 1}
+models:
+  - {name: other, backends: [{kind: synthetic}]}
+  - {name: m, version: "2", backends: [{kind: synthetic}]}
+  - name: m
+    version: "10"
+    slo: {p99_ms: 200}
+    routing: {spill_share: 0.25, equivalent: [[a, b]]}
+    backends:
+      - {kind: synthetic, name: a, usd_per_hour: 2.0}
+      - {kind: synthetic, name: b, usd_per_hour: 1.5, sessions: 2, canary_share: 0.1}
+      - {kind: synthetic, name: c}
+"""
+    assert main(["route", "explain", written(tmp_path, text), "m"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "m version 10, policy cheapest, SLO 200 ms, spill at 50 ms",
+        "prices per row depend on the speed that each backend shows while it serves",
+        "backend  role        $/hour and session  sessions  stands in for",
+        "c        regular     0                   1         none",
+        "b        canary 10%  0.75                2         a",
+        "a        regular     2                   1         b",
+    ]
+    assert main(["route", "explain", written(tmp_path, text), "m", "--version", "2"]) == 0
+    assert "m version 2, policy cheapest, no SLO" in capsys.readouterr().out
+    assert main(["route", "explain", written(tmp_path, text), "m", "--version", "3"]) == 1
+    assert "model 'm' version 3 is not in the configuration" in capsys.readouterr().err
+    assert main(["route", "explain", written(tmp_path, text), "x"]) == 1
+    assert "model 'x' version any is not in the configuration" in capsys.readouterr().err
+    assert main(["route", "explain", written(tmp_path, text), "m", "--rows", "0"]) == 2
+    assert "--rows: 0: expected at least 1" in capsys.readouterr().err

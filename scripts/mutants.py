@@ -53,6 +53,7 @@ None of them needs a server beside ours.
 HANGS_S = 20  # a test that takes longer will not end: an endless loop is the commonest of what a change does
 _BITS = {"BitOr", "BitAnd", "BitXor", "LShift", "RShift"}
 _IDENTITY = {"Is", "IsNot"}
+_LARGE = 100
 MEMORY_BYTES = 12 << 30  # of address space: a loop that never ends must not take the machine's
 
 
@@ -73,7 +74,7 @@ class RemovedStatement(Operator):
                 if augmented or outlives:
                     yield node.start_pos, node.end_pos
             case "return_stmt":
-                if node.children[1:] and node.children[1].get_code(include_prefix=False) != "None":
+                if node.children[1:] and node.children[1].get_code(include_prefix=False) not in ("None", "False"):
                     yield node.start_pos, node.end_pos
             case "atom_expr" | "power" | "raise_stmt" | "del_stmt":
                 yield node.start_pos, node.end_pos
@@ -87,7 +88,22 @@ class RemovedStatement(Operator):
         return (Example("def f():\n    g()\n", "def f():\n    pass\n"),)
 
 
-cosmic_ray.plugins.OPERATOR_PROVIDERS["statements"] = {"RemovedStatement": RemovedStatement}
+class DoubledNumber(Operator):
+    """A number above a hundred twice as large: one more, as cosmic-ray makes it, is beneath what anybody promises."""
+
+    def mutation_positions(self, node: parso.tree.NodeOrLeaf) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        if node.type == "number" and _number(node.value) > _LARGE:
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: parso.tree.NodeOrLeaf, index: int) -> parso.tree.NodeOrLeaf:
+        return parso.python.tree.Number(str(2 * _number(node.value)), node.start_pos, prefix=node.prefix)
+
+    @classmethod
+    def examples(cls) -> tuple[Example, ...]:
+        return (Example("x = 1_000", "x = 2000"),)
+
+
+cosmic_ray.plugins.OPERATOR_PROVIDERS["ours"] = {"RemovedStatement": RemovedStatement, "DoubledNumber": DoubledNumber}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +139,20 @@ def annotations(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     ]
 
 
-def is_likely(operator: str) -> bool:
+def is_likely(spec: MutationSpec) -> bool:
     """Whether it is a slip that somebody could make: not `a | b` for `a + b`, nor `is` for `<`, nor `~1` for `-1`."""
-    if operator.startswith("core/ReplaceUnaryOperator"):
+    operator = spec.operator_name.partition("/")[2]
+    if operator.startswith("ReplaceUnaryOperator"):
         return "_Delete_" in operator or operator.endswith("_UAdd")
+    if operator == "NumberReplacer":
+        (row, start), (_, end) = spec.start_pos, spec.end_pos
+        return _number((ROOT / spec.module_path).read_text().splitlines()[row - 1][start:end]) <= _LARGE
     old, new = operator.split("_")[-2:] if operator.count("_") > 1 else ("", "")
     return (new in _BITS) <= (old in _BITS) and (new in _IDENTITY) == (old in _IDENTITY)
+
+
+def _number(literal: str) -> float:
+    return ast.literal_eval(literal)
 
 
 def sampled(group: str, rng: random.Random, most: int) -> list[Mutant]:
@@ -142,7 +166,7 @@ def sampled(group: str, rng: random.Random, most: int) -> list[Mutant]:
     places: dict[tuple[Path, tuple[int, int]], list[MutationSpec]] = {}
     for spec in sorted(specs, key=lambda spec: (spec.module_path, spec.start_pos, spec.operator_name, spec.occurrence)):
         in_type = any(start <= spec.start_pos < end for start, end in types[spec.module_path])
-        if not in_type and is_likely(spec.operator_name):
+        if not in_type and spec.definition_name != "__repr__" and is_likely(spec):
             places.setdefault((spec.module_path, spec.start_pos), []).append(spec)
     drawn = rng.sample(sorted(places), min(most, len(places)))
     return [Mutant(group, rng.choice(places[place])) for place in drawn]

@@ -249,6 +249,20 @@ def test_requests_alone_in_the_queue_cost_the_short_way_but_decide_the_same() ->
     assert (batch.rows, batch.expected_ns) == (1, 10 * MS)
 
 
+def test_a_request_alone_is_expected_to_take_what_the_last_ones_took() -> None:
+    batcher = batcher_of(row_sizes=(2, 4), max_rows=4)  # 16 and 28 ms
+    expected = []
+    for number, (rows, took_ms) in enumerate([(1, 16), (2, 32), (2, 32), (1, 16), (1, 16)]):
+        add(batcher, request(1000 * number, rows=rows))
+        batch = only(batcher, 1000 * number)
+        assert (batch.rows, batch.reason) == (rows, "idle")
+        assert batch.expected_ns == round(batcher.service.curve(None).expected_ns(rows))
+        expected.append(batch.expected_ns)
+        batcher.finished(batch, (1000 * number + took_ms) * MS, took_ms * MS, ok=True)
+    assert expected[1] < expected[2] < expected[3]
+    assert expected[4] < expected[3]
+
+
 @pytest.mark.parametrize("jump_ms", [-50, 3_600_000])
 def test_a_jump_of_the_clock_is_survived(jump_ms: int) -> None:
     batcher = batcher_of(workers=2)

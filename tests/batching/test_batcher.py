@@ -124,8 +124,8 @@ def test_a_request_larger_than_a_batch_is_split_and_fills_what_is_left() -> None
 
 
 def test_a_request_that_fits_a_batch_is_never_split() -> None:
-    batches = batcher_of(None, request(rows=5), request(rows=5)).step(0, 9).batches
-    assert [batch.rows for batch in batches] == [5, 5]
+    batches = batcher_of(None, request(rows=5), request(rows=5), request(rows=8), request(rows=1)).step(0, 9).batches
+    assert [batch.rows for batch in batches] == [5, 5, 8, 1]
 
 
 def test_compiled_sizes_pad_up() -> None:

@@ -412,7 +412,8 @@ def test_all_that_is_kept_comes_back_as_it_was() -> None:
     curve = stated({4: 10, 8: 18}, fixed_ms=2, row_ms=2, levels={1: 1.0, 2: 1.7}, ratios=(1.25, 0.75, 1.5), counts=7)
     kept = json.loads(json.dumps(curve.to_dict()))
     again = ServiceCurve(size_grid(16))
-    again.observe(1, 1, 99 * MS)
+    for _ in range(3):
+        again.observe(1, 3, 99 * MS)
     again.restore(kept)
     assert again.to_dict() == curve.to_dict()
     assert (again.shape, again.rates, again.line_ns, again.spread) == (curve.shape, curve.rates, curve.line_ns, curve.spread)

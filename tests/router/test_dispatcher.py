@@ -442,6 +442,54 @@ def test_lost_sessions_eject_whatever_they_ran() -> None:
     simulated((CHEAP, DEAR), main)
 
 
+def test_it_is_logged_who_is_ejected_and_who_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(LOST)
+        await fleet.send()
+        assert caplog.messages == ["m:1/cheap1 is ejected: ejected for 1 s, 0 of 2 probes"]
+        fleet.sessions[0].fault = always(None)
+        for _ in range(15):
+            await asyncio.sleep(0.1)
+            await fleet.send()
+        assert caplog.messages[1:] == ["m:1/cheap1 is back"]
+
+    simulated((CHEAP, DEAR), main, routing={"ejection": {"consecutive_failures": 1}})
+
+
+def test_an_ejected_backend_that_takes_long_is_probed_with_one_copy_at_a_time() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(LOST)
+        await fleet.send()
+        fleet.sessions[0].fault = always((BackendFailed("slow"), False, 900 * MS))
+        before = ran(fleet)[0]
+        for _ in range(180):  # for 1.8 s, of which it pauses for one
+            await asyncio.sleep(0.01)
+            await fleet.send()
+        await asyncio.sleep(2.0)
+        assert ran(fleet)[0] == before + 1
+
+    simulated((CHEAP, DEAR), main, routing={"ejection": {"consecutive_failures": 1}})
+
+
+def test_the_start_that_a_copy_asked_for_is_noticed_though_nobody_comes_by() -> None:
+    async def main(fleet: Fleet) -> None:
+        _, dear = fleet.sessions
+        go(dear, live=0)
+        for _ in range(3):  # 35 ms of an SLO of 60, by what is known: in time, but not comfortably
+            await fleet.send(rows=14)
+            await asyncio.sleep(0.1)
+        assert dear.woken > 0
+        assert ran(fleet)[0] == 3
+        await asyncio.sleep(3.0)
+        go(dear, live=1)
+        await asyncio.sleep(100.0)
+        go(dear, live=0)
+        cold = {lane["backend"]: lane["cold_start_ms"] for lane in fleet.dispatcher.explain()["lanes"]}
+        assert cold["dear1"] == pytest.approx(3200, abs=200)
+
+    simulated((CHEAP, DEAR), main)
+
+
 def test_what_waits_at_a_backend_that_is_ejected_goes_elsewhere_at_once() -> None:
     async def main(fleet: Fleet) -> None:
         faults = [(LOST[0], True, 20 * MS)]

@@ -172,7 +172,8 @@ def test_a_configuration_says_prices_roles_and_who_stands_in(tmp_path: Path, cap
     text = """
 server: {http_port: 1}
 models:
-  - {name: other, backends: [{kind: synthetic}]}
+  - {name: another, version: "99", backends: [{kind: synthetic}]}
+  - {name: zebra, version: "99", backends: [{kind: synthetic}]}
   - {name: m, version: "2", backends: [{kind: synthetic}]}
   - name: m
     version: "10"

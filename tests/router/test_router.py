@@ -420,6 +420,17 @@ def test_one_without_a_session_is_woken_only_when_requests_find_no_room() -> Non
     assert looked(router, 400 * MS) == []
 
 
+def test_one_that_was_woken_is_seen_to_live_though_no_request_goes_there() -> None:
+    cheap, cold = candidate("cheap", 1, 0.1), candidate("cold", 1, 1.0)
+    lane_of(cold).workers = 0
+    router = router_of(cheap, cold)
+    cold.woken(0)
+    chosen(router)
+    lane_of(cold).workers = 1
+    assert chosen(router, 7 * SECOND) == ("cheap", "cheapest")
+    assert cold.learned_cold_ns == 7 * SECOND
+
+
 def test_a_shadow_without_a_session_is_not_woken_for_callers() -> None:
     shadow, warm = candidate("shadow", 1, 0.1, shadow_share=0.01), candidate("warm", 10, 1.0)
     lane_of(shadow).workers = 0

@@ -467,6 +467,7 @@ def test_an_ejected_backend_that_takes_long_is_probed_with_one_copy_at_a_time() 
             await fleet.send()
         await asyncio.sleep(2.0)
         assert ran(fleet)[0] == before + 1
+        assert fleet.counted("gateway_copies_total", why="probe") == 1
 
     simulated((CHEAP, DEAR), main, routing={"ejection": {"consecutive_failures": 1}})
 

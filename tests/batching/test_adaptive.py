@@ -276,7 +276,8 @@ def test_a_jump_of_the_clock_is_survived(jump_ms: int) -> None:
             now_ms += 10
             batcher.finished(batch, round(now_ms * MS), 10 * MS, ok=True)
         now_ms += 5
-    assert len(batcher.step(round(now_ms * MS), 1).batches) <= 1
+    batcher.step(round(now_ms * MS), 1)
+    assert batcher.queue_requests == 0  # nothing is held for ever
     curve = batcher.policy.service.curve(None)  # type: ignore[attr-defined]
     assert curve.expected_ns(1) == pytest.approx(10 * MS, rel=0.3)
 

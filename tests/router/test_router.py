@@ -128,14 +128,14 @@ def test_an_ejected_backend_gets_no_requests_until_copies_have_shown_that_it_wor
     assert [router.failed(bad, 0, hung=False) for _ in range(3)] == [False, False, True]
     assert chosen(router) == ("good", "cheapest")
     assert not router.copies(request(), 0)
-    for now_ns in (SECOND, SECOND + 100 * MS):
+    for now_ns in (SECOND, SECOND + 300 * MS):
         assert chosen(router, now_ns) == ("good", "cheapest")
         (copy,) = router.copies(request(), now_ns)
         assert (copy.candidate, copy.why) == (bad, "probe")
         router.sent(copy, now_ns)
-        chosen(router, now_ns + 50 * MS)
-        assert not router.copies(request(), now_ns)  # one at a time
-        router.returned(copy, now_ns + 60 * MS, MS, ok=True)
+        chosen(router, now_ns + 100 * MS)
+        assert not router.copies(request(), now_ns + 100 * MS)  # one at a time
+        router.returned(copy, now_ns + 150 * MS, MS, ok=True)
     assert chosen(router, 2 * SECOND) == ("bad", "cheapest")
 
 

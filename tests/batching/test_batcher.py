@@ -683,3 +683,17 @@ def test_the_speed_that_is_learned_of_a_policy_that_learns_nothing_is_from_closi
     (batch,) = failed.step(0, 1).batches
     failed.finished(batch, 7 * MS, 5 * MS, ok=False)
     assert not failed.service.curve(None).ready
+
+
+def test_a_batch_counts_from_its_oldest_though_another_was_more_urgent() -> None:
+    patient, urgent = request(1, timeout_ms=90), request(2, timeout_ms=10)
+    (batch,) = batcher_of(None, patient, urgent).step(3 * MS, 1).batches
+    assert requests_of(batch) == [urgent, patient]
+    assert batch.oldest_ns == 1 * MS
+
+
+def test_the_last_row_of_a_large_request_goes_with_others_of_one_row() -> None:
+    large, small = request(rows=9), request()
+    first, second = batcher_of(None, large, small).step(0, 2).batches
+    assert first.parts == [(large, 0, 8)]
+    assert second.parts == [(large, 8, 1), (small, 0, 1)]

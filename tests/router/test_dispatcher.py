@@ -540,7 +540,7 @@ def test_a_backend_alone_is_not_routed_until_another_joins() -> None:
 def test_nothing_of_an_answered_request_stays() -> None:
     def requests() -> int:
         gc.collect()
-        return sum(isinstance(one, InferRequest) for one in gc.get_objects())
+        return sum(type(one) is InferRequest for one in gc.get_objects())
 
     async def main(fleet: Fleet) -> None:
         before = requests()

@@ -144,6 +144,7 @@ NOT_RUN = {
     "is what CI runs before the tests": ("make lint",),
     "takes minutes, wrk and h2load": ("make bench",),
     "installs a tritonserver; `make test` does": ("make triton",),
+    "takes hours of tests": ("make mutants",),
 }
 
 

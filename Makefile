@@ -14,7 +14,7 @@ help:
 	@echo "make test    all tests (sets up; a real Triton server as well, on linux x86_64)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks behind the figures of the docs"
-	@echo "make mutants changes to the code that no test notices: SEED=1 SAMPLE=60 MODULES='gateway/batching gateway/routing' WORKERS=1"
+	@echo "make mutants  changes to the code that no test notices: SEED=1 SAMPLE=60 MODULES='gateway/batching gateway/routing' WORKERS=1"
 
 setup: $(VENV)/.ready
 

@@ -1,6 +1,6 @@
 """What a call to Triton costs this process: as sessions make it, as a future that can be cancelled, and by grpc.aio.
 
-    python benchmarks/triton_calls.py
+    python -m benchmarks.triton_calls
 
 A real tritonserver on this machine with a small python model. `thread` is the gateway's own `WorkerPool` over the triton
 backend, each session calling from its thread; `future` the same with ModelInfer.future(), which has a cancel(); `aio` calls

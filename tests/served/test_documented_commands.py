@@ -97,7 +97,7 @@ BENCHMARKS = (
     "python benchmarks/overhead.py --seconds 3",
     "python benchmarks/overhead.py --seconds 3 --connections 64 --only replicas,embedded,serve",
     "python benchmarks/sessions.py configs/examples/minilm.yaml configs/examples/minilm-cpu.yaml",
-    "python benchmarks/triton_calls.py",
+    "python -m benchmarks.triton_calls",
 )
 
 NOT_RUN = {

@@ -1,6 +1,7 @@
 """A worker pool on real threads and processes, and batches for it."""
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
@@ -89,8 +90,12 @@ async def until_free(pool: WorkerPool, slots: int) -> None:
 
 def children() -> list[psutil.Process]:
     """The living session processes of this one."""
-    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in alive if "gateway.session_process" in child.cmdline()]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile
+            if child.status() != psutil.STATUS_ZOMBIE and "gateway.session_process" in child.cmdline():
+                found.append(child)
+    return found
 
 
 class ManualClock:

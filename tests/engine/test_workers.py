@@ -630,6 +630,19 @@ def test_after_three_rebuilds_that_failed_the_pool_is_unavailable_until_one_succ
     run_simulated(main)
 
 
+def test_a_fresh_pool_is_unavailable_after_three_rebuilds_that_failed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(clock: SimulatedClock) -> None:
+        model = FakeModel()
+        async with open_pool(use(monkeypatch, model), ManualClock()) as pool:
+            model.open_faults = [LoadFailed("not yet")] * 5
+            await lose_once(pool, model, SessionLost("gone"))
+            await until(pool, lambda: not pool.available)
+            assert len(model.openings) == 1 + 3
+            await until_free(pool, 1)
+
+    run_simulated(main)
+
+
 def test_a_pool_with_one_live_session_stays_available_however_often_another_cannot_be_rebuilt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

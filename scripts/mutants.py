@@ -106,7 +106,7 @@ class DoubledNumber(Operator):
 cosmic_ray.plugins.OPERATOR_PROVIDERS["ours"] = {"RemovedStatement": RemovedStatement, "DoubledNumber": DoubledNumber}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Mutant:
     """One change. group: a key of TESTS."""
 
@@ -114,7 +114,7 @@ class Mutant:
     spec: MutationSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Result:
     """What became of it. took_s: of the tests. diff: unified, without its head."""
 
@@ -142,11 +142,14 @@ def annotations(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 def is_likely(spec: MutationSpec) -> bool:
     """Whether it is a slip that somebody could make: not `a | b` for `a + b`, nor `is` for `<`, nor `~1` for `-1`."""
     operator = spec.operator_name.partition("/")[2]
+    (row, start), (_, end) = spec.start_pos, spec.end_pos
+    line = (ROOT / spec.module_path).read_text().splitlines()[row - 1]
+    if line[start : end + 1] == "*,":  # in a signature, where cosmic-ray takes it for a product
+        return False
     if operator.startswith("ReplaceUnaryOperator"):
         return "_Delete_" in operator or operator.endswith("_UAdd")
     if operator == "NumberReplacer":
-        (row, start), (_, end) = spec.start_pos, spec.end_pos
-        return _number((ROOT / spec.module_path).read_text().splitlines()[row - 1][start:end]) <= _LARGE
+        return _number(line[start:end]) <= _LARGE
     old, new = operator.split("_")[-2:] if operator.count("_") > 1 else ("", "")
     return (new in _BITS) <= (old in _BITS) and (new in _IDENTITY) == (old in _IDENTITY)
 
@@ -217,23 +220,30 @@ def tried(mutant: Mutant, limit_s: float) -> Result:
     return Result(mutant, result.test_outcome, time.monotonic() - began, diff)
 
 
-def change(result: Result) -> tuple[str, str, str]:
-    """The module, what stood there and what stands there now, as a line of EQUIVALENT has them."""
-    gone, come = (" ".join(line[1:].strip() for line in result.diff if line.startswith(sign)) for sign in "-+")
-    return str(result.mutant.spec.module_path), gone, come
+def equivalent(result: Result, known: dict[tuple[str, str, str], str]) -> str | None:
+    """The reason why nothing can tell, if there is one."""
+    spec = result.mutant.spec
+    place = f"{spec.module_path} {spec.definition_name or ''}"
+    gone, come = ("".join(line[1:] for line in result.diff if line.startswith(sign)) for sign in "-+")
+    return known.get(_unspaced(place, gone, come)) or known.get(_unspaced(place, gone, "*"))
 
 
 def equivalents(path: Path = EQUIVALENT) -> dict[tuple[str, str, str], str]:
-    """change -> reason. Four lines each: module, what stands there, what stood there instead, why nothing can tell."""
-    blocks = [block.splitlines() for block in path.read_text().strip().split("\n\n")] if path.exists() else []
-    return {(module, gone, come): reason for module, gone, come, reason in blocks}
+    """Four lines each: module and function, what stands there, what stood there instead (*: anything), why nothing can tell."""
+    blocks = [block.splitlines() for block in path.read_text().strip().split("\n\n")]
+    return {_unspaced(place, gone, come): reason for place, gone, come, reason in blocks}
+
+
+def _unspaced(place: str, gone: str, come: str) -> tuple[str, str, str]:
+    return "".join(place.split()), "".join(gone.split()), "".join(come.split())
 
 
 def report(results: Sequence[Result], seed: int, known: dict[tuple[str, str, str], str]) -> str:
     """As markdown: the rates, then what survived as diffs, what is equivalent, and all that was drawn."""
     lines = [f"# Mutants, seed {seed}", "", "| group | drawn | equivalent | killed | of the others |", "|---|---|---|---|---|"]
-    equal = [result for result in results if result.outcome is TestOutcome.SURVIVED and change(result) in known]
-    survived = [result for result in results if result.outcome is TestOutcome.SURVIVED and change(result) not in known]
+    survived = [result for result in results if result.outcome is TestOutcome.SURVIVED]
+    reasons = {result: reason for result in survived if (reason := equivalent(result, known))}
+    equal, survived = list(reasons), [result for result in survived if result not in reasons]
     for group in dict.fromkeys(result.mutant.group for result in results):
         drawn, even, alive = (sum(result.mutant.group == group for result in some) for some in (results, equal, survived))
         rate = (drawn - even - alive) / max(1, drawn - even)
@@ -241,7 +251,7 @@ def report(results: Sequence[Result], seed: int, known: dict[tuple[str, str, str
     for title, some in (("Survived", survived), ("Equivalent", equal)):
         lines += ["", f"## {title}"]
         for result in some:
-            reason = f": {known[change(result)]}" if change(result) in known else ""
+            reason = f": {reasons[result]}" if result in reasons else ""
             lines += ["", f"{_place(result.mutant)}{reason}", "", "```diff", *result.diff, "```"]
     lines += ["", "## Drawn", ""]
     lines += [

@@ -431,6 +431,22 @@ def test_one_that_was_woken_is_seen_to_live_though_no_request_goes_there() -> No
     assert cold.learned_cold_ns == 7 * SECOND
 
 
+def test_a_copy_that_woke_one_says_nothing_of_its_speed() -> None:
+    cold, warm = candidate("cold", 80, 0.1), candidate("warm", 10, 1.0)
+    lane_of(cold).workers = 0
+    lane_of(warm).wait_ms, lane_of(warm).pending = 60, 1
+    router = router_of(cold, warm)
+    chosen(router)
+    (copy,) = _copies(router, 100 * MS)
+    assert copy.why == "wake"
+    router.sent(copy, 100 * MS)
+    lane_of(cold).workers = 1
+    router.returned(copy, 200 * MS, 80 * MS, ok=True)
+    lane_of(warm).wait_ms = 0
+    assert looked(router, 200 * MS) == []  # now it is found idle, and slow
+    assert looked(router, 300 * MS) == [("cold", "learn")]
+
+
 def test_a_shadow_without_a_session_is_not_woken_for_callers() -> None:
     shadow, warm = candidate("shadow", 1, 0.1, shadow_share=0.01), candidate("warm", 10, 1.0)
     lane_of(shadow).workers = 0
@@ -622,7 +638,7 @@ def test_every_part_of_an_explanation_is_in_its_unit() -> None:
     canary = candidate("canary", 20, 36.0, canary_share=0.1)
     shadow = Candidate("shadow", StatedLane(known=False), Health(Ejection()), 72.0, shadow_share=0.1)
     cold = Candidate("cold", StatedLane(5, workers=0), Health(Ejection()), 72.5, cold_start_ns=200 * MS)
-    lane_of(regular).wait_ms, lane_of(regular).ahead_ms, lane_of(regular).pending = 3, 4, 2
+    lane_of(regular).wait_ms, lane_of(regular).ahead_ms, lane_of(regular).pending = 3.25, 4.5, 2
     lane_of(canary).available = False
     router = router_of(shadow, canary, cold, regular)
     told = router.explain(request(), 0)
@@ -630,7 +646,7 @@ def test_every_part_of_an_explanation_is_in_its_unit() -> None:
     assert told["lanes"] == [
         {
             "backend": "regular", "role": "regular", "usd_per_million_rows": pytest.approx(10.0), "usual_batch_rows": 1.0,
-            "eta_ms": 17.0, "cold_start_ms": 0.0, "wait_ms": 3.0, "ahead_ms": 4.0, "own_ms": 10.0, "in_time": True,
+            "eta_ms": 17.75, "cold_start_ms": 0.0, "wait_ms": 3.25, "ahead_ms": 4.5, "own_ms": 10.0, "in_time": True,
             "sessions": 1, "pending": 2, "available": True, "health": "live, 0 failures in a row, 0 of the last 0",
         },
         {
@@ -649,7 +665,7 @@ def test_every_part_of_an_explanation_is_in_its_unit() -> None:
             "sessions": 0, "pending": 0, "available": True, "health": "live, 0 failures in a row, 0 of the last 0",
         },
     ]  # fmt: skip
-    lane_of(regular).wait_ms = 86
+    lane_of(regular).wait_ms = 85.5
     assert router.explain(request(), 0)["lanes"][0]["in_time"] is True  # at the deadline
     lane_of(regular).wait_ms = 87
     assert router.explain(request(), 0)["lanes"][0]["in_time"] is False

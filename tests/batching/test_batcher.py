@@ -393,11 +393,10 @@ def test_it_says_what_waits_and_what_it_was_made_with() -> None:
     for at_ms, key in ((4, "a"), (2, "b"), (3, "a")):
         batcher.add(request(at_ms, rows=2, key=key), 4 * MS)
     assert (batcher.queue_rows, batcher.queue_requests, batcher.oldest_ns, batcher.has_work) == (6, 3, 2 * MS, True)
-    batcher.add(request(4, rows=2042), 4 * MS)
-    batcher.add(request(4, rows=2047), 4 * MS)
-    with pytest.raises(Overloaded, match="4095 rows are waiting, 2 more would exceed max_queue_rows 4096"):
-        batcher.add(request(4, rows=2), 4 * MS)
-    batcher.add(request(4), 4 * MS)
+    for _ in range(409):
+        batcher.add(request(4, rows=10), 4 * MS)
+    with pytest.raises(Overloaded, match="4096 rows are waiting, 1 more would exceed max_queue_rows 4096"):
+        batcher.add(request(4), 4 * MS)
 
 
 def test_there_is_work_while_a_retry_or_an_answer_is_left() -> None:

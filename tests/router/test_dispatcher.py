@@ -817,8 +817,8 @@ def test_a_copy_to_a_shadow_whose_request_failed_is_counted_as_unpaired_and_one_
         await fleet.send()
         await asyncio.sleep(1)
         assert fleet.counted("gateway_copies_total", backend="shadow1", why="shadow", result="failed") == 1
-        for _ in range(2):  # its queue is full, and no step is due
-            fleet.lanes[1].batcher.add(fleet.request(rows=2048), fleet.clock.now_ns())
+        for _ in range(4096 // 256):  # its queue is full, and no step is due
+            fleet.lanes[1].batcher.add(fleet.request(rows=256), fleet.clock.now_ns())
         await fleet.send()
         assert fleet.counted("gateway_copies_total", backend="shadow1", why="shadow", result="refused") == 1
         assert fleet.counted("gateway_copies_total") == 3

@@ -97,6 +97,15 @@ def test_what_would_be_late_even_alone_is_shed_before_it_is_executed() -> None:
     assert [part.request for part in step.batches[0].parts] == [fine]
 
 
+def test_a_request_of_several_rows_is_hopeless_by_what_they_take_and_not_by_what_a_full_batch_does() -> None:
+    batcher = batcher_of()
+    late, fine = request(0, rows=2, timeout_ms=100), request(1, rows=2, timeout_ms=120)
+    add(batcher, late, fine)
+    step = batcher.step(90 * MS, 1)  # 4 + 6·2 = 16: until 106
+    assert [asked for asked, _ in step.shed] == [late]
+    assert [part.request for part in step.batches[0].parts] == [fine]
+
+
 def test_under_overload_it_sheds_decisively_and_runs_a_full_batch() -> None:
     batcher = batcher_of()
     add(batcher, *(request(ms) for ms in range(90)))  # 1000/s against 160/s

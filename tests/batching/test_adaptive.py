@@ -98,7 +98,7 @@ def test_what_would_be_late_even_alone_is_shed_before_it_is_executed() -> None:
 
 
 def test_a_request_of_several_rows_is_hopeless_by_what_they_take_and_not_by_what_a_full_batch_does() -> None:
-    batcher = batcher_of()
+    batcher = batcher_of(slo_ms=200)
     late, fine = request(0, rows=2, timeout_ms=100), request(1, rows=2, timeout_ms=120)
     add(batcher, late, fine)
     step = batcher.step(90 * MS, 1)  # 4 + 6·2 = 16: until 106

@@ -68,8 +68,14 @@ class RequestLog:
 
     @classmethod
     def shared(cls, rows: int, fd: int) -> "RequestLog":
-        """Size an empty file and lay the table over it."""
-        os.ftruncate(fd, max(1, rows) * ROW_BYTES)
+        """Size an empty file and lay the table over it. Raises: UsageError, if the disk has no room for it."""
+        try:
+            # Not ftruncate, which allocates nothing: with the disk full, writing to the map would be SIGBUS.
+            os.posix_fallocate(fd, 0, max(1, rows) * ROW_BYTES)
+        except OSError as exc:
+            raise UsageError(
+                f"the log of {rows} requests needs {rows * ROW_BYTES >> 20} MiB in the temporary directory: {exc.strerror}"
+            ) from exc
         return cls(rows, fd)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import csv
 import json
+import resource
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ import uvloop
 
 from loadtest.errors import TargetError, UsageError
 from loadtest.generator import Progress, measure
+from loadtest.recorder import RequestLog
 from loadtest.results import LoadSpec, RunResult, Slo, run_from_json, to_json
 from loadtest.statistics import histogram_percentile, rank
 from tests.loadtest.scripted_server import ScriptedServer, scripted_server
@@ -302,3 +304,14 @@ def test_ending_while_connections_are_being_opened_does_not_hang() -> None:
                 assert result.partial
 
     uvloop.run(scenario())
+
+
+def test_a_log_that_the_disk_has_no_room_for_is_said_so_before_anything_is_sent(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with (tmp_path / "log").open("w+b") as file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+        try:
+            with pytest.raises(UsageError, match="log of 1000000 requests needs 36 MiB"):
+                RequestLog.shared(1_000_000, file.fileno())
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

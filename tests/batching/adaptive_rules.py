@@ -1,0 +1,250 @@
+"""The rules of the adaptive policy as its docstring and docs/batching.md state them: by search instead of tables, and slowly.
+
+What a decision is held against. Times are T(n) = shape(n) · level(busy), Q = T · spread; sizes are all from 1 to max_rows.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from math import sqrt
+
+from gateway.batching.queue import NEVER, Entry
+
+ALMOST_FOREVER_NS = 10**30
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one queue's speed. shape: rows -> ns at level 1, for all sizes. line: (a, b) of a + b·rows."""
+
+    sizes: tuple[int, ...]
+    shape: Callable[[int], float]
+    level: Callable[[int], float]
+    spread: float
+    line: tuple[float, float]
+
+    def size(self, rows: float) -> int:
+        """The smallest size that holds so many rows; the largest if none does."""
+        return next((size for size in self.sizes if size >= rows), self.sizes[-1])
+
+    def best_rate(self, size: int) -> float:
+        """The most rows per nanosecond of any size up to this."""
+        return max(each / self.shape(each) for each in self.sizes if each <= size)
+
+
+@dataclass(slots=True)
+class Decided:
+    """As `policies.Decision`, without fill."""
+
+    rows: int
+    reason: str = ""
+    wake_at_ns: int | None = None
+    shed: list[Entry] = field(default_factory=list)
+    expected_ns: int = 0
+
+
+@dataclass(slots=True)
+class Rules:
+    """One lane's memory: arrivals (when, rows) by queue, and what is held. slo_ns: None: none."""
+
+    known: dict[Hashable, Known]
+    slo_ns: int | None
+    row_sizes: bool = False
+    arrivals: dict[Hashable, list[tuple[int, int]]] = field(default_factory=dict)
+    held: dict[Hashable, tuple[Entry, int, int, int, tuple[float, float, int] | None]] = field(default_factory=dict)
+
+    def rate(self, group: Hashable, now_ns: int) -> float:
+        """Of the last 128 arrivals; less if the last eight came at half that rate or below."""
+        latest = self.arrivals.get(group, [])[-128:]
+        span: float = now_ns - latest[0][0] if latest else 0
+        if span <= 0:
+            return 0.0
+        if len(latest) > 8:
+            span = max(span, (now_ns - latest[-8][0]) * len(latest) / 16)
+        return sum(rows for _, rows in latest) / span
+
+    def decide(
+        self,
+        group: Hashable,
+        queues: dict[Hashable, list[Entry]],
+        running: list[tuple[int, int]],
+        now_ns: int,
+        free_slots: int,
+    ) -> Decided:
+        """queues: entries in order, by group. running: (closed_ns, expected_ns) of the batches that run."""
+        known = self.known[group]
+        sizes, shape = known.sizes, known.shape
+        entries, busy = queues[group], len(running)
+        waiting, first, workers = sum(entry[3] for entry in entries), entries[0], len(running) + free_slots
+        rate = self.rate(group, now_ns)
+        level = known.level(busy + 1)
+        quantile = level * known.spread
+
+        def expected(rows: float) -> float:
+            return shape(known.size(rows)) * level
+
+        def pessimistic(rows: float) -> float:
+            return expected(rows) * known.spread
+
+        def fits(time_ns: float) -> int:
+            """The largest size with Q <= time; 0: none."""
+            return max([size for size in sizes if shape(size) <= time_ns / quantile], default=0)
+
+        def hold(waiting: int, deadline_ns: int, rate: float, level: float) -> int:
+            """Rule H: until when, 0: not."""
+
+            def at(rows: float) -> float:
+                return shape(known.size(rows)) * level
+
+            gap_ns = 1.0 / rate
+            frees_ns = max(0, min(closed + takes for closed, takes in running) - now_ns)
+            together = waiting * (gap_ns + at(waiting + 1) - at(waiting)) + at(waiting + 1) + gap_ns
+            apart = frees_ns + at(max(1.0, rate * frees_ns))
+            until = now_ns + apart - together
+            if deadline_ns != NEVER:
+                until = min(until, deadline_ns - at(waiting + 1) * known.spread)
+            return int(until) if until > now_ns + 1 else 0
+
+        held = self.held.get(group)
+        if held and held[0] is first and now_ns < held[2] and waiting < held[1] and busy == held[3]:
+            if held[4] is None:
+                return Decided(0, "hold", held[2])
+            until = hold(waiting, first[2], rate, held[4][0])
+            if until:
+                return Decided(0, "hold", until)
+        # A request alone, when little else comes.
+        alone_ns = shape(sizes[0]) * level
+        if (
+            waiting == first[3] <= sizes[0]
+            and waiting == sum(entry[3] for each in queues.values() for entry in each)
+            and (free_slots > 1 or not busy)
+            and now_ns + alone_ns * known.spread <= first[2]
+            and not (workers > 1 and rate * alone_ns > 0.9 * workers)
+        ):
+            return Decided(first[3], "idle", None, [], round(alone_ns))
+
+        shed: list[Entry] = []
+        if self.slo_ns is not None:
+            for entry in entries:  # 1: what is late even alone
+                if entry[2] >= now_ns + pessimistic(entry[3]):
+                    break
+                shed.append(entry)
+            waiting -= sum(entry[3] for entry in shed)
+            if not waiting:
+                if busy or pessimistic(shed[-1][3]) <= self.slo_ns:
+                    return Decided(0, shed=shed)
+                return Decided(shed[-1][3], "probe", None, shed[:-1])
+            first = entries[len(shed)]
+        deadline_ns = first[2]
+
+        share = 1.0
+        if len(queues) > 1:
+            work = {each: self.rate(each, now_ns) / self.known[each].best_rate(self.known[each].sizes[-1]) for each in queues}
+            total = sum(work.values())
+            share = max(work[group] / total, 0.01) if total > 0 else 1.0
+
+        needed = rate * known.level(workers) / (0.9 * workers * share)
+        n_s = next((size for size in sizes if known.best_rate(size) >= needed), ALMOST_FOREVER_NS)
+        if self.slo_ns is None:
+            fixed, slope = known.line
+            soonest = sqrt(waiting * fixed / (slope * workers)) if slope > 0 else sizes[-1]
+            n_c = min(max(n_s, known.size(round(soonest)) if round(soonest) <= sizes[-1] else sizes[-1]), sizes[-1])
+        else:
+            n_c = max(fits(0.55 * self.slo_ns), min(n_s, fits(0.85 * self.slo_ns)), sizes[0])
+        n_e = sizes[-1] if deadline_ns == NEVER else max(fits(deadline_ns - now_ns), sizes[0])
+        take, reason = min(n_e, n_c), "idle"
+
+        if take < waiting:
+            reason = "deadline" if n_e < n_c else "cap" if n_c < sizes[-1] else "full"
+            if self.slo_ns is not None and n_e < sizes[-1]:
+                n_o = self._fresh(known, rate, quantile, workers, share)
+                if n_e < min(n_o, waiting) and not self._all_in_time(
+                    known, entries[len(shed) :], take, n_c, running, now_ns, free_slots, level
+                ):
+                    allowed = 0
+                    for entry in entries[len(shed) :]:  # 3
+                        allowed = fits(entry[2] - now_ns)
+                        if allowed >= min(n_o, waiting) and allowed:
+                            break
+                        shed.append(entry)
+                        waiting -= entry[3]
+                    if not waiting:
+                        return Decided(0, shed=shed)
+                    first = entries[len(shed)]
+                    take, reason = min(allowed, n_o), "overload"
+        elif workers > 1 and waiting < n_c and rate > 0:  # 4
+            target = min(known.size(min(n_c, n_s)), 1 + int(rate * known.line[0] * level))
+            until: float = 0
+            if waiting < target:
+                until = min(entry[4].arrival_ns for entry in entries) + 1.5 * target / rate
+                if deadline_ns != NEVER:
+                    until = min(until, deadline_ns - pessimistic(target))
+                until = int(until) if until > now_ns + 1 else 0
+            if until:
+                self.held[group] = (first, target, int(until), busy, None)
+                return Decided(0, "hold", int(until), shed)
+            if free_slots == 1 and busy:
+                until = hold(waiting, deadline_ns, rate, level)
+                if until:
+                    self.held[group] = (first, n_c, int(until), busy, (level, rate, now_ns))
+                    return Decided(0, "hold", int(until), shed)
+            if held and first is held[0]:
+                reason = "hold"
+        self.held.pop(group, None)
+
+        rows = max(min(take, waiting), first[3])
+        if self.row_sizes:  # 5
+            up = known.size(rows)
+            smaller = [size for size in sizes if size < up]
+            if smaller and up > rows and smaller[-1] / shape(smaller[-1]) > rows / shape(up):
+                rows = smaller[-1]
+        if self.slo_ns is not None and any(entry[0] > entry[2] for entry in entries):
+            end_ns, seen, late = now_ns + pessimistic(rows), 0, []
+            for entry in entries[len(shed) :]:
+                seen += entry[3]
+                if seen > rows:
+                    break
+                if entry[2] < end_ns and entry[0] > entry[2]:
+                    late.append(entry)
+            shed += late
+            rows -= sum(entry[3] for entry in late)
+            if not rows:
+                return Decided(0, shed=shed)
+        return Decided(rows, reason, None, shed, round(expected(rows)))
+
+    def _fresh(self, known: Known, rate: float, quantile: float, workers: int, share: float) -> int:
+        """n_o."""
+        assert self.slo_ns is not None
+        collected = [size for size in known.sizes if size <= rate * (self.slo_ns - known.shape(size) * quantile)]
+        n_o = max(collected, default=known.sizes[0])
+        if rate * known.level(workers) > (1 + 2 / sqrt(128)) * workers * share * known.best_rate(n_o):
+            return n_o
+        return next(size for size in known.sizes if known.best_rate(size) >= 0.95 * known.best_rate(n_o))
+
+    def _all_in_time(
+        self,
+        known: Known,
+        entries: list[Entry],
+        take: int,
+        cap: int,
+        running: list[tuple[int, int]],
+        now_ns: int,
+        free_slots: int,
+        level: float,
+    ) -> bool:
+        """Whether the rest would be, in batches of the cap on the workers as they free."""
+        batches: list[list[Entry]] = [[]]
+        for entry in entries:
+            limit = take if len(batches) == 1 else cap
+            if batches[-1] and sum(one[3] for one in batches[-1]) + entry[3] > limit:
+                batches.append([])
+            batches[-1].append(entry)
+        free: list[float] = [max(now_ns, closed + takes) for closed, takes in running] + [now_ns] * (free_slots - 1)
+        free.append(now_ns + round(known.shape(take) * level))
+        for batch in batches[1:65]:
+            time_ns = known.shape(known.size(sum(entry[3] for entry in batch)))
+            soonest = min(free)
+            if soonest + time_ns * (level * known.spread) > batch[0][2]:
+                return False
+            free.remove(soonest)
+            free.append(soonest + round(time_ns * level))
+        return True

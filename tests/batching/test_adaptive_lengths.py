@@ -210,6 +210,16 @@ def test_the_most_urgent_lengths_join_first_up_to_a_full_batch() -> None:
     assert lengths(step(batcher)[0]) == [(SHORT, 1)] * 2
 
 
+def test_all_that_join_are_expected_to_take_what_the_longest_of_them_does() -> None:
+    batcher = batcher_of({SHORT: (20.0, 0.0), MIDDLE: (22.0, 0.0), LONG: (25.0, 0.0)})
+    add(batcher, SHORT, 2, timeout_ms=100)
+    add(batcher, LONG, 2, timeout_ms=200)
+    add(batcher, MIDDLE, 1, timeout_ms=300)
+    (batch,) = step(batcher)
+    assert lengths(batch) == [(SHORT, 2), (LONG, 2), (MIDDLE, 1)]
+    assert (batch.group, batch.expected_ns) == (LengthGroup("k", LONG), 25 * MS)
+
+
 def test_with_another_worker_idle_lengths_keep_apart() -> None:
     batcher = batcher_of(EVEN, workers=2)
     add(batcher, SHORT, 1, timeout_ms=500)

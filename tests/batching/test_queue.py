@@ -88,6 +88,15 @@ def test_a_queue_without_lower_classes_knows_it_and_knows_it_again_once_they_are
     assert not queue.has_lower_class
 
 
+def test_a_lower_class_that_left_an_emptied_queue_is_forgotten_though_all_came_in_order() -> None:
+    queue = Queue(None)
+    queue.push(entry(0, request(0, timeout_ms=9, priority=4)))
+    assert queue.has_lower_class
+    queue.pop()
+    pushed(queue, request(1, timeout_ms=9))
+    assert not queue.has_lower_class
+
+
 def test_an_empty_queue_has_no_times() -> None:
     queue = Queue("g")
     assert (queue.oldest_ns, queue.least_deadline_ns, queue.rows, list(queue.below(1)), queue.expired(NEVER)) == (

@@ -323,6 +323,17 @@ def test_sixteen_in_a_row_on_one_side_are_a_change(times: tuple[float, ...], res
     assert curve.resets == resets
 
 
+@pytest.mark.parametrize("before", range(16))
+def test_after_a_change_the_next_batch_tells_the_spread(before: int) -> None:
+    curve = probed()
+    for _ in range(40 + before):
+        curve.observe(4, 1, 4 * MS)
+    while not curve.resets:
+        curve.observe(4, 1, 400 * MS)
+    curve.observe(4, 1, round(1.25 * curve.expected_ns(4)))
+    assert curve.spread == pytest.approx(1.25, rel=1e-6)
+
+
 def test_a_change_moves_every_level_and_forgets_the_spread_and_what_the_shape_was() -> None:
     curve = stated({4: 10, 8: 20}, fixed_ms=0, row_ms=2.5, levels={1: 1.0, 2: 1.5}, ratios=(1.9,) * 20)
     factors(curve, *(1.4,) * 15)

@@ -77,6 +77,7 @@ class Sessions:
     cold_start_ns: int | None = None
     device: Device | None = None
     on_change: Callable[[], None] = lambda: None
+    on_wake: Callable[[], None] = lambda: None
     # counted
     woken: int = 0
     busy: int = 0
@@ -97,6 +98,7 @@ class Sessions:
 
     def wake(self) -> None:
         self.woken += 1
+        self.on_wake()
 
     async def open(self) -> ModelSpec:
         return SPEC
@@ -141,11 +143,12 @@ class Fleet:
         slo_ms: float | None = SLO_MS,
         batching: str = "adaptive",
         routing: dict[str, Any] | None = None,
+        ragged: dict[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
         self.clock = clock
         self.metrics = Metrics()
-        self.model = _model(kinds, slo_ms, batching, routing or {})
+        self.model = _model(kinds, slo_ms, batching, routing or {}, ragged)
         self.sessions = [Sessions(clock, kind, kind.sessions) for kind in kinds]
         self.lanes = [
             self._lane(backend.label, sessions) for backend, sessions in zip(self.model.backends, self.sessions, strict=True)
@@ -160,6 +163,7 @@ class Fleet:
             row_sizes=sessions.kind.row_sizes,
             workers=sessions.slots,
             max_queue_rows=batching.max_queue_rows,
+            ragged=self.model.ragged,
             slo_ns=round(self.model.slo.p99_ms * MS) if self.model.slo else None,
         )
         return Lane(
@@ -192,7 +196,9 @@ class Fleet:
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
-def _model(kinds: Sequence[Kind], slo_ms: float | None, batching: str, routing: dict[str, Any]) -> Model:
+def _model(
+    kinds: Sequence[Kind], slo_ms: float | None, batching: str, routing: dict[str, Any], ragged: dict[str, Any] | None
+) -> Model:
     names: Counter[str] = Counter()
     backends = []
     for kind in kinds:
@@ -202,6 +208,8 @@ def _model(kinds: Sequence[Kind], slo_ms: float | None, batching: str, routing: 
         backends.append({"kind": "synthetic", "name": name, **costs, **dict(kind.options)})
     model: dict[str, Any] = {"name": "m", "max_rows": 256, "backends": backends, "routing": routing}
     model["batching"] = {"policy": batching}
+    if ragged is not None:
+        model["ragged"] = ragged
     if slo_ms is not None:
         model["slo"] = {"p99_ms": slo_ms}
     return parse_config({"models": [model]}, source="fleet").models[0]

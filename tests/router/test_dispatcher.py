@@ -350,6 +350,55 @@ def test_copies_share_no_memory_with_the_request() -> None:
     simulated((CHEAP, shadow(1.0)), main)
 
 
+# what fails beside a request is nothing to it
+
+
+class Uncopyable(np.ndarray[Any, Any]):
+    """For which there is no memory left once it was sent."""
+
+    def copy(self, order: Any = "C") -> Any:
+        raise MemoryError
+
+
+def test_a_request_that_cannot_be_copied_is_answered_once() -> None:
+    async def main(fleet: Fleet) -> None:
+        request = fleet.request(7.0)
+        request.inputs["X"] = request.inputs["X"].view(Uncopyable)
+        answers: list[InferResponse | GatewayError] = []
+        fleet.dispatcher.submit(request, answers.append)
+        await asyncio.sleep(1)
+        assert [type(answer) for answer in answers] == [InferResponse]
+        assert ran(fleet) == [1, 0]
+        assert isinstance(await fleet.send(), InferResponse)
+        await asyncio.sleep(1)
+        assert ran(fleet) == [2, 1]
+
+    simulated((CHEAP, shadow(1.0)), main)
+
+
+@pytest.mark.parametrize("kind", [OSError, GeneratorExit, asyncio.CancelledError])
+def test_a_request_whose_backend_cannot_be_woken_is_answered_once(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(fleet: Fleet) -> None:
+        (sessions,) = fleet.sessions
+        go(sessions, live=0)
+
+        def fail() -> None:
+            raise kind
+
+        sessions.on_wake = fail
+        answers: list[InferResponse | GatewayError] = []
+        fleet.dispatcher.submit(fleet.request(7.0), answers.append)
+        assert sessions.woken == 1
+        go(sessions, live=1)
+        await asyncio.sleep(1)
+        assert [type(answer) for answer in answers] == [InferResponse]
+        assert [record.message for record in caplog.records] == ["a request sent to m:1/cheap1 could not be accounted for"]
+
+    simulated((CHEAP,), main, slo_ms=None)
+
+
 # who is asked, and who is to blame
 
 
@@ -413,6 +462,18 @@ def test_one_request_that_hangs_alone_ejects_a_backend_once_its_time_to_be_saved
         assert fleet.counted("gateway_ejections_total") == 1
 
     simulated((CHEAP, DEAR), main)
+
+
+def test_one_request_that_hangs_wherever_it_runs_alone_ejects_nobody() -> None:
+    async def main(fleet: Fleet) -> None:
+        for sessions in fleet.sessions:
+            sessions.fault = always((BackendFailed("hung"), False, 2 * S))
+        assert isinstance(await fleet.send(), BackendFailed)
+        assert ran(fleet) == [1, 1]
+        assert fleet.counted("gateway_ejections_total") == 0
+        assert (health(fleet, 0), health(fleet, 1)) == ("live, 0 failures in a row, 0 of the last 3",) * 2
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
 
 
 @pytest.mark.parametrize("requests", [2, 3])
@@ -875,6 +936,16 @@ def test_an_explanation_names_the_model_its_promise_and_its_policy() -> None:
 
     simulated((CHEAP, DEAR), main, routing={"spill_share": 0.4})
     simulated((CHEAP, DEAR), _explained_without_slo, slo_ms=None)
+
+
+def test_an_explanation_is_for_the_least_length_of_a_ragged_model() -> None:
+    async def run(clock: SimulatedClock) -> None:
+        fleet = Fleet(clock, (CHEAP, DEAR), ragged={"pad": {"X": 0}, "buckets": [1, 16]})
+        await warm(fleet, 0)  # with requests of length 1
+        told = {lane["backend"]: lane["own_ms"] for lane in fleet.dispatcher.explain()["lanes"]}
+        assert told == {"cheap1": pytest.approx(2.5), "dear1": None}
+
+    run_simulated(run)
 
 
 async def _explained_without_slo(fleet: Fleet) -> None:

@@ -27,8 +27,9 @@ class Killers:
         return len(self._until_ns)
 
     def add(self, request: InferRequest, now_ns: int) -> None:
-        look = _look(request)
-        self._until_ns[look, _digest(request)] = now_ns + _REMEMBERED_NS
+        content = _look(request), _digest(request)
+        self._until_ns[content] = now_ns + _REMEMBERED_NS
+        self._until_ns.move_to_end(content)  # it may have stood in line already when it killed for the first time
         if len(self._until_ns) > _MOST:
             self._until_ns.popitem(last=False)
 

@@ -42,7 +42,13 @@ EQUIVALENT = ROOT / "scripts" / "equivalent_mutants.txt"
 TESTS = {
     "gateway/batching": ("tests/batching", "tests/engine/test_lane.py", "tests/engine/test_shared_workers.py", "tests/router"),
     "gateway/routing": ("tests/router",),
-    "gateway/lane.py": ("tests/engine/test_lane.py", "tests/engine/test_lane_faults.py", "tests/engine", "tests/router"),
+    "gateway/lane.py": (
+        "tests/engine/test_lane.py",
+        "tests/engine/test_lane_bounds.py",
+        "tests/engine/test_lane_faults.py",
+        "tests/engine",
+        "tests/router",
+    ),
     "gateway/workers.py": ("tests/engine/test_workers.py", "tests/engine", "tests/backends/test_contract.py"),
 }
 """Each group of modules, and the tests that concern it. What no quick one notices is shown to the slow ones of the first.

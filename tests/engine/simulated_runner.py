@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from backends.base import ModelSpec, TensorSpec
 from gateway.batching.batch import Batch
-from gateway.errors import BackendFailed, Cancelled
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled
 from gateway.runner import Execution
 from tests.simulation import SimulatedClock
 
@@ -58,7 +58,9 @@ class SimulatedRunner:
             if batch in self.cancelled:
                 on_done(batch, Execution(started_ns, now_ns, error=Cancelled("told to")))
             elif fault:
-                error = BackendFailed(f"told to: {fault}")
+                # As replicas have it, where nobody can tell yet whose fault it was.
+                kind = BackendUnreachable if fault == "killed" else BackendFailed
+                error = kind(f"told to: {fault}")
                 lost = fault in ("lost", "killed")
                 on_done(batch, Execution(started_ns, now_ns, error=error, session_lost=lost, self_inflicted=fault == "killed"))
             else:

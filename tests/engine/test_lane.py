@@ -10,6 +10,7 @@ import pytest
 
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
+from gateway.clock import Clock
 from gateway.config import Batching
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, GatewayError, NotReady, Overloaded
 from gateway.lane import Lane
@@ -24,7 +25,18 @@ MS = 1_000_000
 class Bench:
     """One lane over a simulated runner, and what became of each request by its id."""
 
-    def __init__(self, clock: SimulatedClock, *, slo_ms: int | None = None, max_queue_rows: int = 100, **runner: int) -> None:
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        *,
+        slo_ms: int | None = None,
+        max_queue_rows: int = 100,
+        lane_clock: Clock | None = None,
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
+        trace: bool = False,
+        **runner: int,
+    ) -> None:
+        """lane_clock, call_soon: the lane's own; None: the runner's clock, and the loop's."""
         self.clock = clock
         self._metrics = Metrics()
         self.runner = SimulatedRunner(clock, **runner)
@@ -42,8 +54,9 @@ class Bench:
             batcher=batcher,
             runner=self.runner,
             metrics=self._metrics.lane("m", "1", "simulated"),
-            clock=clock,
-            call_soon=asyncio.get_running_loop().call_soon,
+            clock=lane_clock or clock,
+            call_soon=call_soon or asyncio.get_running_loop().call_soon,
+            trace=trace,
         )
         self.ended: dict[str, list[InferResponse | GatewayError]] = {}
 
@@ -60,11 +73,23 @@ class Bench:
         (only,) = self.ended[name]
         return only
 
-    def dropped(self) -> float:
+    def exposed(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each sample of that name, without the lane's own labels."""
         self._metrics.flush()
         _, text = self._metrics.expose()
-        (line,) = re.findall(r"^gateway_dropped_outputs_total{.*} (\S+)$", text.decode(), re.MULTILINE)
-        return float(line)
+        found = []
+        for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", text.decode(), re.MULTILINE):
+            named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            found.append(({key: named[key] for key in named if key not in ("model", "version", "backend")}, float(value)))
+        return found
+
+    def counted(self, name: str) -> float:
+        """The one sample of that name."""
+        ((_, value),) = self.exposed(name)
+        return value
+
+    def dropped(self) -> float:
+        return self.counted("gateway_dropped_outputs_total")
 
     async def pass_ms(self, ms: float) -> None:
         await asyncio.sleep(ms / 1000)
@@ -246,6 +271,7 @@ def test_a_request_cancelled_while_it_runs_drops_its_result() -> None:
         await bench.pass_ms(0.5)
         bench.lane.cancel(running)
         bench.lane.cancel(running)
+        assert bench.runner.cancelled == bench.runner.batches
         await bench.pass_ms(2)
         assert isinstance(bench.outcome("running"), Cancelled)
 

@@ -169,6 +169,7 @@ def test_outputs_that_lack_what_was_asked_for_fail_that_request_only(caplog: pyt
         assert one_each(bench) == [BackendFailed, InferResponse]
 
     simulate(main)
+    assert "could not be put together" in caplog.text
 
 
 # sessions that die of requests

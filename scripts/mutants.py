@@ -49,7 +49,12 @@ TESTS = {
         "tests/engine",
         "tests/router",
     ),
-    "gateway/workers.py": ("tests/engine/test_workers.py", "tests/engine", "tests/backends/test_contract.py"),
+    "gateway/workers.py": (
+        "tests/engine/test_workers.py",
+        "tests/engine/test_workers_bounds.py",
+        "tests/engine",
+        "tests/backends/test_contract.py",
+    ),
 }
 """Each group of modules, and the tests that concern it. What no quick one notices is shown to the slow ones of the first.
 

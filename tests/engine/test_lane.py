@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.batching.batcher import Batcher
+from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
 from gateway.clock import Clock
 from gateway.config import Batching
@@ -34,6 +35,7 @@ class Bench:
         lane_clock: Clock | None = None,
         call_soon: Callable[[Callable[[], None]], object] | None = None,
         trace: bool = False,
+        shared: SharedWorkers | None = None,
         **runner: int,
     ) -> None:
         """lane_clock, call_soon: the lane's own; None: the runner's clock, and the loop's."""
@@ -57,6 +59,7 @@ class Bench:
             clock=lane_clock or clock,
             call_soon=call_soon or asyncio.get_running_loop().call_soon,
             trace=trace,
+            shared=shared,
         )
         self.ended: dict[str, list[InferResponse | GatewayError]] = {}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.batching.batch import Batch
-from gateway.batching.fairness import SharedWorkers
+from gateway.batching.fairness import SharedWorkers, Sharer
 from gateway.batching.policies import Decision
 from gateway.batching.queue import LengthGroup, Queue, State
 from gateway.clock import Timer
@@ -608,6 +608,19 @@ def test_a_trace_tells_each_step_of_a_batch_in_milliseconds(caplog: pytest.LogCa
     assert message.endswith(" started_ms=2000.000 computed_ms=4000.000 returned_ms=3000.000 error=None")
 
 
+def test_each_batch_is_counted_once_however_it_ends() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.runner.faults = ["failed"]
+        bench.send("a", rows=2)
+        bench.send("b")
+        await bench.pass_ms(5)
+        assert sum(value for _, value in bench.exposed("gateway_batches_total")) == 3
+        assert (bench.counted("gateway_batch_rows_count"), bench.counted("gateway_batch_rows_sum")) == (3, 6)
+
+    simulate(main)
+
+
 def test_nothing_is_traced_unasked(caplog: pytest.LogCaptureFixture) -> None:
     async def main(clock: SimulatedClock) -> None:
         SharingModel(clock, None, "untraced", batch_ms=1).send()
@@ -742,6 +755,27 @@ def test_a_run_that_cannot_be_cancelled_stops_neither_the_others_nor_the_end(cap
     assert "m:1/simulated: a run could not be cancelled" in caplog.text
 
 
+def test_outputs_that_are_no_arrays_fail_their_batch_and_no_other() -> None:
+    class Odd(SimulatedRunner):
+        def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
+            def done(batch: Batch, execution: Execution) -> None:
+                on_done(batch, Execution(execution.started_ns, execution.finished_ns, {"Y": None}))  # type: ignore[dict-item]
+
+            super().start(batch, done if batch.parts[0].request.id == "odd" else on_done)
+
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.lane.runner = Odd(clock)
+        for name in ("odd", "even"):
+            bench.send(name)
+            await bench.pass_ms(2)
+        assert outcomes(bench) == [BackendFailed, InferResponse]
+        assert str(bench.outcome("odd")).startswith("m:1/simulated: outputs do not fit the batch: AttributeError: ")
+        assert bench.counted("gateway_failed_executions_total") == 1
+
+    simulate(main)
+
+
 def test_a_queue_that_cannot_be_searched_does_not_keep_an_answer_back(caplog: pytest.LogCaptureFixture) -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock)
@@ -836,6 +870,23 @@ def test_a_forecast_knows_of_the_workers_that_others_have() -> None:
         assert forecast()[0] == 0
 
     simulate(main)
+
+
+def test_a_lane_shares_with_a_weight_of_one_unless_told_otherwise() -> None:
+    class Joined(SharedWorkers):
+        def join(self, member: Sharer, weight: float) -> None:
+            weights.append(weight)
+            super().join(member, weight)
+
+    weights: list[float] = []
+
+    async def main(clock: SimulatedClock) -> None:
+        shared = Joined(1)
+        Bench(clock, shared=shared)
+        SharingModel(clock, shared, "heavy", batch_ms=1, weight=3)
+
+    simulate(main)
+    assert weights == [1.0, 3]
 
 
 def test_without_sharing_a_forecast_counts_all_sessions() -> None:

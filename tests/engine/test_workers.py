@@ -447,16 +447,27 @@ def test_cancelling_strikes_the_session_that_runs_the_batch(monkeypatch: pytest.
 
 
 def test_a_session_that_cannot_cancel_is_asked_once_and_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
+    class Asked(FakeSession):
+        times = 0
+
+        @property
+        def cancel(self) -> object:
+            Asked.times += 1
+            raise AttributeError("cancel")
+
+    async def main(clock: SimulatedClock) -> None:
         model = FakeModel()
-        async with open_pool(use(monkeypatch, model)) as pool:
+        model.next_session = Asked
+        async with open_pool(use(monkeypatch, model), ManualClock()) as pool:
             batch = batch_of(1.0)
             ended = start(pool, batch)
             pool.cancel(batch)
+            await asyncio.sleep(1.0)
+            assert Asked.times == 1
             model.sessions[0].end()
             assert (await ended).error is None
 
-    asyncio.run(main())
+    run_simulated(main)
 
 
 # runs past the limit

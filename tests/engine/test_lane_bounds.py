@@ -427,11 +427,11 @@ def test_running_batches_take_one_timer_for_their_first_deadline() -> None:
 def test_who_is_too_late_is_told_how_long_was_waited_for() -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock, fixed_ns=200_000 * MS)
-        bench.send("late", timeout_ms=100_000)
+        bench.send("late", timeout_ms=100_000).arrival_ns -= MS // 2
         await bench.pass_ms(100_000.1)
         outcome = bench.outcome("late")
         assert isinstance(outcome, DeadlineExceeded)
-        assert outcome.message == "m:1/simulated: still running at the deadline, 100000.0 ms after arrival"
+        assert outcome.message == "m:1/simulated: still running at the deadline, 100000.5 ms after arrival"
 
     simulate(main)
 

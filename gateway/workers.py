@@ -485,7 +485,7 @@ class _Worker:
 def _post(loop: asyncio.AbstractEventLoop, pid: int, callback: Callable[..., object], *args: object) -> None:
     """Have the loop call back, from a thread on which a model's code has run. pid: of the gateway."""
     if os.getpid() != pid:
-        os._exit(1)  # the model forked, and this is the copy: only the original answers
+        os._exit(1)  # the model forked, and this is the copy, cut off here: only the original answers
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
         loop.call_soon_threadsafe(callback, *args)
 

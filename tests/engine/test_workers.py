@@ -1109,7 +1109,7 @@ def test_the_copy_of_a_process_that_a_model_forked_ends(monkeypatch: pytest.Monk
             assert (await run(pool, batch_of(1.0))).error is None
             (copy,) = copies
             _, status = await asyncio.to_thread(os.waitpid, copy, 0)
-            assert os.waitstatus_to_exitcode(status) == 1
+            assert os.waitstatus_to_exitcode(status) == 1  # or a gateway that took itself for a copy would seem to end well
 
     asyncio.run(main())
 

@@ -586,26 +586,26 @@ def test_the_time_of_nine_in_ten_is_the_expected_one_by_the_spread() -> None:
 
 def test_a_trace_tells_each_step_of_a_batch_in_milliseconds(caplog: pytest.LogCaptureFixture) -> None:
     class Late(SimulatedRunner):
-        """What it starts begins 2 s later, and its end is told 3 s later."""
+        """What it starts begins 2 s later, and its end is told a minute later."""
 
         def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
             def done(batch: Batch, execution: Execution) -> None:
-                times = Execution(execution.started_ns + 2000 * MS, execution.finished_ns - 3000 * MS, execution.outputs)
+                times = Execution(execution.started_ns + 2000 * MS, execution.finished_ns - 60_000 * MS, execution.outputs)
                 on_done(batch, times)
 
             super().start(batch, done)
 
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock, trace=True)
-        bench.lane.runner = Late(clock, fixed_ns=9000 * MS)
+        bench.lane.runner = Late(clock, fixed_ns=90_000 * MS)
         bench.send("a")
-        await bench.pass_ms(9001)
+        await bench.pass_ms(90_001)
 
     caplog.set_level(logging.INFO, "gateway.trace")
     simulate(main)
     (message,) = [record.getMessage() for record in caplog.records if record.name == "gateway.trace"]
     assert message.startswith("m:1/simulated closed=")
-    assert message.endswith(" started_ms=2000.000 computed_ms=4000.000 returned_ms=3000.000 error=None")
+    assert message.endswith(" started_ms=2000.000 computed_ms=28000.000 returned_ms=60000.000 error=None")
 
 
 def test_each_batch_is_counted_once_however_it_ends() -> None:

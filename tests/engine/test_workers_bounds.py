@@ -282,6 +282,28 @@ def test_what_becomes_of_a_session_is_logged(monkeypatch: pytest.MonkeyPatch, ca
     ]
 
 
+def test_three_rebuilds_that_fail_are_too_many_also_of_a_session_that_never_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(clock: SimulatedClock) -> None:
+        model = FakeModel(mortal=True)
+        async with open_pool(use(monkeypatch, model), ManualClock()) as pool:
+            model.open_faults = [LoadFailed("not yet")] * 3
+            available: list[bool] = []
+            changed = asyncio.Event()
+
+            def on_change() -> None:
+                available.append(pool.available)
+                changed.set()
+
+            pool.on_change = on_change
+            mortal(model.sessions[0]).died("process 7 ended with status -9")
+            while len(available) < 5:
+                changed.clear()
+                await changed.wait()
+            assert available == [True, True, True, False, True]  # when it is lost, after each try, and when one succeeds
+
+    run_simulated(main)
+
+
 def test_a_pool_counts_what_it_rebuilds(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(clock: SimulatedClock) -> None:
         model = FakeModel()

@@ -586,11 +586,12 @@ def test_the_time_of_nine_in_ten_is_the_expected_one_by_the_spread() -> None:
 
 def test_a_trace_tells_each_step_of_a_batch_in_milliseconds(caplog: pytest.LogCaptureFixture) -> None:
     class Late(SimulatedRunner):
-        """What it starts begins 2 s later, and its end is told a minute later."""
+        """What it starts begins 2.00025 s later, and its end is told 60.00025 s later."""
 
         def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
             def done(batch: Batch, execution: Execution) -> None:
-                times = Execution(execution.started_ns + 2000 * MS, execution.finished_ns - 60_000 * MS, execution.outputs)
+                started_ns, finished_ns = execution.started_ns + 2_000_250_000, execution.finished_ns - 60_000_250_000
+                times = Execution(started_ns, finished_ns, execution.outputs)
                 on_done(batch, times)
 
             super().start(batch, done)
@@ -605,7 +606,7 @@ def test_a_trace_tells_each_step_of_a_batch_in_milliseconds(caplog: pytest.LogCa
     simulate(main)
     (message,) = [record.getMessage() for record in caplog.records if record.name == "gateway.trace"]
     assert message.startswith("m:1/simulated closed=")
-    assert message.endswith(" started_ms=2000.000 computed_ms=28000.000 returned_ms=60000.000 error=None")
+    assert message.endswith(" started_ms=2000.250 computed_ms=27999.500 returned_ms=60000.250 error=None")
 
 
 def test_each_batch_is_counted_once_however_it_ends() -> None:

@@ -1034,6 +1034,23 @@ def test_an_opening_that_hangs_can_be_given_up(isolation: str, tmp_path: Path) -
     asyncio.run(main())
 
 
+@pytest.mark.slow
+def test_giving_up_ends_a_process_that_hangs_while_it_opens(tmp_path: Path) -> None:
+    source = tmp_path / "hanging.py"
+    source.write_text(HANGING)
+
+    async def main() -> None:
+        pool = pool_for(Python.model_validate({"kind": "python", "model": f"{source}:Hanging", "isolation": "process"}))
+        opening = asyncio.ensure_future(pool.open())
+        await until_true(children)
+        pool.abort()
+        with pytest.raises(BackendFailed):
+            await asyncio.wait_for(opening, PATIENCE_S)
+        assert not children()
+
+    asyncio.run(main())
+
+
 def test_a_model_that_is_loaded_after_nobody_waits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         model = FakeModel()

@@ -609,7 +609,7 @@ def test_nothing_of_an_answered_request_stays() -> None:
         for _ in range(3):
             assert isinstance(await fleet.send(), InferResponse)
         await asyncio.sleep(1)
-        assert requests() == before
+        assert requests() <= before
 
     simulated((CHEAP, DEAR, shadow(1.0)), main)
 

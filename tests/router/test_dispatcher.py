@@ -156,6 +156,18 @@ def test_a_backend_that_hangs_until_clients_cancel_is_ejected() -> None:
     simulated((CHEAP, DEAR), main)
 
 
+def test_a_first_batch_that_takes_long_is_not_taken_to_hang_when_its_client_cancels() -> None:
+    async def run(clock: SimulatedClock) -> None:
+        fleet = Fleet(clock, (CHEAP, DEAR))
+        for sessions in fleet.sessions:
+            sessions.fault = always((Cancelled("the call was cancelled"), False, 1 * S))
+        await give_up(fleet, after_ms=999)  # nothing was predicted
+        await asyncio.sleep(0.005)
+        assert fleet.counted("gateway_ejections_total") == 0
+
+    run_simulated(run)
+
+
 def test_a_request_that_fails_everywhere_is_answered_once_and_ejects_nobody() -> None:
     async def main(fleet: Fleet) -> None:
         for sessions in fleet.sessions:
@@ -399,6 +411,27 @@ def test_a_request_whose_backend_cannot_be_woken_is_answered_once(
     simulated((CHEAP,), main, slo_ms=None)
 
 
+def pairs(array: np.ndarray) -> dict[str, np.ndarray]:
+    """An output of a type that has no numbers to compare."""
+    return {"Y": np.zeros(array.shape, [("one", np.float32), ("other", np.float32)])}
+
+
+@pytest.mark.parametrize("slower", [0, 1], ids=["request", "copy"])
+def test_a_request_whose_answer_cannot_be_compared_is_answered_once(slower: int) -> None:
+    async def main(fleet: Fleet) -> None:
+        for lane in fleet.lanes:
+            lane.runner = Altering(lane.runner, pairs)
+        fleet.sessions[slower].factor = 10.0  # and is the last to end, which compares
+        answers: list[InferResponse | GatewayError] = []
+        fleet.dispatcher.submit(fleet.request(), answers.append)
+        await asyncio.sleep(1)
+        assert [type(answer) for answer in answers] == [InferResponse]
+        assert ran(fleet) == [1, 1]
+        assert [lane.pending for lane in fleet.lanes] == [0, 0]
+
+    simulated((CHEAP, shadow(1.0)), main)
+
+
 # who is asked, and who is to blame
 
 
@@ -476,6 +509,27 @@ def test_one_request_that_hangs_wherever_it_runs_alone_ejects_nobody() -> None:
     simulated((CHEAP, DEAR), main, slo_ms=None)
 
 
+def test_a_batch_that_fails_soon_excuses_nobody_for_the_one_that_hung() -> None:
+    async def main(fleet: Fleet) -> None:
+        cheap, dear = fleet.sessions
+        cheap.fault = always((BackendFailed("hung"), False, 2 * S))
+        dear.factor = 1000.0
+        hung = asyncio.ensure_future(fleet.send())
+        await asyncio.sleep(2.1)  # it is with the other now
+        cheap.fault = lambda batch: FAILED if len(batch.parts) > 1 else None
+        done: list[InferResponse | GatewayError] = []
+        for _ in range(2):
+            fleet.lanes[0].submit(fleet.request(), done.append)
+        await asyncio.sleep(0.5)
+        assert [type(outcome) for outcome in done] == [InferResponse] * 2
+        assert cheap.batches[2] == 1
+        assert not hung.done()
+        assert isinstance(await hung, InferResponse)
+        assert fleet.counted("gateway_ejections_total", backend="cheap1") == 1
+
+    simulated((CHEAP, DEAR), main, slo_ms=None, batching="greedy")
+
+
 @pytest.mark.parametrize("requests", [2, 3])
 def test_a_batch_that_hangs_ejects_a_backend_and_one_that_fails_soon_does_not(requests: int) -> None:
     async def main(fleet: Fleet) -> None:
@@ -484,6 +538,7 @@ def test_a_batch_that_hangs_ejects_a_backend_and_one_that_fails_soon_does_not(re
             outcomes = await asyncio.gather(*(fleet.send() for _ in range(requests)))
             assert all(isinstance(outcome, InferResponse) for outcome in outcomes)
         assert fleet.counted("gateway_ejections_total") == 0
+        assert health(fleet, 0) == f"live, 0 failures in a row, 0 of the last {3 + 5 * requests}"
         fleet.sessions[0].fault = always((BackendFailed("hung"), False, 300 * MS))
         await asyncio.gather(*(fleet.send() for _ in range(requests)))
         assert fleet.counted("gateway_ejections_total", backend="cheap1") == 1
@@ -921,6 +976,16 @@ def test_a_lost_copy_is_not_run_again() -> None:
         assert ran(fleet) == [1, 1]
 
     simulated((CHEAP, shadow(1.0)), main)
+
+
+def test_a_lost_copy_is_not_run_again_though_no_other_backend_may_stand_in() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[1].fault = always(LOST)
+        assert isinstance(await fleet.send(), InferResponse)
+        await asyncio.sleep(1)
+        assert ran(fleet) == [1, 1]
+
+    simulated((CHEAP, shadow(1.0)), main, routing={"equivalent": [["cheap1"], ["shadow1"]]})
 
 
 def test_an_explanation_names_the_model_its_promise_and_its_policy() -> None:

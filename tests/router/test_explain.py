@@ -183,6 +183,7 @@ models:
       - {kind: synthetic, name: a, usd_per_hour: 2.0}
       - {kind: synthetic, name: b, usd_per_hour: 1.5, sessions: 2, canary_share: 0.1}
       - {kind: synthetic, name: c}
+      - {kind: synthetic, name: d, usd_per_hour: 2.4, sessions: 3}
 """
     assert main(["route", "explain", written(tmp_path, text), "m"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
@@ -191,6 +192,7 @@ models:
         "backend  role        $/hour and session  sessions  stands in for",
         "c        regular     0                   1         none",
         "b        canary 10%  0.75                2         a",
+        "d        regular     0.8                 3         none",
         "a        regular     2                   1         b",
     ]
     assert main(["route", "explain", written(tmp_path, text), "m", "--version", "2"]) == 0

@@ -173,6 +173,37 @@ def test_the_last_idle_worker_holds_for_a_moment_and_says_until_when() -> None:
     assert step.batches[0].reason == "hold"
 
 
+def held_behind_a_long_batch() -> tuple[Batcher, Batch]:
+    """Of two workers one runs 8 rows until 452 ms; one request, of 100 in a second, waits since 401 ms."""
+    batcher = batcher_of(workers=2)
+    for i in range(40):
+        early = request(10 * i)
+        add(batcher, early)
+        batcher.cancel(early)
+    add(batcher, request(400, rows=8))
+    (long,) = batcher.step(400 * MS, 2).batches
+    add(batcher, request(401))
+    step = batcher.step(401 * MS, 1)
+    assert step.batches == []
+    assert step.wake_at_ns is not None
+    return batcher, long
+
+
+def test_the_last_idle_worker_waits_for_one_more_no_longer_than_the_busy_one_is_worth() -> None:
+    batcher, _ = held_behind_a_long_batch()
+    rate = 49 / 401  # rows per ms
+    apart = 51 + 46  # G, and T(7): 6.2 rows come in it
+    together = 2 / rate + 6 + 16  # n·(τ + ΔT) + T(n+1) + τ
+    assert batcher.step(401 * MS, 1).wake_at_ns == pytest.approx((401 + apart - together) * MS, abs=1)
+
+
+def test_one_that_was_held_and_finds_a_second_worker_idle_goes_as_if_it_had_just_come() -> None:
+    batcher, long = held_behind_a_long_batch()
+    batcher.finished(long, 402 * MS, 2 * MS, ok=True)
+    assert (batch := only(batcher, 402, free_slots=2)).reason == "idle"
+    assert batch.rows == 1
+
+
 def test_a_single_worker_never_holds() -> None:
     batcher = batcher_of(fixed_ms=20, row_ms=0.1)
     for ms in range(40):
@@ -182,12 +213,13 @@ def test_a_single_worker_never_holds() -> None:
         assert batcher.queue_requests == 0
 
 
-def test_without_slo_nothing_is_shed_and_batches_serve_the_queue_soonest() -> None:
-    batcher = batcher_of(slo_ms=None)
+@pytest.mark.parametrize(("workers", "rows"), [(1, 4), (2, 3), (4, 2)])  # sqrt(24·4/6) = 4, / (6·2) = 2.8, / (6·4) = 2
+def test_without_slo_nothing_is_shed_and_batches_serve_the_queue_soonest(workers: int, rows: int) -> None:
+    batcher = batcher_of(slo_ms=None, workers=workers)
     add(batcher, *(request(0) for _ in range(24)))
-    step = batcher.step(60_000 * MS, 1)
+    step = batcher.step(60_000 * MS, workers)
     assert step.shed == []
-    assert step.batches[0].rows == 4  # sqrt(24·4/6) = 4
+    assert step.batches[0].rows == rows
 
 
 def test_a_lower_class_is_shed_first() -> None:

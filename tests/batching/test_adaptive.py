@@ -197,6 +197,18 @@ def test_the_last_idle_worker_waits_for_one_more_no_longer_than_the_busy_one_is_
     assert batcher.step(401 * MS, 1).wake_at_ns == pytest.approx((401 + apart - together) * MS, abs=1)
 
 
+def test_where_one_more_would_take_a_far_larger_compiled_size_none_is_waited_for() -> None:
+    batcher = batcher_of(workers=2, row_sizes=(1, 8), max_rows=8)  # 10 and 52 ms
+    for i in range(40):
+        early = request(8 * i)
+        add(batcher, early)
+        batcher.cancel(early)
+    add(batcher, request(320, rows=8))
+    batcher.step(320 * MS, 2)
+    add(batcher, request(321))
+    assert only(batcher, 321).rows == 1  # together 2·321/49 + 42 + 52, apart 51 + 52
+
+
 def test_one_that_was_held_and_finds_a_second_worker_idle_goes_as_if_it_had_just_come() -> None:
     batcher, long = held_behind_a_long_batch()
     batcher.finished(long, 402 * MS, 2 * MS, ok=True)

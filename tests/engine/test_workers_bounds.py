@@ -347,8 +347,10 @@ def test_one_run_that_succeeds_forgives_what_could_not_be_rebuilt_before(monkeyp
             available.clear()
             other.end(SessionLost("gone"))
             assert (await start(pool, batch_of(1.0))).session_lost
-            await until_told(4)
-            assert available[:4] == [True, True, False, False]
+            while False not in available:
+                await until_told(len(available) + 1)
+            # Two at least; a failure of the first, just before the other was lost, may be told among them.
+            assert available.index(False) in (2, 3)
 
     run_simulated(main)
 

@@ -280,11 +280,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         del self._parser  # it refers to this connection: free both now, not when the collector comes by
         self._server.closed(self)
         for exchange in waiting:
-            if exchange.on_disconnect is not None:
-                try:
-                    exchange.on_disconnect()
-                except BaseException:
-                    log.exception("%s %s could not be given up", exchange.method, exchange.path)
+            _give_up(exchange)
 
     def eof_received(self) -> None:
         """The client is gone: returning None makes the transport write what it holds and close."""
@@ -696,8 +692,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         for exchange in [exchange for exchange in self._exchanges if exchange._answer is None and not exchange._compressing]:
             exchange.respond(fault[0], error_body(fault[1]))
             exchange._connection = None  # an answer that comes yet finds nobody
-            if exchange.on_disconnect is not None:
-                exchange.on_disconnect()
+            _give_up(exchange)
 
     def abort(self) -> None:
         """Cut the connection off."""
@@ -756,6 +751,15 @@ class HttpConnection(asyncio.BufferedProtocol):
                 return
             wait_s = max(wait_s, 0.001)
         self._idle_timer = self._loop.call_later(wait_s, self._check_idle)
+
+
+def _give_up(exchange: Exchange) -> None:
+    """Tell who answers it that nobody waits any more; others must hear of it whatever that raises."""
+    if exchange.on_disconnect is not None:
+        try:
+            exchange.on_disconnect()
+        except BaseException:
+            log.exception("%s %s could not be given up", exchange.method, exchange.path)
 
 
 class _Stopped(Exception):

@@ -429,3 +429,27 @@ def test_what_the_handler_still_answers_when_a_drain_gives_up_is_the_answer() ->
         answer = client.receive()
         assert (answer.status, answer.body, answer.headers["connection"]) == (504, b"given up", "close")
         assert client.at_end()
+
+
+def test_a_request_that_cannot_be_given_up_keeps_no_other_from_being_told(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[bytes] = []
+    told: list[bytes] = []
+
+    def handler(exchange: Exchange) -> None:
+        asked.append(exchange.path)
+
+        def gone() -> None:
+            told.append(exchange.path)
+            if exchange.path == b"/1":
+                raise KeyboardInterrupt
+
+        exchange.on_disconnect = gone
+
+    with serving(handler) as served, served.connect() as one, served.connect() as other:
+        one.send(get("/1") + get("/2"))
+        other.send(get("/3"))
+        served.wait_for(lambda: len(asked) == 3)
+        served.drain(0.4)
+        assert [one.receive().status, one.receive().status, other.receive().status] == [503] * 3
+    assert sorted(told) == [b"/1", b"/2", b"/3"]
+    assert "could not be given up" in caplog.text

@@ -22,6 +22,7 @@ from gateway.shared_memory import SharedMemoryRegions
 from gateway.workers import WorkerPool
 
 _FREEING_S: Final = 0.5
+_FREEING_LEAST_S: Final = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,8 @@ class Ingress:
         await draining
         self._give_up()
         try:
-            await asyncio.wait_for(self.repository.close(), max(0.0, end_s - time.monotonic()))
+            # Of no time at all it would not even be begun, and nothing learned be kept.
+            await asyncio.wait_for(self.repository.close(), max(_FREEING_LEAST_S, end_s - time.monotonic()))
         except TimeoutError:
             log.error("models still ran after drain_timeout_s %g, and are left", timeout_s)
         if self._flushing is not None:

@@ -55,6 +55,19 @@ def test_a_hanging_model_delays_the_end_by_no_more_than_the_drain_time_and_each_
     assert alive == []
 
 
+@pytest.mark.parametrize("drain_s", [0, 0.2])
+def test_a_drain_of_next_to_no_time_still_frees_the_models_and_keeps_what_was_learned(tmp_path: Path, drain_s: float) -> None:
+    server = {"drain_timeout_s": drain_s, "state_dir": str(tmp_path / "state")}
+    backend = {"kind": "synthetic", "isolation": "process"}
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump({"server": server, "models": [{"name": "m", "backends": [backend]}]}))
+    with served(path, "--no-ray") as gateway:
+        children = psutil.Process(gateway.process.pid).children(recursive=True)
+    assert len(list((tmp_path / "state").glob("*.json"))) == 1
+    _, alive = psutil.wait_procs(children, 5)
+    assert alive == []
+
+
 def ask_rest(address: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection(address, timeout=20)
     data = {"inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "data": [HANGS] * 16}]}

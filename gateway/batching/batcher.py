@@ -330,11 +330,13 @@ class Batcher:
                 self._state.rows -= rows
                 self._requests -= 1
                 shed.append((request, _too_late(request, deadline_ns, now_ns)))
+        told = {request for request, _ in shed} if self._retries else ()
         for request in {part.request: None for part in self._retries}:
             deadline_ns = deadline_of(request, self._slo_ns)
             if deadline_ns < now_ns:
                 self.cancel(request)
-                shed.append((request, _too_late(request, deadline_ns, now_ns)))
+                if request not in told:  # else other rows of it waited as well
+                    shed.append((request, _too_late(request, deadline_ns, now_ns)))
         self._expires_ns = min(
             [
                 *(queue.least_deadline_ns for queue in self._state.queues.values()),

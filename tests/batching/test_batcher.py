@@ -269,6 +269,16 @@ def test_a_retry_ends_at_its_deadline_although_no_worker_is_free() -> None:
     assert not batcher.has_work
 
 
+def test_a_request_that_expires_with_a_retry_and_other_rows_waiting_is_told_once() -> None:
+    large = request(0, rows=20, timeout_ms=5)
+    batcher = batcher_of(None, large)
+    (batch,) = batcher.step(0, 1).batches
+    batcher.finished(batch, MS, MS, ok=False)
+    batcher.retry(batch.parts[0], MS)
+    assert [late for late, _ in batcher.step(6 * MS, 0).shed] == [large]
+    assert not batcher.has_work
+
+
 def test_a_policy_that_fails_leaves_no_batch_behind_that_nobody_runs() -> None:
     class Failing(Greedy):
         decisions = 0

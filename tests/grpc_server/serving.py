@@ -81,6 +81,17 @@ class Long:
         return {"OUTPUT0": np.zeros((len(inputs["INPUT0"]), 6000), np.float32)}
 
 
+class Breaks:
+    """A control that raises what nobody expects of it."""
+
+    def __init__(self, fault: type[BaseException]) -> None:
+        self.fault = fault
+
+    async def publish(self, name: str, loaded: bool) -> None:
+        await asyncio.sleep(0)
+        raise self.fault("out of order")  # a new one: it holds what it passed through
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """url: host:port, as tritonclient takes it."""

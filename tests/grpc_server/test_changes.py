@@ -7,7 +7,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.grpc_server.serving import Served, infer_request, on_loop, serving
+from tests.grpc_server.serving import Breaks, Served, infer_request, on_loop, serving
 
 pytestmark = pytest.mark.slow
 
@@ -21,17 +21,6 @@ models:
     backends: [{kind: synthetic, fixed_ms: 400, load_ms: 400}]
     batching: {probe_s: 0}
 """
-
-
-class Breaks:
-    """A control that raises what nobody expects of it."""
-
-    def __init__(self, fault: type[BaseException]) -> None:
-        self.fault = fault
-
-    async def publish(self, name: str, loaded: bool) -> None:
-        await asyncio.sleep(0)
-        raise self.fault("out of order")  # a new one: it holds what it passed through
 
 
 async def failure(call: grpc.aio.Call) -> grpc.aio.AioRpcError:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.grpc_server.serving import Breaks
 from tests.rest_routes.serving import Served, serving
 
 pytestmark = pytest.mark.slow
@@ -19,17 +20,6 @@ models:
     backends: [{kind: synthetic, load_ms: 300}]
     batching: {probe_s: 0}
 """
-
-
-class Breaks:
-    """A control that raises what nobody expects of it."""
-
-    def __init__(self, fault: type[BaseException]) -> None:
-        self.fault = fault
-
-    async def publish(self, name: str, loaded: bool) -> None:
-        await asyncio.sleep(0)
-        raise self.fault("out of order")  # a new one: it holds what it passed through
 
 
 def change(served: Served, verb: str) -> int:

@@ -111,7 +111,7 @@ class SimulatedServers:
             return self._load(command, machine, start_s)
         noise = np.exp(self._random.normal(0, PROFILE_NOISE, len(machine.timings())))
         noisy = tuple(replace(t, ms=t.ms * float(factor)) for t, factor in zip(machine.timings(), noise, strict=True))
-        self._profiles[command.group] = Profiled(command.group, noisy, 0.0, start_s + command.seconds)
+        self._profiles[command.group] = Profiled(command.group, noisy, 0.0, start_s + command.seconds, start_s=start_s)
         return self._profiles[command.group]
 
     def _load(self, load: Load, machine: Machine, start_s: float) -> Measured:
@@ -139,7 +139,8 @@ class SimulatedServers:
             (int((block == n).sum()), int((~late[block == n]).sum())) for n in range(1, look + 1) if (block == n).any()
         )
         seconds = start_s + block_s * (1 + look)
-        return Measured(load.entrant, load.purpose, load.rps, verdict, seen, seconds, p99_ms=outcome.percentile_ms(99))
+        return Measured(load.entrant, load.purpose, load.rps, verdict, seen, seconds, p99_ms=outcome.percentile_ms(99),
+                        start_s=start_s)  # fmt: skip
 
 
 def _capacity(timings: tuple[Timing, ...], slo: Slo, sessions: int) -> float:

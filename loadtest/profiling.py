@@ -2,13 +2,18 @@
 
 k users in a closed loop keep k sessions busy, each with batches of exactly the rows of one request. The model's own time comes
 from the server's statistics; where it has none, from the client's, overhead included. Sizes are visited up, then down again, so
-that a drift of the machine (clock, neighbours) spreads over all of them. Last, open traffic: requests that arrive while a batch
-runs, and are decoded on the same cores, make it slower than the users do who wait for it. By that much all times are raised.
+that a drift of the machine (clock, neighbours) spreads over all of them; where the two visits differ much, a third tells which
+of them was disturbed.
+
+Then as many users as keep all sessions in full batches: how many of them are answered in a second is the most that the server
+can do, whatever a request costs it beside the model. Last, open traffic: requests that arrive while a batch runs, and are
+decoded on the same cores, make it slower than the users do who wait for it. By that much all times are raised.
 """
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from loadtest.prediction import MeasuredService
 from loadtest.results import LoadSpec, RunResult
@@ -18,7 +23,10 @@ LEAST_SECONDS = 0.3  # of one visit
 PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many limits
 SHED = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", "timeout"}  # too slow, as the server or we see it
 TRAFFIC_VISITS = 4  # as long as so many visits, with open traffic
-TRAFFIC_SHARE = 0.8  # of what full batches on all sessions would carry
+TRAFFIC_SHARE = 0.8  # of what full batches on all sessions would carry, and of what saturation did
+SATURATION_VISITS = 4  # as long as so many visits, with users for two full batches a session
+MOST_USERS = 256
+MUCH_SLOWER = 1.5  # one visit than the other: it was disturbed
 P90_SIGMAS = 1.2816  # of a normal distribution, above its median
 
 
@@ -56,10 +64,14 @@ def executions(statistics: dict[str, object]) -> Executions:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """overhead_ms: the client's time less the model's, one request alone."""
+    """overhead_ms: the client's time less the model's, one request alone.
+
+    saturated_rps: requests of the payload's size answered per second when all sessions have full batches; None if none was.
+    """
 
     timings: tuple[Timing, ...]
     overhead_ms: float
+    saturated_rps: float | None
 
 
 class ProfileFailed(Exception):
@@ -78,7 +90,7 @@ async def profile(
 ) -> Findings:
     """Sizes that alone take longer than the SLO's limit are left out, once one of them was seen. Raises: ProfileFailed."""
     concurrencies = powers_up_to(sessions)
-    slice_s = max(LEAST_SECONDS, seconds / (len(rows) * len(concurrencies) * 2 + 1 + TRAFFIC_VISITS))
+    slice_s = max(LEAST_SECONDS, seconds / (len(rows) * len(concurrencies) * 2 + 1 + SATURATION_VISITS + TRAFFIC_VISITS))
     samples: dict[tuple[int, int], list[tuple[int, float, float, float]]] = {}
 
     async def visit(n: int, k: int) -> float:
@@ -119,17 +131,23 @@ async def profile(
             slower[k] = await visit(n, k) / alone_ms
     for n, k in list(reversed(samples)):
         await visit(n, k)
+    for (n, k), points in list(samples.items()):
+        if max(point[1] for point in points) > MUCH_SLOWER * min(point[1] for point in points):
+            await visit(n, k)
     timings = tuple(Timing(n, k, *_mean(points)[:2]) for (n, k), points in sorted(samples.items()))
     model_ms, _, client_ms = _mean(samples[rows[0], 1])
+    users = min(MOST_USERS, max(1, 2 * sessions * rows[-1] // int(base.rows)))
+    crowd = replace(base, pattern=f"users:count={users}", duration_s=SATURATION_VISITS * slice_s, warmup_s=None, slo=None)
+    saturated_rps = (await measure(crowd)).succeeded_rps or None
     traffic_s = TRAFFIC_VISITS * slice_s
     widest = max(timing.concurrency for timing in timings)
     rows_per_ms = max(sessions * timing.rows / timing.ms for timing in timings if timing.concurrency == widest)
-    rate_rps = TRAFFIC_SHARE * rows_per_ms * 1e3 / int(base.rows)
+    rate_rps = TRAFFIC_SHARE * min(rows_per_ms * 1e3 / int(base.rows), saturated_rps or math.inf)
     before = await look()
     await measure(replace(base, rate_rps=rate_rps, duration_s=traffic_s, warmup_s=0.0, slo=None))
     slower_now = slowdown(timings, (await look()).since(before), sessions, traffic_s)
     timings = tuple(replace(timing, ms=timing.ms * slower_now) for timing in timings)
-    return Findings(timings, max(0.0, client_ms - model_ms))
+    return Findings(timings, max(0.0, client_ms - model_ms), saturated_rps)
 
 
 def slowdown(timings: Sequence[Timing], executed: Executions, sessions: int, seconds: float) -> float:
@@ -149,6 +167,10 @@ def slowdown(timings: Sequence[Timing], executed: Executions, sessions: int, sec
 
 
 def _mean(points: list[tuple[int, float, float, float]]) -> tuple[float, float, float]:
+    """Model, spread and client over the visits, each weighed by its requests; of three, the two that are most alike."""
+    if len(points) > 2:
+        ordered = sorted(points, key=lambda point: point[1])
+        points = min((list(pair) for pair in pairwise(ordered)), key=lambda pair: pair[1][1] / pair[0][1])
     weight = sum(point[0] for point in points)
     model, spread, client = (sum(point[0] * point[column] for point in points) / weight for column in (1, 2, 3))
     return model, spread, client

@@ -47,7 +47,7 @@ def judge(question: Question, outcome: Outcome, *, seed: int) -> Verdict | None:
 
 def rps_of(standing: Standing) -> float:
     """The rate claimed for a candidate: what was proven, else what held in the sample."""
-    return standing.peak_rps or standing.held_rps
+    return standing.claimed_rps
 
 
 def flip_usd_per_hour(question: Question, winner: Standing, runner_up: Standing) -> float:

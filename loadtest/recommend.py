@@ -31,6 +31,7 @@ def add_parser(subparsers: Any) -> None:
         "--out", type=Path, metavar="DIR", help="for reports, runs and journal (default: loadtest-results/NAME)"
     )
     recommend.add_argument("--fresh", action="store_true", help="measure anew, even if an interrupted search could be resumed")
+    recommend.add_argument("--resume", action="store_true", help="go on where the last search ended, --budget-minutes more")
     plan = subparsers.add_parser("plan", help="what `recommend` would start, for how long, at what cost; starts nothing")
     plan.set_defaults(execute=_plan)
     for parser in (recommend, plan):
@@ -64,7 +65,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
         return ExitCode.USAGE
     folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
     try:
-        found = uvloop.run(_search(spec, question, launcher, folder, arguments.fresh, console))
+        found = uvloop.run(_search(spec, question, launcher, folder, arguments, console))
     except (KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C, SIGTERM
         console.print(f"interrupted: what was measured is kept in {folder}; the same command goes on from there")
         return INTERRUPTED
@@ -138,16 +139,18 @@ def _show_plan(spec: "Spec", question: "Question", launcher: "Launcher", console
 
 
 async def _search(
-    spec: "Spec", question: "Question", launcher: "Launcher", folder: Path, fresh: bool, console: "Console"
+    spec: "Spec", question: "Question", launcher: "Launcher", folder: Path, arguments: argparse.Namespace, console: "Console"
 ) -> "Recommendation":
     from loadtest.generator import measure
     from loadtest.journal import Journal
     from loadtest.recommendation import build
-    from loadtest.recommender import Lab, run_search
+    from loadtest.recommender import Lab, extended, run_search
 
-    journal = Journal(folder / "journal.jsonl", question, fresh=fresh)
+    journal = Journal(folder / "journal.jsonl", question, fresh=arguments.fresh, resume=arguments.resume)
     if journal.events:
         console.print(f"resuming after {len(journal.events)} steps found in {folder / 'journal.jsonl'}")
+    if arguments.resume:
+        question = extended(question, journal.events)
     lab = Lab(spec, launcher, measure, runs=folder / "runs")
     try:
         with _cancelled_by_sigterm():
@@ -184,7 +187,7 @@ def _tell(step: "Step", console: "Console") -> None:
     from loadtest.search import Load, Measured, Predicted, Profile, Profiled
 
     command, event = step.command, step.event
-    mark = "[dim](journal)[/dim] " if step.resumed else ""
+    mark = ""
     if event is None:
         if isinstance(command, Profile):
             console.print(f"profile  {command.entrant}, rows {', '.join(map(str, command.rows))} …", style="dim")

@@ -4,19 +4,24 @@ The search decides (search.py, pure), launchers start, the generator measures; t
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from gateway.config import Batching, parse_config
 from loadtest.catalogue import Catalogue
 from loadtest.errors import LoadtestError, UsageError
+from loadtest.generator import Progress
 from loadtest.journal import Journal
 from loadtest.launchers import Launcher, Running, StartFailed
 from loadtest.launchers.url import get_json, instance_type_of
 from loadtest.prediction import predicted_rps
 from loadtest.profiling import Executions, ProfileFailed, executions, profile, slowdown
+from loadtest.reference import Reference
 from loadtest.results import LoadSpec, RunResult, Slo, to_json
 from loadtest.search import (
     Command,
@@ -30,12 +35,18 @@ from loadtest.search import (
     Profile,
     Profiled,
     Question,
+    Spent,
     search,
 )
 from loadtest.spec import Candidate, Spec, priced
 
 Measure = Callable[..., Awaitable[RunResult]]
 LOST_TARGET = ("refused", "reset")  # errors that mean that nobody is there
+SATURATED_SHARE = 0.95  # of what closed-loop users are answered: open traffic has longer queues
+WRAP_UP_S = 10.0  # after the budget's end a run is given up, and what it measured until then is kept
+HARD_END_S = 20.0  # and so much after it whatever still waits
+QUIET_SHARE = 0.1  # of the machine: less other work than that is no disturbance
+QUIET_WAIT_S = 20.0  # at most, before what was disturbed is measured again
 
 
 def question_of(spec: Spec, *, paid: bool) -> Question:
@@ -74,55 +85,91 @@ class Lab:
     """Answers the search's commands by measuring. Life: any number of `answer`, then close.
 
     One candidate runs at a time; it stays up until another is wanted. measure: `loadtest.generator.measure`.
-    runs: where each run's full result is kept; None: nowhere.
+    runs: where each run's full result is kept; None: nowhere. on_progress: told about twice a second how a load goes.
     """
 
-    def __init__(self, spec: Spec, launcher: Launcher, measure: Measure, *, runs: Path | None = None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        launcher: Launcher,
+        measure: Measure,
+        *,
+        runs: Path | None = None,
+        on_progress: Callable[[Load, Progress], None] | None = None,
+    ) -> None:
         self._spec = spec
         self._candidates = {candidate.name: candidate for candidate in spec.candidates}
         self._launcher = launcher
         self._measure = measure
         self._runs = runs
+        self._on_progress = on_progress
+        self._reference = Reference()
         self._profiles: dict[str, Profiled] = {}
         self._slowdown: dict[str, float] = {}
         self._running: Running | None = None
         self._running_name = ""
+        self._start_s = 0.0  # of the latest answer, what its start took
         self._count = 0
+        self._disturbed = False
 
     def __repr__(self) -> str:
         return f"<Lab with {self._running_name or 'nothing'} running, {self._count} runs so far>"
 
     def remember(self, event: Event) -> None:
-        """Take note of an event from the journal: predictions need profiles."""
+        """Take note of an event: predictions need profiles, and what was disturbed is measured again when it is quiet."""
         if isinstance(event, Profiled):
             self._profiles[event.group] = event
         elif isinstance(event, Measured):
             self._count += 1
-            self._slowdown[event.entrant] = event.slowdown
+            self._disturbed = not event.valid
+            if event.valid and not event.failure:
+                self._slowdown[event.entrant] = event.slowdown
 
-    async def answer(self, command: Command) -> Event:
+    async def answer(self, command: Command, *, left_s: float = math.inf) -> Event:
+        """left_s: of the budget; soon after it everything ends, whatever it waits for."""
+        began_s = time.monotonic()
         candidate = self._candidates[command.entrant]
-        started_s = time.monotonic()
         if isinstance(command, Predict):
-            rps = await asyncio.to_thread(self._predict, candidate)
-            return Predicted(command.entrant, rps, time.monotonic() - started_s)
+            rps, why = await asyncio.to_thread(self._predict, candidate)
+            return Predicted(command.entrant, rps, time.monotonic() - began_s, why)
         try:
-            running = await self._ensure(candidate)
+            async with asyncio.timeout(left_s + HARD_END_S if math.isfinite(left_s) else None):
+                if self._disturbed:
+                    await self._quiet(min(QUIET_WAIT_S, left_s / 10))
+                event = await self._answer(command, candidate, left_s - (time.monotonic() - began_s))
+        except (StartFailed, TimeoutError) as exc:
+            failure = f"did not start: {exc}" if isinstance(exc, StartFailed) else "did not answer before the budget ended"
             if isinstance(command, Profile):
-                event: Event = await self._profile(command, candidate, running, started_s)
+                event = Profiled(command.group, failure=failure)
             else:
-                event = await self._load(command, candidate, running, started_s)
-        except StartFailed as exc:
-            seconds = time.monotonic() - started_s
-            if isinstance(command, Profile):
-                event = Profiled(command.group, seconds=seconds, failure=f"did not start: {exc}")
-            else:
-                failure = f"did not start: {exc}"
-                event = Measured(command.entrant, command.purpose, command.rps, "fail", (), seconds, failure=failure)
+                event = Measured(command.entrant, command.purpose, command.rps, "fail", (), 0.0, failure=failure)
+        event = replace(event, seconds=time.monotonic() - began_s)
         self.remember(event)
         return event
 
+    async def _answer(self, command: Profile | Load, candidate: Candidate, left_s: float) -> Profiled | Measured:
+        start_s = time.monotonic()
+        running = await self._ensure(candidate)
+        start_s = time.monotonic() - start_s
+        before_ms = await self._reference.time_ms(candidate.cpus)
+        if isinstance(command, Profile):
+            event: Profiled | Measured = await self._profile(command, candidate, running)
+        else:
+            event = await self._load(command, candidate, running, left_s - start_s)
+        after_ms = await self._reference.time_ms(candidate.cpus)
+        return replace(event, start_s=start_s, reference_ms=(before_ms + after_ms) / 2)
+
+    async def _quiet(self, most_s: float) -> None:
+        """Wait until other work leaves the machine alone, at most so long. What runs of ours is idle."""
+        until_s = time.monotonic() + most_s
+        psutil.cpu_percent()
+        while time.monotonic() < until_s:
+            await asyncio.sleep(min(1.0, most_s))
+            if psutil.cpu_percent() < 100 * QUIET_SHARE:
+                return
+
     async def close(self) -> None:
+        await self._reference.close()
         if self._running is not None:
             await self._running.stop()
             self._running, self._running_name = None, ""
@@ -130,15 +177,18 @@ class Lab:
     async def _ensure(self, candidate: Candidate) -> Running:
         if self._running is not None and self._running_name == candidate.name and not self._running.failure():
             return self._running
-        await self.close()
+        if self._running is not None:
+            await self._running.stop()
+            self._running = None
         self._running = await self._launcher.start(candidate)
         self._running_name = candidate.name
         return self._running
 
-    def _predict(self, candidate: Candidate) -> float:
+    def _predict(self, candidate: Candidate) -> tuple[float, str]:
+        """The rate, and why it is 0."""
         profiled = self._profiles[candidate.group]
         slower = self._slowdown.get(candidate.name, 1.0)
-        return predicted_rps(
+        rps = predicted_rps(
             tuple(replace(timing, ms=timing.ms * slower) for timing in profiled.timings),
             overhead_ms=profiled.overhead_ms,
             slo=self._spec.slo,
@@ -148,8 +198,12 @@ class Lab:
             rows_per_request=self._spec.payload.rows,
             seed=self._spec.seed,
         )
+        if profiled.saturated_rps is not None:
+            rps = min(rps, SATURATED_SHARE * profiled.saturated_rps)
+        alone_ms = profiled.timings[0].ms + profiled.overhead_ms
+        return rps, "" if rps else f"one request alone takes {alone_ms:.3g} ms, and {self._spec.slo} is asked"
 
-    async def _profile(self, command: Profile, candidate: Candidate, running: Running, started_s: float) -> Profiled:
+    async def _profile(self, command: Profile, candidate: Candidate, running: Running) -> Profiled:
         try:
             found = await profile(
                 self._load_spec(running),
@@ -161,21 +215,26 @@ class Lab:
                 look=lambda: self._look(running),
             )
         except (ProfileFailed, LoadtestError) as exc:
-            failure = running.failure() or f"no profile: {exc}"
-            return Profiled(command.group, seconds=time.monotonic() - started_s, failure=failure)
-        seconds = time.monotonic() - started_s
-        return Profiled(command.group, found.timings, found.overhead_ms, seconds)
+            return Profiled(command.group, failure=running.failure() or f"no profile: {exc}")
+        return Profiled(command.group, found.timings, found.overhead_ms, saturated_rps=found.saturated_rps)
 
-    async def _load(self, command: Load, candidate: Candidate, running: Running, started_s: float) -> Measured:
+    async def _load(self, command: Load, candidate: Candidate, running: Running, left_s: float) -> Measured:
         before = await self._look(running)
         running.usage()
         wanted = replace(self._load_spec(running), rate_rps=command.rps, duration_s=command.seconds, label=command.entrant)
+        stop = asyncio.Event()
+        alarm = asyncio.get_running_loop().call_later(left_s + WRAP_UP_S, stop.set) if math.isfinite(left_s) else None
+        told, shown = self._on_progress, {}
+        if told is not None:
+            shown = {"on_progress": lambda progress: told(command, progress)}
         try:
-            result = await self._measure(wanted, until_decided=command.until_decided)
+            result = await self._measure(wanted, until_decided=command.until_decided, stop=stop, **shown)
         except LoadtestError as exc:
             failure = running.failure() or str(exc)
-            seconds = time.monotonic() - started_s
-            return Measured(command.entrant, command.purpose, command.rps, "fail", (), seconds, failure=failure)
+            return Measured(command.entrant, command.purpose, command.rps, "fail", (), 0.0, failure=failure)
+        finally:
+            if alarm is not None:
+                alarm.cancel()
         usage = running.usage()
         batches = (await self._look(running)).since(before)
         self._keep(result)
@@ -186,7 +245,7 @@ class Lab:
             rps=command.rps,
             verdict=result.verdict or "undecided",
             blocks=tuple((block.requests, block.met) for block in result.blocks if not block.warmup and block.requests),
-            seconds=time.monotonic() - started_s,
+            seconds=0.0,
             valid=result.valid,
             failure=running.failure() or _lost(result),
             p50_ms=result.latency.p50,
@@ -235,39 +294,47 @@ class Lab:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a live display is told: before a measurement (event None) and after it."""
+    """What a live display is told: before a measurement (event None) and after it. seconds, usd: spent so far."""
 
     command: Command
     event: Event | None
-    resumed: bool = False
+    seconds: float
+    usd: float
 
 
 async def run_search(
     question: Question, lab: Lab, journal: Journal, *, on_step: Callable[[Step], None] = lambda step: None
 ) -> Outcome:
     """The whole search, from where the journal stops. The journal is left open; the lab is closed in every case."""
-    steps = search(question)
-    known = list(journal.events)
+    spent = Spent(question)
+    for event in journal.events:
+        lab.remember(event)
+        spent.add(event)
+    steps = search(question, journal.events)
     try:
         command = next(steps)
         while True:
-            resumed = bool(known)
-            if resumed:
-                event = known.pop(0)
-                lab.remember(event)
-            else:
-                on_step(Step(command, None))
-                event = await lab.answer(command)
-                journal.append(event)
-            on_step(Step(command, event, resumed))
-            try:
-                command = steps.send(event)
-            except StopIteration as stop:
-                journal.finish()
-                outcome: Outcome = stop.value
-                return outcome
+            on_step(Step(command, None, spent.seconds, spent.usd))
+            event = await lab.answer(command, left_s=question.seconds - spent.seconds)
+            journal.append(event)
+            spent.add(event)
+            on_step(Step(command, event, spent.seconds, spent.usd))
+            command = steps.send(event)
+    except StopIteration as stop:
+        journal.finish()
+        outcome: Outcome = stop.value
+        return outcome
     finally:
         await lab.close()
+
+
+def extended(question: Question, events: Sequence[Event]) -> Question:
+    """The question with its budget on top of what these events have spent."""
+    spent = Spent(question)
+    for event in events:
+        spent.add(event)
+    usd = None if question.max_usd is None else question.max_usd + spent.usd
+    return replace(question, seconds=question.seconds + spent.seconds, max_usd=usd)
 
 
 def batching_of(candidate: Candidate) -> Batching:

@@ -1,16 +1,16 @@
 """Which measurement next: the search of docs/loadtest.md, as a generator that waits for nothing.
 
 It yields one `Command`, is sent the `Event` that answers it, and returns the `Outcome`. It reads no clock and no file and draws
-no random number: the same events give the same commands. So a search is tested against a simulated laboratory in no time, and
-an interrupted one resumes by being sent its journal.
+no random number: what is known decides what is asked next. So a search is tested against a simulated laboratory in no time, and
+one that was interrupted, or proved nothing yet, goes on from the events it is given.
 
-Stages: profile t(n, k) per group -> predict each candidate -> shortlist -> successive halving on real load -> the peak of two
-finalists by bisection on log(rate) -> overload and recovery of the winner. Each spends a share of what is left of the budget,
-so that a short budget gives a coarser answer and not none.
+Profile t(n, k) per group -> predict each candidate -> then, as long as time allows, the one load that does most for the answer:
+a short run of each that may be the cheapest; a proven rate of the cheapest, near its peak; the others at the rate that would
+make them cheaper; closer brackets -> overload and recovery of the winner.
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,19 +22,27 @@ from loadtest.statistics import falling
 SHORTLIST = 5  # candidates that see real load
 KEEP_ABOVE = 0.85  # of the best per dollar, as predicted: the prediction is good to 15 %
 FINALISTS = 2
-ROUND_SECONDS = (20.0, 60.0, 180.0)
-ROUND_LEAST_SECONDS = 5.0  # a shorter round costs more in starts than it tells
-ROUND_SHARE = 0.35  # of what is left of the budget, for one round, starts included
-LOAD_FACTOR = 0.9  # of the estimated capacity, in the rounds
-STEP = 1.15  # from a rate that passes (fails) to the next to try above (below), while the other side of the bracket is open
-PRECISION = 1.05  # highest failing over highest passing rate at which a peak is known well enough
-MOST_PROBES = 10  # per peak
-SURE = 0.75  # of an estimated capacity: what should pass in one decisive probe, for where time is short
-SHORT = 3  # decisive probes: less time than for so many is short
+LOAD_FACTOR = 0.9  # of the prediction, in the first short run of each
+SCOUT_SECONDS, SCOUT_SHARE = 20.0, 0.03  # of that run: at most, and of the budget
+TRY, SURE = 0.92, 0.8  # of an estimated peak: the first rate to prove, with time for a second one and without
+GOOD_CLAIM = 0.9  # of the estimated peak: proven that high, others come first
+CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
+LIKELY_ERROR = 0.1  # of an estimate that nothing bounds from above
+STALLED = 0.9  # of the required share: a short run between the two may have met a stall
+UNPROVEN = 0.9  # what a rate that only held in the sample counts for beside a proven one
+STEP = 1.1  # from a rate that passes (fails) to the next to try above (below), while the other side of the bracket is open
+PRECISION = 1.04  # highest failing over highest passing rate at which a peak is known well enough
+MOST_PROBES = 10  # per candidate
+MOST_INVALID = 3  # runs in a row; then the others come first
+EASIER = 0.8  # of a rate that the load generator did not keep up with twice
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak
+VERIFY_SHARE = 0.05  # of the budget, for each of those two
 SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
 LEAST_SECONDS = 4.0  # a shorter run tells nothing
 BLOCKS, BLOCK_SLOS, BLOCK_REQUESTS = 20, 10, 200  # a decisive probe: 20 blocks of at least 10 SLOs and 200 requests
+WARMED_BLOCKS = 25  # with a fifth of the run dropped as warm-up
+
+Purpose = Literal["round", "peak", "overload", "recovery", "floor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,7 @@ class Load:
     entrant: str
     rps: float
     seconds: float
-    purpose: Literal["round", "peak", "overload", "recovery", "floor"]
+    purpose: Purpose
     until_decided: bool = True
 
 
@@ -117,22 +125,34 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """overhead_ms: as in `loadtest.profiling.Findings`. failure: why there is no profile: it did not start, …"""
+    """overhead_ms, saturated_rps: as in `loadtest.profiling.Findings`. failure: why there is no profile: it did not start, …
+
+    reference_ms: what the reference kernel took on the candidate's core, before and after; 0 if it was not timed.
+    start_s: of `seconds`, what its start took; 0 if it was up.
+    """
 
     group: str
     timings: tuple[Timing, ...] = ()
     overhead_ms: float = 0.0
     seconds: float = 0.0
     failure: str = ""
+    saturated_rps: float | None = None
+    reference_ms: float = 0.0
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """rps: the largest rate at which the simulated batcher meets the SLO; 0 if it does at none."""
+    """rps: the largest rate at which the simulated batcher meets the SLO; 0 if it does at none. why: of a 0, in words.
+
+    ceiling_rps: more than this the load generator cannot offer; None: it is far away.
+    """
 
     entrant: str
     rps: float
     seconds: float = 0.0
+    why: str = ""
+    ceiling_rps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +160,11 @@ class Measured:
     """One load run.
 
     blocks: (requests, requests that met the SLO) of each stretch of time, warm-up excluded.
-    valid: False if the load generator could not keep up; then nothing else counts. failure: the target died or did not start.
+    valid: False if the load generator could not keep up, or other work on the machine decided; then nothing else counts.
+    disturbed: it was other work. failure: the target died or did not start.
     seconds: of the budget, start of the candidate included. batch_rows: rows of a batch -> how many were executed.
-    slowdown: how much longer batches took than by the group's profile.
+    slowdown: how much longer batches took than by the group's profile. p99_low_ms, p99_high_ms: 95 % interval; 0: not known.
+    reference_ms, start_s: as in `Profiled`.
     """
 
     entrant: str
@@ -167,6 +189,11 @@ class Measured:
     memory_percent: float | None = None
     notes: tuple[str, ...] = ()
     slowdown: float = 1.0
+    p99_low_ms: float = 0.0
+    p99_high_ms: float = 0.0
+    disturbed: bool = False
+    reference_ms: float = 0.0
+    start_s: float = 0.0
 
     @property
     def requests(self) -> int:
@@ -185,28 +212,59 @@ Event = Profiled | Predicted | Measured
 class Standing:
     """What is known of one entrant so far.
 
-    required: share of requests that must meet the SLO. out: why it was dropped, "" while it is in.
-    bias: nearest rate in the bracket of the finalist before it, over what was predicted: what one prediction leaves out of
-        account, all do.
+    required: share of requests that must meet the SLO. out: why it is no candidate any more, "" while it is one; in the
+        outcome, also why it was not measured.
+    stale: its latest prediction, if any, does not know of its short run under load.
+    bias: nearest rate in the brackets of others, over what was predicted of them: what one prediction leaves out of account,
+        all do.
     """
 
     entrant: Entrant
     required: float
-    predicted_rps: float = 0.0
+    predictions: list[Predicted] = field(default_factory=list)
+    stale: bool = True
     bias: float = 1.0
     runs: list[Measured] = field(default_factory=list)
     out: str = ""
 
     @property
+    def predicted_rps(self) -> float:
+        """By the latest prediction; 0 before the first."""
+        return self.predictions[-1].rps if self.predictions else 0.0
+
+    @property
+    def ceiling_rps(self) -> float:
+        """The most that the load generator can offer."""
+        return (self.predictions[-1].ceiling_rps if self.predictions else None) or math.inf
+
+    @property
     def evidence(self) -> list[Measured]:
-        """Valid runs that say something about the peak. A rate measured again is judged by its last run."""
+        """Valid runs that say something about the peak. A rate measured again is judged by its last run.
+
+        A single stall makes a short run miss an SLO that it else holds: then it says nothing.
+        """
         telling = (run for run in self.runs if run.purpose in SEARCHING and run.valid and not run.failure and run.requests)
-        return list({run.rps: run for run in telling}.values())
+        return list({run.rps: run for run in telling if not self._unclear(run)}.values())
+
+    def _unclear(self, run: Measured) -> bool:
+        return run.purpose == "round" and STALLED * self.required <= (run.attainment or 0.0) < self.required
 
     @property
     def broken(self) -> bool:
         """It did not start, or died while its peak was sought."""
         return any(run.failure for run in self.runs if run.purpose in SEARCHING)
+
+    @property
+    def probes(self) -> list[Measured]:
+        """Valid runs that could have proven a rate."""
+        return [run for run in self.evidence if run.purpose == "peak"]
+
+    @property
+    def invalid_runs(self) -> list[Measured]:
+        """INVALID runs since the last valid one, while its peak was sought."""
+        searching = [run for run in self.runs if run.purpose in SEARCHING]
+        valid = [index for index, run in enumerate(searching) if run.valid or run.failure]
+        return searching[valid[-1] + 1 :] if valid else searching
 
     @property
     def failing_rps(self) -> float | None:
@@ -224,6 +282,11 @@ class Standing:
     def held_rps(self) -> float:
         """The highest rate at which the SLO held in the sample, proven or not; 0 if there is none."""
         return max(self.peak_rps, *(rps for rps in self._shares if rps < self.missed_rps), 0.0)
+
+    @property
+    def claimed_rps(self) -> float:
+        """The rate claimed for it: what was proven, else what held in the sample; 0 if nothing did."""
+        return self.peak_rps or self.held_rps
 
     @property
     def missed_rps(self) -> float:
@@ -245,11 +308,16 @@ class Standing:
         """The best guess of the peak: the middle of its bracket, else what load says, else the prediction."""
         held, missed = self.held_rps, self.missed_rps
         if missed == math.inf:
-            return max(self.predicted_rps * self.bias, held)
+            return min(max(self.predicted_rps * self.bias, held), self.ceiling_rps)
         if held:
             return math.sqrt(held * missed)
         # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.
         return missed * min(0.95, max(0.5, self._shares[missed]))
+
+    @property
+    def likely_rps(self) -> float:
+        """The highest peak that is likely."""
+        return min(self.missed_rps, self.estimated_rps * (1 + LIKELY_ERROR), self.ceiling_rps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +325,7 @@ class Outcome:
     """standings: in the order of the entrants. winner, runner_up: entrants' names. verified: None if there was no time to.
 
     floor: if nobody meets the SLO, the best that could be had, at hardly any load.
+    needed_seconds: how much more budget should prove a rate; None if one is proven, or nobody is near.
     """
 
     standings: tuple[Standing, ...]
@@ -268,19 +337,41 @@ class Outcome:
     seconds: float
     usd: float
     notes: tuple[str, ...]
+    needed_seconds: float | None = None
+
+
+class Spent:
+    """What measuring has cost so far: seconds, and USD if the candidates were paid for."""
+
+    def __init__(self, question: Question) -> None:
+        self.seconds = 0.0
+        self.usd = 0.0
+        self._prices = {entrant.name: entrant.usd_per_hour for entrant in question.entrants}
+        by_sessions = sorted(question.entrants, key=lambda entrant: entrant.sessions)
+        self._profiled = {entrant.group: entrant.name for entrant in by_sessions}  # on the widest of each group
+
+    def add(self, event: Event) -> None:
+        self.seconds += event.seconds
+        if not isinstance(event, Predicted):  # then nothing runs that would cost money
+            name = self._profiled[event.group] if isinstance(event, Profiled) else event.entrant
+            self.usd += event.seconds / 3600 * self._prices[name]
 
 
 Steps = Generator[Command, Event, None]
 
 
-def search(question: Question) -> Generator[Command, Event, Outcome]:
-    """Run the whole search. Send each event in answer to the command before it."""
-    return (yield from _Search(question).run())
+def search(question: Question, known: Sequence[Event] = ()) -> Generator[Command, Event, Outcome]:
+    """Run the whole search. Send each event in answer to the command before it.
+
+    known: what an earlier search for the same candidates found, oldest first; it counts as if it had been asked for here, and
+    its time and money as spent.
+    """
+    return (yield from _Search(question, known).run())
 
 
 def decisive_seconds(limit_ms: float, rps: float) -> float:
     """How long a probe must last before it can pass."""
-    return BLOCKS * max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / rps)
+    return WARMED_BLOCKS * max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / rps)
 
 
 def profile_seconds(question: Question, groups: int) -> float:
@@ -294,249 +385,326 @@ def powers_up_to(most: int) -> tuple[int, ...]:
 
 
 class _Search:
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question, known: Sequence[Event]) -> None:
         self._question = question
         self._standings = {entrant.name: Standing(entrant, question.required) for entrant in question.entrants}
         self._profiles: dict[str, Profiled] = {}
-        self._seconds = 0.0
-        self._usd = 0.0
+        self._spent = Spent(question)
         self._start_s = 0.0  # what the last start took, as far as it is known
         self._up = ""  # the entrant that runs
-        self._verified: bool | None = None
-        self._floor: Measured | None = None
         self._notes: list[str] = []
+        for event in known:
+            self._take(event)
+        self._up = ""
 
     def run(self) -> Generator[Command, Event, Outcome]:
         yield from self._profile()
-        for standing in self._in():
-            yield from self._predict(standing)
-        shortlist = self._shortlist()
-        yield from self._halve(shortlist)
-        yield from self._peaks(shortlist)
+        yield from self._predict()
+        while probe := self._next_probe():
+            yield from self._ask(probe)
+            yield from self._predict()
         if ranked := self._ranked():
-            yield from self._prove(ranked[0])
-            yield from self._verify(self._ranked()[0])
-        else:
+            yield from self._verify(ranked[0])
+        elif not any(standing.invalid_runs for standing in self._standings.values()):
             yield from self._seek_floor()
+        return self._outcome()
+
+    # What is known.
+
+    def _take(self, event: Event) -> None:
+        """Add an event to what is known."""
+        self._spent.add(event)
+        if isinstance(event, Profiled):
+            self._profiles[event.group] = event
+            members = [s for s in self._standings.values() if s.entrant.group == event.group]
+            for standing in members:
+                standing.out = event.failure
+            self._started(_widest(standing.entrant for standing in members), event)
+            return
+        standing = self._standings[event.entrant]
+        if isinstance(event, Predicted):
+            standing.predictions.append(event)
+            standing.stale = False
+            if event.rps <= 0:
+                standing.out = event.why or "by its profile it misses the SLO even alone"
+            return
+        standing.runs.append(event)
+        standing.stale |= event.purpose == "round" and event.valid and not event.failure
+        self._started(standing.entrant, event)
+        if event.failure and event.purpose in SEARCHING:
+            standing.out = event.failure
+
+    def _started(self, entrant: Entrant, event: Profiled | Measured) -> None:
+        self._up = "" if event.failure else entrant.name
+        self._start_s = event.start_s or self._start_s
+
+    def _ask(self, command: Command) -> Steps:
+        self._take((yield command))
+
+    def _outcome(self) -> Outcome:
         ranked = self._ranked()
+        winner = ranked[0] if ranked else None
+        verified = self._verified(winner) if winner else None
+        needed_s = self._needed_seconds(winner)
+        for standing in self._in():
+            standing.out = self._why_not(standing, winner)
+        floor = [run for standing in self._standings.values() for run in standing.runs if run.purpose == "floor"]
         return Outcome(
             standings=tuple(self._standings.values()),
             profiles=self._profiles,
-            winner=ranked[0].entrant.name if ranked else None,
+            winner=winner.entrant.name if winner else None,
             runner_up=ranked[1].entrant.name if len(ranked) > 1 else None,
-            verified=self._verified,
-            floor=self._floor,
-            seconds=self._seconds,
-            usd=self._usd,
+            verified=verified,
+            floor=floor[-1] if floor and not winner else None,
+            seconds=self._spent.seconds,
+            usd=self._spent.usd,
             notes=tuple(self._notes),
+            needed_seconds=needed_s,
         )
+
+    def _why_not(self, standing: Standing, winner: Standing | None) -> str:
+        """In a few words why it is not ranked; "" if it is."""
+        if standing.claimed_rps:
+            return ""
+        if standing.invalid_runs:
+            return f"could not be measured: {'; '.join(standing.invalid_runs[-1].notes)}"
+        if standing.evidence:
+            return "misses the SLO at every rate that was tried"
+        worth = self._cost(winner) / self._cost(standing) if winner else 1.0
+        if worth < KEEP_ABOVE:
+            return f"predicted at {worth:.0%} of the best per dollar"
+        return "the budget ended before it was tried"
+
+    def _needed_seconds(self, winner: Standing | None) -> float | None:
+        nearest = winner or min(self._in(), key=self._cost, default=None)
+        if nearest is None or nearest.peak_rps or not nearest.estimated_rps:
+            return None
+        return 2 * (self._start_s + self._decisive_s(SURE * nearest.estimated_rps) + self._verify_seconds())
+
+    # Profiles.
 
     def _profile(self) -> Steps:
         groups: dict[str, list[Entrant]] = {}
-        for entrant in self._question.entrants:
-            groups.setdefault(entrant.group, []).append(entrant)
+        for standing in self._in():
+            groups.setdefault(standing.entrant.group, []).append(standing.entrant)
         seconds = profile_seconds(self._question, len(groups))
         for group, entrants in groups.items():
-            widest = max(entrants, key=lambda entrant: entrant.sessions)
+            if group in self._profiles:
+                continue
+            widest = _widest(entrants)
             rows = powers_up_to(max(entrant.max_rows for entrant in entrants))
             if self._affords(seconds, widest):
-                event = yield Profile(widest.name, group, rows, widest.sessions, seconds)
-                assert isinstance(event, Profiled)
+                yield from self._ask(Profile(widest.name, group, rows, widest.sessions, seconds))
             else:
-                event = Profiled(group, failure="the budget did not reach it")
-            self._spend(event.seconds, widest)
-            if not event.failure:
-                self._start_s, self._up = max(0.0, event.seconds - seconds), widest.name
-            self._profiles[group] = event
-            for entrant in entrants:
-                self._standings[entrant.name].out = event.failure
+                for entrant in entrants:
+                    self._standings[entrant.name].out = "the budget did not reach it"
 
-    def _predict(self, standing: Standing) -> Steps:
-        event = yield Predict(standing.entrant.name)
-        assert isinstance(event, Predicted)
-        self._seconds += event.seconds  # nothing runs meanwhile that would cost money
-        standing.predicted_rps = event.rps
-        if event.rps <= 0:
-            standing.out = "by its profile it misses the SLO even alone"
+    def _predict(self) -> Steps:
+        for standing in self._in():
+            if standing.stale:
+                yield from self._ask(Predict(standing.entrant.name))
 
-    def _shortlist(self) -> list[Standing]:
-        ranked = sorted(self._in(), key=self._cost)
-        for place, standing in enumerate(ranked):
-            worth = self._cost(ranked[0]) / self._cost(standing)
-            if place < FINALISTS:
-                continue  # the runner-up is measured too: else the margin is a guess
-            if worth < KEEP_ABOVE:
-                standing.out = f"predicted at {worth:.0%} of the best per dollar"
-            elif place >= SHORTLIST:
-                standing.out = f"predicted as number {place + 1}, of which {SHORTLIST} are tried"
-        return [standing for standing in ranked if not standing.out]
+    # Which load next. Derived from what is known alone, so that a search goes on from its journal as if it had not stopped.
 
-    def _halve(self, shortlist: list[Standing]) -> Steps:
-        alive = list(shortlist)
-        for number, wanted in enumerate(ROUND_SECONDS):
-            if len(alive) <= FINALISTS:
-                return
-            seconds = min(wanted, ROUND_SHARE * self._left_seconds() / len(alive) - self._start_s)
-            if seconds < ROUND_LEAST_SECONDS:
-                self._notes.append(f"no time for round {number + 1}: finalists were chosen by what was known before it")
-                break
-            for standing in alive:
-                yield from self._load(standing, LOAD_FACTOR * standing.estimated_rps, seconds, "round")
-                if not standing.out:
-                    yield from self._predict(standing)
-            alive = sorted((standing for standing in alive if not standing.out), key=self._cost)
-            keep = max(FINALISTS, math.ceil(len(alive) / 2))
-            for standing in alive[keep:]:
-                standing.out = f"number {alive.index(standing) + 1} of {len(alive)} in round {number + 1}"
-            alive = alive[:keep]
-        for standing in alive[FINALISTS:]:
-            standing.out = "not among the finalists"
+    def _next_probe(self) -> Load | None:
+        """The load that does most for the answer; None if there is nothing left to do, or no time for it."""
+        self._carry_over_bias()
+        ranked = sorted((s for s in self._in() if s.estimated_rps and not self._unmeasured(s)), key=self._cost)
+        shortlist = [
+            standing
+            for place, standing in enumerate(ranked[:SHORTLIST])
+            # The runner-up is measured too: else how far it is behind is a guess.
+            if place < FINALISTS or self._cost(ranked[0]) / self._cost(standing) >= KEEP_ABOVE
+        ]
+        for choose in (self._again, self._scout, self._prove, self._raise, self._challenge, self._refine):
+            if probe := choose(shortlist):
+                return probe
+        return None
 
-    def _peaks(self, shortlist: list[Standing]) -> Steps:
-        """Find the peaks of the finalists; where one has none, the next of the shortlist takes its place."""
-        untried = sorted(shortlist, key=lambda standing: (bool(standing.out), self._cost(standing)))
-        places = FINALISTS
-        while untried and places and self._affords(LEAST_SECONDS, untried[0].entrant):
-            standing = untried.pop(0)
-            if standing.broken:
+    def _again(self, shortlist: list[Standing]) -> Load | None:
+        """What an INVALID run did not tell: the same once more, then at a rate that asks less of the load generator."""
+        for standing in shortlist:
+            if invalid := standing.invalid_runs:
+                last = invalid[-1]
+                rps = last.rps if len(invalid) == 1 or last.disturbed else EASIER * last.rps
+                if last.purpose == "round":
+                    return self._load(standing, rps, self._scout_seconds(), "round")
+                return self._decisive(standing, rps)
+        return None
+
+    def _scout(self, shortlist: list[Standing]) -> Load | None:
+        """A short run each: how much slower batches are under load than by the profile corrects the prediction."""
+        for standing in shortlist if len(shortlist) > 1 else ():
+            # To prove one rate comes first.
+            spare_s = self._left_seconds() - self._start_s - self._decisive_s(SURE * standing.estimated_rps)
+            if not standing.runs and spare_s > self._scout_seconds() + self._start_of(standing):
+                return self._load(standing, LOAD_FACTOR * standing.estimated_rps, self._scout_seconds(), "round")
+        return None
+
+    def _prove(self, shortlist: list[Standing]) -> Load | None:
+        """The first proven rate of the cheapest. From below: a rate that passes is an answer, one that fails is none."""
+        for standing in shortlist:
+            if standing.peak_rps:
+                return None
+            estimated_rps = standing.estimated_rps
+            time_for_two = self._left_seconds() > 2 * (self._start_s + self._decisive_s(estimated_rps))
+            rps = estimated_rps * (TRY if time_for_two else SURE)
+            if standing.failing_rps:  # the more often it failed, the further down
+                rps = min(rps, standing.failing_rps / STEP ** len(standing.probes))
+            if len(standing.probes) < MOST_PROBES and (probe := self._decisive(standing, rps)):
+                return probe
+        return None
+
+    def _raise(self, shortlist: list[Standing]) -> Load | None:
+        """What the cheapest claims comes near its estimated peak."""
+        leader = next((standing for standing in shortlist if standing.peak_rps), None)
+        if leader is None or leader.peak_rps >= GOOD_CLAIM * leader.estimated_rps or len(leader.probes) >= MOST_PROBES:
+            return None
+        return self._decisive(leader, math.sqrt(leader.peak_rps * leader.estimated_rps))
+
+    def _challenge(self, shortlist: list[Standing]) -> Load | None:
+        """Whoever may be cheaper than the cheapest claim is tried at the rate that would make it so."""
+        claims = sorted((standing for standing in shortlist if standing.peak_rps), key=self._claimed_cost)
+        for standing in shortlist if claims else ():
+            if standing is claims[0] or len(standing.probes) >= MOST_PROBES:
                 continue
-            standing.out = ""
-            share = 0.85 * self._left_seconds() / min(places, 1 + len(untried))
-            yield from self._bisect(standing, until=self._seconds + max(share, LEAST_SECONDS))
-            if standing.held_rps:
-                places -= 1
-                for other in untried:
-                    nearest_rps = min(max(standing.predicted_rps, standing.held_rps), standing.missed_rps)
-                    other.bias = nearest_rps / standing.predicted_rps
-                untried.sort(key=lambda other: (bool(other.out), self._cost(other)))
-            elif not standing.out:
-                tried = "misses the SLO at every rate that was tried"
-                standing.out = tried if standing.evidence else "the budget ended before it was tried"
+            rps = CHEAPER * self._rate_at_cost(standing.entrant, self._claimed_cost(claims[0]))
+            if standing.peak_rps < rps <= standing.likely_rps and rps < (standing.failing_rps or math.inf):
+                return self._decisive(standing, rps)
+        return None
 
-    def _bisect(self, standing: Standing, until: float) -> Steps:
-        # From below: a rate that passes is an answer, even if time ends there; one that fails is none.
-        rps = standing.estimated_rps * (1.0 if standing.evidence else LOAD_FACTOR)
-        for _ in range(MOST_PROBES):
-            if self._left_behind(standing):
-                return
+    def _refine(self, shortlist: list[Standing]) -> Load | None:
+        """Closer brackets of the two cheapest."""
+        for standing in sorted((s for s in shortlist if s.peak_rps), key=self._claimed_cost)[:FINALISTS]:
             passing, failing = standing.peak_rps, standing.failing_rps
-            if passing and failing:
-                if failing / passing <= PRECISION:
-                    return
-                rps = math.sqrt(passing * failing)
-            elif passing:
-                rps = standing.estimated_rps if passing < standing.estimated_rps / PRECISION else passing * STEP
-            elif failing:
-                rps = min(standing.estimated_rps, failing / STEP)
-            left_s = until - self._seconds
-            sure_rps = standing.estimated_rps * SURE
-            if not passing and left_s < SHORT * self._decisive_s(rps):
-                rps = min(rps, sure_rps)
-            elif not passing:
-                left_s -= self._decisive_s(sure_rps)  # a rate that is sure to pass must still have its time
-            seconds = min(left_s, max(self._decisive_s(rps), min(3 * self._decisive_s(rps), left_s / SHORT)))
-            if seconds < LEAST_SECONDS or not self._affords(seconds, standing.entrant):
-                return
-            yield from self._load(standing, rps, seconds, "peak")
-            if standing.out:
-                return
+            if len(standing.probes) >= MOST_PROBES or passing >= standing.ceiling_rps:
+                continue
+            if failing is None:
+                above_rps = standing.estimated_rps if passing < standing.estimated_rps / PRECISION else passing * STEP
+                return self._decisive(standing, above_rps)
+            if failing / passing > PRECISION:
+                return self._decisive(standing, math.sqrt(passing * failing))
+        return None
 
-    def _left_behind(self, standing: Standing) -> bool:
-        """It is measured and clearly dearer than one that is not proven yet, which needs the time."""
-        leader = next(iter(self._ranked()), standing)
-        return bool(standing.held_rps and not leader.peak_rps and self._cost(leader) < KEEP_ABOVE * self._cost(standing))
+    def _decisive(self, standing: Standing, rps: float) -> Load | None:
+        """A probe that can decide, and has more time where there is plenty; None, if there is none left for it."""
+        rps = min(rps, standing.ceiling_rps)
+        decisive_s = self._decisive_s(rps)
+        verify_s = 2 * self._verify_seconds() if any(s.peak_rps for s in self._in()) else 0.0
+        left_s = self._left_seconds() - self._start_of(standing) - verify_s
+        if left_s < decisive_s and any(s.evidence for s in self._in()):
+            return None
+        return self._load(standing, rps, max(decisive_s, min(3 * decisive_s, left_s / 3)), "peak")
 
-    def _prove(self, leader: Standing) -> Steps:
-        """One more probe, at a rate that should pass, if none has."""
-        if not leader.peak_rps:
-            rps = min(SURE * leader.estimated_rps, leader.failing_rps / STEP if leader.failing_rps else leader.held_rps)
-            yield from self._load(leader, rps, 3 * self._decisive_s(rps), "peak")
+    def _load(self, standing: Standing, rps: float, seconds: float, purpose: Purpose, *, decide: bool = True) -> Load | None:
+        """None, if the budget does not allow it."""
+        start_s = self._start_of(standing)
+        seconds = min(seconds, self._left_seconds() - start_s)
+        if seconds < LEAST_SECONDS or not self._affords(seconds + start_s, standing.entrant):
+            return None
+        return Load(standing.entrant.name, min(rps, standing.ceiling_rps), seconds, purpose, decide)
 
-    def _decisive_s(self, rps: float) -> float:
-        return decisive_seconds(self._question.limit_ms, rps)
+    def _carry_over_bias(self) -> None:
+        """What the brackets found so far say of predictions, for those that have none."""
+        ratios = [
+            min(max(standing.predicted_rps, standing.held_rps), standing.missed_rps) / standing.predicted_rps
+            for standing in self._in()
+            if standing.probes and standing.predicted_rps
+        ]
+        for standing in self._in():
+            if not standing.probes:
+                standing.bias = math.prod(ratios) ** (1 / len(ratios)) if ratios else 1.0
+
+    # After the peaks.
 
     def _verify(self, winner: Standing) -> Steps:
-        peak = winner.peak_rps or winner.held_rps
-        seconds = min(60.0, max(LEAST_SECONDS, 0.4 * self._left_seconds()))
-        yield from self._load(winner, OVERLOAD * peak, seconds, "overload", until_decided=False)
-        yield from self._load(winner, SAFE * peak, seconds, "recovery")
+        """Overload, and what is left of it afterwards."""
+        if self._verified(winner) is not None:
+            return
+        peak_rps, seconds = winner.claimed_rps, max(self._verify_seconds(), min(60.0, 0.4 * self._left_seconds()))
+        if winner.ceiling_rps > peak_rps / SAFE and (
+            probe := self._load(winner, OVERLOAD * peak_rps, seconds, "overload", decide=False)
+        ):
+            yield from self._ask(probe)
+        if probe := self._load(winner, SAFE * peak_rps, seconds, "recovery"):
+            yield from self._ask(probe)
+
+    def _verified(self, winner: Standing) -> bool | None:
+        """Whether it serves its claimed rate after an overload; None if that was not seen."""
         after = [run for run in winner.runs if run.purpose in ("overload", "recovery")]
         if died := next((run.failure for run in after if run.failure), ""):
-            self._verified = False
-            self._notes.append(f"under overload {winner.entrant.name} failed: {died}")
-        elif after and after[-1].purpose == "recovery" and after[-1].valid:
-            self._verified = after[-1].verdict != "fail"
-            if not self._verified:
-                self._notes.append(f"after an overload {winner.entrant.name} misses the SLO at {SAFE:g} of its claimed peak")
+            self._note(f"under overload {winner.entrant.name} failed: {died}")
+            return False
+        if not after or after[-1].purpose != "recovery" or not after[-1].valid:
+            return None
+        if not math.isclose(after[-1].rps, min(SAFE * winner.claimed_rps, winner.ceiling_rps)):
+            return None  # another rate was claimed then
+        if after[-1].verdict == "fail":
+            self._note(f"after an overload {winner.entrant.name} misses the SLO at {SAFE:g} of its claimed peak")
+        return after[-1].verdict != "fail"
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
 
     def _seek_floor(self) -> Steps:
-        """Nobody meets the SLO: measure what the quickest can do with hardly any load.
-
-        Unless it was the load generator that failed: then nothing is known of the SLO.
-        """
-        if any(not run.valid for standing in self._standings.values() for run in standing.runs):
-            return
+        """Nobody meets the SLO: measure what the quickest can do with hardly any load."""
         best: tuple[float, Standing] | None = None
         for standing in self._standings.values():
             profile = self._profiles.get(standing.entrant.group)
             alone = [timing.ms for timing in profile.timings if timing.rows == 1] if profile else []
             if profile and alone and (best is None or min(alone) + profile.overhead_ms < best[0]):
                 best = min(alone) + profile.overhead_ms, standing
-        if best is None:
-            return
-        alone_ms, standing = best
-        yield from self._load(standing, 100 / alone_ms, 20.0, "floor", until_decided=False)  # a tenth of one session
-        self._floor = standing.runs[-1] if standing.runs and standing.runs[-1].purpose == "floor" else None
+        if best and (probe := self._load(best[1], 100 / best[0], 20.0, "floor", decide=False)):  # a tenth of one session
+            yield from self._ask(probe)
 
-    def _load(
-        self,
-        standing: Standing,
-        rps: float,
-        seconds: float,
-        purpose: Literal["round", "peak", "overload", "recovery", "floor"],
-        *,
-        until_decided: bool = True,
-    ) -> Steps:
-        """One run; one that was not valid is tried once more. Nothing, if the budget does not allow it."""
-        for attempt in range(2):
-            start_s = 0.0 if self._up == standing.entrant.name else self._start_s
-            seconds = min(seconds, self._left_seconds() - start_s)
-            if seconds < LEAST_SECONDS or not self._affords(seconds + start_s, standing.entrant):
-                return
-            event = yield Load(standing.entrant.name, rps, seconds, purpose, until_decided)
-            assert isinstance(event, Measured)
-            standing.runs.append(event)
-            self._spend(event.seconds, standing.entrant)
-            self._up = standing.entrant.name
-            searching = purpose in SEARCHING
-            if event.failure and searching:
-                standing.out = event.failure
-            if event.valid or event.failure:
-                return
-            if attempt and searching:
-                standing.out = f"the load generator could not offer {rps:.4g}/s: {'; '.join(event.notes)}"
+    # What it comes to.
 
     def _cost(self, standing: Standing) -> float:
         return self._question.cost(standing.entrant, standing.estimated_rps)
 
-    def _ranked(self) -> list[Standing]:
-        """Finalists whose SLO held at some rate, cheapest first at their estimated peaks.
+    def _claimed_cost(self, standing: Standing) -> float:
+        """A proven, cheaper rate always wins; one that only held in the sample wins if it is much cheaper."""
+        return self._question.cost(standing.entrant, standing.peak_rps or UNPROVEN * standing.held_rps)
 
-        Not at the rates that passed: those depend on which happened to be tried.
-        """
-        held = [standing for standing in self._standings.values() if not standing.out and standing.held_rps]
-        return sorted(held, key=self._cost)
+    def _rate_at_cost(self, entrant: Entrant, cost: float) -> float:
+        """The least rate at which the entrant costs no more: fleets cost in steps, so it is searched for."""
+        low, high = 1e-3, 1e7
+        while high / low > 1.0001:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if self._question.cost(entrant, middle) <= cost else (middle, high)
+        return high
+
+    def _ranked(self) -> list[Standing]:
+        """Those whose SLO held at some rate, cheapest first at the rates claimed for them."""
+        held = [standing for standing in self._standings.values() if not standing.out and standing.claimed_rps]
+        return sorted(held, key=self._claimed_cost)
+
+    def _unmeasured(self, standing: Standing) -> bool:
+        return len(standing.invalid_runs) >= MOST_INVALID
 
     def _in(self) -> Sequence[Standing]:
         return [standing for standing in self._standings.values() if not standing.out]
 
+    def _decisive_s(self, rps: float) -> float:
+        return decisive_seconds(self._question.limit_ms, rps)
+
+    def _scout_seconds(self) -> float:
+        return min(SCOUT_SECONDS, max(LEAST_SECONDS, SCOUT_SHARE * self._question.seconds))
+
+    def _verify_seconds(self) -> float:
+        return max(LEAST_SECONDS, min(20.0, VERIFY_SHARE * self._question.seconds))
+
+    def _start_of(self, standing: Standing) -> float:
+        return 0.0 if self._up == standing.entrant.name else self._start_s
+
     def _left_seconds(self) -> float:
-        return max(0.0, self._question.seconds - self._seconds)
+        return max(0.0, self._question.seconds - self._spent.seconds)
 
     def _affords(self, seconds: float, entrant: Entrant) -> bool:
-        usd = self._usd + seconds / 3600 * entrant.usd_per_hour
+        usd = self._spent.usd + seconds / 3600 * entrant.usd_per_hour
         return self._left_seconds() >= seconds and (self._question.max_usd is None or usd <= self._question.max_usd)
 
-    def _spend(self, seconds: float, entrant: Entrant) -> None:
-        self._seconds += seconds
-        self._usd += seconds / 3600 * entrant.usd_per_hour
+
+def _widest(entrants: Iterable[Entrant]) -> Entrant:
+    return max(entrants, key=lambda entrant: entrant.sessions)

@@ -83,7 +83,7 @@ class SimulatedLab:
         if truth.failure:
             return Profiled(command.group, seconds=start_s, failure=truth.failure)
         timings = tuple(Timing(rows, 1, 5 + 2.0 * rows) for rows in command.rows)
-        return Profiled(command.group, timings, 0.5, start_s + command.seconds)
+        return Profiled(command.group, timings, 0.5, start_s + command.seconds, start_s=start_s)
 
     def _load(self, load: Load, peak_rps: float, start_s: float) -> Measured:
         limit_ms, required = self._question.limit_ms, self._question.required
@@ -124,6 +124,7 @@ class SimulatedLab:
             batch_rows={1: 20, 2: 40, 4: 60, 8: round(load.rps)},
             cpu_percent=min(100.0, 95 * load.rps / peak_rps),
             memory_percent=12.0,
+            start_s=start_s,
         )
 
     def _judge(self, blocks: list[tuple[int, int]]) -> Verdict:

@@ -18,10 +18,11 @@ DRAWS = 2000
 class Verdict:
     """The winner against the rest.
 
-    margin: how much more the runner-up costs, as a share, both at their estimated peaks; None if there is none.
-    probability_cheapest: that no other candidate is cheaper, by bootstrap over blocks; candidates without a measured bracket
-        enter with their estimate and its usual error.
-    flip_usd_per_hour: the winner's hourly price from which the runner-up would win, likewise.
+    margin: how much more the runner-up costs, as a share, both at the rates claimed for them; None if there is none. Negative
+        only if the runner-up's rate is not proven.
+    probability_cheapest: that no other candidate is cheaper at its peak, by bootstrap over blocks; candidates without a
+        measured bracket enter with their estimate and its usual error. Never 0 or 1: so many draws cannot tell that.
+    flip_usd_per_hour: the winner's hourly price from which the runner-up would cost less, at the rates claimed.
     """
 
     probability_cheapest: float
@@ -38,21 +39,16 @@ def judge(question: Question, outcome: Outcome, *, seed: int) -> Verdict | None:
     runner_up = by_name[outcome.runner_up] if outcome.runner_up else None
     margin = flip = None
     if runner_up is not None:
-        costs = [question.cost(standing.entrant, standing.estimated_rps) for standing in (winner, runner_up)]
+        costs = [question.cost(standing.entrant, standing.claimed_rps) for standing in (winner, runner_up)]
         margin = costs[1] / costs[0] - 1
         flip = flip_usd_per_hour(question, winner, runner_up)
     possible = [s for s in outcome.standings if s.predicted_rps > 0 and not s.broken]
     return Verdict(_probability_cheapest(question, winner, possible, seed), margin, flip)
 
 
-def rps_of(standing: Standing) -> float:
-    """The rate claimed for a candidate: what was proven, else what held in the sample."""
-    return standing.claimed_rps
-
-
 def flip_usd_per_hour(question: Question, winner: Standing, runner_up: Standing) -> float:
     """The winner's hourly price at which the runner-up costs the same."""
-    ours, theirs = winner.estimated_rps, runner_up.estimated_rps
+    ours, theirs = winner.claimed_rps, runner_up.claimed_rps
     if question.target_rps is None:
         return runner_up.entrant.usd_per_hour * ours / theirs
     our_count, their_count = (replicas_for(question.target_rps, rps, question.headroom) for rps in (ours, theirs))
@@ -87,9 +83,8 @@ def _probability_cheapest(question: Question, winner: Standing, possible: Sequen
         peaks = sample_peaks(standing, question.required, random)
         costs[standing.entrant.name] = np.array([question.cost(standing.entrant, peak) for peak in peaks])
     rest = [cost for name, cost in costs.items() if name != winner.entrant.name]
-    if not rest:
-        return 1.0
-    return float(np.mean(costs[winner.entrant.name] <= np.min(rest, axis=0)))
+    cheapest = DRAWS if not rest else int(np.count_nonzero(costs[winner.entrant.name] <= np.min(rest, axis=0)))
+    return (cheapest + 1) / (DRAWS + 2)  # the rule of succession
 
 
 def _crossing(log_rates: np.ndarray, shares: np.ndarray, required: float, place: float) -> float:

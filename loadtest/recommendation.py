@@ -21,7 +21,7 @@ from loadtest.costs import (
 )
 from loadtest.errors import ExitCode, UsageError
 from loadtest.fleet import Fleet, NoFleet, Offer, cheapest_fleet
-from loadtest.ranking import judge, rps_of
+from loadtest.ranking import judge
 from loadtest.search import Measured, Outcome, Question, Standing, Timing
 from loadtest.spec import Candidate, Spec
 
@@ -201,11 +201,13 @@ def build(
     reports = [_candidate(configured[name], standing, outcome, today) for name, standing in standings.items()]
     verdict = judge(question, outcome, seed=spec.seed)
     winner = standings[outcome.winner] if outcome.winner else None
-    ranked = [standing for standing in standings.values() if rps_of(standing) and not standing.broken]
-    offers = [Offer(s.entrant.name, s.entrant.usd_per_hour, rps_of(s), configured[s.entrant.name].max_count) for s in ranked]
+    ranked = [standing for standing in standings.values() if standing.claimed_rps and not standing.broken]
+    offers = [
+        Offer(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in ranked
+    ]
     notes = list(outcome.notes)
     if winner:
-        decisive = next(run for run in reversed(winner.evidence) if run.rps == rps_of(winner))
+        decisive = next(run for run in reversed(winner.evidence) if run.rps == winner.claimed_rps)
         notes += [f"the run behind {winner.entrant.name}'s rate: {note}" for note in decisive.notes]
     fleet = _fleet(offers, spec.target_rps, question.headroom, notes) if spec.target_rps else None
     limited = tuple(s.entrant.name for s in outcome.standings if s.runs and not s.evidence and not s.runs[-1].valid)
@@ -228,7 +230,7 @@ def build(
         margin=verdict.margin if verdict else None,
         probability_cheapest=verdict.probability_cheapest if verdict else None,
         flip_usd_per_hour=verdict.flip_usd_per_hour if verdict else None,
-        autoscaling_invocations_per_minute=autoscaling_invocations_per_minute(rps_of(winner)) if winner else None,
+        autoscaling_invocations_per_minute=autoscaling_invocations_per_minute(winner.claimed_rps) if winner else None,
         fleet=fleet,
         fleets=_fleets(offers, question.headroom),
         candidates=tuple(sorted(reports, key=_order)),
@@ -314,7 +316,7 @@ def read(path: Path) -> Recommendation:
 def _candidate(candidate: Candidate, standing: Standing, outcome: Outcome, today: datetime.date) -> CandidateReport:
     price = candidate.price
     assert price is not None  # as question_of saw
-    rate = rps_of(standing)
+    rate = standing.claimed_rps
     profiled = outcome.profiles.get(candidate.group)
     at_max = [run for run in standing.evidence if run.rps == rate]
     return CandidateReport(
@@ -351,7 +353,7 @@ def _status(standing: Standing, outcome: Outcome) -> Status:
         return "winner"
     if name == outcome.runner_up:
         return "runner-up"
-    if rps_of(standing):
+    if standing.claimed_rps:
         return "measured" if standing.out else "finalist"
     return "predicted" if standing.predicted_rps and not standing.runs else "rejected"
 
@@ -385,7 +387,7 @@ def _fleets(offers: list[Offer], headroom: float) -> tuple[FleetAtRate, ...]:
 
 
 def _aws(candidate: Candidate, standing: Standing, fleet: Fleet | None) -> InferenceRecommendation:
-    rate = rps_of(standing)
+    rate = standing.claimed_rps
     run = next(run for run in reversed(standing.runs) if run.rps == rate)
     settings = tuple(EnvironmentParameter(key, "String", str(value)) for key, value in candidate.settings.items())
     return InferenceRecommendation(
@@ -407,7 +409,7 @@ def _aws(candidate: Candidate, standing: Standing, fleet: Fleet | None) -> Infer
 
 
 def _aws_order(standing: Standing) -> float:
-    return cost_per_million(standing.entrant.usd_per_hour, rps_of(standing))
+    return cost_per_million(standing.entrant.usd_per_hour, standing.claimed_rps)
 
 
 def _price_warnings(reports: list[CandidateReport]) -> list[str]:

@@ -227,4 +227,4 @@ def test_at_the_flip_price_the_runner_up_costs_the_same() -> None:
     assert verdict.flip_usd_per_hour is not None
     winner, runner_up = outcome.standings
     dearer = Entrant("c0", "g0", verdict.flip_usd_per_hour, 1, 8)
-    assert asked.cost(dearer, winner.estimated_rps) == pytest.approx(asked.cost(runner_up.entrant, runner_up.estimated_rps))
+    assert asked.cost(dearer, winner.claimed_rps) == pytest.approx(asked.cost(runner_up.entrant, runner_up.claimed_rps))

@@ -29,7 +29,7 @@ GOOD_CLAIM = 0.9  # of the estimated peak: proven that high, others come first
 CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
 LIKELY_ERROR = 0.1  # of an estimate that nothing bounds from above
 STALLED = 0.9  # of the required share: a short run between the two may have met a stall
-UNPROVEN = 0.9  # what a rate that only held in the sample counts for beside a proven one
+UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
 STEP = 1.1  # from a rate that passes (fails) to the next to try above (below), while the other side of the bracket is open
 PRECISION = 1.04  # highest failing over highest passing rate at which a peak is known well enough
 MOST_PROBES = 10  # per candidate
@@ -214,7 +214,7 @@ class Standing:
 
     required: share of requests that must meet the SLO. out: why it is no candidate any more, "" while it is one; in the
         outcome, also why it was not measured.
-    stale: its latest prediction, if any, does not know of its short run under load.
+    stale: its latest prediction, if any, does not know of its first run under load.
     bias: nearest rate in the brackets of others, over what was predicted of them: what one prediction leaves out of account,
         all do.
     """
@@ -276,7 +276,7 @@ class Standing:
     def peak_rps(self) -> float:
         """The highest rate that passes below the lowest that does not; 0 if there is none."""
         ceiling = self.failing_rps or math.inf
-        return max((run.rps for run in self.evidence if run.verdict == "pass" and run.rps < ceiling), default=0.0)
+        return max((run.rps for run in self.probes if run.verdict == "pass" and run.rps < ceiling), default=0.0)
 
     @property
     def held_rps(self) -> float:
@@ -429,7 +429,8 @@ class _Search:
                 standing.out = event.why or "by its profile it misses the SLO even alone"
             return
         standing.runs.append(event)
-        standing.stale |= event.purpose == "round" and event.valid and not event.failure
+        told = [run for run in standing.runs if run.purpose in SEARCHING and run.valid and not run.failure]
+        standing.stale = told == [event]
         self._started(standing.entrant, event)
         if event.failure and event.purpose in SEARCHING:
             standing.out = event.failure
@@ -536,9 +537,10 @@ class _Search:
         """A short run each: how much slower batches are under load than by the profile corrects the prediction."""
         for standing in shortlist if len(shortlist) > 1 else ():
             # To prove one rate comes first.
-            spare_s = self._left_seconds() - self._start_s - self._decisive_s(SURE * standing.estimated_rps)
-            if not standing.runs and spare_s > self._scout_seconds() + self._start_of(standing):
-                return self._load(standing, LOAD_FACTOR * standing.estimated_rps, self._scout_seconds(), "round")
+            rps, seconds = LOAD_FACTOR * standing.estimated_rps, self._scout_seconds()
+            spare_s = self._left_seconds() - self._start_s - self._decisive_s(rps)
+            if not standing.runs and spare_s > seconds + self._start_of(standing):
+                return self._load(standing, rps, seconds, "peak" if seconds >= self._decisive_s(rps) else "round")
         return None
 
     def _prove(self, shortlist: list[Standing]) -> Load | None:

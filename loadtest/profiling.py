@@ -24,8 +24,8 @@ PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many l
 SHED = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", "timeout"}  # too slow, as the server or we see it
 TRAFFIC_VISITS = 4  # as long as so many visits, with open traffic
 TRAFFIC_SHARE = 0.8  # of what full batches on all sessions would carry, and of what saturation did
-SATURATION_VISITS = 4  # as long as so many visits, with users for two full batches a session
-MOST_USERS = 256
+SATURATION_VISITS = 4  # as long as so many visits, with users for full batches on all sessions
+MOST_SHED = 0.05  # of those users' requests: refused users try again at once, and that keeps the server busy
 MUCH_SLOWER = 1.5  # one visit than the other: it was disturbed
 P90_SIGMAS = 1.2816  # of a normal distribution, above its median
 
@@ -136,9 +136,12 @@ async def profile(
             await visit(n, k)
     timings = tuple(Timing(n, k, *_mean(points)[:2]) for (n, k), points in sorted(samples.items()))
     model_ms, _, client_ms = _mean(samples[rows[0], 1])
-    users = min(MOST_USERS, max(1, 2 * sessions * rows[-1] // int(base.rows)))
-    crowd = replace(base, pattern=f"users:count={users}", duration_s=SATURATION_VISITS * slice_s, warmup_s=None, slo=None)
-    saturated_rps = (await measure(crowd)).succeeded_rps or None
+    saturated_rps = 0.0
+    users = max(1, sessions * rows[-1] // int(base.rows))
+    while users:
+        crowd = await measure(replace(base, pattern=f"users:count={users}", duration_s=SATURATION_VISITS * slice_s, slo=None))
+        saturated_rps = max(saturated_rps, crowd.succeeded_rps)
+        users = users // 2 if crowd.error_rate > MOST_SHED else 0
     traffic_s = TRAFFIC_VISITS * slice_s
     widest = max(timing.concurrency for timing in timings)
     rows_per_ms = max(sessions * timing.rows / timing.ms for timing in timings if timing.concurrency == widest)
@@ -147,7 +150,7 @@ async def profile(
     await measure(replace(base, rate_rps=rate_rps, duration_s=traffic_s, warmup_s=0.0, slo=None))
     slower_now = slowdown(timings, (await look()).since(before), sessions, traffic_s)
     timings = tuple(replace(timing, ms=timing.ms * slower_now) for timing in timings)
-    return Findings(timings, max(0.0, client_ms - model_ms), saturated_rps)
+    return Findings(timings, max(0.0, client_ms - model_ms), saturated_rps or None)
 
 
 def slowdown(timings: Sequence[Timing], executed: Executions, sessions: int, seconds: float) -> float:

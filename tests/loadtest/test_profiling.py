@@ -78,7 +78,7 @@ def test_batches_of_two_users_say_nothing_of_one_users_size() -> None:
 def test_sizes_are_visited_up_and_down_after_a_warm_up_and_at_last_there_is_a_crowd_and_open_traffic() -> None:
     server = Server()
     run(server)
-    assert server.visits == [(1, 1), (1, 1), (2, 1), (4, 1), (4, 1), (2, 1), (1, 1), (1, 8), (1, 0)]
+    assert server.visits == [(1, 1), (1, 1), (2, 1), (4, 1), (4, 1), (2, 1), (1, 1), (1, 4), (1, 0)]
 
 
 def test_all_times_are_raised_by_how_much_open_traffic_slows_them() -> None:

@@ -40,7 +40,7 @@ from loadtest.catalogue import load_catalogue
 from loadtest.generator import measure
 from loadtest.journal import Journal
 from loadtest.launchers import launcher_of
-from loadtest.prediction import MeasuredService, predicted_rps
+from loadtest.prediction import REQUESTS, MeasuredService, predicted_rps
 from loadtest.recommend import machine
 from loadtest.recommendation import build
 from loadtest.recommender import Lab, question_of, required_share, run_search
@@ -74,6 +74,7 @@ START_S = 6.0  # a simulated candidate's start, each time another is wanted
 PROFILE_NOISE = 0.05
 PROFILE_S = 20.0  # of each candidate, in the exhaustive search
 PROBE_S = 45.0
+TRUTH = 15_000  # simulated requests behind each rate of a true peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +163,10 @@ class SimulatedServers:
                         start_s=start_s)  # fmt: skip
 
 
-def _capacity(timings: tuple[Timing, ...], slo: Slo, sessions: int) -> float:
-    return predicted_rps(timings, overhead_ms=0.0, slo=slo, batching=Batching(), sessions=sessions, max_rows=32)
+def _capacity(timings: tuple[Timing, ...], slo: Slo, sessions: int, requests: int = REQUESTS) -> float:
+    return predicted_rps(
+        timings, overhead_ms=0.0, slo=slo, batching=Batching(), sessions=sessions, max_rows=32, requests=requests
+    )
 
 
 def run_simulated(question: Question, servers: SimulatedServers) -> Outcome:
@@ -184,14 +187,15 @@ def space(kind: str, seed: int, slo: Slo) -> tuple[dict[str, Machine], list[Entr
     """Nine candidates of one of KINDS: machines, entrants, and true peaks."""
     draw = np.random.default_rng([seed, KINDS.index(kind)])
     machines, entrants = {}, []
+    scale = math.exp(draw.uniform(math.log(0.1), 0))  # from models of a millisecond to such as fill much of the SLO alone
     for group in range(3):
-        fixed_ms, row_ms, sharing = draw.uniform(4, 20), draw.uniform(4, 15), draw.uniform(0.3, 1.0)
+        fixed_ms, row_ms, sharing = scale * draw.uniform(4, 20), scale * draw.uniform(4, 15), draw.uniform(0.3, 1.0)
         cliff_rows = int(draw.choice([2, 3, 4, 6])) if kind == "cliffs" else 64
         for sessions in (1, 2, 4):
             name = f"g{group} k{sessions}"
             machines[name] = Machine(fixed_ms, row_ms, sharing, sessions, 0.1, cliff_rows, 0.1 if kind == "noise" else 0.0)
             entrants.append(Entrant(name, f"g{group}", float(draw.uniform(0.08, 0.3)), sessions, 32))
-    peaks = {name: _capacity(machine.timings(), slo, machine.sessions) for name, machine in machines.items()}
+    peaks = {name: _capacity(machine.timings(), slo, machine.sessions, TRUTH) for name, machine in machines.items()}
     if kind == "ties":
         best = min(entrant.usd_per_hour / peaks[entrant.name] for entrant in entrants)
         for index, share in ((1, 1.0), (4, 1.005), (7, 1.01)):

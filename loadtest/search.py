@@ -596,7 +596,7 @@ class _Search:
         left_s = self._left_seconds() - self._start_of(standing) - verify_s
         if left_s < decisive_s and any(s.evidence for s in self._in()):
             return None
-        return self._load(standing, rps, max(decisive_s, min(3 * decisive_s, left_s / 3)), "peak")
+        return self._load(standing, rps, max(decisive_s, min(2 * decisive_s, left_s / 4)), "peak")
 
     def _load(self, standing: Standing, rps: float, seconds: float, purpose: Purpose, *, decide: bool = True) -> Load | None:
         """None, if the budget does not allow it."""

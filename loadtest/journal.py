@@ -12,9 +12,14 @@ from typing import IO, Final
 import msgspec
 
 from loadtest.errors import UsageError
-from loadtest.search import Event, Measured, Predicted, Profiled, Question
+from loadtest.search import Agreed, Event, Measured, Predicted, Profiled, Question
 
-KINDS: Final[dict[str, type[Event]]] = {"profiled": Profiled, "predicted": Predicted, "measured": Measured}
+KINDS: Final[dict[str, type[Event]]] = {
+    "agreed": Agreed,
+    "profiled": Profiled,
+    "predicted": Predicted,
+    "measured": Measured,
+}
 FINISHED: Final = b'{"finished":true}\n'
 NAMES: Final = {kind: name for name, kind in KINDS.items()}
 

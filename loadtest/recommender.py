@@ -52,7 +52,7 @@ QUIET_WAIT_S = 20.0  # at most, before what was disturbed is measured again
 def question_of(spec: Spec, *, paid: bool) -> Question:
     """What the search needs to know of a spec whose candidates are all priced. paid: whether running them costs money."""
     assert spec.slo.tightest_ms is not None  # parse_spec refuses such an SLO
-    entrants = tuple(Entrant(c.name, c.group, c.usd_per_hour, c.sessions, c.max_rows) for c in spec.candidates)
+    entrants = tuple(Entrant(c.name, c.group, c.usd_per_hour, c.sessions, c.max_rows, c.numerics) for c in spec.candidates)
     return Question(
         entrants=entrants,
         required=required_share(spec.slo),

@@ -4,9 +4,9 @@ It yields one `Command`, is sent the `Event` that answers it, and returns the `O
 no random number: what is known decides what is asked next. So a search is tested against a simulated laboratory in no time, and
 one that was interrupted, or proved nothing yet, goes on from the events it is given.
 
-Profile t(n, k) per group -> predict each candidate -> then, as long as time allows, the one load that does most for the answer:
-a short run of each that may be the cheapest; a proven rate of the cheapest, near its peak; the others at the rate that would
-make them cheaper; closer brackets -> overload and recovery of the winner.
+Agreement with the reference -> profile t(n, k) per group -> predict each candidate -> then, as long as time allows, the load
+that does most for the answer: a short run of each that may be the cheapest; a proven rate of the cheapest, near its peak; the
+others at the rate that would make them cheaper; closer brackets -> overload and recovery of the winner.
 """
 
 import math
@@ -39,6 +39,8 @@ OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak
 VERIFY_SHARE = 0.05  # of the budget, for each of those two
 SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
 LEAST_SECONDS = 4.0  # a shorter run tells nothing
+EXPECTED = "the expected answers"  # the reference, where the requests bring them along
+AGREE_SECONDS, AGREE_SHARE = 60.0, 0.1  # at most, of one comparison: in all, and of the budget
 BLOCKS, BLOCK_SLOS, BLOCK_REQUESTS = 20, 10, 200  # a decisive probe: 20 blocks of at least 10 SLOs and 200 requests
 WARMED_BLOCKS = 25  # with a fifth of the run dropped as warm-up
 
@@ -47,18 +49,27 @@ Purpose = Literal["round", "peak", "overload", "recovery", "floor"]
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """What the search must know of a candidate. Entrants of one group share a profile."""
+    """What the search must know of a candidate.
+
+    Entrants of one group share a profile; those of one numerics ("": none but itself) compute the same, and share an agreement.
+    """
 
     name: str
     group: str
     usd_per_hour: float
     sessions: int
     max_rows: int
+    numerics: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """required: share of requests that must meet the SLO. limit_ms: its tightest limit. max_usd: None means no limit."""
+    """required: share of requests that must meet the SLO. limit_ms: its tightest limit. max_usd: None means no limit.
+
+    reference: the entrant whose answers the others' must agree with, or EXPECTED; "" if nothing is compared.
+    stand_ins: entrants that take its place, in this order, where it cannot be asked.
+    min_agreement: what an entrant must reach to be measured any further; None: agreement is reported, but never required.
+    """
 
     entrants: tuple[Entrant, ...]
     required: float
@@ -67,6 +78,9 @@ class Question:
     target_rps: float | None = None
     headroom: float = HEADROOM
     max_usd: float | None = None
+    min_agreement: float | None = None
+    reference: str = ""
+    stand_ins: tuple[str, ...] = ()
 
     def cost(self, entrant: Entrant, max_rps: float) -> float:
         """What is minimised: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.
@@ -79,6 +93,15 @@ class Question:
         if self.target_rps is None:
             return per_million
         return fleet_usd_per_hour(entrant.usd_per_hour, self.target_rps, max_rps, self.headroom) + 1e-6 * per_million
+
+
+@dataclass(frozen=True, slots=True)
+class Agree:
+    """Compare the entrant's answers with the reference's (with its own second ones, if it is the reference itself)."""
+
+    entrant: str
+    reference: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +133,23 @@ class Load:
     until_decided: bool = True
 
 
-Command = Profile | Predict | Load
+Command = Agree | Profile | Predict | Load
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """How far an entrant's answers agree with the reference's.
+
+    agreement: the 1st percentile over `inputs` requests, each judged by its worst row; None if they could not be compared.
+    statistic: in words, which one. failure: why nothing was compared: it did not start, outputs differ in shape, …
+    """
+
+    entrant: str
+    agreement: float | None = None
+    inputs: int = 0
+    statistic: str = ""
+    seconds: float = 0.0
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +244,7 @@ class Measured:
         return sum(met for _, met in self.blocks) / self.requests if self.requests else None
 
 
-Event = Profiled | Predicted | Measured
+Event = Agreed | Profiled | Predicted | Measured
 
 
 @dataclass(slots=True, eq=False)
@@ -215,6 +254,7 @@ class Standing:
     required: share of requests that must meet the SLO. out: why it is no candidate any more, "" while it is one; in the
         outcome, also why it was not measured.
     stale: its latest prediction, if any, does not know of its first run under load.
+    agreement: with the reference; measured on one entrant of its numerics; None if nothing was compared.
     bias: nearest rate in the brackets of others, over what was predicted of them: what one prediction leaves out of account,
         all do.
     """
@@ -226,6 +266,7 @@ class Standing:
     bias: float = 1.0
     runs: list[Measured] = field(default_factory=list)
     out: str = ""
+    agreement: Agreed | None = None
 
     @property
     def predicted_rps(self) -> float:
@@ -326,6 +367,7 @@ class Outcome:
 
     floor: if nobody meets the SLO, the best that could be had, at hardly any load.
     needed_seconds: how much more budget should prove a rate; None if one is proven, or nobody is near.
+    reference: whom agreement was measured with: the question's, or the one that stood in for it; "" if nothing was compared.
     """
 
     standings: tuple[Standing, ...]
@@ -338,6 +380,7 @@ class Outcome:
     usd: float
     notes: tuple[str, ...]
     needed_seconds: float | None = None
+    reference: str = ""
 
 
 class Spent:
@@ -374,6 +417,23 @@ def decisive_seconds(limit_ms: float, rps: float) -> float:
     return WARMED_BLOCKS * max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / rps)
 
 
+def misses(agreed: Agreed, min_agreement: float | None) -> str:
+    """Why an entrant may not win, by its agreement with the reference; "" if it may."""
+    if min_agreement is None:
+        return ""
+    if agreed.agreement is None or agreed.failure:
+        return agreed.failure
+    if agreed.agreement < min_agreement:
+        return f"agrees {agreement_text(agreed.agreement)} with the reference, {min_agreement:g} is asked"
+    return ""
+
+
+def agreement_text(agreement: float) -> str:
+    """With as many digits as tell it from 1, and never rounded up: 0.94, 0.9992, 0.99998, 1."""
+    digits = 2 if agreement < 0.98 else min(6, -math.floor(math.log10(max(1 - agreement, 1e-6))))
+    return f"{math.floor(agreement * 10**digits) / 10**digits:g}"
+
+
 def profile_seconds(question: Question, groups: int) -> float:
     """Of each group's profile: together a seventh of the budget. Beyond 30 s a profile gets no better."""
     return min(30.0, max(2.0, question.seconds / 7 / groups))
@@ -393,11 +453,14 @@ class _Search:
         self._start_s = 0.0  # what the last start took, as far as it is known
         self._up = ""  # the entrant that runs
         self._notes: list[str] = []
+        self._reference = question.reference
+        self._agreed: dict[str, Agreed] = {}
         for event in known:
             self._take(event)
         self._up = ""
 
     def run(self) -> Generator[Command, Event, Outcome]:
+        yield from self._agree()
         yield from self._profile()
         yield from self._predict()
         while probe := self._next_probe():
@@ -418,10 +481,14 @@ class _Search:
             self._profiles[event.group] = event
             members = [s for s in self._standings.values() if s.entrant.group == event.group]
             for standing in members:
-                standing.out = event.failure
+                standing.out = standing.out or event.failure
             self._started(_widest(standing.entrant for standing in members), event)
             return
         standing = self._standings[event.entrant]
+        if isinstance(event, Agreed):
+            self._agreed[event.entrant] = event
+            self._up = event.entrant
+            return
         if isinstance(event, Predicted):
             standing.predictions.append(event)
             standing.stale = False
@@ -461,6 +528,7 @@ class _Search:
             usd=self._spent.usd,
             notes=tuple(self._notes),
             needed_seconds=needed_s,
+            reference=self._reference,
         )
 
     def _why_not(self, standing: Standing, winner: Standing | None) -> str:
@@ -482,13 +550,59 @@ class _Search:
             return None
         return 2 * (self._start_s + self._decisive_s(SURE * nearest.estimated_rps) + self._verify_seconds())
 
-    # Profiles.
+    # Agreement, profiles and predictions: what is known of a candidate before it sees traffic.
+
+    def _agree(self) -> Steps:
+        """Compare the answers of each numerics with the reference's, before anything else is spent on it."""
+        if not self._reference:
+            return
+        groups: dict[str, list[Entrant]] = {}
+        for entrant in self._question.entrants:
+            groups.setdefault(entrant.numerics or entrant.name, []).append(entrant)
+        reference = yield from self._settle_reference()
+        for entrants in groups.values():
+            widest = _widest(entrants)
+            known = (self._standings[entrant.name].agreement for entrant in entrants)
+            event = next((agreed for agreed in known if agreed), None)  # of the reference, or of one that failed as such
+            if event is None and reference is not None and reference.failure:
+                event = Agreed(
+                    widest.name, failure=f"cannot be compared: the reference {reference.entrant} {reference.failure}"
+                )
+            elif event is None:
+                event = yield from self._compare(widest)
+            for entrant in entrants:
+                standing = self._standings[entrant.name]
+                standing.agreement = event
+                standing.out = standing.out or misses(event, self._question.min_agreement)
+
+    def _settle_reference(self) -> Generator[Command, Event, Agreed | None]:
+        """Ask the reference, or whoever stands in for it; the last of them, if all fail. None: the requests bring answers."""
+        if self._reference == EXPECTED:
+            return None
+        asked = (self._question.reference, *self._question.stand_ins)
+        for place, name in enumerate(asked):
+            self._reference = name
+            event = yield from self._compare(self._standings[name].entrant)
+            self._standings[name].agreement = event
+            if not event.failure:
+                break
+            if place + 1 < len(asked):
+                self._notes.append(f"the reference {name} {event.failure}: {asked[place + 1]} stands in for it")
+        return event
+
+    def _compare(self, entrant: Entrant) -> Generator[Command, Event, Agreed]:
+        if entrant.name not in self._agreed:
+            seconds = min(AGREE_SECONDS, max(LEAST_SECONDS, AGREE_SHARE * self._question.seconds))
+            if not self._affords(LEAST_SECONDS, entrant):
+                return Agreed(entrant.name, failure="was not compared: the budget did not reach it")
+            yield from self._ask(Agree(entrant.name, self._reference, seconds))
+        return self._agreed[entrant.name]
 
     def _profile(self) -> Steps:
         groups: dict[str, list[Entrant]] = {}
         for standing in self._in():
             groups.setdefault(standing.entrant.group, []).append(standing.entrant)
-        seconds = profile_seconds(self._question, len(groups))
+        seconds = profile_seconds(self._question, max(1, len(groups)))
         for group, entrants in groups.items():
             if group in self._profiles:
                 continue

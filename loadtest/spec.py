@@ -21,6 +21,7 @@ from loadtest.catalogue import Catalogue, Price, PriceBasis
 from loadtest.errors import UsageError
 from loadtest.results import Protocol, Slo
 
+MIN_AGREEMENT = 0.999  # of a cosine: a model in bf16 keeps 0.9999 and more, one quantised to int8 may have 0.94
 BATCHING_SETTINGS = ("max_rows", "policy", "max_delay_ms")
 ARCHITECTURES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
@@ -105,6 +106,7 @@ class Candidate:
     """One configuration on one kind of instance, ready to be started and priced.
 
     group: candidates of one group differ only in sessions and batch cap, so that one profile t(n, k) serves them all.
+    numerics: candidates of one numerics compute the same, as far as can be known: same file or code, same precision.
     document: the gateway configuration that serves it; empty for a server that already runs.
     cpus: the cores it is pinned to; empty: all.
     price: None only for a `url` candidate whose instance type is still to be asked from the server.
@@ -123,6 +125,7 @@ class Candidate:
     url: str = ""
     cpus: tuple[int, ...] = ()
     max_count: int | None = None
+    numerics: str = ""
 
     @property
     def usd_per_hour(self) -> float:

@@ -17,6 +17,8 @@ from loadtest.search import (
     BLOCK_REQUESTS,
     BLOCK_SLOS,
     BLOCKS,
+    Agree,
+    Agreed,
     Command,
     Event,
     Load,
@@ -33,11 +35,15 @@ from loadtest.search import (
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Of one candidate. bias: predicted over true peak. failure: what it dies of when it is started."""
+    """Of one candidate. bias: predicted over true peak. failure: what it dies of when it is started.
+
+    agreement: of its answers with the reference's; None: they differ in shape.
+    """
 
     peak_rps: float
     bias: float = 1.0
     failure: str = ""
+    agreement: float | None = 1.0
 
 
 @functools.cache
@@ -76,6 +82,11 @@ class SimulatedLab:
             return Predicted(command.entrant, truth.peak_rps * truth.bias)
         start_s = 0.0 if self._running == command.entrant else self._start_s
         self._running = command.entrant
+        if isinstance(command, Agree):
+            differs = "" if truth.agreement is not None else "its output y is FP32 [1, 3], the reference's FP32 [1, 4]"
+            if failure := truth.failure or differs:
+                return Agreed(command.entrant, seconds=start_s, failure=failure)
+            return Agreed(command.entrant, truth.agreement, 400, "cosine", start_s + 2.0)
         if isinstance(command, Load):
             if truth.failure:
                 return Measured(command.entrant, command.purpose, command.rps, "fail", (), start_s, failure=truth.failure)

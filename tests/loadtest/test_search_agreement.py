@@ -1,0 +1,112 @@
+"""Accuracy is an objective of the search: who does not agree with the reference is not measured any further."""
+
+import dataclasses
+
+import pytest
+
+from loadtest.search import EXPECTED, Agree, Entrant, Load, Outcome, Profile, Question, agreement_text
+from tests.loadtest.simulated_lab import SimulatedLab, Truth
+
+FP32 = Entrant("fp32", "fp32", 0.1, 1, 8, "fp32")
+WIDE = Entrant("fp32 wide", "fp32", 0.1, 2, 8, "fp32")
+INT8 = Entrant("int8", "int8", 0.1, 1, 8, "int8")
+BF16 = Entrant("bf16", "bf16", 0.1, 1, 8, "bf16")
+TRUTHS = {
+    "fp32": Truth(100),
+    "fp32 wide": Truth(110),
+    "int8": Truth(200, agreement=0.94),
+    "bf16": Truth(120, agreement=0.99998),
+}
+QUESTION = Question(
+    (FP32, WIDE, INT8, BF16),
+    required=0.99,
+    limit_ms=50,
+    seconds=1800,
+    min_agreement=0.999,
+    reference="fp32",
+    stand_ins=("bf16",),
+)
+
+
+def searched(question: Question = QUESTION, **truths: Truth) -> tuple[Outcome, SimulatedLab]:
+    lab = SimulatedLab(question, TRUTHS | truths)
+    return lab.run(), lab
+
+
+def out_of(outcome: Outcome) -> dict[str, str]:
+    return {standing.entrant.name: standing.out for standing in outcome.standings}
+
+
+def touched(lab: SimulatedLab, kind: type) -> set[str]:
+    return {command.entrant for command in lab.commands if isinstance(command, kind)}
+
+
+def test_a_candidate_twice_as_fast_that_agrees_at_094_does_not_win() -> None:
+    outcome, lab = searched()
+    assert outcome.winner == "bf16"
+    assert out_of(outcome)["int8"] == "agrees 0.94 with the reference, 0.999 is asked"
+    assert "int8" not in touched(lab, Profile) | touched(lab, Load)
+
+
+@pytest.mark.parametrize("allowed", [0.9, None])
+def test_it_wins_where_the_user_allows_it(allowed: float | None) -> None:
+    outcome, _ = searched(dataclasses.replace(QUESTION, min_agreement=allowed))
+    assert outcome.winner == "int8"
+    agreed = {standing.entrant.name: standing.agreement for standing in outcome.standings}["int8"]
+    assert agreed is not None
+    assert agreed.agreement == 0.94
+
+
+def test_each_numerics_is_compared_once_and_before_any_profile() -> None:
+    outcome, lab = searched()
+    asked = [command for command in lab.commands if isinstance(command, Agree)]
+    assert [command.entrant for command in asked] == ["fp32", "int8", "bf16"]
+    assert lab.commands[: len(asked)] == asked
+    standings = {standing.entrant.name: standing for standing in outcome.standings}
+    assert standings["fp32 wide"].agreement is standings["fp32"].agreement
+
+
+def test_nothing_is_compared_without_a_reference() -> None:
+    outcome, lab = searched(dataclasses.replace(QUESTION, reference=""))
+    assert not touched(lab, Agree)
+    assert outcome.winner == "int8"
+
+
+def test_another_of_full_precision_stands_in_for_a_reference_that_fails() -> None:
+    question = dataclasses.replace(QUESTION, stand_ins=("bf16",))
+    outcome, lab = searched(question, fp32=Truth(100, failure="did not start: no such file"))
+    assert [(c.entrant, c.reference) for c in lab.commands if isinstance(c, Agree)] == [
+        ("fp32", "fp32"), ("bf16", "bf16"), ("int8", "bf16"),
+    ]  # fmt: skip
+    assert (outcome.winner, outcome.reference) == ("bf16", "bf16")
+    assert "the reference fp32 did not start: no such file: bf16 stands in for it" in outcome.notes
+    assert out_of(outcome)["fp32 wide"] == "did not start: no such file"
+
+
+def test_without_a_reference_that_answers_nobody_wins_silently() -> None:
+    question = dataclasses.replace(QUESTION, stand_ins=())
+    outcome, lab = searched(question, fp32=Truth(100, failure="did not start: no such file"))
+    assert outcome.winner is None
+    assert out_of(outcome)["bf16"] == "cannot be compared: the reference fp32 did not start: no such file"
+    assert not touched(lab, Load)
+
+
+def test_outputs_of_another_shape_are_no_agreement() -> None:
+    outcome, _ = searched(int8=Truth(200, agreement=None))
+    assert outcome.winner == "bf16"
+    assert out_of(outcome)["int8"] == "its output y is FP32 [1, 3], the reference's FP32 [1, 4]"
+
+
+def test_expected_answers_need_no_reference_among_the_candidates() -> None:
+    question = dataclasses.replace(QUESTION, reference=EXPECTED, stand_ins=())
+    outcome, lab = searched(question, bf16=Truth(120, agreement=0.5))
+    assert out_of(outcome)["bf16"].startswith("agrees 0.5 with the reference")
+    assert {command.reference for command in lab.commands if isinstance(command, Agree)} == {EXPECTED}
+
+
+@pytest.mark.parametrize(
+    ("agreement", "text"),
+    [(0.949, "0.94"), (0.9989999, "0.998"), (0.99998, "0.99998"), (1.0, "1"), (1 - 1e-9, "0.999999"), (-0.2, "-0.2")],
+)  # fmt: skip
+def test_an_agreement_is_told_as_far_from_1_as_it_is(agreement: float, text: str) -> None:
+    assert agreement_text(agreement) == text

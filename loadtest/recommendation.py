@@ -22,8 +22,8 @@ from loadtest.costs import (
 from loadtest.errors import ExitCode, UsageError
 from loadtest.fleet import Fleet, NoFleet, Offer, cheapest_fleet
 from loadtest.ranking import judge
-from loadtest.search import Measured, Outcome, Question, Standing, Timing
-from loadtest.spec import Candidate, Spec
+from loadtest.search import Agreed, Measured, Outcome, Question, Standing, Timing, agreement_text, misses
+from loadtest.spec import MIN_AGREEMENT, Candidate, Spec
 
 SCHEMA: Final = "loadtest.recommendation/1"
 CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
@@ -43,13 +43,32 @@ class PriceReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AgreementReport:
+    """How far a candidate's answers agree with the reference's.
+
+    value: the 1st percentile over `inputs` requests, each judged by its worst row; None if they could not be compared, and
+    `failure` says why. measured_on: the candidate that was asked: those that compute the same share one figure.
+    met: whether it reaches the recommendation's min_agreement; True if none is asked.
+    """
+
+    value: float | None
+    inputs: int
+    statistic: str
+    reference: str
+    measured_on: str
+    met: bool
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
 class CandidateReport:
     """One candidate and everything known of it.
 
     max_rps: the highest offered rate that passed; 0 if none did. held_rps: the highest at which the SLO held in the sample,
     proven or not; failing_rps: the lowest at which it did not. estimated_rps: the best guess of the peak, by which candidates
     are ranked: the middle of that bracket; what is predicted, if nothing failed. cost_per_million_usd: at max_rps (else
-    held_rps), fully used; None if there is no such rate. out: why it was dropped. runs, timings: the evidence.
+    held_rps), fully used; None if there is no such rate. out: why it was dropped. runs, timings: the evidence. agreement: None
+    if nothing was compared.
     """
 
     name: str
@@ -70,6 +89,7 @@ class CandidateReport:
     runs: tuple[Measured, ...]
     timings: tuple[Timing, ...]
     overhead_ms: float
+    agreement: AgreementReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +166,8 @@ class Recommendation:
     autoscaling_invocations_per_minute: SageMaker's target per instance. fleet: for target_rps. fleets: for other rates.
     answer: the recommendation in words. configuration: the gateway configuration to deploy; empty for a running server.
     generator_limited: candidates that the load generator was too slow to measure.
+    min_agreement: what a candidate's answers must reach to win; None: not asked. reference: whose answers they are compared
+    with: a candidate's name, or "the expected answers"; "" if nothing was compared.
     """
 
     created_at: str
@@ -179,6 +201,8 @@ class Recommendation:
     usd_spent: float
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    min_agreement: float | None = None
+    reference: str = ""
     schema: str = SCHEMA
 
     @property
@@ -198,12 +222,13 @@ def build(
     today = now.date()
     configured = {candidate.name: candidate for candidate in spec.candidates}
     standings = {standing.entrant.name: standing for standing in outcome.standings}
-    reports = [_candidate(configured[name], standing, outcome, today) for name, standing in standings.items()]
+    reports = [_candidate(configured[name], standing, outcome, question, today) for name, standing in standings.items()]
     verdict = judge(question, outcome, seed=spec.seed)
     winner = standings[outcome.winner] if outcome.winner else None
     ranked = [standing for standing in standings.values() if standing.claimed_rps and not standing.broken]
+    offered = [standing for standing in ranked if standing.peak_rps] or ranked  # no fleet is built on less than what is proven
     offers = [
-        Offer(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in ranked
+        Offer(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in offered
     ]
     notes = list(outcome.notes)
     if winner:
@@ -243,8 +268,10 @@ def build(
         seconds_spent=outcome.seconds,
         seconds_budget=question.seconds,
         usd_spent=usd,
-        warnings=(*spec.warnings, *_price_warnings(reports)),
+        warnings=(*_loss(reports, outcome), *spec.warnings, *_price_warnings(reports)),
         notes=tuple(notes),
+        min_agreement=question.min_agreement,
+        reference=outcome.reference,
     )
     return replace(found, answer=answer(found))
 
@@ -313,7 +340,9 @@ def read(path: Path) -> Recommendation:
     return found
 
 
-def _candidate(candidate: Candidate, standing: Standing, outcome: Outcome, today: datetime.date) -> CandidateReport:
+def _candidate(
+    candidate: Candidate, standing: Standing, outcome: Outcome, question: Question, today: datetime.date
+) -> CandidateReport:
     price = candidate.price
     assert price is not None  # as question_of saw
     rate = standing.claimed_rps
@@ -344,7 +373,24 @@ def _candidate(candidate: Candidate, standing: Standing, outcome: Outcome, today
         runs=tuple(standing.runs),
         timings=profiled.timings if profiled else (),
         overhead_ms=profiled.overhead_ms if profiled else 0.0,
+        agreement=_agreement(standing.agreement, outcome.reference, question.min_agreement),
     )
+
+
+def _agreement(agreed: Agreed | None, reference: str, min_agreement: float | None) -> AgreementReport | None:
+    if agreed is None:
+        return None
+    met = not misses(agreed, min_agreement)
+    return AgreementReport(agreed.agreement, agreed.inputs, agreed.statistic, reference, agreed.entrant, met, agreed.failure)
+
+
+def _loss(reports: list[CandidateReport], outcome: Outcome) -> list[str]:
+    """At what loss the winner wins, where it is one that the default would not allow."""
+    found = next((report.agreement for report in reports if report.name == outcome.winner), None)
+    if found is None or (found.value is not None and found.value >= MIN_AGREEMENT):
+        return []
+    told = found.failure if found.value is None else f"agree only {agreement_text(found.value)} with those of {found.reference}"
+    return [f"the winner's answers {told}; the spec allows it"]
 
 
 def _status(standing: Standing, outcome: Outcome) -> Status:

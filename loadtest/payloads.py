@@ -1,11 +1,15 @@
 """The requests a run sends: made from the model's metadata or read from files, encoded once, before the run.
 
+A file is a v2 request (.json), or one in each line (.jsonl); `{"inputs": […], "expected": {"outputs": […]}}` says what its
+answer should be. With rows, requests are joined: with others of equal shape, or, padded, of nearly the same length.
+
 Synthetic values: floats are standard normal; integers are 1 to 99 (valid token numbers in every vocabulary), but 1 where the
 input's name has "mask" and 0 where it has "type"; BYTES are short words. `--values NAME=LOW:HIGH` overrides.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -22,8 +26,28 @@ from loadtest.target import Address
 
 _VARIETY: Final = 64  # different synthetic requests
 _POOL_BYTES: Final = 64 << 20
-_MAX_FILES: Final = 10_000
+_MAX_FILES: Final = 10_000  # and requests in them
+_MAX_FILE_BYTES: Final = 256 << 20
 _PAYLOAD_STREAM: Final = 3  # of randomness, beside those of loadtest.patterns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A v2 request's inputs by name, their datatypes, and the outputs it should get, if that is known.
+
+    source: where it was read, for messages.
+    """
+
+    inputs: Tensors
+    datatypes: dict[str, str]
+    expected: Tensors | None = None
+    source: str = ""
+
+    @property
+    def rows(self) -> int | None:
+        """The first dimension that all inputs share; None if they do not."""
+        sizes = {array.shape[:1] for array in self.inputs.values()}
+        return int(next(iter(sizes))[0]) if len(sizes) == 1 and () not in sizes else None
 
 
 def synthetic(spec: LoadSpec, inputs: Sequence[dict[str, Any]]) -> list[tuple[Tensors, dict[str, str]]]:
@@ -75,7 +99,7 @@ def _fill(
 
 def http_requests(spec: LoadSpec, address: Address, model: str, made: Iterable[tuple[Tensors, dict[str, str]]]) -> list[bytes]:
     """Whole HTTP requests for these inputs. Raises: UsageError."""
-    return [_http(spec, address, model, *_body(spec, arrays, datatypes)) for arrays, datatypes in made]
+    return [_http(spec, address, model, *encode_body(spec, arrays, datatypes)) for arrays, datatypes in made]
 
 
 def grpc_requests(spec: LoadSpec, model: str, made: Iterable[tuple[Tensors, dict[str, str]]]) -> list[bytes]:
@@ -93,32 +117,123 @@ def grpc_requests(spec: LoadSpec, model: str, made: Iterable[tuple[Tensors, dict
 
 
 def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
-    """Read the spec's payload files, a folder's in order of name. JSON files are v2 requests (or the body as it is, for
-    invocations); others are raw bodies (for rest-binary, the raw request of one input). Raises: UsageError.
+    """Read the spec's payload files, a folder's in order of name. JSON files are v2 requests (for invocations, a .json file is
+    the body as it is); others are raw bodies (for rest-binary, the raw request of one input).
+
+    `spec.rows` above 1 joins requests to so many rows. Raises: UsageError.
     """
+    least, most = _range("--rows", spec.rows)
+    if most > 1:
+        pad = _paddings(spec.pad)
+        return _encoded(spec, address, model, joined(read_requests(spec.payloads), least, most, pad, seed=spec.seed))
     made: list[bytes] = []
     for path in _paths(spec.payloads):
-        try:
-            body = path.read_bytes()
-        except OSError as exc:
-            raise UsageError(f"payload {path}: cannot be read: {exc}") from exc
+        if path.suffix == ".jsonl":
+            made += _encoded(spec, address, model, _read(path))
+            continue
+        body = _contents(path)
         is_json = path.suffix == ".json"
         if spec.protocol == "invocations":
             kind = spec.content_type or ("application/json" if is_json else "application/octet-stream")
             made.append(_http(spec, address, model, body, {"Content-Type": kind}))
-        elif is_json and spec.protocol == "rest-json":
-            _tensors(path, body)
-            made.append(_http(spec, address, model, body, {"Content-Type": "application/json"}))
-        elif is_json and spec.protocol == "rest-binary":
-            made += http_requests(spec, address, model, [_tensors(path, body)])
         elif is_json:
-            made += grpc_requests(spec, model, [_tensors(path, body)])
+            (request,) = _read(path)
+            if spec.protocol == "rest-json" and request.expected is None:
+                made.append(_http(spec, address, model, body, {"Content-Type": "application/json"}))
+            else:
+                made += _encoded(spec, address, model, [request])
         elif spec.protocol == "rest-binary":
             raw = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
             made.append(_http(spec, address, model, body, raw))
         else:
-            raise UsageError(f"payload {path}: protocol {spec.protocol} takes v2 requests in .json files")
+            raise UsageError(f"payload {path}: protocol {spec.protocol} takes v2 requests in .json and .jsonl files")
+    if not made:
+        raise UsageError(f"payload {', '.join(spec.payloads)}: no request in it")
     return made
+
+
+def read_requests(names: Iterable[str]) -> list[Request]:
+    """The v2 requests of .json and .jsonl files, and of those in folders. Raises: UsageError, for any other file too."""
+    found: list[Request] = []
+    for path in _paths(names):
+        if path.suffix not in (".json", ".jsonl"):
+            raise UsageError(f"payload {path}: expected v2 requests in .json and .jsonl files")
+        found += _read(path)
+        if len(found) > _MAX_FILES:
+            raise UsageError(f"payload {path}: over {_MAX_FILES} requests")
+    if not found:
+        raise UsageError(f"payload {', '.join(names)}: no request in it")
+    return found
+
+
+def distinct(requests: Iterable[Request]) -> list[Request]:
+    """Each once, in their order."""
+    known: dict[tuple[object, ...], Request] = {}
+    for request in requests:
+        key = tuple((name, array.shape, bytes(tensor_to_bytes(array))) for name, array in request.inputs.items())
+        known.setdefault(key, request)
+    return list(known.values())
+
+
+def joined(
+    requests: Sequence[Request], least: int, most: int, pad: Mapping[str, float], *, seed: int = 0, count: int = _VARIETY
+) -> list[Request]:
+    """`count` requests of `least` to `most` rows, each one of these and its neighbours in length, as a batch would be formed.
+
+    pad: input -> what fills the shorter ones along axis 1; other inputs are joined only where their rows have one shape.
+    Raises: UsageError, if a request has no rows.
+    """
+    groups: dict[object, list[Request]] = {}
+    for request in requests:
+        if not request.rows:
+            raise UsageError(
+                f"payload {request.source}: its inputs have no common first dimension: it cannot be joined to rows"
+            )
+        key = tuple((name, array.shape[2 if name in pad else 1 :]) for name, array in sorted(request.inputs.items()))
+        groups.setdefault(key, []).append(request)
+    ordered = [sorted(group, key=lambda request: _length(request, pad)) for group in groups.values()]
+    places = [(group, at) for group in ordered for at in range(len(group))]
+    rng = np.random.default_rng([seed, _PAYLOAD_STREAM])
+    made: list[Request] = []
+    used_bytes = 0
+    for number in rng.permutation(len(places))[:count]:
+        group, at = places[number]
+        rows = int(rng.integers(least, most + 1))
+        # A group too small for so many rows is gone through again.
+        chosen, size, at = [], 0, max(0, min(at, len(group) - rows))
+        while size < rows:
+            chosen.append(group[at % len(group)])
+            size, at = size + (chosen[-1].rows or 0), at + 1
+        made.append(_join(chosen, rows, pad))
+        used_bytes += sum(array.nbytes for array in made[-1].inputs.values())
+        if used_bytes > _POOL_BYTES:
+            break
+    return made
+
+
+def _join(requests: Sequence[Request], rows: int, pad: Mapping[str, float]) -> Request:
+    inputs: Tensors = {}
+    for name, first in requests[0].inputs.items():
+        arrays = [request.inputs[name] for request in requests]
+        if name in pad:
+            longest = max(array.shape[1] for array in arrays)
+            filled = np.full((sum(map(len, arrays)), longest, *first.shape[2:]), pad[name], first.dtype)
+            at = 0
+            for array in arrays:
+                filled[at : at + len(array), : array.shape[1]] = array
+                at += len(array)
+            arrays = [filled]
+        inputs[name] = np.concatenate(arrays)[:rows]
+    return Request(inputs, requests[0].datatypes, source=requests[0].source)
+
+
+def _length(request: Request, pad: Mapping[str, float]) -> int:
+    return max((array.shape[1] for name, array in request.inputs.items() if name in pad and array.ndim > 1), default=0)
+
+
+def _encoded(spec: LoadSpec, address: Address, model: str, requests: Iterable[Request]) -> list[bytes]:
+    made = [(request.inputs, request.datatypes) for request in requests]
+    return grpc_requests(spec, model, made) if spec.protocol == "grpc" else http_requests(spec, address, model, made)
 
 
 def _paths(names: Iterable[str]) -> list[Path]:
@@ -133,25 +248,66 @@ def _paths(names: Iterable[str]) -> list[Path]:
     return paths
 
 
-def _tensors(path: Path, body: bytes) -> tuple[Tensors, dict[str, str]]:
-    """The inputs of a v2 JSON request."""
+def _contents(path: Path) -> bytes:
     try:
-        document = json.loads(body)
-        arrays: Tensors = {}
-        datatypes: dict[str, str] = {}
-        for tensor in document["inputs"]:
-            name, datatype = str(tensor["name"]), str(tensor["datatype"])
-            data = tensor["data"]
-            if datatype == "BYTES":
-                data = [item.encode() for item in np.asarray(data, dtype=object).reshape(-1)]
-            arrays[name] = np.array(data, dtype=NUMPY[datatype]).reshape(tensor["shape"])
-            datatypes[name] = datatype
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise UsageError(f"payload {path}: not a v2 inference request: {type(exc).__name__}: {exc}") from exc
+        with path.open("rb") as file:
+            body = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise UsageError(f"payload {path}: cannot be read: {exc}") from exc
+    if len(body) > _MAX_FILE_BYTES:
+        raise UsageError(f"payload {path}: over {_MAX_FILE_BYTES >> 20} MiB")
+    return body
+
+
+def _read(path: Path) -> Iterator[Request]:
+    body = _contents(path)
+    if path.suffix == ".json":
+        yield _request(body, str(path))
+        return
+    for number, line in enumerate(body.splitlines(), start=1):
+        if line.strip():
+            yield _request(line, f"{path}: line {number}")
+
+
+def _request(text: bytes, source: str) -> Request:
+    try:
+        document = json.loads(text)
+        inputs, datatypes = tensors_of(document["inputs"])
+        expected = tensors_of(document["expected"]["outputs"])[0] if "expected" in document else None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
+        raise UsageError(f"payload {source}: not a v2 inference request: {type(exc).__name__}: {exc}") from exc
+    return Request(inputs, datatypes, expected, source)
+
+
+def tensors_of(described: Iterable[Mapping[str, Any]]) -> tuple[Tensors, dict[str, str]]:
+    """The tensors of a v2 JSON document, and their datatypes.
+
+    Raises: ValueError, KeyError, TypeError, AttributeError or OverflowError, for what is none.
+    """
+    arrays: Tensors = {}
+    datatypes: dict[str, str] = {}
+    for tensor in described:
+        name, datatype = str(tensor["name"]), str(tensor["datatype"])
+        data = tensor["data"]
+        if datatype == "BYTES":
+            data = [item.encode() for item in np.asarray(data, dtype=object).reshape(-1)]
+        arrays[name] = np.array(data, dtype=NUMPY[datatype]).reshape(tensor["shape"])
+        datatypes[name] = datatype
     return arrays, datatypes
 
 
-def _body(spec: LoadSpec, arrays: Tensors, datatypes: dict[str, str]) -> tuple[bytes, dict[str, str]]:
+def _paddings(texts: Iterable[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise UsageError(f"pad {text!r}: expected NAME=VALUE") from None
+    return found
+
+
+def encode_body(spec: LoadSpec, arrays: Tensors, datatypes: dict[str, str]) -> tuple[bytes, dict[str, str]]:
     """The body and its headers, in the spec's protocol."""
     if spec.protocol == "rest-binary":
         raw = {name: bytes(tensor_to_bytes(array)) for name, array in arrays.items()}
@@ -177,8 +333,13 @@ def _body(spec: LoadSpec, arrays: Tensors, datatypes: dict[str, str]) -> tuple[b
     return orjson.dumps({"inputs": tensors}, option=orjson.OPT_SERIALIZE_NUMPY), {"Content-Type": "application/json"}
 
 
+def infer_path(spec: LoadSpec, address: Address, model: str) -> str:
+    """What a REST request asks for."""
+    return address.path if spec.protocol == "invocations" else address.model_path(model, spec.version) + "/infer"
+
+
 def _http(spec: LoadSpec, address: Address, model: str, body: bytes, headers: dict[str, str]) -> bytes:
-    path = address.path if spec.protocol == "invocations" else address.model_path(model, spec.version) + "/infer"
+    path = infer_path(spec, address, model)
     host = f"[{address.host}]" if ":" in address.host else address.host
     lines = [
         f"POST {path} HTTP/1.1",

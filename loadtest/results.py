@@ -134,7 +134,9 @@ class LoadSpec:
     timeout_s: from the intended send time.
     warmup_s: dropped from the start; None: found by MSER-5, at most a fifth of the run.
     rows, length: "4" or "1-8" (uniform): what -1 in the model's shapes becomes; the first dimension, and every other.
+        Requests of payload files are as they are, unless rows is above 1: then they are joined.
     payloads: files or folders of requests instead of synthetic ones.
+    pad: "NAME=VALUE": what joined requests of different lengths are padded with, along axis 1 of that input.
     values: "NAME=LOW:HIGH" ranges for synthetic integer or float inputs.
     label: what tables and reports call this run.
     """
@@ -157,6 +159,7 @@ class LoadSpec:
     payloads: tuple[str, ...] = ()
     content_type: str = ""
     values: tuple[str, ...] = ()
+    pad: tuple[str, ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
     label: str = ""
 

@@ -45,9 +45,11 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, metavar="N", help="that send, default 1")
     parser.add_argument("--timeout", type=float, dest="timeout_s", metavar="S", help="default 10")
     parser.add_argument("--warmup", type=float, dest="warmup_s", metavar="S", help="default: found (MSER-5)")
-    parser.add_argument("--rows", metavar="N[-M]", help="rows of a synthetic request, default 1")
+    parser.add_argument("--rows", metavar="N[-M]", help="rows of a request, default 1; joins those of --payload")
     parser.add_argument("--length", metavar="N[-M]", help="what else is -1 in the model's shapes, default 16")
-    parser.add_argument("--payload", action="append", dest="payloads", metavar="PATH", help="requests from files or a folder")
+    parser.add_argument(
+        "--payload", action="append", dest="payloads", metavar="PATH", help=".json, .jsonl or a folder of requests"
+    )
     parser.add_argument("--content-type", metavar="TYPE", help="of --payload for invocations")
     parser.add_argument("--values", action="append", metavar="NAME=LOW:HIGH", help="range of a synthetic input")
     parser.add_argument("--header", action="append", dest="headers", metavar="NAME:VALUE", help="sent with every request")

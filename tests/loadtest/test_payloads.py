@@ -8,7 +8,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from loadtest.errors import UsageError
-from loadtest.payloads import from_files, grpc_requests, http_requests, synthetic
+from loadtest.payloads import Request, distinct, from_files, grpc_requests, http_requests, joined, read_requests, synthetic
 from loadtest.results import LoadSpec
 from loadtest.target import Address
 
@@ -103,6 +103,128 @@ def test_a_payload_file_that_cannot_be_sent_is_refused(tmp_path: Path, name: str
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=message):
         from_files(replace(SPEC, payloads=(str(tmp_path / name),)), Address.of(SPEC), "m")
+
+
+def line(*ids: int, expected: float | None = None) -> str:
+    shape = [1, len(ids)]
+    document: dict[str, Any] = {
+        "inputs": [
+            {"name": "ids", "datatype": "INT64", "shape": shape, "data": list(ids)},
+            {"name": "mask", "datatype": "INT64", "shape": shape, "data": [1] * len(ids)},
+        ]
+    }
+    if expected is not None:
+        outputs = [{"name": "y", "datatype": "FP32", "shape": [1, 1], "data": [expected]}]
+        document["expected"] = {"outputs": outputs}
+    return json.dumps(document)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "requests.jsonl"
+    path.write_text("\n".join([line(1, 2, 3, expected=0.5), "", line(4), line(5, 6)]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("protocol", ["rest-json", "rest-binary", "grpc", "invocations"])
+def test_each_line_of_a_jsonl_file_is_a_request(lines: Path, protocol: Any) -> None:
+    spec = replace(SPEC, protocol=protocol, payloads=(str(lines),))
+    made = from_files(spec, Address.of(SPEC), "m")
+    assert len(made) == 3
+    assert not any(b"expected" in request for request in made)
+    if protocol == "grpc":
+        assert list(pb.ModelInferRequest.FromString(made[0]).inputs[0].shape) == [1, 3]
+    elif protocol != "rest-binary":
+        assert json.loads(body(made[0]))["inputs"][0]["data"] == [1, 2, 3]
+
+
+def test_an_expected_answer_stands_beside_its_request(lines: Path) -> None:
+    first, second, _ = read_requests([str(lines)])
+    assert first.expected is not None
+    assert first.expected["y"].tolist() == [[0.5]]
+    assert second.expected is None
+    assert second.source.endswith("requests.jsonl: line 3")
+    assert (first.rows, second.rows) == (1, 1)
+
+
+def test_an_expected_answer_is_not_sent(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(line(1, expected=0.5))
+    spec = replace(SPEC, payloads=(str(path),))
+    assert b"expected" not in from_files(spec, Address.of(spec), "m")[0]
+
+
+def test_a_request_that_comes_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([line(1, 2), line(3), line(1, 2)]))
+    assert len(distinct(read_requests([str(path)]))) == 2
+
+
+def test_requests_are_joined_to_rows_with_their_neighbours_in_length(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(line(*[length] * length) for length in (9, 1, 8, 2)))
+    pad = {"ids": 0.0, "mask": 0.0}
+    made = joined(read_requests([str(path)]), 2, 2, pad)
+    assert len(made) == 4  # each of them leads one
+    shapes = {request.inputs["ids"].shape for request in made}
+    assert shapes <= {(2, 2), (2, 8), (2, 9)}
+    short = next(request for request in made if request.inputs["ids"].shape == (2, 2))
+    assert short.inputs["ids"].tolist() == [[1, 0], [2, 2]]
+    assert short.inputs["mask"].tolist() == [[1, 0], [1, 1]]
+
+
+def test_what_is_not_padded_is_joined_only_with_its_like(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([line(1, 2), line(3), line(4, 5)]))
+    made = joined(read_requests([str(path)]), 3, 3, {})
+    assert sorted(request.inputs["ids"].tolist() for request in made) == [
+        [[1, 2], [4, 5], [1, 2]], [[1, 2], [4, 5], [1, 2]], [[3], [3], [3]],
+    ]  # fmt: skip
+
+
+def test_joined_requests_have_exactly_the_rows_that_are_asked() -> None:
+    three = Request({"x": np.ones((3, 2), np.float32)}, {"x": "FP32"})
+    assert [request.inputs["x"].shape for request in joined([three], 4, 4, {})] == [(4, 2)]
+    rows = {request.rows for request in joined([three] * 64, 2, 5, {})}
+    assert rows == {2, 3, 4, 5}
+    with pytest.raises(UsageError, match="no common first dimension"):
+        joined([Request({"x": np.float32(1).reshape(())}, {"x": "FP32"}, source="a.json")], 2, 2, {})
+
+
+def test_rows_join_the_requests_of_files(lines: Path) -> None:
+    spec = replace(SPEC, payloads=(str(lines),), rows="4", pad=("ids=0", "mask=0"))
+    for request in from_files(spec, Address.of(spec), "m"):
+        assert json.loads(body(request))["inputs"][0]["shape"] == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"inputs": []', r"a\.jsonl: line 2: not a v2 inference request"),
+        ('{"inputs": [], "expected": {}}', r"line 2: not a v2 inference request: KeyError: 'outputs'"),
+        ("[" * 100_000, r"line 2: not a v2 inference request: RecursionError"),
+        ('{"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1], "data": [300]}]}', "line 2: .*OverflowError"),
+    ],
+)
+def test_a_line_that_is_no_request_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{line(1)}\n{text}\n")
+    with pytest.raises(UsageError, match=message):
+        read_requests([str(path)])
+
+
+def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n")
+    (tmp_path / "a.bin").write_text("x")
+    spec = replace(SPEC, payloads=(str(tmp_path / "a.jsonl"),))
+    with pytest.raises(UsageError, match="no request in it"):
+        from_files(spec, Address.of(spec), "m")
+    with pytest.raises(UsageError, match="no request in it"):
+        read_requests(spec.payloads)
+    with pytest.raises(UsageError, match=r"expected v2 requests in \.json and \.jsonl files"):
+        read_requests([str(tmp_path / "a.bin")])
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_requests([str(tmp_path / "none.jsonl")])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,246 @@
+"""What a server answers to each of many requests, so that two servers can be compared.
+
+Outside measured time: a few threads that wait for one answer each. Everything is bounded: the requests at once, the time of
+all, and how often a server that is busy, or hung up, is asked again.
+"""
+
+import contextlib
+import http.client
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import orjson
+
+from backends.base import Tensors
+from gateway.errors import InvalidArgument
+from gateway.protocols.tensors import tensor_from_bytes
+from loadtest.agreement import LEAST_INPUTS, agreement, described, difference, of_all
+from loadtest.errors import TargetError
+from loadtest.payloads import Request, encode_body, grpc_requests, infer_path, tensors_of
+from loadtest.results import LoadSpec
+from loadtest.target import Address
+
+MOST_INPUTS: Final = 500  # of a larger payload, evenly spread: more tell the 1st percentile hardly better
+AT_ONCE: Final = 4  # so that batches form, as they will
+_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8)  # before a server that is busy is asked again
+_LONGEST_S: Final = 10.0  # one answer
+_MAX_ANSWER_BYTES: Final = 64 << 20
+_BUSY: Final = frozenset({429, 503, 504})
+
+
+class _Busy(Exception):
+    """The server refuses for now, or closed the connection; the message says in which words."""
+
+
+class _Connection(Protocol):
+    """Asks one server, from one thread."""
+
+    def ask(self, request: Request) -> Tensors:
+        """Raises: TargetError; _Busy."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """agreement: None if nothing could be compared, and `failure` says why. statistic: in words."""
+
+    agreement: float | None = None
+    inputs: int = 0
+    statistic: str = ""
+    failure: str = ""
+
+
+def spread(requests: Sequence[Request]) -> list[Request]:
+    """At most MOST_INPUTS of them, evenly."""
+    count = min(len(requests), MOST_INPUTS)
+    return [requests[index * len(requests) // count] for index in range(count)]
+
+
+def ask(
+    spec: LoadSpec, address: Address, model: str, requests: Sequence[Request], *, seconds: float, stop: threading.Event
+) -> list[Tensors | None]:
+    """The server's answer to each, in their order; None from where `seconds` had passed or `stop` was set.
+
+    Blocks. Raises: TargetError, for the first request that is not answered well.
+    """
+    until_s = time.monotonic() + seconds
+    answers: list[Tensors | None] = [None] * len(requests)
+    todo = iter(range(len(requests)))
+    taking = threading.Lock()
+
+    def work() -> None:
+        with contextlib.closing(_connected(spec, address, model)) as connection:
+            while not stop.is_set() and time.monotonic() < until_s:
+                with taking:
+                    index = next(todo, None)
+                if index is None:
+                    return
+                try:
+                    answers[index] = _patiently(connection, requests[index], stop)
+                except BaseException:
+                    stop.set()  # the others need not go on
+                    raise
+
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="answers") as pool:
+        for done in [pool.submit(work) for _ in range(min(AT_ONCE, len(requests)))]:
+            done.result()
+    return answers
+
+
+def compared(
+    requests: Sequence[Request],
+    reference: Sequence[Tensors | None],
+    candidate: Sequence[Tensors | None],
+    *,
+    statistics: dict[str, str],
+    batched: bool,
+) -> Compared:
+    """What both answered. batched: whether the first dimension of inputs and outputs is rows. Raises: UsageError, see
+    `agreement.compare_of`.
+    """
+    both = [(r, a, b) for r, a, b in zip(requests, reference, candidate, strict=True) if a is not None and b is not None]
+    if len(both) < LEAST_INPUTS:
+        return Compared(
+            inputs=len(both),
+            failure=f"answered only {len(both)} of {len(requests)} requests in the time there was, {LEAST_INPUTS} are needed",
+        )
+    found = []
+    for number, (request, ours, theirs) in enumerate(both, start=1):
+        if differs := difference(ours, theirs):
+            return Compared(inputs=len(both), failure=f"cannot be compared: in answer {number} {differs}")
+        found.append(agreement(ours, theirs, rows=request.rows if batched else None, statistics=statistics))
+    return Compared(of_all(found), len(found), described(both[0][1], statistics, batched=batched))
+
+
+def _patiently(connection: _Connection, request: Request, stop: threading.Event) -> Tensors:
+    for pause_s in _PAUSES_S:
+        try:
+            return connection.ask(request)
+        except _Busy:
+            if stop.wait(pause_s):
+                break
+    try:
+        return connection.ask(request)
+    except _Busy as exc:
+        raise TargetError(f"did not answer a request that was sent {len(_PAUSES_S) + 1} times: {exc}") from exc
+
+
+def _connected(spec: LoadSpec, address: Address, model: str) -> _Connection:
+    return _Grpc(spec, address, model) if spec.protocol == "grpc" else _Rest(spec, address, model)
+
+
+class _Rest:
+    def __init__(self, spec: LoadSpec, address: Address, model: str) -> None:
+        self._spec = spec
+        self._path = infer_path(spec, address, model)
+        self._connection = (
+            http.client.HTTPSConnection(address.host, address.port, timeout=_LONGEST_S, context=ssl.create_default_context())
+            if address.tls
+            else http.client.HTTPConnection(address.host, address.port, timeout=_LONGEST_S)
+        )
+
+    def ask(self, request: Request) -> Tensors:
+        body, headers = encode_body(self._spec, request.inputs, request.datatypes)
+        try:
+            self._connection.request("POST", self._path, body, headers | dict(self._spec.headers))
+            response = self._connection.getresponse()
+            answer = response.read(_MAX_ANSWER_BYTES + 1)
+        except ConnectionError as exc:  # as a server may do with a connection that was idle
+            self._connection.close()
+            raise _Busy(f"{type(exc).__name__}: {exc}") from exc
+        except (OSError, http.client.HTTPException) as exc:
+            self._connection.close()
+            raise TargetError(f"did not answer: {type(exc).__name__}: {exc}") from exc
+        if len(answer) > _MAX_ANSWER_BYTES:
+            self._connection.close()
+            raise TargetError(f"answered more than {_MAX_ANSWER_BYTES >> 20} MiB to one request")
+        if response.status != 200:
+            words = f"{response.status}: {answer[:300].decode(errors='replace')}"
+            if response.status in _BUSY:
+                raise _Busy(words)
+            raise TargetError(f"answered {words}")
+        return decode_answer(answer, response.headers.get("Inference-Header-Content-Length"))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Grpc:
+    def __init__(self, spec: LoadSpec, address: Address, model: str) -> None:
+        import grpc
+        from tritonclient.grpc import service_pb2_grpc
+
+        self._spec = spec
+        self._model = model
+        where = f"{address.host}:{address.port}"
+        self._channel = (
+            grpc.secure_channel(where, grpc.ssl_channel_credentials()) if address.tls else grpc.insecure_channel(where)
+        )
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._metadata = [(name.lower(), value) for name, value in spec.headers]
+
+    def ask(self, request: Request) -> Tensors:
+        import grpc
+        from tritonclient.grpc import service_pb2
+
+        (message,) = grpc_requests(self._spec, self._model, [(request.inputs, request.datatypes)])
+        try:
+            answer = self._stub.ModelInfer(
+                service_pb2.ModelInferRequest.FromString(message), timeout=_LONGEST_S, metadata=self._metadata
+            )
+        except grpc.RpcError as exc:
+            words = f"{exc.code().name}: {exc.details()}"
+            if exc.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+                raise _Busy(words) from exc
+            raise TargetError(f"answered {words}") from exc
+        raw = iter(answer.raw_output_contents)
+        return {tensor.name: _grpc_array(tensor, raw) for tensor in answer.outputs}
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def decode_answer(body: bytes, header_bytes: str | None) -> Tensors:
+    """The outputs of a v2 REST answer. header_bytes: of its JSON, with the binary extension; None: all of it is JSON.
+
+    Raises: TargetError.
+    """
+    try:
+        head = len(body) if header_bytes is None else int(header_bytes)
+        outputs = orjson.loads(body[:head])["outputs"]
+        arrays, at = {}, head
+        for tensor in outputs:
+            name, taken = str(tensor["name"]), tensor.get("parameters", {}).get("binary_data_size")
+            if taken is None:
+                arrays[name] = tensors_of([tensor])[0][name]
+                continue
+            shape = [int(size) for size in tensor["shape"]]
+            arrays[name] = tensor_from_bytes(name, tensor["datatype"], shape, body[at : at + taken])
+            at += taken
+    except InvalidArgument as exc:
+        raise TargetError(f"answered what is no v2 response: {exc.message}") from exc
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as exc:
+        raise TargetError(f"answered what is no v2 response: {type(exc).__name__}: {exc}") from exc
+    return arrays
+
+
+def _grpc_array(tensor: Any, raw: Iterator[bytes]) -> np.ndarray:
+    """One output of a ModelInferResponse: raw, or in the typed fields."""
+    shape = list(tensor.shape)
+    if tensor.HasField("contents"):
+        (values,) = [list(field) for _, field in tensor.contents.ListFields()] or [[]]
+        data = [value.decode() for value in values] if tensor.datatype == "BYTES" else values
+        described = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": data}
+        return tensors_of([described])[0][tensor.name]
+    try:
+        return tensor_from_bytes(tensor.name, tensor.datatype, shape, next(raw, b""))
+    except InvalidArgument as exc:
+        raise TargetError(f"answered what is no v2 response: {exc.message}") from exc

@@ -1,6 +1,6 @@
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 
 from loadtest.catalogue import Catalogue, load_catalogue
 from loadtest.errors import TargetError, UsageError
+from loadtest.generator import Progress
 from loadtest.journal import Journal
 from loadtest.launchers import StartFailed, Usage
 from loadtest.recommender import Lab, Step, limited, question_of, required_share, run_search
@@ -191,6 +192,28 @@ def test_an_invalid_run_says_why(spec: Spec) -> None:
     measured = answer(Lab(spec, FakeLauncher(), measure), Load(spec.candidates[0].name, 10, 5, "peak"))
     assert not measured.valid
     assert measured.notes == ("send lag p99 9 ms is above 0.5 ms",)
+
+
+def test_a_display_is_told_what_runs_and_how_it_goes(spec: Spec) -> None:
+    looked = Progress(1.0, 10, 10, 0, 10.0, 4.0, 9.0)
+
+    async def measure(wanted: LoadSpec, *, until_decided: bool, on_progress: Callable[[Progress], None]) -> RunResult:
+        on_progress(looked)
+        return run_result(wanted, succeeded=100, verdict="pass")
+
+    told: list[tuple[Load, Progress]] = []
+    load = Load(spec.candidates[0].name, 10, 5, "peak")
+    answer(Lab(spec, FakeLauncher(), measure, on_progress=lambda load, progress: told.append((load, progress))), load)
+    assert told == [(load, looked)]
+
+
+@pytest.mark.slow
+def test_every_step_says_what_was_spent_so_far(spec: Spec, tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    steps: list[Step] = []
+    outcome = searched(spec, launcher, FakeMeasure(launcher), tmp_path, steps.append)
+    assert (steps[0].seconds, steps[0].usd) == (0.0, 0.0)
+    assert (steps[-1].seconds, steps[-1].usd) == pytest.approx((outcome.seconds, outcome.usd))
 
 
 def test_the_payload_of_the_spec_is_what_is_sent(catalogue: Catalogue) -> None:

@@ -39,12 +39,12 @@ class Price(_Strict):
     estimated: bool = False
 
     def flags(self, today: datetime.date) -> tuple[str, ...]:
-        """What a reader must know before he trusts it: "estimated", "undated", "stale (n days old)"."""
+        """What a reader must know before he trusts it: "estimated", "undated", "n days old"."""
         flags = ["estimated"] if self.estimated else []
         if self.date is None:
             flags.append("undated")
         elif (age := (today - self.date).days) > STALE_AFTER_DAYS:
-            flags.append(f"stale ({age} days old)")
+            flags.append(f"{age} days old")
         return tuple(flags)
 
 

@@ -1,42 +1,54 @@
-"""Charts as SVG text: what the HTML report draws, with nothing but the standard library and no script in the page.
+"""Charts as SVG text: what the HTML pages draw, with nothing but the standard library and no script in the page.
 
-Colours and fonts come from the page's style sheet (html.py); every mark carries a <title>, which browsers show on hovering.
+Colours and fonts come from the pages' style sheet (report.css); every mark carries a <title>, which browsers show on hovering.
+A drawing is as wide as a phone's screen, so that its text stays readable there.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-WIDTH, HEIGHT = 560, 340
-LEFT, RIGHT, TOP, BOTTOM = 62, 18, 16, 46
+WIDTH, HEIGHT = 460, 310
+LEFT, RIGHT, TOP, BOTTOM = 60, 30, 18, 46
+LEAST_GAP = 12.0  # pixels between two labels at line ends
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One mark. solid: filled, else hollow. hint: shown on hovering."""
+    """One mark. solid: filled, else hollow. hint: shown on hovering. low, high: of the interval of y; None: not known."""
 
     x: float
     y: float
     hint: str = ""
     solid: bool = True
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Marks of one colour (index into the page's palette). joined: with a line, or as stairs if `stairs`."""
+    """Marks of one colour (index into the page's palette), joined with a line, or as stairs if `stairs`.
+
+    name: written at the right end. dashes: 0 for a whole line, 1 and 2 for broken ones. The intervals of its points are a band.
+    """
 
     colour: int
     points: Sequence[Point]
     joined: bool = True
     marks: bool = True
     stairs: bool = False
+    name: str = ""
+    dashes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """label: with its unit. log: logarithmic; values must then be above 0. zero: a linear axis begins at 0."""
+    """label: with its unit. log: logarithmic; values must then be above 0.
+
+    zero: a linear axis begins at 0. Else it does where that costs less than half of its length; where not, it is marked broken.
+    """
 
     label: str
     log: bool = False
@@ -52,15 +64,29 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """A stretch of the x axis with a label at its top."""
+
+    start: float
+    end: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
-    """lines: references. front: points joined behind the marks, such as a Pareto front. rings: marked places with a label."""
+    """lines: references. front: points joined behind the marks, such as a Pareto front. rings: marked places with a label.
+
+    diagonal: a label for the line y = x, "" for none.
+    """
 
     x: Axis
     y: Axis
     series: Sequence[Series]
     lines: Sequence[Line] = ()
     front: Sequence[Point] = ()
-    rings: Sequence[Point] = field(default=())
+    rings: Sequence[Point] = ()
+    regions: Sequence[Region] = ()
+    diagonal: str = ""
 
 
 def draw(chart: Chart) -> str:
@@ -68,23 +94,27 @@ def draw(chart: Chart) -> str:
     points = [point for series in chart.series for point in series.points]
     if not points:
         return ""
-    ys = [point.y for point in points] + [line.y for line in chart.lines]
+    bounds = [bound for point in points for bound in (point.low, point.high) if bound is not None]
     x = _Scale(chart.x, [point.x for point in points], LEFT, WIDTH - RIGHT)
-    y = _Scale(chart.y, ys, HEIGHT - BOTTOM, TOP)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.y.label)} by {escape(chart.x.label)}">']
+    y = _Scale(chart.y, [point.y for point in points] + bounds + [line.y for line in chart.lines], HEIGHT - BOTTOM, TOP)
+    label = f"{y.told} by {x.told}"
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
+    parts += [part for region in chart.regions for part in _region(region, x)]
     parts += _grid(x, y)
-    if chart.front:
-        parts.append(f'<polyline class="front" points="{_path(chart.front, x, y)}"/>')
-    for series in chart.series:
-        parts += _series(series, x, y)
     for line in chart.lines:
         at = y(line.y)
         parts.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text class="limit-label" x="{LEFT + 6}" y="{at - 6:.1f}">{escape(line.label)}</text>')
+    if chart.diagonal:
+        parts += _diagonal(chart.diagonal, x, y)
+    if len(chart.front) > 1:
+        parts.append(f'<polyline class="front" points="{_path(chart.front, x, y)}"/>')
+    for series in chart.series:
+        parts += _series(series, x, y)
+    parts += _names(chart.series, x, y)
     for ring in chart.rings:
-        parts.append(
-            f'<circle class="ring" cx="{x(ring.x):.1f}" cy="{y(ring.y):.1f}" r="8"><title>{escape(ring.hint)}</title></circle>'
-        )
+        hint = f"<title>{escape(ring.hint)}</title>"
+        parts.append(f'<circle class="ring" cx="{x(ring.x):.1f}" cy="{y(ring.y):.1f}" r="8">{hint}</circle>')
     return "".join((*parts, "</svg>"))
 
 
@@ -136,10 +166,15 @@ class _Scale:
             self._low, self._high = math.log10(low / 1.15), math.log10(high * 1.15)
             self.ticks = _log_ticks(self._low, self._high)
         else:
-            margin = 0.08 * ((high - low) or high or 1.0)
-            self._low = 0.0 if axis.zero else low - margin
-            self._high = high + margin
+            from_zero = axis.zero or low < high / 2
+            margin = 0.08 * ((high - low) or abs(high) or 1.0)
+            self._low = 0.0 if from_zero else low - margin
+            self._high = high + (0.08 * (high or 1.0) if from_zero else margin)
             self.ticks = _linear_ticks(self._low, self._high)
+        self.broken = not axis.log and self._low > 0
+        self.told = axis.label + (" (log scale)" if axis.log else " (not from 0)" if self.broken else "")
+        self.top = 10**self._high if axis.log else self._high
+        self.bottom = 10**self._low if axis.log else self._low
 
     def __call__(self, value: float) -> float:
         place = math.log10(value) if self.axis.log else value
@@ -173,23 +208,77 @@ def _grid(x: _Scale, y: _Scale) -> list[str]:
         at = y(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text class="tick-y" x="{LEFT - 8}" y="{at + 4:.1f}">{_number(tick)}</text>')
+    parts.append(f'<path class="frame" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>')
+    if x.broken:
+        parts.append(f'<path class="break" d="M{LEFT + 8} {bottom + 5}l4 -10m4 10l4 -10"/>')
+    if y.broken:
+        parts.append(f'<path class="break" d="M{LEFT - 5} {bottom - 8}l10 -4m-10 -4l10 -4"/>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 8}">{escape(x.axis.label)}</text>')
+    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 8}">{escape(x.told)}</text>')
     upright = (TOP + bottom) / 2
-    parts.append(f'<text class="axis" transform="translate(14 {upright}) rotate(-90)">{escape(y.axis.label)}</text>')
+    parts.append(f'<text class="axis" transform="translate(13 {upright}) rotate(-90)">{escape(y.told)}</text>')
     return parts
+
+
+def _region(region: Region, x: _Scale) -> list[str]:
+    start, end = x(region.start), x(region.end)
+    middle, anchor = (start + end) / 2, "middle"
+    half = 3.2 * len(region.label)
+    if middle + half > WIDTH - RIGHT:
+        middle, anchor = WIDTH - RIGHT, "end"
+    elif middle - half < LEFT:
+        middle, anchor = LEFT + 4, "start"
+    return [
+        f'<rect class="region" x="{start:.1f}" y="{TOP}" width="{max(end - start, 1):.1f}" height="{HEIGHT - BOTTOM - TOP}"/>',
+        f'<text class="region-label" x="{middle:.1f}" y="{TOP - 5}" text-anchor="{anchor}">{escape(region.label)}</text>',
+    ]
+
+
+def _diagonal(label: str, x: _Scale, y: _Scale) -> list[str]:
+    start, end = max(x.bottom, y.bottom), min(x.top, y.top)
+    line = f'<line class="diagonal" x1="{x(start):.1f}" y1="{y(start):.1f}" x2="{x(end):.1f}" y2="{y(end):.1f}"/>'
+    at = start + 0.55 * (end - start)
+    return [line, f'<text class="soft-label" x="{x(at) - 8:.1f}" y="{y(at):.1f}" text-anchor="end">{escape(label)}</text>']
 
 
 def _series(series: Series, x: _Scale, y: _Scale) -> list[str]:
     points = sorted(series.points, key=lambda point: point.x)
-    parts = []
+    parts = _intervals(series.colour, points, x, y)
     if series.joined and len(points) > 1:
         shown = _stairs(points) if series.stairs else points
-        parts.append(f'<polyline class="line s{series.colour}" points="{_path(shown, x, y)}"/>')
+        parts.append(f'<polyline class="line s{series.colour} dash{series.dashes}" points="{_path(shown, x, y)}"/>')
     for point in points if series.marks else ():
         kind = f"c{series.colour} s{series.colour}" if point.solid else f"hollow s{series.colour}"
         centre = f'cx="{x(point.x):.1f}" cy="{y(point.y):.1f}"'
-        parts.append(f'<circle class="mark {kind}" {centre} r="4.5"><title>{escape(point.hint)}</title></circle>')
+        parts.append(f'<circle class="mark {kind}" {centre} r="4"><title>{escape(point.hint)}</title></circle>')
+    return parts
+
+
+def _intervals(colour: int, points: Sequence[Point], x: _Scale, y: _Scale) -> list[str]:
+    """A band over the points whose interval is known, and a bar at each."""
+    known = [(point.x, point.low, point.high) for point in points if point.low is not None and point.high is not None]
+    if not known:
+        return []
+    there = " ".join(f"{x(at):.1f},{y(low):.1f}" for at, low, _ in known)
+    back = " ".join(f"{x(at):.1f},{y(high):.1f}" for at, _, high in reversed(known))
+    bars = (f"M{x(at):.1f} {y(low):.1f}V{y(high):.1f}" for at, low, high in known)
+    return [
+        f'<polygon class="band c{colour}" points="{there} {back}"/>',
+        f'<path class="interval s{colour}" d="{"".join(bars)}"/>',
+    ]
+
+
+def _names(series: Sequence[Series], x: _Scale, y: _Scale) -> list[str]:
+    """The name of each series right of its last point, pushed apart where they would lie over each other."""
+    placed = [(max(one.points, key=lambda point: point.x), one) for one in series if one.name and one.points]
+    ends = sorted((y(last.y) + 4, x(last.x) + 9, one.colour, one.name) for last, one in placed)
+    parts: list[str] = []
+    before: dict[int, float] = {}  # column of pixels -> the lowest label there
+    for at_y, at_x, colour, name in ends:
+        column = round(at_x / 24)
+        at_y = max(at_y, before.get(column, -math.inf) + LEAST_GAP)
+        before[column] = at_y
+        parts.append(f'<text class="end c{colour}" x="{at_x:.1f}" y="{at_y:.1f}">{escape(name)}</text>')
     return parts
 
 

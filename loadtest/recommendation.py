@@ -6,34 +6,40 @@
 
 import datetime
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
+from loadtest import headline
 from loadtest.costs import (
     HOURS_PER_MONTH,
     autoscaling_invocations_per_minute,
     cost_per_inference,
     cost_per_million,
+    fleet_usd_per_hour,
+    replicas_for,
     requests_per_dollar,
 )
+from loadtest.curves import Cliff, CurvePoint, FrontPoint, cliff, curve, front
 from loadtest.errors import ExitCode, UsageError
 from loadtest.fleet import Fleet, NoFleet, Offer, cheapest_fleet
 from loadtest.ranking import judge
 from loadtest.search import Agreed, Measured, Outcome, Question, Standing, Timing, agreement_text, misses
 from loadtest.spec import MIN_AGREEMENT, Candidate, Spec
+from loadtest.wording import letters
 
 SCHEMA: Final = "loadtest.recommendation/1"
 CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
 
-Status = Literal["winner", "runner-up", "finalist", "measured", "predicted", "rejected"]
+Status = Literal["winner", "runner-up", "finalist", "measured", "not measurable", "predicted", "rejected"]
 
 
 @dataclass(frozen=True, slots=True)
 class PriceReport:
-    """usd_per_hour of one instance. basis: ec2 (on demand), spot, sagemaker, or own. flags: estimated, undated, stale (…)."""
+    """usd_per_hour of one instance. basis: ec2 (on demand), spot, sagemaker, or own. flags: estimated, undated, n days old."""
 
     usd_per_hour: float
     basis: str
@@ -64,11 +70,14 @@ class AgreementReport:
 class CandidateReport:
     """One candidate and everything known of it.
 
+    letter: what it is called wherever the legend is near, in order of rank: A is the winner. differs: what tells it from the
+    others: instance type, backend, settings.
+
     max_rps: the highest offered rate that passed; 0 if none did. held_rps: the highest at which the SLO held in the sample,
     proven or not; failing_rps: the lowest at which it did not. estimated_rps: the best guess of the peak, by which candidates
     are ranked: the middle of that bracket; what is predicted, if nothing failed. cost_per_million_usd: at max_rps (else
     held_rps), fully used; None if there is no such rate. out: why it was dropped. runs, timings: the evidence. agreement: None
-    if nothing was compared.
+    if nothing was compared. curve: its valid runs, rate ascending. cliff: where p99 jumps; None if it was not seen to.
     """
 
     name: str
@@ -90,6 +99,15 @@ class CandidateReport:
     timings: tuple[Timing, ...]
     overhead_ms: float
     agreement: AgreementReport | None = None
+    letter: str = ""
+    differs: str = ""
+    curve: tuple[CurvePoint, ...] = ()
+    cliff: Cliff | None = None
+
+    @property
+    def claimed_rps(self) -> float:
+        """The one rate at which it is spoken of: what was proven, else what held in the sample; 0 if there is none."""
+        return self.max_rps or self.held_rps
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +177,20 @@ class Floor:
 class Recommendation:
     """The whole document.
 
-    winner, runner_up: names of candidates; None if there is none. proven: the winner's rate passed at 95 % confidence; else it
-    only held in the sample. verified: whether it recovered from an overload; None if there was no time to see.
-    margin: how much more the runner-up costs, as a share, at estimated peaks. probability_cheapest: that none is cheaper, by
-    bootstrap over blocks. flip_usd_per_hour: the winner's price from which the runner-up wins.
+    state: what every output says, and the exit code. proven: the winner's rate passed at 95 % confidence. not proven: a rate
+    only held in the sample, or time ended before anything was decided. no candidate: every one was measured and misses the SLO
+    or the agreement, or does not run. invalid: what would decide it could not be measured.
+    needed: what a proof would take, in words, and the command for it; empty if it is proven, or no amount of time brings it.
+    winner, runner_up: names of candidates; None if there is none. proven: state, as a flag.
+    verified: whether it recovered from an overload; None if there was no time to see.
+    margin: how much more the runner-up costs than the winner, as a share, each at its claimed rate: a fleet for target_rps,
+    else a million requests. margin_resolved: False if what was measured does not tell the two costs apart.
+    probability_cheapest: that none is cheaper, by bootstrap over blocks.
+    flip_usd_per_hour: the winner's hourly price from which the runner-up wins; None if they are not told apart.
     autoscaling_invocations_per_minute: SageMaker's target per instance. fleet: for target_rps. fleets: for other rates.
     answer: the recommendation in words. configuration: the gateway configuration to deploy; empty for a running server.
-    generator_limited: candidates that the load generator was too slow to measure.
+    generator_limited: candidates that could not be offered what was needed, so that nothing is known of them.
+    pareto_p99, pareto_agreement: where nothing measured is both cheaper and quicker, or cheaper and closer to the reference.
     min_agreement: what a candidate's answers must reach to win; None: not asked. reference: whose answers they are compared
     with: a candidate's name, or "the expected answers"; "" if nothing was compared.
     """
@@ -178,12 +203,16 @@ class Recommendation:
     required_share: float
     target_rps: float | None
     headroom: float
+    state: headline.State
+    needed: str
+    command: str
     answer: str
     winner: str | None
     runner_up: str | None
     proven: bool
     verified: bool | None
     margin: float | None
+    margin_resolved: bool
     probability_cheapest: float | None
     flip_usd_per_hour: float | None
     autoscaling_invocations_per_minute: float | None
@@ -201,15 +230,19 @@ class Recommendation:
     usd_spent: float
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    pareto_p99: tuple[FrontPoint, ...] = ()
+    pareto_agreement: tuple[FrontPoint, ...] = ()
     min_agreement: float | None = None
     reference: str = ""
     schema: str = SCHEMA
 
     @property
     def exit_code(self) -> ExitCode:
-        if self.winner is not None and self.proven:
-            return ExitCode.MET
-        return ExitCode.INVALID if self.winner is None and self.generator_limited else ExitCode.MISSED
+        return headline.SIGNALS[self.state].exit_code
+
+    @property
+    def winner_report(self) -> CandidateReport | None:
+        return self.candidate(self.winner) if self.winner is not None else None
 
     def candidate(self, name: str) -> CandidateReport:
         return next(candidate for candidate in self.candidates if candidate.name == name)
@@ -222,22 +255,24 @@ def build(
     today = now.date()
     configured = {candidate.name: candidate for candidate in spec.candidates}
     standings = {standing.entrant.name: standing for standing in outcome.standings}
-    reports = [_candidate(configured[name], standing, outcome, question, today) for name, standing in standings.items()]
+    reports = _named([_candidate(configured[name], standing, outcome, question, today) for name, standing in standings.items()])
     verdict = judge(question, outcome, seed=spec.seed)
     winner = standings[outcome.winner] if outcome.winner else None
+    runner_up = standings[outcome.runner_up] if outcome.runner_up else None
     ranked = [standing for standing in standings.values() if standing.claimed_rps and not standing.broken]
-    offered = [standing for standing in ranked if standing.peak_rps] or ranked  # no fleet is built on less than what is proven
-    offers = [
-        Offer(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in offered
-    ]
+    # Beside a proven rate, one that only held in a sample carries no fleet.
+    sure = [standing for standing in ranked if standing.peak_rps or not (winner and winner.peak_rps)]
+    offers = [Offer(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in sure]
     notes = list(outcome.notes)
     if winner:
         decisive = next(run for run in reversed(winner.evidence) if run.rps == winner.claimed_rps)
         notes += [f"the run behind {winner.entrant.name}'s rate: {note}" for note in decisive.notes]
-    fleet = _fleet(offers, spec.target_rps, question.headroom, notes) if spec.target_rps else None
-    limited = tuple(s.entrant.name for s in outcome.standings if s.runs and not s.evidence and not s.runs[-1].valid)
-    usd = outcome.usd if paid else 0.0
+    fleet = _fleet(offers, spec.target_rps, question.headroom, notes) if spec.target_rps and offers else None
+    limited = tuple(standing.entrant.name for standing in outcome.standings if _limited(standing))
+    notes += [f"{name} could not be measured: {'; '.join(standings[name].runs[-1].notes)}" for name in limited]
     floor = outcome.floor
+    state = _state(outcome, limited)
+    compared = _compared(question, winner, runner_up) if winner and runner_up else None
     found = Recommendation(
         created_at=now.isoformat(timespec="seconds"),
         source=spec.source,
@@ -247,18 +282,22 @@ def build(
         required_share=question.required,
         target_rps=spec.target_rps,
         headroom=question.headroom,
+        state=state,
+        needed="",
+        command="",
         answer="",
         winner=outcome.winner,
         runner_up=outcome.runner_up,
-        proven=bool(winner and winner.peak_rps),
+        proven=state == "proven",
         verified=outcome.verified,
-        margin=verdict.margin if verdict else None,
+        margin=compared.margin if compared else None,
+        margin_resolved=compared.resolved if compared else False,
         probability_cheapest=verdict.probability_cheapest if verdict else None,
-        flip_usd_per_hour=verdict.flip_usd_per_hour if verdict else None,
+        flip_usd_per_hour=compared.flip_usd_per_hour if compared else None,
         autoscaling_invocations_per_minute=autoscaling_invocations_per_minute(winner.claimed_rps) if winner else None,
         fleet=fleet,
         fleets=_fleets(offers, question.headroom),
-        candidates=tuple(sorted(reports, key=_order)),
+        candidates=reports,
         InferenceRecommendations=tuple(_aws(configured[s.entrant.name], s, fleet) for s in sorted(ranked, key=_aws_order)),
         floor=Floor(floor.entrant, floor.rps, floor.p50_ms, floor.p95_ms, floor.p99_ms) if floor and floor.requests else None,
         generator_limited=limited,
@@ -267,57 +306,109 @@ def build(
         machine=machine,
         seconds_spent=outcome.seconds,
         seconds_budget=question.seconds,
-        usd_spent=usd,
+        usd_spent=outcome.usd if paid else 0.0,
         warnings=(*_loss(reports, outcome), *spec.warnings, *_price_warnings(reports)),
-        notes=tuple(notes),
+        notes=tuple(_lettered(note, reports) for note in notes),
+        pareto_p99=_pareto_p99(reports),
+        pareto_agreement=_pareto_agreement(reports),
         min_agreement=question.min_agreement,
         reference=outcome.reference,
     )
-    return replace(found, answer=answer(found))
+    if state == "not proven":
+        words, command = headline.needed(found, outcome.needed_seconds)
+        found = replace(found, needed=words, command=command)
+    return replace(found, answer=headline.answer(found))
 
 
-def answer(found: Recommendation) -> str:
-    """The recommendation in a few sentences, as the terminal, Markdown and HTML print it."""
-    if found.winner is None:
-        return _no_answer(found)
-    winner = found.candidate(found.winner)
-    rate = winner.max_rps or winner.held_rps
-    proof = "sustained" if found.proven else "held in the sample, but not proven in the time there was,"
-    least = "" if winner.failing_rps else " or more"  # no failing rate was reached
-    sentences = [
-        f"{winner.name}: {_usd(winner.cost_per_million_usd)} per million requests at {rate:.4g}/s{least} {proof} "
-        f"within {found.slo}, at {_usd(winner.price.usd_per_hour)} per hour ({winner.price.basis})."
-    ]
-    if found.target_rps is not None and found.fleet is not None:
-        fleet = " + ".join(f"{count} × {name}" for name, count in found.fleet.counts.items())
-        usd_per_month = _usd(found.fleet.usd_per_hour * HOURS_PER_MONTH)
-        sentences.append(f"For {found.target_rps:g}/s, loaded to {found.headroom:.0%}: {fleet}, {usd_per_month} a month.")
-    if found.runner_up is None:
-        sentences.append("No other candidate met the SLO.")
-    else:
-        margin = found.margin or 0.0
-        compared = f"costs {margin:.1%} more" if margin > 0 else "costs the same"
-        flip = f"it wins if the winner's hour costs more than {_usd(found.flip_usd_per_hour)}"
-        sentences.append(f"Runner-up: {found.runner_up}, which {compared}; {flip}.")
-    sentences.append(f"Probability that no candidate is cheaper: {found.probability_cheapest:.0%}.")
-    if found.verified is False:
-        sentences.append("NOT VERIFIED: after an overload it missed the SLO at 0.8 of this rate.")
-    return " ".join(sentences)
+def _state(outcome: Outcome, limited: Sequence[str]) -> headline.State:
+    by_name = {standing.entrant.name: standing for standing in outcome.standings}
+    if outcome.winner is not None:
+        return "proven" if by_name[outcome.winner].peak_rps else "not proven"
+    if limited or (outcome.floor is not None and not outcome.floor.valid):
+        return "invalid"
+    hopeful = (standing for standing in outcome.standings if standing.predicted_rps and not standing.broken)
+    undecided = any(all(run.verdict != "fail" for run in standing.evidence) for standing in hopeful)
+    kept = outcome.floor is not None and outcome.floor.verdict == "pass"  # though its profile said that it could not be
+    return "not proven" if undecided or kept else "no candidate"
 
 
-def _no_answer(found: Recommendation) -> str:
-    if found.generator_limited:
-        limited = [candidate for candidate in found.candidates if candidate.name in found.generator_limited]
-        why = next((run.notes[0] for candidate in limited for run in candidate.runs if run.notes), "")
-        return f"INVALID: the load generator could not measure {', '.join(found.generator_limited)}: {why}."
-    if found.floor is None:
-        reasons = {candidate.out for candidate in found.candidates if candidate.out}
-        return f"No candidate was shown to meet {found.slo}: {'; '.join(sorted(reasons)) or 'the budget ended before'}."
-    floor = found.floor
-    return (
-        f"No candidate meets {found.slo}. The best is {floor.candidate}: p50 {floor.p50_ms:.3g} ms, p95 {floor.p95_ms:.3g} ms, "
-        f"p99 {floor.p99_ms:.3g} ms at {floor.rps:.3g}/s, hardly loaded. Allow more than that, or add quicker candidates."
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    margin: float
+    resolved: bool
+    flip_usd_per_hour: float | None
+
+
+def _compared(question: Question, winner: Standing, runner_up: Standing) -> _Compared:
+    """What the two cost at the rates that are claimed of them, and whether their brackets leave that open."""
+    ours, theirs = (_costs(question, standing) for standing in (winner, runner_up))
+    resolved = ours[1] < theirs[0] or theirs[1] < ours[0]
+    margin = theirs[1] / ours[1] - 1
+    usd_per_hour = winner.entrant.usd_per_hour * (1 + margin)
+    if question.target_rps is not None:
+        counts = [replicas_for(question.target_rps, each.claimed_rps, question.headroom) for each in (winner, runner_up)]
+        usd_per_hour = runner_up.entrant.usd_per_hour * counts[1] / counts[0]
+    return _Compared(margin, resolved, usd_per_hour if resolved else None)
+
+
+def _costs(question: Question, standing: Standing) -> tuple[float, float]:
+    """The least and the most it may cost: at the lowest rate that failed (what was estimated, if none did), and as claimed."""
+    rates = (
+        max(standing.missed_rps if math.isfinite(standing.missed_rps) else standing.estimated_rps, standing.claimed_rps),
+        standing.claimed_rps,
     )
+    price, target = standing.entrant.usd_per_hour, question.target_rps
+    if target is None:
+        return cost_per_million(price, rates[0]), cost_per_million(price, rates[1])
+    least, most = (fleet_usd_per_hour(price, target, rps, question.headroom) for rps in rates)
+    return least, most
+
+
+def _pareto_p99(reports: Sequence[CandidateReport]) -> tuple[FrontPoint, ...]:
+    """Over every rate at which the SLO held: less load is quicker, and dearer."""
+    return front(
+        FrontPoint(report.name, point.offered_rps, cost_per_million(report.price.usd_per_hour, point.offered_rps), point.p99_ms)
+        for report in reports
+        for point in held_points(report)
+    )
+
+
+def _pareto_agreement(reports: Sequence[CandidateReport]) -> tuple[FrontPoint, ...]:
+    return front(
+        (
+            FrontPoint(report.name, report.claimed_rps, report.cost_per_million_usd, report.agreement.value)
+            for report in reports
+            if report.cost_per_million_usd and report.agreement is not None and report.agreement.value is not None
+        ),
+        rising=True,
+    )
+
+
+def held_points(report: CandidateReport) -> tuple[CurvePoint, ...]:
+    """The rates of its curve at which the SLO held."""
+    return tuple(point for point in report.curve if point.verdict != "fail" and point.offered_rps <= report.claimed_rps)
+
+
+def _named(reports: list[CandidateReport]) -> tuple[CandidateReport, ...]:
+    """In order of rank, each with its letter and with what tells it from the others."""
+    parts = [
+        {"": report.instance_type, " ": report.backend, **{key: f"{key} {value}" for key, value in report.settings.items()}}
+        for report in reports
+    ]
+    keys = [key for key in dict.fromkeys(key for part in parts for key in part) if len({part.get(key) for part in parts}) > 1]
+    told = [", ".join(part[key] for key in keys if part.get(key)) for part in parts]
+    if len(set(told)) < len(told) or not all(told):
+        told = [report.name for report in reports]
+    named = [replace(report, differs=differs) for report, differs in zip(reports, told, strict=True)]
+    named = [replace(report, letter=letters(place)) for place, report in enumerate(sorted(named, key=_order))]
+    return tuple(replace(report, out=_lettered(report.out, named)) for report in named)
+
+
+def _lettered(text: str, reports: Sequence[CandidateReport]) -> str:
+    """A text that names candidates, with their letters instead."""
+    for report in sorted(reports, key=lambda report: -len(report.name)):
+        text = text.replace(report.name, report.letter)
+    return text
 
 
 def schema() -> dict[str, Any]:
@@ -348,6 +439,7 @@ def _candidate(
     rate = standing.claimed_rps
     profiled = outcome.profiles.get(candidate.group)
     at_max = [run for run in standing.evidence if run.rps == rate]
+    points = curve(standing.runs)
     return CandidateReport(
         name=candidate.name,
         status=_status(standing, outcome),
@@ -373,7 +465,8 @@ def _candidate(
         runs=tuple(standing.runs),
         timings=profiled.timings if profiled else (),
         overhead_ms=profiled.overhead_ms if profiled else 0.0,
-        agreement=_agreement(standing.agreement, outcome.reference, question.min_agreement),
+        curve=points,
+        cliff=cliff(points),
     )
 
 
@@ -384,7 +477,7 @@ def _agreement(agreed: Agreed | None, reference: str, min_agreement: float | Non
     return AgreementReport(agreed.agreement, agreed.inputs, agreed.statistic, reference, agreed.entrant, met, agreed.failure)
 
 
-def _loss(reports: list[CandidateReport], outcome: Outcome) -> list[str]:
+def _loss(reports: Sequence[CandidateReport], outcome: Outcome) -> list[str]:
     """At what loss the winner wins, where it is one that the default would not allow."""
     found = next((report.agreement for report in reports if report.name == outcome.winner), None)
     if found is None or (found.value is not None and found.value >= MIN_AGREEMENT):
@@ -401,10 +494,17 @@ def _status(standing: Standing, outcome: Outcome) -> Status:
         return "runner-up"
     if standing.claimed_rps:
         return "measured" if standing.out else "finalist"
+    if _limited(standing):
+        return "not measurable"
     return "predicted" if standing.predicted_rps and not standing.runs else "rejected"
 
 
-_ORDER: Final[tuple[Status, ...]] = ("winner", "runner-up", "finalist", "measured", "predicted", "rejected")
+def _limited(standing: Standing) -> bool:
+    """It was loaded, and no run was valid: nothing is known of it."""
+    return bool(standing.runs) and not standing.evidence and not standing.runs[-1].valid
+
+
+_ORDER: Final[tuple[Status, ...]] = ("winner", "runner-up", "finalist", "measured", "not measurable", "predicted", "rejected")
 
 
 def _order(report: CandidateReport) -> tuple[int, float]:
@@ -424,11 +524,12 @@ def _fleets(offers: list[Offer], headroom: float) -> tuple[FleetAtRate, ...]:
     found = []
     best = max((offer.max_rps for offer in offers), default=0.0)
     for times in CURVE_POINTS if offers else ():
+        rps = float(f"{times * best:.2g}")
         try:
-            fleet = cheapest_fleet(offers, times * best, headroom=headroom)
+            fleet = cheapest_fleet(offers, rps, headroom=headroom)
         except NoFleet:
             break
-        found.append(FleetAtRate(times * best, fleet.counts, fleet.usd_per_hour * HOURS_PER_MONTH))
+        found.append(FleetAtRate(rps, fleet.counts, fleet.usd_per_hour * HOURS_PER_MONTH))
     return tuple(found)
 
 
@@ -458,14 +559,16 @@ def _aws_order(standing: Standing) -> float:
     return cost_per_million(standing.entrant.usd_per_hour, standing.claimed_rps)
 
 
-def _price_warnings(reports: list[CandidateReport]) -> list[str]:
-    """One line per instance type and flag."""
-    flagged = {(r.instance_type, r.price.basis, r.price.source, r.price.flags) for r in reports if r.price.flags}
+def _price_warnings(reports: Sequence[CandidateReport]) -> list[str]:
+    """One line per doubtful price, with all the types whose price it is the same with."""
+    types: dict[tuple[str, str, str | None, tuple[str, ...]], list[CandidateReport]] = {}
+    for report in reports:
+        if report.price.flags:
+            key = (report.price.basis, report.price.source, report.price.date, report.price.flags)
+            types.setdefault(key, []).append(report)
     return [
-        f"the {basis} price of {name or 'a candidate'} is {', '.join(flags)}: {source}"
-        for name, basis, source, flags in sorted(flagged)
+        headline.price_reservation(
+            " ".join(sorted({same.instance_type for same in group if same.instance_type})), group[0].price
+        )
+        for _, group in sorted(types.items(), key=str)
     ]
-
-
-def _usd(amount: float | None) -> str:
-    return "unknown" if amount is None else f"${amount:.4g}"

@@ -8,6 +8,9 @@ csv     one line per candidate        json    the document itself
 import argparse
 import csv
 import io
+import os
+import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
@@ -18,10 +21,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from loadtest.recommendation import CandidateReport, Recommendation
+    from loadtest.tables import Column
 
 FORMATS: Final = ("text", "html", "md", "csv", "junit", "json")
 METRICS: Final = ("CostPerInference", "MaxInvocations", "ModelLatency", "CpuUtilization", "MemoryUtilization")
-COLUMNS = ("candidate", "", "USD/h", "predicted/s", "max/s", "fails at/s", "peak about/s", "p99 ms", "USD/million", "why not")
+WIDTH: Final = 100  # columns where there is no terminal
+NARROW: Final = ("", "candidate", "SLO kept at/s", "USD/million")  # headings in a terminal of fewer than 90 columns
+WIDE: Final = ("USD/h", "missed at/s", "p99 ms", "agreement")  # and in a wider one
+STYLES: Final = {"good": "green", "open": "yellow", "bad": "red"}
 FILES: Final = {
     "json": "report.json",
     "html": "report.html",
@@ -48,9 +55,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     else:
         found = read(arguments.file)
         if arguments.format == "text" and arguments.out is None:
-            from rich.console import Console
-
-            show(found, Console())
+            show(found, console())
             return 0
         text = render(found, arguments.format)
     if arguments.out is None:
@@ -91,8 +96,15 @@ def _render_run(path: Path, form: str) -> str:
     if form != "text":
         raise UsageError(f"--format {form}: a single run has text, html and json; `loadtest compare` has md and junit")
     out = io.StringIO()
-    print_run(result, Console(file=out, width=160))
+    print_run(result, Console(file=out, width=WIDTH))
     return out.getvalue()
+
+
+def console() -> "Console":
+    """Standard output at the terminal's width, or WIDTH columns where there is none."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH, highlight=False)
 
 
 def render(found: "Recommendation", form: str) -> str:
@@ -108,10 +120,9 @@ def render(found: "Recommendation", form: str) -> str:
     if form == "text":
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), width=160)
-        show(found, console)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO above
-        return text
+        out = io.StringIO()
+        show(found, Console(file=out, width=WIDTH))
+        return out.getvalue()
     return {"md": markdown, "csv": table, "junit": junit}[form](found)
 
 
@@ -136,45 +147,117 @@ def configuration(found: "Recommendation") -> str:
     """The gateway configuration to deploy, with where it comes from as a comment."""
     import yaml
 
-    why = "".join(f"# {line}\n" for line in (found.answer, f"{found.created_at}, {found.source}, on {found.machine}."))
+    lines = (found.answer, f"{found.created_at}, {found.source}, on {found.machine}.")
+    why = "".join(f"# {part}\n" for line in lines for part in textwrap.wrap(line, 110))
     return why + yaml.safe_dump(found.configuration, sort_keys=False, allow_unicode=True)
 
 
 def show(found: "Recommendation", console: "Console") -> None:
-    """The summary for people."""
-    from rich.panel import Panel
+    """The summary for people: the answer, the evidence, then what to keep in mind."""
     from rich.table import Table
     from rich.text import Text
 
-    good = found.winner is not None and found.proven
-    title = found.winner or "no candidate"
-    console.print(Panel(Text(found.answer), title=f"[bold]{title}", border_style="green" if good else "red", padding=(1, 2)))
-    kept = range(len(COLUMNS)) if console.width >= 120 else (0, 1, 4, 8)
-    grid = Table(title=f"{found.model} within {found.slo}", title_justify="left", box=None, pad_edge=False)
-    for number in kept:
-        grid.add_column(COLUMNS[number], justify="right" if 1 < number < 9 else "left", no_wrap=number not in (0, 9))
+    from loadtest.headline import SIGNALS, cliff_told, facts, headline, question
+
+    signal = SIGNALS[found.state]
+    console.print(Text(question(found), style="bold"))
+    console.print()
+    console.print(Text.assemble((signal.word, f"bold {STYLES[signal.style]}"), ": ", (headline(found), "bold"), "."))
+    told = Table.grid(padding=(0, 2), pad_edge=True)
+    told.add_column(justify="right", style="bold", no_wrap=True)
+    told.add_column()
+    for fact in facts(found):
+        told.add_row(fact.value, Text(fact.label))
+    if told.row_count:
+        console.print(told)
+    console.print()
+    _show_tables(found, console)
     for candidate in found.candidates:
-        style = {"winner": "bold green", "runner-up": "cyan", "rejected": "red"}.get(candidate.status, "")
-        cells = (candidate.name, candidate.status, *_cells(candidate), candidate.out)
-        grid.add_row(*(cells[number] for number in kept), style=style)
+        if text := cliff_told(candidate):
+            console.print(Text(f"{text}."))
+    for name, per_minute in found.fleet.autoscaling_per_minute.items() if found.fleet else ():
+        letter = found.candidate(name).letter
+        console.print(Text(f"Autoscaling of {letter}: begin with {per_minute:,.0f} invocations per instance and minute."))
+    if lines := (*found.warnings, *found.notes):
+        console.print("\nKeep in mind:", style="bold")
+        grid = Table.grid(padding=(0, 1))
+        for line in lines:
+            grid.add_row("-", Text(line))
+        console.print(grid)
+    console.print(Text(f"\n{spent(found)}", style="dim"))
+
+
+def spent(found: "Recommendation") -> str:
+    """Time and money, in words."""
+    from loadtest.wording import clock, usd
+
+    money = f", {usd(found.usd_spent)}" if found.usd_spent else ""
+    return f"Spent {clock(found.seconds_spent)} of {clock(found.seconds_budget)} minutes{money}."
+
+
+def _show_tables(found: "Recommendation", console: "Console") -> None:
+    from rich.text import Text
+
+    from loadtest import tables
+
+    main = tables.candidates(found)
+    kept = NARROW if console.width < 90 else NARROW + WIDE
+    _show_table([column for column in main if column.heading in kept], console)
+    if any(cell.startswith("(") for column in main for cell in column.cells):
+        console.print("(in brackets: kept the SLO while it was measured, not proven)", style="dim")
+    reasons: dict[str, list[str]] = {}
+    for candidate in found.candidates:
+        if candidate.out and not tables.missed_agreement(candidate):
+            reasons.setdefault(candidate.out, []).append(candidate.letter)
+    for reason, letters in reasons.items():
+        console.print(Text(f"{', '.join(letters)}: {reason}", style="dim"))
+    if apart := tables.apart(found):
+        console.print("\nNot eligible: their answers differ too much", style="bold")
+        _show_table(apart, console)
+    console.print()
+
+
+def _show_table(columns: "list[Column]", console: "Console") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, pad_edge=False)
+    for column in columns:
+        numeric = column.numeric
+        grid.add_column(column.heading, justify="right" if numeric else "left", no_wrap=numeric or len(column.heading) < 2)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        grid.add_row(*(Text(cell) for cell in row), style="bold" if row[0] == "A" else "")
     console.print(grid)
-    for fleet in [found.fleet] if found.fleet else []:
-        for name, per_minute in fleet.autoscaling_per_minute.items():
-            console.print(f"autoscaling of {name}: {per_minute:,.0f} invocations per instance and minute, to begin with")
-    for line in (*found.warnings, *found.notes):
-        console.print(Text(f"! {line}", style="yellow"))
-    spent = f"{found.seconds_spent / 60:.1f} of {found.seconds_budget / 60:g} minutes"
-    console.print(f"[dim]spent {spent}" + (f", ${found.usd_spent:.2f}" if found.usd_spent else "") + "[/dim]")
 
 
 def markdown(found: "Recommendation") -> str:
-    lines = [f"### {found.model} within {found.slo}", "", found.answer, ""]
-    lines += [f"| {' | '.join(COLUMNS)} |", f"|---|---|{'--:|' * (len(COLUMNS) - 3)}---|"]
-    for candidate in found.candidates:
-        name = f"**{candidate.name}**" if candidate.status == "winner" else candidate.name
-        lines.append(f"| {' | '.join((name, candidate.status, *_cells(candidate), candidate.out))} |")
-    notes = [f"- {line}" for line in (*found.warnings, *found.notes)]
-    return "\n".join([*lines, "", *notes]).rstrip() + "\n"
+    """For a pull request."""
+    from loadtest import tables
+    from loadtest.headline import SIGNALS, cliff_told, facts, headline, question
+
+    lines = [f"### {question(found)}", "", f"**{SIGNALS[found.state].word}**: {_plain(headline(found))}.", ""]
+    lines += [f"- **{fact.value}** {_plain(fact.label)}" for fact in facts(found)]
+    lines += ["", *_markdown_table(tables.candidates(found)), ""]
+    if apart := tables.apart(found):
+        lines += ["Not eligible, for their agreement with the reference:", "", *_markdown_table(apart), ""]
+    lines += [f"{text}." for candidate in found.candidates if (text := cliff_told(candidate))]
+    if notes := (*found.warnings, *found.notes):
+        lines += ["", "Keep in mind:", "", *(f"- {_plain(line)}" for line in notes)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_table(columns: "list[Column]") -> list[str]:
+    rows = zip(*(column.cells for column in columns), strict=True)
+    return [
+        f"| {' | '.join(column.heading for column in columns)} |",
+        f"|{'|'.join('--:' if column.numeric else '---' for column in columns)}|",
+        *(f"| {' | '.join(_plain(cell).replace('|', chr(92) + '|') for cell in row)} |" for row in rows),
+    ]
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown would take for markup."""
+    return text.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_").replace("\n", " ")
 
 
 def table(found: "Recommendation") -> str:
@@ -182,47 +265,59 @@ def table(found: "Recommendation") -> str:
     aws = {entry.RecommendationId: entry for entry in found.InferenceRecommendations}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    own = "candidate status InstanceType backend settings CostPerHour price_basis price_source price_date price_flags"
-    rates_and_costs = "predicted_rps max_rps failing_rps estimated_rps cost_per_million_usd requests_per_dollar"
-    writer.writerow((*own.split(), *rates_and_costs.split(), *METRICS, "out"))
+    own = "candidate status letter state InstanceType backend settings CostPerHour"
+    prices = "price_basis price_source price_date price_flags"
+    rates_and_costs = "predicted_rps max_rps held_rps failing_rps cost_per_million_usd requests_per_dollar agreement"
+    writer.writerow((*own.split(), *prices.split(), *rates_and_costs.split(), *METRICS, "out"))
     for c in found.candidates:
         metrics = aws[c.name].Metrics if c.name in aws else None
         settings = ";".join(f"{key}={value}" for key, value in c.settings.items())
         price = (c.price.usd_per_hour, c.price.basis, c.price.source, c.price.date, ";".join(c.price.flags))
-        rates = (c.predicted_rps, c.max_rps, c.failing_rps, c.estimated_rps, c.cost_per_million_usd, c.requests_per_dollar)
+        rates = (c.predicted_rps, c.max_rps, c.held_rps, c.failing_rps, c.cost_per_million_usd, c.requests_per_dollar)
+        agreed = c.agreement.value if c.agreement else None
         measured = tuple(getattr(metrics, name) if metrics else None for name in METRICS)
-        writer.writerow((c.name, c.status, c.instance_type, c.backend, settings, *price, *rates, *measured, c.out))
+        called = (c.name, c.status, c.letter, found.state, c.instance_type, c.backend, settings)
+        writer.writerow((*called, *price, *rates, agreed, *measured, c.out))
     return out.getvalue()
 
 
 def junit(found: "Recommendation") -> str:
-    """One test case for the question, one per candidate: measured ones pass or fail, the others are skipped."""
-    failed = found.winner is None or not found.proven
+    """One test case for the question, which alone passes or fails, and one per candidate: skipped if it was not measured."""
+    from loadtest.headline import SIGNALS, question
+
+    signal = SIGNALS[found.state]
     suite = ElementTree.Element("testsuite", name=f"loadtest {found.model}", time=f"{found.seconds_spent:.1f}")
-    whole = ElementTree.SubElement(suite, "testcase", classname="loadtest", name=f"a candidate meets {found.slo}")
-    if failed:
-        ElementTree.SubElement(whole, "failure", message=found.answer)
-    failures, skipped = int(failed), 0
+    whole = ElementTree.SubElement(suite, "testcase", classname="loadtest", name=question(found))
+    if signal.junit:
+        ElementTree.SubElement(whole, signal.junit, message=found.answer)
+    else:
+        ElementTree.SubElement(whole, "system-out").text = found.answer
+    skipped = 0
     for candidate in found.candidates:
-        case = ElementTree.SubElement(suite, "testcase", classname="loadtest.candidates", name=candidate.name)
-        if candidate.max_rps:
-            ElementTree.SubElement(case, "system-out").text = f"passes at {candidate.max_rps:.4g}/s"
+        name = f"{candidate.letter}: {candidate.name}"
+        case = ElementTree.SubElement(suite, "testcase", classname="loadtest.candidates", name=name)
+        measured, told = _measured(candidate)
+        if measured:
+            ElementTree.SubElement(case, "system-out").text = told
         else:
             skipped += 1
-            ElementTree.SubElement(case, "skipped", message=candidate.out or "not measured")
-    suite.attrib |= {"tests": str(1 + len(found.candidates)), "failures": str(failures), "skipped": str(skipped)}
+            ElementTree.SubElement(case, "skipped", message=told)
+    counts = {kind: str(int(signal.junit == kind[:-1])) for kind in ("failures", "errors")}
+    suite.attrib |= {"tests": str(1 + len(found.candidates)), **counts, "skipped": str(skipped)}
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _cells(candidate: "CandidateReport") -> tuple[str, ...]:
-    rate = candidate.max_rps or candidate.held_rps
-    return (
-        f"{candidate.price.usd_per_hour:.4g}" + ("*" if candidate.price.flags else ""),
-        f"{candidate.predicted_rps:.4g}" if candidate.predicted_rps else "",
-        (f"{rate:.4g}" if candidate.max_rps else f"({rate:.4g})") if rate else "",
-        f"{candidate.failing_rps:.4g}" if candidate.failing_rps else "",
-        f"{candidate.estimated_rps:.4g}" if rate else "",
-        f"{candidate.p99_ms_at_max:.3g}" if candidate.p99_ms_at_max else "",
-        f"{candidate.cost_per_million_usd:.4g}" if candidate.cost_per_million_usd else "",
-    )
+def _measured(candidate: "CandidateReport") -> tuple[bool, str]:
+    """Whether anything valid was measured of it, and what that says."""
+    from loadtest.wording import rate, share
+
+    if candidate.claimed_rps:
+        proof = "proven at 95 % confidence" if candidate.max_rps else "not proven"
+        return True, f"kept the SLO at {rate(candidate.claimed_rps)}, {proof}"
+    agreed = candidate.agreement
+    if agreed is not None and not agreed.met and agreed.value is not None:
+        return True, f"agreement {share(agreed.value)}: {candidate.out or agreed.failure}"
+    if candidate.curve:
+        return True, candidate.out or f"missed the SLO at {rate(candidate.curve[0].offered_rps)}"
+    return False, candidate.out or "not measured"

@@ -33,6 +33,7 @@ DOORS = {
     "torch": {"backends"},
     "onnxruntime": {"backends.onnxruntime", "backends.onnxruntime_cuda", "backends.onnx_export"},
     "prometheus_client": {"gateway.metrics"},
+    "jinja2": {"loadtest.pages"},
 }
 
 

@@ -2,12 +2,15 @@
 
 import copy
 import datetime
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from loadtest.catalogue import Catalogue, load_catalogue
-from loadtest.recommendation import Recommendation, build
+from loadtest.curves import FrontPoint
+from loadtest.recommendation import AgreementReport, Recommendation, build
 from loadtest.recommender import question_of
+from loadtest.search import Measured, Outcome
 from loadtest.spec import Spec, parse_spec
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
@@ -49,8 +52,111 @@ def example_spec(catalogue: Catalogue | None = None, **keys: Any) -> Spec:
     return parse_spec(changed(**keys), catalogue or load_catalogue(), source="example.yaml")
 
 
+def example_outcome(spec: Spec, truths: Mapping[str, Truth] = TRUTHS) -> Outcome:
+    return SimulatedLab(question_of(spec, paid=False), truths).run()
+
+
+def told(spec: Spec, outcome: Outcome) -> Recommendation:
+    return build(spec, question_of(spec, paid=False), outcome, now=NOW, machine="a simulated machine", paid=False)
+
+
 def example_recommendation(truths: Mapping[str, Truth] = TRUTHS, **keys: Any) -> Recommendation:
     spec = example_spec(**keys)
-    question = question_of(spec, paid=False)
-    outcome = SimulatedLab(question, truths).run()
-    return build(spec, question, outcome, now=NOW, machine="a simulated machine", paid=False)
+    return told(spec, example_outcome(spec, truths))
+
+
+def proven() -> Recommendation:
+    """With the interval of every p99."""
+    found = example_recommendation(target_rps=900)
+    candidates = tuple(
+        replace(
+            candidate,
+            curve=tuple(replace(p, p99_low_ms=0.9 * p.p99_ms, p99_high_ms=1.2 * p.p99_ms) for p in candidate.curve),
+        )
+        for candidate in found.candidates
+    )
+    return replace(found, candidates=candidates)
+
+
+def not_proven() -> Recommendation:
+    """Nothing that held was decided."""
+    spec = example_spec()
+
+    def undecided(run: Measured) -> Measured:
+        return replace(run, verdict="undecided" if run.verdict == "pass" else run.verdict)
+
+    return told(spec, replace(altered(example_outcome(spec), undecided), verified=None))
+
+
+def nobody() -> Recommendation:
+    return example_recommendation({name: Truth(0) for name in TRUTHS})
+
+
+def invalid() -> Recommendation:
+    """The machine was busy in every run."""
+    spec = example_spec()
+
+    def disturbed(run: Measured) -> Measured:
+        return replace(run, valid=False, verdict="undecided", notes=("send lag p99 9 ms is above 0.5 ms",))
+
+    outcome = altered(example_outcome(spec), disturbed)
+    return told(spec, replace(outcome, winner=None, runner_up=None, verified=None))
+
+
+def inaccurate() -> Recommendation:
+    """The cheapest by far answers otherwise than the reference: it was not measured any further."""
+    found = example_recommendation({**TRUTHS, "c7i.large synthetic (sessions 1)": Truth(0)})
+    reference = found.candidates[0].name
+    candidates = []
+    for candidate in found.candidates:
+        met = candidate.status != "rejected"
+        value = 1.0 if candidate.name == reference else 0.99987 if met else 0.9421
+        agreement = AgreementReport(value, 300, "cosine", reference, candidate.name, met, "")
+        out = candidate.out if met else "agrees 0.94 with the reference, 0.999 is asked"
+        candidates.append(replace(candidate, agreement=agreement, out=out))
+    pareto = tuple(
+        FrontPoint(c.name, c.claimed_rps, c.cost_per_million_usd, c.agreement.value)
+        for c in candidates[:2]
+        if c.cost_per_million_usd and c.agreement and c.agreement.value
+    )
+    return replace(found, candidates=tuple(candidates), min_agreement=0.999, reference=reference, pareto_agreement=pareto)
+
+
+def tie() -> Recommendation:
+    equal = {"instances": ["c7i.large"], "backend": DOCUMENT["candidates"][0]["backend"], "settings": {"sessions": [1, 2]}}
+    truths = {f"c7i.large synthetic (sessions {n})": Truth(480) for n in (1, 2)}
+    return example_recommendation(truths, candidates=[equal])
+
+
+def one() -> Recommendation:
+    alone = {"instances": ["c7i.large"], "backend": DOCUMENT["candidates"][0]["backend"]}
+    return example_recommendation({"c7i.large synthetic": Truth(480)}, candidates=[alone])
+
+
+def twelve() -> Recommendation:
+    many = {
+        "instances": ["c7i.large", "c8g.large"],
+        "backend": {"kind": "synthetic", "name": "a-backend-with-a-long-name", "fixed_ms": 4, "row_ms": 1},
+        "settings": {"sessions": [1, 2], "max_rows": [4, 8, 16]},
+    }
+    spec = example_spec(candidates=[many])
+    truths = {candidate.name: Truth(400 + 7 * place) for place, candidate in enumerate(spec.candidates)}
+    return told(spec, example_outcome(spec, truths))
+
+
+EXAMPLES: Mapping[str, Callable[[], Recommendation]] = {
+    "proven": proven,
+    "not proven": not_proven,
+    "nobody": nobody,
+    "invalid": invalid,
+    "inaccurate": inaccurate,
+    "tie": tie,
+    "one": one,
+    "twelve": twelve,
+}
+
+
+def altered(outcome: Outcome, change: Callable[[Measured], Measured]) -> Outcome:
+    """The outcome had its runs gone otherwise."""
+    standings = tuple(replace(standing, runs=[change(run) for run in standing.runs]) for standing in outcome.standings)
+    return replace(outcome, standings=standings)

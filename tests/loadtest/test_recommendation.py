@@ -1,5 +1,4 @@
 import json
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,10 +9,9 @@ import yaml
 
 from gateway.config import load_config
 from loadtest import recommendation, report
-from loadtest.charts import Point
 from loadtest.errors import ExitCode, UsageError
-from loadtest.html import pareto
 from loadtest.recommendation import Recommendation
+from loadtest.wording import ms, rate
 from tests.loadtest.examples import TRUTHS, example_recommendation
 from tests.loadtest.simulated_lab import Truth
 
@@ -70,7 +68,9 @@ def test_a_mix_for_the_target_rate_is_offered_with_its_autoscaling_target(found:
 
 def test_an_impossible_slo_ends_with_the_best_there_is_and_exit_code_1(nobody: Recommendation) -> None:
     assert nobody.exit_code == ExitCode.MISSED
-    assert re.match(r"No candidate meets p99<50ms\. The best is .*: p50 .* ms, p95 .* ms, p99 .* ms at ", nobody.answer)
+    assert nobody.answer.startswith("NO CANDIDATE: none was seen to keep p99 under 50 ms. ")
+    assert nobody.floor is not None
+    assert f"{ms(nobody.floor.p99_ms)} p99 of A, the quickest, hardly loaded with {rate(nobody.floor.rps)}" in nobody.answer
     assert nobody.configuration == {}
 
 
@@ -79,7 +79,7 @@ def test_the_configuration_to_deploy_is_valid_and_says_where_it_comes_from(found
     path.write_text(report.configuration(found))
     config = load_config(path)
     assert config.models[0].backends[0].sessions == 2
-    assert path.read_text().startswith("# c7i.large synthetic (sessions 2): $0.05")
+    assert path.read_text().startswith("# PROVEN: A is the cheapest: c7i.large, sessions 2. ")
 
 
 def test_every_file_is_written(found: Recommendation, nobody: Recommendation, tmp_path: Path) -> None:
@@ -119,10 +119,10 @@ def test_the_page_is_one_file_without_script_or_links(found: Recommendation, nob
         page = Page()
         page.feed(text)
         assert page.open == []
-        assert page.links == []
+        assert page.links == ["data:,"]  # no icon is asked for either
         assert "script" not in page.tags
         assert "http" not in text
-    assert report.render(found, "html").count("<svg") == 6
+    assert report.render(found, "html").count("<svg") == 9
 
 
 def test_the_page_escapes_what_comes_from_files() -> None:
@@ -143,14 +143,14 @@ def test_junit_fails_when_nobody_meets_the_slo(found: Recommendation, nobody: Re
 def test_markdown_and_text_tell_the_answer(found: Recommendation) -> None:
     for form in ("md", "text"):
         text = report.render(found, form)
-        assert "c7i.large synthetic (sessions 2)" in text
-        assert "Runner-up" in text
+        assert "A is the cheapest: c7i.large, sessions 2" in text
+        assert "is what B, the runner-up, costs" in text
 
 
 def test_csv_has_one_line_per_candidate(found: Recommendation) -> None:
     lines = report.render(found, "csv").splitlines()
     assert len(lines) == 1 + len(found.candidates)
-    assert lines[0].startswith("candidate,status,InstanceType,")
+    assert lines[0].startswith("candidate,status,letter,state,InstanceType,")
 
 
 def test_a_file_that_is_no_recommendation_is_refused(tmp_path: Path) -> None:
@@ -158,11 +158,6 @@ def test_a_file_that_is_no_recommendation_is_refused(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(UsageError, match=r"x\.json: is no result of `loadtest recommend`"):
         recommendation.read(path)
-
-
-def test_the_pareto_front_keeps_what_nothing_beats_in_both() -> None:
-    points = [Point(1, 9), Point(2, 5), Point(3, 6), Point(4, 1), Point(5, 1)]
-    assert [(point.x, point.y) for point in pareto(points)] == [(1, 9), (2, 5), (4, 1)]
 
 
 def test_the_configuration_is_plain_yaml(found: Recommendation) -> None:

@@ -38,7 +38,7 @@ ALONE = {
     "loadtest plan configs/loadtests/minilm-local.yaml": "Costs nothing",
     "loadtest prices list c7i": "c7i.16xlarge",
     "loadtest prices show inf2.xlarge": "inf2.xlarge",
-    "loadtest report loadtest-results/minilm-local/report.json --format md": "### adder within p99<50ms",
+    "loadtest report loadtest-results/minilm-local/report.json --format md": "### What is the cheapest way to serve adder",
     "loadtest selfcheck": "can offer",
 }
 """What each prints, of those that need no server."""

@@ -1,0 +1,205 @@
+"""The answer in words: one signal per state, and figures that agree because each is made here, once, for every output."""
+
+import math
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from loadtest.costs import HOURS_PER_MONTH
+from loadtest.errors import ExitCode
+from loadtest.wording import chance, minutes, ms, percent, rate, share, slo_in_words, usd
+
+if TYPE_CHECKING:
+    from loadtest.recommendation import CandidateReport, PriceReport, Recommendation
+
+SURE: Final = 0.9  # probability from which the cheapest is called so without more ado
+
+State = Literal["proven", "not proven", "no candidate", "invalid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """How a state is told. word: in every output. style: of the page and the terminal. junit: the element of its test case."""
+
+    word: str
+    style: Literal["good", "open", "bad"]
+    exit_code: ExitCode
+    junit: Literal["", "failure", "error"]
+
+
+SIGNALS: Final[dict[State, Signal]] = {
+    "proven": Signal("PROVEN", "good", ExitCode.MET, ""),
+    "not proven": Signal("NOT PROVEN YET", "open", ExitCode.MISSED, "failure"),
+    "no candidate": Signal("NO CANDIDATE", "bad", ExitCode.MISSED, "failure"),
+    "invalid": Signal("INVALID", "bad", ExitCode.INVALID, "error"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One figure of the headline. key: what it is in the document. label: what it is, in words that need no other."""
+
+    key: str
+    value: str
+    label: str
+
+
+def question(found: "Recommendation") -> str:
+    """What was asked, in words."""
+    at = f" at {rate(found.target_rps)}" if found.target_rps is not None else ""
+    return f"What is the cheapest way to serve {found.model}{at} with {slo_in_words(found.slo)}?"
+
+
+def headline(found: "Recommendation", *, command: bool = True) -> str:
+    """What follows the state's word: the answer, or what it would take to have one. command: with the command for that."""
+    winner = found.winner_report
+    slo = slo_in_words(found.slo)
+    if found.state == "proven" and winner is not None:
+        return f"{winner.letter} {_standing(found)}: {winner.differs}"
+    if found.state == "not proven":
+        ahead = f". So far {winner.letter} is ahead: {winner.differs}" if winner is not None else ""
+        return found.needed + (f": {found.command}" if command else "") + ahead
+    if found.state == "no candidate":
+        missed = any(candidate.agreement is not None and not candidate.agreement.met for candidate in found.candidates)
+        return f"none was seen to keep {slo}" + (" with answers like the reference's" if missed else "")
+    limited = ", ".join(c.letter for c in found.candidates if c.name in found.generator_limited) or "any candidate"
+    return (
+        f"nothing can be said about {slo}: the load on {limited} could not be offered on time. "
+        "Stop what else runs on this machine, or leave the load generator a core of its own, and run it again"
+    )
+
+
+def _standing(found: "Recommendation") -> str:
+    """How the winner stands to the rest, as far as that is known."""
+    if len(found.candidates) == 1:
+        return f"is the only candidate, and keeps {slo_in_words(found.slo)}"
+    if found.runner_up is None:
+        return "is the only one that was seen to keep the SLO"
+    if not found.margin_resolved:
+        return "is as cheap as any, within what was measured"
+    sure = (found.probability_cheapest or 0.0) >= SURE
+    return "is the cheapest" if sure else "is the cheapest that was found"
+
+
+def needed(found: "Recommendation", seconds: float | None) -> tuple[str, str]:
+    """What a proof would take, and the command for it. seconds: of budget on top; None: cannot be told."""
+    command = f"loadtest recommend {shlex.quote(found.source)}"
+    if seconds is None:
+        enough = f"{minutes(found.seconds_budget)} of measuring did not suffice"
+        return enough, f"{command} --budget-minutes {2 * found.seconds_budget / 60:g}"
+    budget = math.ceil((found.seconds_budget + seconds) / 60)
+    return f"needs about {minutes(seconds, 'more ')}", f"{command} --resume --budget-minutes {budget}"
+
+
+def facts(found: "Recommendation") -> list[Fact]:
+    """The figures of the answer, each once."""
+    winner = found.winner_report
+    return _missed(found) if winner is None else [*_of_winner(found, winner), *_of_rest(found, winner)]
+
+
+def answer(found: "Recommendation") -> str:
+    """The whole answer as sentences, for where there is no layout."""
+    told = "; ".join(f"{fact.value} {fact.label}" for fact in facts(found))
+    return f"{SIGNALS[found.state].word}: {headline(found)}." + (f" {told}." if told else "")
+
+
+def price_told(price: "PriceReport") -> str:
+    """Basis, date and age: `EC2 on demand, price of 2026-07-21, 124 days old`."""
+    basis = {"ec2": "EC2 on demand", "spot": "EC2 spot", "sagemaker": "SageMaker", "own": "your own price"}[price.basis]
+    told = [basis, f"price of {price.date}" if price.date else "price without a date", *price.flags]
+    return ", ".join(part for part in told if part != "undated")
+
+
+def price_reservation(types: str, price: "PriceReport") -> str:
+    """What to do about a price that is estimated, undated or old."""
+    own = price.basis == "own"
+    remedy = "set `usd_per_hour` anew" if own else f"`loadtest prices refresh {types}` fetches today's"
+    return f"{types or 'a candidate'}: {price_told(price)} ({price.source}): {remedy}"
+
+
+def fleet_told(found: "Recommendation", counts: dict[str, int]) -> str:
+    """`2 × A + 1 × B`."""
+    return " + ".join(f"{count} × {found.candidate(name).letter}" for name, count in counts.items())
+
+
+def cliff_told(candidate: "CandidateReport") -> str:
+    """Where p99 jumps, in words; empty if it was not seen to."""
+    cliff = candidate.cliff
+    if cliff is None:
+        return ""
+    return (
+        f"{candidate.letter} has a cliff between {rate(cliff.below_rps)} and {rate(cliff.above_rps)}: "
+        f"p99 about {ms(cliff.below_p99_ms)} below it, {ms(cliff.above_p99_ms)} above"
+    )
+
+
+def _of_winner(found: "Recommendation", winner: "CandidateReport") -> list[Fact]:
+    slo = slo_in_words(found.slo)
+    held = (
+        f"kept {slo}, proven at 95 % confidence" if found.state == "proven" else f"kept {slo} while it was measured, not proven"
+    )
+    more = "" if winner.failing_rps else "; the highest that was tried"
+    told = [Fact("claimed_rps", rate(winner.claimed_rps), held + more)]
+    if winner.p99_ms_at_max is not None:
+        told.append(Fact("p99_ms_at_max", ms(winner.p99_ms_at_max), "p99 at that rate"))
+    told += [
+        Fact("cost_per_million_usd", usd(winner.cost_per_million_usd or 0.0), "per million requests at that rate"),
+        Fact("usd_per_hour", usd(winner.price.usd_per_hour), f"an hour of {winner.letter}: {price_told(winner.price)}"),
+    ]  # fmt: skip
+    if found.fleet is not None and found.target_rps is not None:
+        month = usd(found.fleet.usd_per_hour * HOURS_PER_MONTH)
+        fleet = fleet_told(found, found.fleet.counts)
+        told.append(
+            Fact("usd_per_month", month, f"a month for {rate(found.target_rps)}: {fleet}, loaded to {percent(found.headroom)}")
+        )
+    agreed = winner.agreement
+    if agreed is not None and agreed.value is not None and agreed.measured_on != agreed.reference:
+        with_whom = _name(found, agreed.reference)
+        told.append(
+            Fact("agreement", share(agreed.value), f"agreement with {with_whom} ({agreed.statistic}, {agreed.inputs} inputs)")
+        )
+    return told
+
+
+def _of_rest(found: "Recommendation", winner: "CandidateReport") -> list[Fact]:
+    runner_up = next((candidate for candidate in found.candidates if candidate.name == found.runner_up), None)
+    if runner_up is None or found.margin is None:
+        return []
+    letter, told = runner_up.letter, []
+    unproven = "" if runner_up.max_rps else ", which is not proven"
+    if not found.margin_resolved:
+        told.append(Fact("margin", "the same", f"is what {letter}, the runner-up, costs, within what was measured{unproven}"))
+    else:
+        more = f"{percent(abs(found.margin))} {'more' if found.margin > 0 else 'less'}"
+        alone = (
+            f" alone, for {rate(found.target_rps)}" if found.target_rps is not None else f" at {rate(runner_up.claimed_rps)}"
+        )
+        told.append(Fact("margin", more, f"is what {letter}, the runner-up, costs{alone}{unproven}"))
+        if found.flip_usd_per_hour is not None and found.margin > 0:
+            flip = f"an hour of {winner.letter} is where {letter} becomes the cheaper"
+            told.append(Fact("flip_usd_per_hour", usd(found.flip_usd_per_hour), flip))
+    if found.probability_cheapest is not None:
+        told.append(
+            Fact(
+                "probability_cheapest",
+                chance(found.probability_cheapest),
+                f"is the chance that none costs less than {winner.letter}",
+            )
+        )
+    return told
+
+
+def _missed(found: "Recommendation") -> list[Fact]:
+    floor = found.floor
+    if floor is None or found.state != "no candidate":
+        return []
+    letter = found.candidate(floor.candidate).letter
+    return [
+        Fact("floor.p99_ms", ms(floor.p99_ms), f"p99 of {letter}, the quickest, hardly loaded with {rate(floor.rps)}"),
+        Fact("floor.p95_ms", ms(floor.p95_ms), "p95 there"),
+        Fact("floor.p50_ms", ms(floor.p50_ms), "p50 there"),
+    ]
+
+
+def _name(found: "Recommendation", reference: str) -> str:
+    return next((candidate.letter for candidate in found.candidates if candidate.name == reference), reference)

@@ -197,7 +197,7 @@ def test_an_invalid_run_says_why(spec: Spec) -> None:
 def test_a_display_is_told_what_runs_and_how_it_goes(spec: Spec) -> None:
     looked = Progress(1.0, 10, 10, 0, 10.0, 4.0, 9.0)
 
-    async def measure(wanted: LoadSpec, *, until_decided: bool, on_progress: Callable[[Progress], None]) -> RunResult:
+    async def measure(wanted: LoadSpec, *, on_progress: Callable[[Progress], None], **how: Any) -> RunResult:
         on_progress(looked)
         return run_result(wanted, succeeded=100, verdict="pass")
 

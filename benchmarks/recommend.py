@@ -4,7 +4,7 @@
     python -m benchmarks.recommend measured configs/loadtests/minilm-space.yaml --out DIR [--stop-after-minutes N]
 
 `simulated`: random spaces of nine candidates whose true t(rows, concurrency) is known, of three kinds: `cliffs` (from some
-batch size on, each row takes twice as long), `noise` (the machine's speed wanders by 10 % from one run to the next) and `ties`
+batch size on, each row takes twice as long), `noise` (the machine's speed wanders by 5 % from one run to the next) and `ties`
 (three candidates within 1 % of the best). Every run is the gateway's batcher in simulated time, profiles are noisy, and time is
 what the runs would have taken. `recommend` gets a sixth of the exhaustive time. About half a minute of CPU per space.
 
@@ -193,7 +193,7 @@ def space(kind: str, seed: int, slo: Slo) -> tuple[dict[str, Machine], list[Entr
         cliff_rows = int(draw.choice([2, 3, 4, 6])) if kind == "cliffs" else 64
         for sessions in (1, 2, 4):
             name = f"g{group} k{sessions}"
-            machines[name] = Machine(fixed_ms, row_ms, sharing, sessions, 0.1, cliff_rows, 0.1 if kind == "noise" else 0.0)
+            machines[name] = Machine(fixed_ms, row_ms, sharing, sessions, 0.1, cliff_rows, 0.05 if kind == "noise" else 0.0)
             entrants.append(Entrant(name, f"g{group}", float(draw.uniform(0.08, 0.3)), sessions, 32))
     peaks = {name: _capacity(machine.timings(), slo, machine.sessions, TRUTH) for name, machine in machines.items()}
     if kind == "ties":

@@ -5,6 +5,7 @@ The search decides (search.py, pure), launchers start, the generator measures; t
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,18 +13,24 @@ from pathlib import Path
 
 import psutil
 
+from backends.base import Tensors
 from gateway.config import Batching, parse_config
+from loadtest.answers import ask, compared, spread
 from loadtest.catalogue import Catalogue
 from loadtest.errors import LoadtestError, UsageError
 from loadtest.generator import Progress
 from loadtest.journal import Journal
 from loadtest.launchers import Launcher, Running, StartFailed
 from loadtest.launchers.url import get_json, instance_type_of
+from loadtest.payloads import Request, distinct, read_requests
 from loadtest.prediction import predicted_rps
 from loadtest.profiling import Executions, ProfileFailed, executions, profile, slowdown
 from loadtest.reference import Reference
 from loadtest.results import LoadSpec, RunResult, Slo, to_json
 from loadtest.search import (
+    EXPECTED,
+    Agree,
+    Agreed,
     Command,
     Entrant,
     Event,
@@ -39,6 +46,7 @@ from loadtest.search import (
     search,
 )
 from loadtest.spec import Candidate, Spec, priced
+from loadtest.target import Address
 
 Measure = Callable[..., Awaitable[RunResult]]
 LOST_TARGET = ("refused", "reset")  # errors that mean that nobody is there
@@ -60,6 +68,9 @@ def question_of(spec: Spec, *, paid: bool) -> Question:
         seconds=spec.budget.minutes * 60,
         target_rps=spec.target_rps,
         max_usd=spec.budget.usd if paid else None,
+        min_agreement=spec.min_agreement if spec.comparison else None,
+        reference=spec.comparison.reference if spec.comparison else "",
+        stand_ins=spec.comparison.stand_ins if spec.comparison else (),
     )
 
 
@@ -74,11 +85,19 @@ async def price_by_metadata(spec: Spec, catalogue: Catalogue) -> Spec:
     Raises: TargetError, UsageError.
     """
     candidates = []
+    names: dict[str, str] = {}  # that change, as they begin with the instance type
     for candidate in spec.candidates:
         if candidate.price is None:
-            candidate = priced(candidate, await instance_type_of(candidate.url), catalogue, spec.basis)
+            known = priced(candidate, await instance_type_of(candidate.url), catalogue, spec.basis)
+            names[candidate.name] = known.name
+            candidate = known
         candidates.append(candidate)
-    return replace(spec, candidates=tuple(candidates))
+    comparison = spec.comparison
+    if comparison is not None:
+        reference = names.get(comparison.reference, comparison.reference)
+        stand_ins = tuple(names.get(name, name) for name in comparison.stand_ins)
+        comparison = replace(comparison, reference=reference, stand_ins=stand_ins)
+    return replace(spec, candidates=tuple(candidates), comparison=comparison)
 
 
 class Lab:
@@ -106,6 +125,7 @@ class Lab:
         self._reference = Reference()
         self._profiles: dict[str, Profiled] = {}
         self._slowdown: dict[str, float] = {}
+        self._answers: dict[str, list[Tensors | None]] = {}  # of the reference, by its name
         self._running: Running | None = None
         self._running_name = ""
         self._start_s = 0.0  # of the latest answer, what its start took
@@ -136,10 +156,15 @@ class Lab:
             async with asyncio.timeout(left_s + HARD_END_S if math.isfinite(left_s) else None):
                 if self._disturbed:
                     await self._quiet(min(QUIET_WAIT_S, left_s / 10))
-                event = await self._answer(command, candidate, left_s - (time.monotonic() - began_s))
+                if isinstance(command, Agree):
+                    event: Event = await self._agree(command, candidate)
+                else:
+                    event = await self._answer(command, candidate, left_s - (time.monotonic() - began_s))
         except (StartFailed, TimeoutError) as exc:
             failure = f"did not start: {exc}" if isinstance(exc, StartFailed) else "did not answer before the budget ended"
-            if isinstance(command, Profile):
+            if isinstance(command, Agree):
+                event = Agreed(command.entrant, failure=failure)
+            elif isinstance(command, Profile):
                 event = Profiled(command.group, failure=failure)
             else:
                 event = Measured(command.entrant, command.purpose, command.rps, "fail", (), 0.0, failure=failure)
@@ -202,6 +227,51 @@ class Lab:
             rps = min(rps, SATURATED_SHARE * profiled.saturated_rps)
         alone_ms = profiled.timings[0].ms + profiled.overhead_ms
         return rps, "" if rps else f"one request alone takes {alone_ms:.3g} ms, and {self._spec.slo} is asked"
+
+    async def _agree(self, command: Agree, candidate: Candidate) -> Agreed:
+        """The reference is asked twice: it must agree with itself. Its answers are kept for the others."""
+        comparison = self._spec.comparison
+        assert comparison is not None  # else question_of asks for no agreement
+        requests = spread(distinct(await asyncio.to_thread(read_requests, comparison.files)))
+        failure = ""
+        if command.reference == EXPECTED:
+            self._answers[EXPECTED] = [request.expected for request in requests]
+        elif command.reference not in self._answers:
+            # It is the candidate itself, but where an interrupted search goes on.
+            failure, answers = await self._ask(self._candidates[command.reference], requests, command.seconds)
+            if failure and command.entrant != command.reference:
+                failure = f"cannot be compared: the reference {command.reference} {failure}"
+            self._answers |= {} if failure else {command.reference: answers}
+        if not failure:
+            failure, theirs = await self._ask(candidate, requests, command.seconds)
+        if failure:
+            return Agreed(command.entrant, failure=failure)
+        ours = self._answers[command.reference]
+        if command.reference == EXPECTED:  # whoever wrote them down need not have done so for every output
+            theirs = [
+                answer and {name: array for name, array in answer.items() if name in (wanted or ())}
+                for answer, wanted in zip(theirs, ours, strict=True)
+            ]
+        found = await asyncio.to_thread(
+            compared, requests, ours, theirs, statistics=comparison.statistics, batched=comparison.batched
+        )
+        return Agreed(command.entrant, found.agreement, found.inputs, found.statistic, failure=found.failure)
+
+    async def _ask(self, candidate: Candidate, requests: list[Request], seconds: float) -> tuple[str, list[Tensors | None]]:
+        """Why a candidate cannot be asked, else "" and its answers."""
+        stop = threading.Event()
+        running: Running | None = None
+        try:
+            running = await self._ensure(candidate)
+            wanted = self._load_spec(running)
+            address = Address.of(wanted)
+            return "", await asyncio.to_thread(ask, wanted, address, self._spec.model, requests, seconds=seconds, stop=stop)
+        except StartFailed as exc:
+            return f"did not start: {exc}", []
+        except LoadtestError as exc:
+            return (running.failure() if running else "") or str(exc), []
+        finally:
+            stop.set()  # who is cancelled does not wait for the rest
 
     async def _profile(self, command: Profile, candidate: Candidate, running: Running) -> Profiled:
         try:
@@ -277,6 +347,7 @@ class Lab:
             length=payload.length,
             payloads=payload.files,
             values=payload.values,
+            pad=self._spec.pad,
         )
 
     async def _look(self, running: Running) -> Executions:

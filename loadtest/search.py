@@ -429,9 +429,9 @@ def misses(agreed: Agreed, min_agreement: float | None) -> str:
 
 
 def agreement_text(agreement: float) -> str:
-    """With as many digits as tell it from 1, and never rounded up: 0.94, 0.9992, 0.99998, 1."""
-    digits = 2 if agreement < 0.98 else min(6, -math.floor(math.log10(max(1 - agreement, 1e-6))))
-    return f"{math.floor(agreement * 10**digits) / 10**digits:g}"
+    """With as many digits as tell it from 1, and never rounded up to what it does not reach: 0.94, 0.9989, 0.999982, 1."""
+    digits = min(6, 1 - math.floor(math.log10(max(1 - agreement, 1e-6))))
+    return f"{math.floor(agreement * 10**digits + 1e-4) / 10**digits:g}"  # 1e-4: floats of 32 bits are off by so little
 
 
 def profile_seconds(question: Question, groups: int) -> float:
@@ -588,6 +588,9 @@ class _Search:
                 break
             if place + 1 < len(asked):
                 self._notes.append(f"the reference {name} {event.failure}: {asked[place + 1]} stands in for it")
+        if event.agreement is not None and misses(event, self._question.min_agreement):
+            told = f"agrees only {agreement_text(event.agreement)} with itself: its answers differ from one time to the next"
+            self._notes.append(f"the reference {event.entrant} {told}")
         return event
 
     def _compare(self, entrant: Entrant) -> Generator[Command, Event, Agreed]:

@@ -4,11 +4,15 @@ Everything that can be known to be wrong is found here, with one line per fault,
 meaning: docs/loadtest.md and configs/loadtests/.
 """
 
+import copy
 import datetime
 import difflib
 import itertools
 import platform
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,12 +21,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.config import parse_config
 from gateway.errors import ConfigError
+from loadtest.agreement import LEAST_INPUTS, compare_of
 from loadtest.catalogue import Catalogue, Price, PriceBasis
 from loadtest.errors import UsageError
+from loadtest.numerics import full_precision, numerics_of
+from loadtest.payloads import distinct, read_requests
 from loadtest.results import Protocol, Slo
+from loadtest.search import EXPECTED
 
 MIN_AGREEMENT = 0.999  # of a cosine: a model in bf16 keeps 0.9999 and more, one quantised to int8 may have 0.94
+_ANY_SLO = Slo.parse("p99<1s")
 BATCHING_SETTINGS = ("max_rows", "policy", "max_delay_ms")
+_AGREEMENT = re.compile(r"agreement\s*>=?\s*(\d+(?:\.\d+)?)")
 ARCHITECTURES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
 
@@ -38,6 +48,19 @@ class Payload(_Strict):
     length: str = "16"
     values: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+
+
+class AgreementSpec(_Strict):
+    """How candidates' answers are compared with the reference's, where they do not all compute the same.
+
+    reference: a candidate's name, or its backend's; None: the requests' expected answers, else the first of full precision.
+    requests: files to compare on; none: the payload's.
+    statistic: of `loadtest.agreement`, for all outputs or by output; none: what fits the datatype.
+    """
+
+    reference: str | None = None
+    requests: tuple[str, ...] = ()
+    statistic: str | dict[str, str] = {}
 
 
 class LocalLauncher(_Strict):
@@ -91,11 +114,12 @@ class SpecFile(_Strict):
 
     model: str | dict[str, Any]
     gateway: str | None = None
-    slo: Any  # read by Slo.from_yaml, which has its own messages
+    slo: Any  # read by _slo, which has its own messages
     target_rps: float | None = Field(default=None, gt=0)
     price: PriceBasis = "ec2"
     launcher: Annotated[LocalLauncher | UrlLauncher, Field(discriminator="kind")]
     payload: Payload = Payload()
+    agreement: AgreementSpec = AgreementSpec()
     candidates: tuple[CandidateSpec, ...] = Field(min_length=1)
     budget: BudgetSpec = BudgetSpec()
     seed: int = 0
@@ -107,6 +131,7 @@ class Candidate:
 
     group: candidates of one group differ only in sessions and batch cap, so that one profile t(n, k) serves them all.
     numerics: candidates of one numerics compute the same, as far as can be known: same file or code, same precision.
+    full_precision: whether it computes with the model's own floats; None if that cannot be known.
     document: the gateway configuration that serves it; empty for a server that already runs.
     cpus: the cores it is pinned to; empty: all.
     price: None only for a `url` candidate whose instance type is still to be asked from the server.
@@ -126,6 +151,7 @@ class Candidate:
     cpus: tuple[int, ...] = ()
     max_count: int | None = None
     numerics: str = ""
+    full_precision: bool | None = None
 
     @property
     def usd_per_hour(self) -> float:
@@ -134,8 +160,26 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """Which requests the candidates' answers are compared on, and how: see `loadtest.agreement`.
+
+    reference: a candidate's name, or search.EXPECTED. stand_ins: candidates that may take its place.
+    """
+
+    files: tuple[str, ...]
+    statistics: dict[str, str]
+    batched: bool
+    reference: str
+    stand_ins: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Spec:
-    """A checked spec. warnings: what is odd about it but not wrong."""
+    """A checked spec. warnings: what is odd about it but not wrong.
+
+    min_agreement: what a candidate's answers must reach; None: they may be anything. comparison: None if nothing is compared.
+    pad: as in LoadSpec: how requests of different lengths are joined.
+    """
 
     source: str
     model: str
@@ -148,6 +192,9 @@ class Spec:
     budget: BudgetSpec
     seed: int
     warnings: tuple[str, ...]
+    min_agreement: float | None = MIN_AGREEMENT
+    comparison: Comparison | None = None
+    pad: tuple[str, ...] = ()
 
 
 def load_spec(path: Path, catalogue: Catalogue) -> Spec:
@@ -163,30 +210,36 @@ def parse_spec(document: object, catalogue: Catalogue, *, source: str) -> Spec:
     """Check a parsed document. source: what messages call it. Raises: UsageError, with one line per fault."""
     if not isinstance(document, dict):
         raise UsageError(f"{source}: expected a mapping with `model`, `slo`, `launcher` and `candidates`")
-    try:
-        file = SpecFile.model_validate(document)
-    except ValidationError as exc:
-        # pydantic also calls a list too short if its items are at fault: that is told already.
-        at_fault = [error["loc"] for error in exc.errors() if error["type"] != "too_short"]
-        told = [
-            e for e in exc.errors() if e["type"] != "too_short" or all(loc[: len(e["loc"])] != e["loc"] for loc in at_fault)
-        ]
-        raise UsageError("\n".join(_describe(error, source) for error in told)) from exc
     faults: list[str] = []
-    slo = _collect(faults, source, lambda: Slo.from_yaml(file.slo))
-    model = _collect(faults, source, lambda: _model(file))
+    file, bad, incomplete = _validated(document, source, faults)
+    slo, min_agreement = (None, None) if "slo" in bad else _slo(file.slo, source, faults)
+    model = None
+    if not bad & {"model", "gateway"} and not ("launcher" in bad and isinstance(file.model, str) and file.gateway is None):
+        model = _collect(faults, source, partial(_model, file))
     candidates: list[Candidate] = []
-    for index, wanted in enumerate(file.candidates):
-        if slo is not None and model is not None:
-            expand = _Expansion(file, wanted, model, slo, catalogue, f"{source}: candidates[{index}]")
-            candidates += _collect(faults, "", expand.candidates) or []
+    whole = model is not None and "candidates" not in bad and not incomplete
+    if model is not None and "candidates" not in bad:
+        for index, wanted in enumerate(file.candidates):
+            # An SLO at fault is told already: any other does to check the candidates.
+            expand = _Expansion(file, wanted, model, slo or _ANY_SLO, catalogue, f"{source}: candidates[{index}]")
+            own: list[str] = []
+            candidates += _collect(own, "", expand.candidates) or []
+            faults += [line for line in own if not _follows(line, index in incomplete, "launcher" in bad)]
+            whole = whole and not own
     names = [candidate.name for candidate in candidates]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         faults.append(f"{source}: candidates: listed twice: {', '.join(twice)}")
+    if isinstance(file.launcher, UrlLauncher) and file.payload.protocol == "grpc":
+        faults.append(f"{source}: payload.protocol: grpc: servers that run already are asked over REST")
+    comparison: Comparison | None = None
+    doubts: list[str] = []
+    if model is not None and not bad & {"slo", "payload", "agreement"}:
+        batched = model.get("max_rows") != 0
+        comparison, doubts = _comparison(
+            file, candidates, source, faults, whole=whole, batched=batched, min_agreement=min_agreement
+        )
     if faults or slo is None or model is None:
-        raise UsageError("\n".join(faults))
-    if slo.tightest_ms is None:
-        raise UsageError(f"{source}: slo: a recommendation needs a latency objective such as p99_ms: 50")
+        raise UsageError("\n".join(dict.fromkeys(faults)))
     return Spec(
         source=source,
         model=model["name"],
@@ -198,7 +251,10 @@ def parse_spec(document: object, catalogue: Catalogue, *, source: str) -> Spec:
         candidates=tuple(candidates),
         budget=file.budget,
         seed=file.seed,
-        warnings=tuple(_warnings(file, candidates, catalogue)),
+        warnings=(*_warnings(file, candidates, catalogue), *doubts),
+        min_agreement=min_agreement,
+        comparison=comparison,
+        pad=tuple(f"{name}={value:g}" for name, value in ((model.get("ragged") or {}).get("pad") or {}).items()),
     )
 
 
@@ -208,7 +264,170 @@ def priced(candidate: Candidate, instance_type: str, catalogue: Catalogue, basis
     return replace(candidate, name=f"{instance_type} {candidate.name}", instance_type=instance_type, price=price, basis=basis)
 
 
-def _collect(faults: list[str], prefix: str, step: Any) -> Any:
+def _validated(document: dict[Any, Any], source: str, faults: list[str]) -> tuple[SpecFile, set[str], set[int]]:
+    """The file without what is at fault in it, so that the rest can be checked too; which of its keys that concerns, and which
+    candidates, by number.
+    """
+    try:
+        return SpecFile.model_validate(document), set(), set()
+    except ValidationError as exc:
+        errors = exc.errors()
+    # pydantic also calls a list too short if its items are at fault, and tells each type that a value may have: once is enough.
+    at_fault = [error["loc"] for error in errors if error["type"] != "too_short"]
+    told = [e for e in errors if e["type"] != "too_short" or all(loc[: len(e["loc"])] != e["loc"] for loc in at_fault)]
+    faults += dict.fromkeys(_describe(error, source) for error in told)
+    mended = copy.deepcopy(document)
+    for error in errors:
+        _drop(mended, error["loc"])
+    for key, stand_in in {"model": "", "slo": {}, "launcher": {"kind": "local"}}.items():
+        mended.setdefault(key, stand_in)
+    if not mended.get("candidates"):
+        mended["candidates"] = [{}]
+    bad = {str(loc[0]) for loc in at_fault if loc[0] != "candidates" or len(loc) == 1}
+    bad |= {"candidates"} if any(error["type"] == "too_short" for error in told) else set()
+    incomplete = {loc[1] for loc in at_fault if loc[0] == "candidates" and len(loc) > 1 and isinstance(loc[1], int)}
+    return SpecFile.model_validate(mended), bad, incomplete
+
+
+def _drop(document: dict[Any, Any], location: tuple[int | str, ...]) -> None:
+    """Take away what is at a place that pydantic names, which also names the types that it tried there."""
+    node: Any = document
+    holder: Any = None
+    key: Any = None
+    for part in location:
+        if (isinstance(node, dict) and part in node) or (isinstance(node, list) and isinstance(part, int) and part < len(node)):
+            holder, key, node = node, part, node[part]  # type: ignore[index]  # an int where it is a list, as just seen
+    if isinstance(holder, dict):
+        holder.pop(key, None)
+    elif isinstance(key, int):
+        holder[key] = {}  # in place, as others are known by their number
+
+
+def _follows(line: str, incomplete: bool, no_launcher: bool) -> bool:
+    """Whether a fault only follows from one that is told already: what is missing may be what was left out for it."""
+    return (incomplete and ("missing, expected" in line or "no price: " in line)) or (no_launcher and "launcher" in line)
+
+
+def _slo(value: object, source: str, faults: list[str]) -> tuple[Slo | None, float | None]:
+    """The latency and error objectives, and the agreement that is asked, which is no property of a single run."""
+    min_agreement: float | None = MIN_AGREEMENT
+    whole: object = value
+    parts: list[object] = [value]
+    if isinstance(value, dict):
+        whole = {key: number for key, number in value.items() if key != "min_agreement"}
+        parts = [{key: number} for key, number in whole.items()]
+        asked = value.get("min_agreement", MIN_AGREEMENT)
+        if asked is None or (isinstance(asked, int | float) and not isinstance(asked, bool) and 0 <= asked <= 1):
+            min_agreement = asked
+        else:
+            faults.append(f"{source}: slo: min_agreement: {asked!r}: expected 0 to 1, or null to allow any answers")
+    elif isinstance(value, str):
+        texts = [part.strip() for part in value.split(",")]
+        for text in texts:
+            if (match := _AGREEMENT.fullmatch(text)) and float(match[1]) <= 1:
+                min_agreement = float(match[1])
+            elif text.startswith("agreement"):
+                faults.append(
+                    f'{source}: slo: cannot read "{text}", expected such as "agreement>={MIN_AGREEMENT:g}", at most 1'
+                )
+        parts = [text for text in texts if not text.startswith("agreement")]
+        whole = ",".join(map(str, parts))
+    before = len(faults)
+    for part in parts:  # each alone, so that all faults are told
+        _collect(faults, source, partial(Slo.from_yaml, part))
+    slo = _collect(faults, source, partial(Slo.from_yaml, whole)) if len(faults) == before else None
+    if slo is not None and slo.tightest_ms is None:
+        faults.append(f"{source}: slo: a recommendation needs a latency objective such as p99_ms: 50")
+    return slo, min_agreement
+
+
+def _comparison(
+    file: SpecFile,
+    candidates: Sequence[Candidate],
+    source: str,
+    faults: list[str],
+    *,
+    whole: bool,
+    batched: bool,
+    min_agreement: float | None,
+) -> tuple[Comparison | None, list[str]]:
+    """On what the candidates are compared, None if nothing is to be; and what is odd about it.
+
+    whole: whether these are all candidates: else the name of a reference cannot be judged yet.
+    """
+    before = len(faults)
+    wanted = file.agreement
+    statistics = {"": wanted.statistic} if isinstance(wanted.statistic, str) else wanted.statistic
+    for name in statistics.values():
+        _collect(faults, f"{source}: agreement.statistic", partial(compare_of, name))
+    sent = _collect(faults, source, partial(read_requests, file.payload.files)) if file.payload.files else []
+    if batched and (odd := next((request for request in sent or () if request.rows != 1), None)):
+        faults.append(
+            f"{source}: payload.files: {odd.source}: expected requests of one row, got {odd.rows}: payload.rows joins them"
+        )
+    if wanted.requests:
+        asked = _collect(faults, source, partial(read_requests, wanted.requests))
+        files = wanted.requests
+    else:
+        asked, files = sent, file.payload.files
+    if asked is None:
+        return None, []
+    requests = distinct(asked)
+    without = next((request for request in requests if request.expected is None), None)
+    if without and any(request.expected is not None for request in requests):
+        faults.append(f"{source}: {without.source}: expected an `expected` answer, as other requests have one")
+    expected = bool(requests) and without is None and wanted.reference is None
+    chosen = _collect(faults, source, partial(_reference, wanted.reference if whole else None, candidates))
+    kinds = len({candidate.numerics for candidate in candidates})
+    if chosen is None or len(faults) > before or (kinds < 2 and not expected):
+        return None, []
+    doubt = f"{kinds} kinds of candidates compute differently (precision, file or backend), and their answers are not compared"
+    if len(requests) >= LEAST_INPUTS:
+        if expected:
+            return Comparison(files, statistics, batched, EXPECTED, ()), []
+        reference, stand_ins = chosen
+        unsure = (
+            "no candidate is known to compute in full precision: answers are compared with those of the first, " + reference
+        )
+        named = wanted.reference is not None or any(candidate.full_precision for candidate in candidates)
+        return Comparison(files, statistics, batched, reference, stand_ins), [] if named else [unsure]
+    if min_agreement is None:
+        return None, [doubt]
+    found = (
+        f"{len(requests)} different requests are in {', '.join(files)}, {LEAST_INPUTS} are needed"
+        if files
+        else f"made-up requests cannot tell whether their answers agree: name files of at least {LEAST_INPUTS} real requests"
+    )
+    what = "agreement.requests" if wanted.requests else "payload.files"
+    faults.append(
+        f"{source}: {what}: {kinds} kinds of candidates compute differently (precision, file or backend), and {found}; "
+        "or allow any answers with slo: {min_agreement: null}"
+    )
+    return None, []
+
+
+def _reference(wanted: str | None, candidates: Sequence[Candidate]) -> tuple[str, tuple[str, ...]] | None:
+    """The candidate whose answers count as right, and who may stand in for it."""
+    if not candidates:
+        return None
+    if wanted is not None:
+        for names in ([c.name for c in candidates], [c.backend for c in candidates]):
+            if wanted in names:
+                return candidates[names.index(wanted)].name, ()
+        known = list(dict.fromkeys(name for c in candidates for name in (c.backend, c.name)))
+        near = difflib.get_close_matches(wanted, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f": {', '.join(known)}"
+        raise UsageError(f"agreement.reference: {wanted!r}: expected the name of a candidate or of its backend{hint}")
+    likely = {True: 0, None: 1, False: 2}
+    first: dict[str, Candidate] = {}
+    for candidate in candidates:
+        first.setdefault(candidate.numerics, candidate)
+    ranked = sorted(first.values(), key=lambda candidate: likely[candidate.full_precision])
+    alike = [candidate.name for candidate in ranked if candidate.full_precision == ranked[0].full_precision]
+    return alike[0], tuple(alike[1:])
+
+
+def _collect(faults: list[str], prefix: str, step: Callable[[], Any]) -> Any:
     """The step's value, or None and its faults, so that the user sees all of them at once."""
     try:
         return step()
@@ -234,8 +453,10 @@ def _gateway_file(file: SpecFile) -> dict[str, Any]:
 def _model(file: SpecFile) -> dict[str, Any]:
     """The model's part of a gateway configuration, backends included if a gateway file names some."""
     if isinstance(file.model, dict):
-        if "name" not in file.model:
-            raise UsageError("model: name: missing, expected a value")
+        try:
+            parse_config({"models": [{**file.model, "backends": [{"kind": "synthetic"}]}]}, source="model")
+        except ConfigError as exc:
+            raise UsageError(exc.message.replace("models[0].", "")) from exc
         return file.model
     if isinstance(file.launcher, UrlLauncher) and file.gateway is None:
         return {"name": file.model}
@@ -244,6 +465,16 @@ def _model(file: SpecFile) -> dict[str, Any]:
         if model["name"] == file.model:
             return model
     raise UsageError(f"model: {file.gateway} has no model {file.model!r}, it has {', '.join(m['name'] for m in models)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a candidate runs, and for how much."""
+
+    instance_type: str
+    price: Price
+    basis: str
+    cpus: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,29 +489,43 @@ class _Expansion:
     at: str
 
     def candidates(self) -> list[Candidate]:
+        """Raises: UsageError, with one line per fault."""
         if isinstance(self.file.launcher, UrlLauncher):
             return self._running()
         if self.wanted.url is not None:
             raise UsageError(f"{self.at}: url: only for `launcher: {{kind: url}}`")
-        backend = self._backend()
+        faults: list[str] = []
+        backend = _collect(faults, "", self._backend)
+        places = [_collect(faults, "", partial(self._place, name)) for name in self.wanted.instances or ("",)]
+        # Settings are checked even where no place is well, on one of no name.
+        sound = [place for place in places if place is not None] or [
+            _Place("", Price(usd_per_hour=1, source="-", date=None), "own", ())
+        ]
         found: list[Candidate] = []
-        for instance_type in self.wanted.instances or ("",):
-            price, basis = self._price(instance_type)
-            cpus = self._cpus(instance_type)
-            for values in itertools.product(*self.wanted.settings.values()):
-                settings = dict(zip(self.wanted.settings, values, strict=True))
-                found.append(self._candidate(instance_type, price, basis, backend, settings, cpus))
+        for place, values in itertools.product(sound, itertools.product(*self.wanted.settings.values())):
+            settings = dict(zip(self.wanted.settings, values, strict=True))
+            if backend is not None:
+                found.append(_collect(faults, "", partial(self._candidate, place, backend, settings)))
+        if faults:
+            raise UsageError("\n".join(dict.fromkeys(faults)))
         return found
 
+    def _place(self, instance_type: str) -> "_Place":
+        price, basis = self._price(instance_type)
+        return _Place(instance_type, price, basis, self._cpus(instance_type))
+
     def _running(self) -> list[Candidate]:
+        faults: list[str] = []
         if self.wanted.url is None:
-            raise UsageError(f"{self.at}: url: missing, expected the address of the running server")
+            faults.append(f"{self.at}: url: missing, expected the address of the running server")
         if len(self.wanted.instances) > 1 or self.wanted.settings or self.wanted.backend:
-            raise UsageError(f"{self.at}: a running server has one instance type, and its backend and settings are its own")
+            faults.append(f"{self.at}: a running server has one instance type, and its backend and settings are its own")
         price, basis, instance_type = None, self.file.price, ""
         if self.wanted.instances or self.wanted.usd_per_hour is not None:
             instance_type = self.wanted.instances[0] if self.wanted.instances else ""
-            price, basis = self._price(instance_type)  # type: ignore[assignment]  # a price of one's own has its own basis
+            price, basis = _collect(faults, "", partial(self._price, instance_type)) or (None, basis)
+        if faults or self.wanted.url is None:
+            raise UsageError("\n".join(faults))
         name = " ".join(filter(None, (instance_type, self.wanted.url)))
         return [
             Candidate(
@@ -296,6 +541,7 @@ class _Expansion:
                 document={},
                 url=self.wanted.url.rstrip("/"),
                 max_count=self.wanted.max_count,
+                numerics=self.wanted.url.rstrip("/"),
             )
         ]
 
@@ -344,15 +590,7 @@ class _Expansion:
             )
         return launcher.stands_for[bare]
 
-    def _candidate(
-        self,
-        instance_type: str,
-        price: Price,
-        basis: str,
-        backend: dict[str, Any],
-        settings: dict[str, Any],
-        cpus: tuple[int, ...],
-    ) -> Candidate:
+    def _candidate(self, place: "_Place", backend: dict[str, Any], settings: dict[str, Any]) -> Candidate:
         batching = {key: value for key, value in settings.items() if key in BATCHING_SETTINGS}
         own = {key: value for key, value in settings.items() if key not in BATCHING_SETTINGS}
         document = {
@@ -361,7 +599,7 @@ class _Expansion:
                     **self.model,
                     "slo": {"p99_ms": self.slo.tightest_ms or 1000.0},
                     "batching": {**self.model.get("batching", {}), **batching},
-                    "backends": [{**backend, **own, "usd_per_hour": price.usd_per_hour}],
+                    "backends": [{**backend, **own, "usd_per_hour": place.price.usd_per_hour}],
                 }
             ]
         }
@@ -370,23 +608,29 @@ class _Expansion:
         except ConfigError as exc:
             raise UsageError(exc.message.replace("models[0].backends[0].", "settings: ")) from exc
         parsed = model.backends[0]
-        self._check_device(instance_type, parsed.options().get("device", "cpu"))
-        self._check_file(instance_type, parsed.options().get("model"))
+        options = parsed.options()
+        faults: list[str] = []
+        _collect(faults, "", partial(self._check_device, place.instance_type, options.get("device", "cpu")))
+        _collect(faults, "", partial(self._check_file, place.instance_type, options.get("model")))
+        if faults:
+            raise UsageError("\n".join(faults))
         label = ", ".join(f"{key} {value}" for key, value in settings.items())
         group = {key: value for key, value in settings.items() if key not in ("sessions", *BATCHING_SETTINGS)}
         return Candidate(
-            name=" ".join(filter(None, (instance_type, parsed.label, f"({label})" if label else ""))),
-            group=f"{instance_type} {parsed.label} {group} {cpus}",
-            instance_type=instance_type,
-            price=price,
-            basis=basis,
+            name=" ".join(filter(None, (place.instance_type, parsed.label, f"({label})" if label else ""))),
+            group=f"{place.instance_type} {parsed.label} {group} {place.cpus}",
+            instance_type=place.instance_type,
+            price=place.price,
+            basis=place.basis,
             backend=parsed.label,
             settings=settings,
             sessions=parsed.sessions,
             max_rows=model.batching.max_rows or model.max_rows or 1,
             document=document,
-            cpus=cpus,
+            cpus=place.cpus,
             max_count=self.wanted.max_count,
+            numerics=numerics_of(parsed.kind, options),
+            full_precision=full_precision(parsed.kind, options),
         )
 
     def _check_device(self, instance_type: str, device: str) -> None:
@@ -423,9 +667,6 @@ def _warnings(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue)
                 found.append(f"{name} has {instance.vcpu} vCPU; cores that stand for it: {len(cpus)}")
             if instance.architecture != here:
                 found.append(f"{name} is {instance.architecture}, this machine is {here}")
-    precisions = {str(candidate.settings.get("precision", "fp32")) for candidate in candidates} - {"fp32"}
-    if precisions:
-        found.append(f"precision {', '.join(sorted(precisions))} changes the model's outputs: accuracy is not measured here")
     crowded = [c for c in candidates if c.cpus and c.sessions * int(c.settings.get("threads", 1)) > len(c.cpus)]
     if crowded:
         found.append(f"{len(crowded)} of {len(candidates)} candidates have more threads of work than cores")
@@ -433,15 +674,22 @@ def _warnings(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue)
 
 
 def _describe(error: Any, source: str) -> str:
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    # pydantic's path also names the type that it tried: a launcher's kind, or one of those that a value may have.
+    location = [part for at, part in enumerate(error["loc"]) if not (at == 1 and error["loc"][0] == "launcher")]
+    either = error["type"] in ("string_type", "dict_type") and str(location[-1]).partition("[")[0] in ("str", "dict")
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location[: -1 if either else None]).lstrip(
+        "."
+    )
     if error["type"] == "missing":
         return f"{source}: {path}: missing, expected a value"
     if error["type"] == "extra_forbidden":
         models: dict[str, type[BaseModel]] = {
-            "candidates": CandidateSpec, "budget": BudgetSpec, "payload": Payload, "local": LocalLauncher, "url": UrlLauncher,
+            "candidates": CandidateSpec, "budget": BudgetSpec, "payload": Payload, "agreement": AgreementSpec,
+            "local": LocalLauncher, "url": UrlLauncher,
         }  # fmt: skip
         owner = next((models[part] for part in reversed(error["loc"][:-1]) if part in models), SpecFile)
         near = difflib.get_close_matches(str(error["loc"][-1]), owner.model_fields, n=1)
         return f"{source}: {path}: unknown key" + (f"; did you mean `{near[0]}`?" if near else "")
     value = "" if isinstance(error["input"], dict | list) else f"{error['input']!r}: "
-    return f"{source}: {path or '(top level)'}: {value}{error['msg'].removeprefix('Value error, ')}"
+    expected = "expected a text or a mapping" if either else error["msg"].removeprefix("Value error, ")
+    return f"{source}: {path or '(top level)'}: {value}{expected}"

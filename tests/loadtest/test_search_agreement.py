@@ -106,7 +106,10 @@ def test_expected_answers_need_no_reference_among_the_candidates() -> None:
 
 @pytest.mark.parametrize(
     ("agreement", "text"),
-    [(0.949, "0.94"), (0.9989999, "0.998"), (0.99998, "0.99998"), (1.0, "1"), (1 - 1e-9, "0.999999"), (-0.2, "-0.2")],
+    [
+        (0.93999999, "0.94"), (0.949, "0.949"), (0.9989999, "0.9989"), (0.99998, "0.99998"), (0.999982, "0.999982"),
+        (1.0, "1"), (1 - 1e-9, "0.999999"), (1 - 1e-15, "1"), (0.0, "0"), (-0.2, "-0.2"),
+    ],
 )  # fmt: skip
 def test_an_agreement_is_told_as_far_from_1_as_it_is(agreement: float, text: str) -> None:
     assert agreement_text(agreement) == text

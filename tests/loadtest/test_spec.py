@@ -69,16 +69,6 @@ def test_a_local_run_that_stands_for_an_instance_type_is_reported(catalogue: Cat
     assert "c7i.large, c8g.large: not measured; by the spec's word this machine stands for it (cores 0, 1)" in warnings
 
 
-def test_a_lower_precision_is_warned_of(catalogue: Catalogue) -> None:
-    torch = {
-        "instances": ["c7i.large"],
-        "backend": {"kind": "torch", "model": "m:f"},
-        "settings": {"precision": ["fp32", "int8"]},
-    }
-    warnings = example_spec(catalogue, candidates=[torch]).warnings
-    assert "precision int8 changes the model's outputs: accuracy is not measured here" in warnings
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "loadtests").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_examples_are_valid_but_for_models_that_are_not_built_yet(catalogue: Catalogue, path: Path) -> None:
     document = yaml.safe_load(path.read_text())
@@ -89,7 +79,8 @@ def test_the_examples_are_valid_but_for_models_that_are_not_built_yet(catalogue:
         parse_spec(document, catalogue, source=path.name)
     except UsageError as exc:
         faults = str(exc)
-    assert [line for line in faults.splitlines() if "backend: no file 'models/" not in line] == []
+    unbuilt = ("backend: no file 'models/", "payload models/")
+    assert [line for line in faults.splitlines() if not any(text in line for text in unbuilt)] == []
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -114,7 +105,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "slo of another kind": ({"slo": {"p99": 5}}, r"SLO: unknown key 'p99'"),
     "slo without latency": ({"slo": {"max_error_rate": 0.1}}, r"slo: a recommendation needs a latency objective"),
     "not standing for": (
-        {"launcher": {"kind": "local"}},
+        {"launcher": {"kind": "local"}, "candidates": [{**CANDIDATE, "instances": ["c7i.large"]}]},
         r"c7i\.large is not measured by running on this machine.*stands_for: \{c7i\.large: \[0, 1\]\}",
     ),
     "unknown launcher": ({"launcher": {"kind": "remote"}}, r"s\.yaml: launcher: .*'local', 'url'"),
@@ -132,7 +123,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"candidates\[0\]: settings: sessions: 0: .*greater than or equal to 1",
     ),
     "no device": (
-        {"candidates": [{**CANDIDATE, "backend": {"kind": "torch", "model": "m:f", "device": "cuda"}, "settings": {}}]},
+        {"candidates": [{"instances": ["c7i.large"], "backend": {"kind": "torch", "model": "m:f", "device": "cuda"}}]},
         r"c7i\.large has no device 'cuda'",
     ),
     "no file": (
@@ -172,6 +163,70 @@ def test_all_faults_are_told_at_once(catalogue: Catalogue) -> None:
     with pytest.raises(UsageError) as raised:
         parse_spec(changed(candidates=bad), catalogue, source="s.yaml")
     assert len(str(raised.value).splitlines()) == 2
+
+
+def faults_of(catalogue: Catalogue, **keys: Any) -> list[str]:
+    with pytest.raises(UsageError) as raised:
+        parse_spec(changed(**keys), catalogue, source="s")
+    return str(raised.value).splitlines()
+
+
+def test_faults_of_every_kind_are_told_together(catalogue: Catalogue, tmp_path: Path) -> None:
+    assert faults_of(
+        catalogue,
+        slo={"p99": 5, "p50_ms": None, "min_agreement": 2},
+        budget={"minutes": 0, "usds": 1},
+        launcher={"kind": "local", "stands_for": {"c7i.large": [0, 1]}, "nise": 3},
+        payload={"protocol": "rest-bin"},
+        agreement={"statistic": 5},
+        colour="blue",
+        candidates=[
+            {**CANDIDATE, "instances": ["c7i.lrge", "c7i.large"], "settings": {"sessions": [0, 1], "row_ms": [-1]}},
+            {"instances": ["c7i.large"], "setings": {}, "backend": {"kind": "torch", "model": "m:f", "device": "cuda"}},
+            {"instances": ["c7i.large"], "backend": 5},
+        ],
+    ) == [
+        "s: launcher.nise: unknown key; did you mean `nice`?",
+        "s: payload.protocol: 'rest-bin': Input should be 'rest-json', 'rest-binary', 'grpc' or 'invocations'",
+        "s: agreement.statistic: 5: expected a text or a mapping",
+        "s: candidates[1].setings: unknown key; did you mean `settings`?",
+        "s: candidates[2].backend: 5: expected a text or a mapping",
+        "s: budget.minutes: 0: Input should be greater than 0",
+        "s: budget.usds: unknown key; did you mean `usd`?",
+        "s: colour: unknown key",
+        "s: slo: min_agreement: 2: expected 0 to 1, or null to allow any answers",
+        "s: SLO: unknown key 'p99', expected such as p99_ms or max_error_rate",
+        "s: SLO: p50_ms: expected a number, got None",
+        "s: candidates[0]: instances: unknown instance type 'c7i.lrge'; the nearest are c7i.large, c7i.xlarge, c7i.8xlarge: "
+        "`loadtest prices list` shows all 120",
+        "s: candidates[0]: settings: sessions: 0: Input should be greater than or equal to 1",
+        "s: candidates[0]: settings: row_ms: -1: Input should be greater than or equal to 0",
+        "s: candidates[1]: c7i.large has no device 'cuda': no accelerator",
+    ]
+
+
+def test_what_is_missing_is_told_with_the_rest(catalogue: Catalogue) -> None:
+    document = {"slo": "p99<50mss,errors<0.1%,throughput", "budget": {"minutes": -1}}
+    with pytest.raises(UsageError) as raised:
+        parse_spec(document, catalogue, source="s")
+    assert str(raised.value).splitlines() == [
+        "s: model: missing, expected a value",
+        "s: launcher: missing, expected a value",
+        "s: candidates: missing, expected a value",
+        "s: budget.minutes: -1: Input should be greater than 0",
+        's: SLO: cannot read "p99<50mss", expected such as "p99<50ms" or "errors<0.1%"',
+        's: SLO: cannot read "throughput", expected such as "p99<50ms" or "errors<0.1%"',
+    ]
+
+
+def test_faults_of_the_model_are_its_own_and_told_beside_others(catalogue: Catalogue, tmp_path: Path) -> None:
+    model = {"name": "a/b", "inputs": [{"name": "x", "datatype": "FP31", "shape": [-1, 4]}]}
+    found = faults_of(catalogue, model=model, slo={"max_error_rate": 0.1})
+    assert [line.split(": ")[1] for line in found] == ["slo", "model", "model"]
+    path = tmp_path / "gateway.yaml"
+    path.write_text(yaml.safe_dump({"models": [{"name": "m", "max_rows": -1, "backends": [{"kind": "torche"}]}]}))
+    found = faults_of(catalogue, model="m", gateway=str(path), slo={"max_error_rate": 0.1})
+    assert len(found) == 3  # the SLO, and the file's two
 
 
 @pytest.mark.parametrize("text", ["", "- a list", "a: [unclosed", "\x00"])

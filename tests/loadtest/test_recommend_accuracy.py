@@ -1,0 +1,130 @@
+"""Accuracy as a user meets it: real gateways, real answers, the real command."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from loadtest.catalogue import load_catalogue
+from loadtest.cli import main
+from loadtest.launchers.local import Local
+from loadtest.recommender import Lab
+from loadtest.search import EXPECTED, Agree, Agreed
+from loadtest.spec import parse_spec
+
+pytestmark = pytest.mark.slow
+
+MODEL = """
+import time
+import numpy as np
+
+class Turner:
+    def __init__(self, cosine=1.0, ms=0.0, width=2, wobble=0.0):
+        self.turn = np.array([[cosine, (1 - cosine**2) ** 0.5], [-((1 - cosine**2) ** 0.5), cosine]], np.float32)
+        self.ms, self.width, self.wobble = ms, width, wobble
+
+    def predict(self, inputs):
+        time.sleep(self.ms / 1e3)
+        y = inputs["x"] @ self.turn
+        y += self.wobble * np.random.default_rng().standard_normal(y.shape).astype(np.float32)
+        return {"y": np.repeat(y, self.width // 2, axis=1)}
+"""
+
+
+def document(folder: Path, *options: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    """A spec of one Turner for each of the options: `a`, `b`, …, each at half the time of the one before."""
+    (folder / "turner.py").write_text(MODEL)
+    lines = []
+    for number in range(300):
+        angle = number / 300 * math.tau
+        data = [math.cos(angle), math.sin(angle)]
+        request = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": data}]}
+        request["expected"] = {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": data}]}
+        lines.append(json.dumps(request if keys.get("expected") else {"inputs": request["inputs"]}))
+    (folder / "requests.jsonl").write_text("\n".join(lines))
+    keys.pop("expected", None)
+    backend = {"kind": "python", "model": f"{folder}/turner.py:Turner"}
+    candidates = [
+        {
+            "instances": ["c7i.large"],
+            "backend": {**backend, "name": "abcd"[at], "class_options": {"ms": 4 / 2**at, **own}},
+        }
+        for at, own in enumerate(options)
+    ]
+    return {
+        "model": {
+            "name": "turner",
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, -1]}],
+            "max_rows": 8,
+        },
+        "slo": {"p99_ms": 100},
+        "launcher": {"kind": "local", "stands_for": {"c7i.large": [0]}},
+        "payload": {"protocol": "rest-binary", "files": [f"{folder}/requests.jsonl"]},
+        "candidates": candidates,
+        "budget": {"minutes": 0.2},
+        **keys,
+    }
+
+
+def agreed(wanted: dict[str, Any], *asked: tuple[str, str]) -> list[Agreed]:
+    """The events that answer Agree for these pairs of candidate and reference, by the names of their backends."""
+    spec = parse_spec(wanted, load_catalogue(), source="spec")
+    names = {candidate.backend: candidate.name for candidate in spec.candidates} | {EXPECTED: EXPECTED}
+    lab = Lab(spec, Local(start_timeout_s=60), measure=None)  # type: ignore[arg-type]  # agreement loads nothing
+
+    async def ask() -> list[Any]:
+        try:
+            return [await lab.answer(Agree(names[entrant], names[reference], 30.0)) for entrant, reference in asked]
+        finally:
+            await lab.close()
+
+    return asyncio.run(ask())
+
+
+def test_answers_of_real_gateways_are_compared_or_it_is_said_why_not(tmp_path: Path) -> None:
+    wanted = document(tmp_path, {}, {"cosine": 0.94}, {"width": 4}, {"unknown": 1})
+    itself, turned, wider, broken = agreed(wanted, *((name, "a") for name in "abcd"))
+    assert (itself.agreement, itself.inputs, itself.statistic, itself.failure) == (pytest.approx(1.0), 300, "cosine", "")
+    assert turned.agreement == pytest.approx(0.94, abs=1e-4)
+    assert wider.agreement is None
+    assert wider.failure == "cannot be compared: in answer 1 its output y is FP32 [1, 4], the reference's FP32 [1, 2]"
+    assert broken.failure.startswith("did not start: ")
+    assert "unknown" in broken.failure
+
+
+def test_after_an_interruption_the_reference_is_asked_anew(tmp_path: Path) -> None:
+    wanted = document(tmp_path, {}, {"cosine": 0.94})
+    wanted["payload"]["protocol"] = "grpc"
+    (turned,) = agreed(wanted, ("b", "a"))
+    assert turned.agreement == pytest.approx(0.94, abs=1e-4)
+    broken = document(tmp_path, {"unknown": 1}, {})
+    (other,) = agreed(broken, ("b", "a"))
+    assert other.failure.startswith("cannot be compared: the reference c7i.large a did not start: ")
+
+
+def test_expected_answers_are_compared_with(tmp_path: Path) -> None:
+    (turned,) = agreed(document(tmp_path, {}, {"cosine": 0.94}, expected=True), ("b", EXPECTED))
+    assert turned.agreement == pytest.approx(0.94, abs=1e-4)
+
+
+def test_a_candidate_twice_as_fast_that_agrees_at_094_is_never_loaded_nor_wins(tmp_path: Path) -> None:
+    # Whether the other wins depends on the machine, which may be too busy for a valid run: the simulated searches tell that.
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(document(tmp_path, {}, {"cosine": 0.94})))
+    assert main(["recommend", str(path), "--out", str(tmp_path / "results")]) in (0, 1, 3)
+    found = json.loads((tmp_path / "results" / "report.json").read_text())
+    assert (found["min_agreement"], found["reference"]) == (0.999, "c7i.large a")
+    exact, fast = (next(c for c in found["candidates"] if c["backend"] == name) for name in "ab")
+    assert exact["agreement"]["met"]
+    assert exact["timings"]
+    assert fast["agreement"]["value"] == pytest.approx(0.94, abs=1e-4)
+    assert not fast["agreement"]["met"]
+    assert (fast["status"], fast["out"]) == ("rejected", "agrees 0.94 with the reference, 0.999 is asked")
+    assert not fast["timings"]
+    assert not fast["runs"]
+    assert found["winner"] != fast["name"]

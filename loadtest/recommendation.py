@@ -467,6 +467,7 @@ def _candidate(
         overhead_ms=profiled.overhead_ms if profiled else 0.0,
         curve=points,
         cliff=cliff(points),
+        agreement=_agreement(standing.agreement, outcome.reference, question.min_agreement),
     )
 
 

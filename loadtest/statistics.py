@@ -88,15 +88,41 @@ class BatchMeans:
     design_effect: float
     batches: int
 
-    def interval(self, confidence: float, *, scale: float = 1.0) -> Interval:
-        """scale: as if the run had been so many times longer with the same outcome."""
-        share = self.misses / self.requests
-        batches = self.batches * scale
+    def effective(self, confidence: float, *, scale: float = 1.0) -> float:
+        """How many independent requests tell as much, at this confidence of two sides.
+
+        scale: as if the run had been so many times longer with the same outcome.
+        """
+        if self.design_effect <= 1:
+            return self.requests * scale
         # Korn and Graubard's correction for the degrees of freedom of the variance estimate.
         tail = 1 - (1 - confidence) / 2
-        spread = special.stdtrit(max(self.requests * scale - 1, 1), tail) / special.stdtrit(max(batches - 1, 1), tail)
-        effective = self.requests * scale / self.design_effect * (float(spread) ** 2 if self.design_effect > 1 else 1.0)
-        return binomial_interval(share * effective, effective, confidence)
+        free = max(self.batches * scale - 1, 1)
+        spread = special.stdtrit(max(self.requests * scale - 1, 1), tail) / special.stdtrit(free, tail)
+        return self.requests * scale / self.design_effect * float(spread) ** 2
+
+    def interval(self, confidence: float, *, scale: float = 1.0) -> Interval:
+        """scale: as in `effective`."""
+        effective = self.effective(confidence, scale=scale)
+        return binomial_interval(self.misses / self.requests * effective, effective, confidence)
+
+
+def latency_interval(latencies_ns: np.ndarray, block: np.ndarray, percentile: float, confidence: float) -> tuple[float, float]:
+    """Between which ms a percentile lies, two-sided, though requests depend on each other: (lower, upper).
+
+    Every limit between them is one of which the interval of the share within it holds the percentile: order statistics, at the
+    effective sample size. latencies_ns: (n,) int64, n at least 1. block: as for `batch_means`. percentile: between 0 and 100.
+    lower is 0 and upper infinite where the run is too short to tell.
+    """
+    ordered = np.sort(latencies_ns)
+    count, share, tail = len(ordered), percentile / 100, (1 - confidence) / 2
+    beyond = latencies_ns > ordered[rank(percentile, count) - 1]
+    effective = batch_means(block, beyond, slowest(latencies_ns, percentile)).effective(confidence)
+    # Of so many requests, how many may be within the limit: the ends of Clopper and Pearson's test, solved for the count.
+    fewest = float(special.bdtrik(tail, effective, share)) / effective * count
+    most = (float(special.bdtrik(1 - tail, effective, share)) + 1) / effective * count
+    lower = float(ordered[math.ceil(fewest) - 1]) / 1e6 if fewest > 0 else 0.0
+    return lower, float(ordered[math.floor(most)]) / 1e6 if most < count else math.inf
 
 
 def slowest(latencies: np.ndarray, percentile: float) -> np.ndarray:

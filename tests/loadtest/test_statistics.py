@@ -7,6 +7,7 @@ from loadtest.statistics import (
     binomial_interval,
     histogram,
     histogram_percentile,
+    latency_interval,
     mser5,
     percentiles,
     rank,
@@ -154,3 +155,44 @@ def test_a_machine_whose_speed_drifts_passes_where_half_the_limit_is_kept() -> N
     assert judge(Slo.parse("p99<200ms"), requests(latency, blocks=36))[0].verdict == "pass"
     latency[4000:4200] = 110.0  # over 1 % beyond half
     assert judge(Slo.parse("p99<200ms"), requests(latency, blocks=36))[0].verdict == "undecided"
+
+
+def test_the_interval_of_a_percentile_of_independent_requests_is_that_of_order_statistics() -> None:
+    # Conover, Practical Nonparametric Statistics: of 1000 values the 469th to the 532nd hold the median at 95 %.
+    latency = np.arange(1, 1001).reshape(50, 20).T.ravel() * 1_000_000  # every block of 50 alike
+    assert latency_interval(latency, np.arange(1000) // 50, 50, 0.95) == (469, 532)
+
+
+def test_the_interval_of_a_percentile_agrees_with_the_interval_of_the_share_within_its_ends() -> None:
+    # A limit at either end is just held, or just not, at the same confidence.
+    latency = (queue(np.random.default_rng(3), 40_000, 0.8) * 1e6).astype(np.int64)
+    block = np.arange(40_000) // 1000
+    ends = latency_interval(latency, block, 99, 0.95)
+    at = np.sort(latency)[rank(99, 40_000) - 1]
+    effective = batch_means(block, latency > at, slowest(latency, 99)).effective(0.95)
+    for end_ms, inside in ((ends[0], 1), (ends[1], -1)):
+        for nudge, holds in ((inside, True), (-inside, False)):
+            misses = float(np.mean(latency > end_ms * 1e6 + nudge)) * effective
+            found = binomial_interval(misses, effective, 0.95)
+            assert (found.lower <= 0.99 <= found.upper) == holds
+
+
+def test_too_few_requests_bound_no_high_percentile_from_above() -> None:
+    latency = np.arange(1, 101).reshape(5, 20).T.ravel() * 1_000_000
+    lower_ms, upper_ms = latency_interval(latency, np.arange(100) // 5, 99, 0.95)
+    assert 90 <= lower_ms <= 97  # of independent ones the 97th
+    assert upper_ms == np.inf
+    assert latency_interval(latency[:1], np.zeros(1, np.int64), 50, 0.95) == (0, np.inf)
+
+
+@pytest.mark.slow
+def test_the_intervals_of_p50_p95_and_p99_hold_the_true_percentile_near_the_knee() -> None:
+    truth = queue(np.random.default_rng(99), 3_000_000, 0.9)
+    for percentile in (50, 95, 99):
+        exact = float(np.percentile(truth, percentile))
+        held = 0
+        for run in range(100):
+            latency = (queue(np.random.default_rng([2, run]), 30_000, 0.9) * 1e6).astype(np.int64)
+            lower_ms, upper_ms = latency_interval(latency, np.arange(30_000) // 750, percentile, 0.95)
+            held += lower_ms <= exact <= upper_ms
+        assert held >= 90

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 
 from loadtest.results import Interval, Percentiles
 
@@ -174,14 +174,9 @@ def _correlated(means: np.ndarray) -> bool:
 
 
 def falling(shares: Sequence[float] | np.ndarray, weights: Sequence[float]) -> np.ndarray:
-    """The closest non-increasing sequence (pool adjacent violators): (n,), n at least 1."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
-    for share, weight in zip(shares, weights, strict=True):
-        pools.append((float(share), weight, 1))
-        while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
-            (mean, heavy, count), (last, light, more) = pools[-2], pools.pop()
-            pools[-1] = ((mean * heavy + last * light) / (heavy + light), heavy + light, count + more)
-    return np.concatenate([np.full(count, mean) for mean, _, count in pools])
+    """The closest non-increasing sequence: (n,), n at least 1. weights: (n,), above 0."""
+    found: np.ndarray = optimize.isotonic_regression(shares, weights=weights, increasing=False).x
+    return found
 
 
 def mser5(series: np.ndarray, most: float = 0.2) -> tuple[int, bool]:

@@ -5,6 +5,7 @@ from loadtest.results import Slo
 from loadtest.statistics import (
     batch_means,
     binomial_interval,
+    falling,
     histogram,
     histogram_percentile,
     latency_interval,
@@ -196,3 +197,18 @@ def test_the_intervals_of_p50_p95_and_p99_hold_the_true_percentile_near_the_knee
             lower_ms, upper_ms = latency_interval(latency, np.arange(30_000) // 750, percentile, 0.95)
             held += lower_ms <= exact <= upper_ms
         assert held >= 90
+
+
+@pytest.mark.parametrize(
+    ("shares", "weights", "fallen"),
+    [
+        ([0.9], [5], [0.9]),
+        ([1.0, 0.99, 0.5], [1, 1, 1], [1.0, 0.99, 0.5]),
+        ([0.9, 1.0, 0.5], [100, 300, 100], [0.975, 0.975, 0.5]),  # the heavier one counts for more
+        ([0.2, 0.4, 0.9], [1, 1, 2], [0.6, 0.6, 0.6]),
+    ],
+)
+def test_shares_fall_with_the_rate_by_as_little_change_as_their_weights_allow(
+    shares: list[float], weights: list[int], fallen: list[float]
+) -> None:
+    assert falling(shares, weights) == pytest.approx(fallen)

@@ -4,19 +4,23 @@ Requests near the knee are not independent: one slow batch makes many slow reque
 taken from block means: the variance between blocks gives the design effect (how many requests weigh as one independent
 request), and the exact binomial interval is taken at the effective sample size, corrected for the degrees of freedom (Korn and
 Graubard, "Confidence intervals for proportions with small expected number of positive counts estimated from survey data",
-Survey Methodology 24, 1998). Blocks that still correlate are merged pairwise first (Fishman and Yarberry, "An implementation
-of the batch means method", INFORMS Journal on Computing 9, 1997).
+Survey Methodology 24, 1998). What neighbouring blocks still share is added as for a first-order autoregression, times
+(1 + r) / (1 - r) (Tafazzoli, Steiger and Wilson, "N-Skart: a nonsequential skewness- and autoregression-adjusted batch-means
+procedure", IEEE Transactions on Automatic Control 56, 2011).
 
 Misses alone do not tell how dependent they are while there are few: at p99 a run often holds one burst of them or none, and the
 interval then covers the truth in 25 to 90 % of runs instead of 95. The slowest requests of a run, three times as many as may
-miss, tell in every run: they cluster as misses do. So their design effect is a floor under that of the misses. Measured 2026-11
-on simulated queues (M/D/1, M/M/1, the gateway's batcher), 0.7 to 0.95 busy, 20 to 100 blocks, 200 runs each: covers 93 to 100 %
-(median 97), where the binomial interval covers 3 to 42 %. With the slowest two times as many as may miss it covers 90 to 99 %,
-with five times 93 to 100 % and is wider.
+miss, tell in every run: they cluster as misses do. So their design effect is a floor under that of the misses.
+
+A run that had luck saw few bursts and small ones, so it thinks too well of its misses and of their dependence. Where bursts
+come at random and their sizes are exponential, the design effect that runs show goes with the square root of the share that
+they show (the sum of squared sizes with its power of 1.5, by least squares). So each share in question is tested with the
+design effect that a run which shows that share would have: a score interval. `python -m benchmarks.coverage` tells how often it
+holds.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,8 +30,9 @@ from scipy import optimize, special
 from loadtest.results import Interval, Percentiles
 
 CELLS_PER_OCTAVE: Final = 2048
-MIN_BATCHES: Final = 10  # merging stops here
 TAIL: Final = 3  # times as many requests as may miss
+_MOST_CORRELATION: Final = 0.8  # of neighbouring blocks: beyond it the estimate is noise
+_FEWER, _MORE = 0.25, 2.0  # times the share seen, up to which the design effect of another share is extrapolated
 _NOISE_BATCHES: Final = 20
 
 
@@ -81,30 +86,56 @@ def binomial_interval(misses: float, n: float, confidence: float) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class BatchMeans:
-    """A share estimated from blocks. design_effect: at least 1. batches: blocks left after merging."""
+    """A share estimated from blocks. design_effect: at least 1. blocks: those that have requests."""
 
     misses: int
     requests: int
     design_effect: float
-    batches: int
-
-    def effective(self, confidence: float, *, scale: float = 1.0) -> float:
-        """How many independent requests tell as much, at this confidence of two sides.
-
-        scale: as if the run had been so many times longer with the same outcome.
-        """
-        if self.design_effect <= 1:
-            return self.requests * scale
-        # Korn and Graubard's correction for the degrees of freedom of the variance estimate.
-        tail = 1 - (1 - confidence) / 2
-        free = max(self.batches * scale - 1, 1)
-        spread = special.stdtrit(max(self.requests * scale - 1, 1), tail) / special.stdtrit(free, tail)
-        return self.requests * scale / self.design_effect * float(spread) ** 2
+    blocks: int
 
     def interval(self, confidence: float, *, scale: float = 1.0) -> Interval:
-        """scale: as in `effective`."""
-        effective = self.effective(confidence, scale=scale)
-        return binomial_interval(self.misses / self.requests * effective, effective, confidence)
+        """Of the share that did not miss. scale: as if the run had been so many times longer with the same outcome."""
+        seen = self.misses / self.requests
+        if self.design_effect <= 1:
+            return binomial_interval(self.misses * scale, self.requests * scale, confidence)
+        tail = (1 - confidence) / 2
+        most = _root(lambda share: self._as_few(share, seen, confidence, scale) - tail, seen, 1.0) if seen < 1 else 1.0
+        least = _root(lambda share: self._as_many(share, seen, confidence, scale) - tail, 0.0, seen) if seen > 0 else 0.0
+        return Interval(1 - seen, 1 - most, 1 - least, confidence)
+
+    def seen_shares(self, share: float, confidence: float) -> tuple[float, float]:
+        """Between which shares of misses a run like this one sees, if the true one is `share`."""
+        tail = (1 - confidence) / 2
+        as_few = self._as_few(share, 0.0, confidence) - tail
+        least = 0.0 if as_few > 0 else _root(lambda seen: self._as_few(share, seen, confidence) - tail, 0.0, share)
+        as_many = self._as_many(share, 1.0, confidence) - tail
+        return least, 1.0 if as_many > 0 else _root(lambda seen: self._as_many(share, seen, confidence) - tail, share, 1.0)
+
+    def _as_few(self, share: float, seen: float, confidence: float, scale: float = 1.0) -> float:
+        """The chance to see at most this share of misses where the true one is `share`."""
+        n = self._effective(share, seen, confidence, scale)
+        return float(special.betaincc(seen * n + 1, (1 - seen) * n, share)) if seen < 1 else 1.0
+
+    def _as_many(self, share: float, seen: float, confidence: float, scale: float = 1.0) -> float:
+        """The chance to see at least this share of misses."""
+        n = self._effective(share, seen, confidence, scale)
+        return float(special.betainc(seen * n, (1 - seen) * n + 1, share)) if seen > 0 else 1.0
+
+    def _effective(self, share: float, seen: float, confidence: float, scale: float) -> float:
+        """How many independent requests would tell as much about `share`."""
+        requests = self.requests * scale
+        if self.design_effect <= 1:
+            return requests
+        times = min(max(share / seen, _FEWER), _MORE) if seen > 0 else _MORE
+        effect = 1 + (self.design_effect - 1) * math.sqrt(times)
+        # Korn and Graubard's correction for the degrees of freedom of the variance estimate.
+        tail = 1 - (1 - confidence) / 2
+        spread = special.stdtrit(max(requests - 1, 1), tail) / special.stdtrit(max(self.blocks * scale - 1, 1), tail)
+        return requests / effect * float(spread) ** 2
+
+
+def _root(rises_or_falls: Callable[[float], float], low: float, high: float) -> float:
+    return float(optimize.brentq(rises_or_falls, low, high, xtol=1e-12, rtol=1e-9))
 
 
 def latency_interval(latencies_ns: np.ndarray, block: np.ndarray, percentile: float, confidence: float) -> tuple[float, float]:
@@ -115,14 +146,13 @@ def latency_interval(latencies_ns: np.ndarray, block: np.ndarray, percentile: fl
     lower is 0 and upper infinite where the run is too short to tell.
     """
     ordered = np.sort(latencies_ns)
-    count, share, tail = len(ordered), percentile / 100, (1 - confidence) / 2
+    count = len(ordered)
     beyond = latencies_ns > ordered[rank(percentile, count) - 1]
-    effective = batch_means(block, beyond, slowest(latencies_ns, percentile)).effective(confidence)
-    # Of so many requests, how many may be within the limit: the ends of Clopper and Pearson's test, solved for the count.
-    fewest = float(special.bdtrik(tail, effective, share)) / effective * count
-    most = (float(special.bdtrik(1 - tail, effective, share)) + 1) / effective * count
-    lower = float(ordered[math.ceil(fewest) - 1]) / 1e6 if fewest > 0 else 0.0
-    return lower, float(ordered[math.floor(most)]) / 1e6 if most < count else math.inf
+    means = batch_means(block, beyond, slowest(latencies_ns, percentile))
+    least, most = means.seen_shares(1 - percentile / 100, confidence)
+    within = math.ceil((1 - most) * count)
+    lower = float(ordered[within - 1]) / 1e6 if within > 0 else 0.0
+    return lower, float(ordered[math.floor((1 - least) * count)]) / 1e6 if least > 0 else math.inf
 
 
 def slowest(latencies: np.ndarray, percentile: float) -> np.ndarray:
@@ -141,36 +171,27 @@ def batch_means(block: np.ndarray, missed: np.ndarray, tail: np.ndarray | None =
     counts = np.bincount(block).astype(np.float64)
     used = counts > 0
     marks = [which.astype(np.float64) for which in (missed, tail) if which is not None]
-    effect, batches = max(_design_effect(counts[used], np.bincount(block, values)[used], values) for values in marks)
-    return BatchMeans(int(np.count_nonzero(missed)), len(missed), effect, batches)
+    effect = max(_design_effect(counts[used], np.bincount(block, values)[used], values) for values in marks)
+    return BatchMeans(int(np.count_nonzero(missed)), len(missed), effect, int(np.count_nonzero(used)))
 
 
-def _design_effect(counts: np.ndarray, sums: np.ndarray, values: np.ndarray) -> tuple[float, int]:
-    """How many values weigh as one independent, and the batches left. counts, sums: (blocks,) of values: (n,)."""
-    spread, mean = float(values.var()), float(values.mean())
-    if spread == 0 or len(counts) < 2:
-        return 1.0, len(counts)
-    while len(counts) >= 2 * MIN_BATCHES and _correlated(sums / counts):
-        pairs = np.arange(0, len(counts) // 2 * 2, 2)  # an odd block at the end joins the last pair
-        counts, sums = np.add.reduceat(counts, pairs), np.add.reduceat(sums, pairs)
-    batches = len(counts)
+def _design_effect(counts: np.ndarray, sums: np.ndarray, values: np.ndarray) -> float:
+    """How many values weigh as one independent. counts, sums: (blocks,) of values: (n,)."""
+    spread, mean, blocks = float(values.var()), float(values.mean()), len(counts)
+    if spread == 0 or blocks < 2:
+        return 1.0
     # Variance of a ratio estimator (Cochran, Sampling Techniques, 1977, 2.11), over that of independent values.
     residuals = sums - mean * counts
-    variance = batches / (batches - 1) * float(residuals @ residuals) / len(values) ** 2
-    return max(1.0, variance * len(values) / spread), batches
+    variance = blocks / (blocks - 1) * float(residuals @ residuals) / len(values) ** 2
+    alike = min(_correlation(sums / counts), _MOST_CORRELATION)
+    return max(1.0, variance * len(values) / spread * (1 + alike) / (1 - alike))
 
 
-def _correlated(means: np.ndarray) -> bool:
-    """Whether von Neumann's ratio of successive differences says, one-sided at 10 %, that neighbours are alike."""
-    n = len(means)
-    deviations = means - means.mean()
+def _correlation(means: np.ndarray) -> float:
+    """How alike neighbours are, by von Neumann's ratio of successive differences: 0 to 1, 0 where they rather differ."""
+    deviations, differences = means - means.mean(), np.diff(means)
     squares = float(deviations @ deviations)
-    if squares == 0:
-        return False
-    differences = np.diff(means)
-    correlation = 1 - float(differences @ differences) / (2 * squares)
-    limit: float = special.ndtri(0.9) * ((n - 2) / (n * n - 1)) ** 0.5
-    return correlation > limit
+    return max(0.0, 1 - float(differences @ differences) / (2 * squares)) if squares > 0 else 0.0
 
 
 def falling(shares: Sequence[float] | np.ndarray, weights: Sequence[float]) -> np.ndarray:

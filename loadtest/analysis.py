@@ -7,14 +7,14 @@ compared block by block.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from loadtest import verdict
 from loadtest.patterns import Schedule
-from loadtest.recorder import CUT, OK, PENDING, RequestLog, status_name
+from loadtest.recorder import CUT, OK, PENDING, UNSENT, RequestLog, status_name
 from loadtest.results import Block, Generator, LoadSpec, RunResult, ServerSplit
 from loadtest.statistics import histogram, mser5, percentiles
 from loadtest.target import Statistics
@@ -29,6 +29,8 @@ LAG_SHARE: Final = 0.01  # of the tightest limit (LOADTEST: the INVALID rule)
 _LAG_WITHOUT_SLO_MS: Final = 1.0
 _MIN_RATE_SHARE: Final = 0.99
 _MUCH_CPU: Final = 0.2  # of the machine
+_MOST_CPU: Final = 0.75  # of the machine, where the target is on it too
+_SATURATED: Final = 0.85  # of a core; the kernel leaves 5 % to others, and connecting anew costs some
 _HERE: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -56,12 +58,16 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended. elapsed_ns: when sending stopped, from the start; partial: before it should."""
+    """How a run ended. elapsed_ns: when sending stopped, from the start; partial: before it should.
+
+    faults: what went wrong in the generator itself; any makes the run INVALID.
+    """
 
     started_at: str
     ended_at: str
     elapsed_ns: int
     partial: bool
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class _Rows:
 
     @property
     def evaluable(self) -> np.ndarray:
-        found: np.ndarray = (self.status != PENDING) & (self.status != CUT)
+        found: np.ndarray = (self.status != PENDING) & (self.status != CUT) & (self.status != UNSENT)
         return found
 
     @property
@@ -143,12 +149,18 @@ def summarise(
     requests = counted.requests()
     judged = verdict.judge(spec.slo, requests) if spec.slo and len(requests.failed) else ()
 
-    asked = len(inside.block)
+    due = len(inside.block)
     if not closed:
-        asked = int(np.count_nonzero((schedule.intended_ns >= start_ns) & (schedule.intended_ns < ended.elapsed_ns)))
+        due = int(np.count_nonzero((schedule.intended_ns >= start_ns) & (schedule.intended_ns < ended.elapsed_ns)))
     generator = _generator(spec, inside, reports, latency.p99)
     in_time = int(np.count_nonzero(inside.dispatched < ended.elapsed_ns + generator.send_lag_limit_ms * 1e6))
-    reasons = () if closed else _faults(generator, asked, in_time)
+    busy = max((report.busy for report in reports), default=0.0)
+    found = verdict.overall(judged) if judged else "undecided" if spec.slo else None
+    reasons = ended.faults
+    if not closed:
+        reasons += faults(spec, generator, busy=busy, due=due, in_time=in_time, met=found == "pass")
+    if reasons:
+        judged = tuple(replace(objective, verdict="undecided", requests_needed=None) for objective in judged)
     kinds, counts = np.unique(counted.status[~counted.ok], return_counts=True)
     return RunResult(
         spec=spec,
@@ -158,7 +170,7 @@ def summarise(
         warmup_s=start_ns / 1e9,
         warmup_requests=len(evaluable.block) - len(counted.block),
         steady=steady,
-        asked_rps=asked / window_s,
+        asked_rps=schedule.rate_rps if schedule.stationary and not closed else due / window_s,
         sent_rps=in_time / window_s,
         requests=len(counted.block),
         succeeded=latency.count,
@@ -172,7 +184,7 @@ def summarise(
         error_samples={kind: text for report in reports for kind, text in report.error_samples.items()},
         attainment=verdict.attainment(spec.slo, requests) if judged and spec.slo else None,
         objectives=judged,
-        verdict=verdict.overall(judged) if judged else "undecided" if spec.slo else None,
+        verdict=None if reasons else found,
         requests_needed=_most_needed([objective.requests_needed for objective in judged]) if judged else None,
         blocks=_blocks(spec, grid, evaluable, warmup_block),
         generator=generator,
@@ -180,7 +192,15 @@ def summarise(
         valid=not reasons,
         reasons=reasons,
         warnings=_warnings(
-            spec, schedule, grid, warmup_block, steady, generator, requests=len(counted.block), succeeded=latency.count
+            spec,
+            schedule,
+            grid,
+            warmup_block,
+            steady,
+            generator,
+            requests=len(counted.block),
+            succeeded=latency.count,
+            busy=busy,
         ),
         partial=ended.partial,
     )
@@ -191,6 +211,7 @@ def decided(spec: LoadSpec, log: RequestLog, grid: Grid, blocks: int, confidence
     assert spec.slo is not None
     end = int(np.searchsorted(np.asarray(log.intended), blocks * grid.block_ns))
     rows = _Rows.read(log, slice(0, end), grid)
+    rows = rows.where(rows.evaluable)
     rows = rows.where(rows.intended >= spec.warmup_s * 1e9) if spec.warmup_s is not None else _settled(rows)
     if len(np.unique(rows.block)) < MIN_BLOCKS:
         return False
@@ -273,18 +294,33 @@ def _lag_limit_ms(spec: LoadSpec, p99_ms: float) -> float:
     return max(_LAG_WITHOUT_SLO_MS, p99_ms * LAG_SHARE)
 
 
-def _faults(generator: Generator, asked: int, in_time: int) -> tuple[str, ...]:
-    """Why the run is INVALID: each with what to do."""
-    faults: list[str] = []
-    remedy = "lower --rate, raise --processes, or send from another machine (`loadtest selfcheck` finds this one's limit)"
+def faults(spec: LoadSpec, generator: Generator, *, busy: float, due: int, in_time: int, met: bool) -> tuple[str, ...]:
+    """Why an open-loop run is INVALID: facts. What to do depends on who shows them.
+
+    busy: share of the time, of the process that had least left. due, in_time: requests of the measured time. met: whether the
+    SLO was met all the same, which what the generator took of the target can only have made harder.
+    """
+    found: list[str] = []
     if generator.send_lag_p99_ms > generator.send_lag_limit_ms:
-        faults.append(
+        found.append(
             f"send lag p99 {generator.send_lag_p99_ms:.3g} ms is above {generator.send_lag_limit_ms:.3g} ms, "
-            f"which is 1 % of the tightest limit (1 ms or 1 % of the p99 without one): {remedy}"
+            "which is 1 % of the tightest limit (1 ms or 1 % of the p99 without one)"
         )
-    if in_time < _MIN_RATE_SHARE * asked:
-        faults.append(f"only {in_time / max(asked, 1):.1%} of the asked requests were sent in time, 99 % are needed: {remedy}")
-    return tuple(faults)
+    if in_time < _MIN_RATE_SHARE * due:
+        found.append(f"only {in_time / due:.1%} of the asked requests were sent in time, 99 % are needed")
+    if met:
+        return tuple(found)
+    if busy > _SATURATED and generator.connection_wait_p99_ms > generator.send_lag_limit_ms:
+        found.append(
+            f"requests waited for a connection (p99 {generator.connection_wait_p99_ms:.3g} ms) while the process that sends "
+            f"them was busy {min(busy, 1):.0%} of the time: its limit was measured, or the target's, and nobody can tell which"
+        )
+    cores = os.cpu_count() or 1
+    if generator.cpu_cores > _MOST_CPU * cores and _is_here(spec):
+        found.append(
+            f"the generator took {generator.cpu_cores:.2f} of this machine's {cores} cores, on which the target runs as well"
+        )
+    return tuple(found)
 
 
 def _warnings(
@@ -297,6 +333,7 @@ def _warnings(
     *,
     requests: int,
     succeeded: int,
+    busy: float,
 ) -> tuple[str, ...]:
     blocks = grid.blocks - warmup_block
     warnings: list[str] = []
@@ -316,14 +353,22 @@ def _warnings(
         )
     if spec.slo and blocks < MIN_BLOCKS:
         warnings.append(f"only {blocks} blocks behind the warm-up, {MIN_BLOCKS} are wanted: intervals may be too narrow")
-    if generator.cpu_cores > _MUCH_CPU * (os.cpu_count() or 1) and any(name in spec.target for name in _HERE):
+    if generator.cpu_cores > _MUCH_CPU * (os.cpu_count() or 1) and _is_here(spec):
         warnings.append(
             f"the generator took {generator.cpu_cores:.2f} of this machine's {os.cpu_count()} cores, before the target: "
             "a target on the same machine had only the rest"
         )
+    if schedule.users and busy > _SATURATED:
+        warnings.append(
+            f"the process that sends was busy {min(busy, 1):.0%} of the time: the target may answer more than it can ask"
+        )
     if spec.slo and not schedule.stationary:
         warnings.append("the offered rate changes by design: the verdict is about this mixture, not about one load")
     return tuple(warnings)
+
+
+def _is_here(spec: LoadSpec) -> bool:
+    return any(name in spec.target for name in _HERE)
 
 
 def _most_needed(needed: Sequence[int | None]) -> int | None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from loadtest.errors import LoadtestError
 
-COMMANDS: Final = ("run", "recommend", "report", "compare", "selfcheck", "prices")
+COMMANDS: Final = ("run", "recover", "recommend", "report", "compare", "selfcheck", "prices")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -39,7 +39,8 @@ def execute(args: argparse.Namespace) -> ExitCode:
     base, new = read_run(args.base), read_run(args.new)
     for path, result in ((args.base, base), (args.new, new)):
         if not result.valid:
-            Console(stderr=True).print(f"{path}: INVALID run: {'; '.join(result.reasons)}", style="red")
+            why = "; ".join(result.reasons)
+            Console(stderr=True).print(f"{path}: INVALID, nothing can be compared: {why}. Measure it again.", style="red")
             return ExitCode.INVALID
     if not (args.tolerance >= 0 and args.share_tolerance >= 0):
         raise UsageError("--tolerance and --share-tolerance must be at least 0")

@@ -2,7 +2,8 @@
 
     LoadtestError
     ├── UsageError          the user's arguments or files; nothing was started
-    └── TargetError         the target cannot be asked what the test needs to know (metadata, contract)
+    ├── TargetError         the target cannot be asked what the test needs to know (metadata, contract)
+    └── Interrupted         the user ended it before anything was measured
 
 A target that fails *under load* is no exception: its failures are counted in the result.
 """
@@ -34,3 +35,7 @@ class TargetError(LoadtestError):
     """The target did not answer a question that the test depends on."""
 
     exit_code = ExitCode.MISSED
+
+
+class Interrupted(LoadtestError):
+    """Ended by the user before anything was sent: there is nothing to keep."""

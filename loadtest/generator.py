@@ -5,26 +5,29 @@ so that everything is seen here while it happens, and nothing has to be merged a
 """
 
 import asyncio
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
 
-from loadtest import payloads, target, verdict
+from loadtest import live_log, payloads, target, verdict
 from loadtest.analysis import LAG_SHARE, MIN_BLOCKS, Ended, Grid, decided, summarise
-from loadtest.errors import LoadtestError, UsageError
+from loadtest.blocking import NotAnswered, ask
+from loadtest.errors import Interrupted, LoadtestError, TargetError, UsageError
 from loadtest.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
-from loadtest.recorder import CUT, OK, PENDING, RequestLog, write_csv
+from loadtest.recorder import CUT, OK, PENDING, UNSENT, RequestLog, write_csv
 from loadtest.results import LoadSpec, RunResult
 from loadtest.statistics import percentiles
-from loadtest.worker import Job, Report, Sender
+from loadtest.worker import Job, Report, Sender, most_ns
 
 _LEAD_NS: Final = 50_000_000  # between "all are ready" and the first intended send
 _CLOSED_LOOP_ROWS_PER_S: Final = 50_000  # more than one process can send
@@ -33,6 +36,12 @@ _SPIN_NS: Final = 50_000
 _WATCH_S: Final = 0.5
 _FOLLOW_ROWS: Final = 200_000  # looked at in one go: more are not sent in between
 _WORKER_READY_S: Final = 30.0
+_WORKER_END_S: Final = 5.0  # after the last moment it may take itself
+_QUESTIONS_S: Final = 60.0  # before the run: several, and the reading of files
+_STATISTICS_S: Final = 10.0
+_LAST_WORD_S: Final = 1.0  # for the target's statistics, once the user has ended the run
+
+T = TypeVar("T")
 # A sequential test looks after 20 blocks and then after each 30 % more. Ten looks at most are paid for (Bonferroni).
 _LOOK_GROWTH: Final = 1.3
 _LOOKS: Final = 10
@@ -58,6 +67,7 @@ async def measure(
     stop: asyncio.Event | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     log: Path | None = None,
+    keep: Path | None = None,
 ) -> RunResult:
     """Run one load test, from first to last answer, and judge it.
 
@@ -65,22 +75,53 @@ async def measure(
     stop: set it to end now; the result is then marked partial.
     on_progress: called about twice a second, on the event loop.
     log: where to write every request (CSV: intended, sent, done, status).
-    A target that is down or fails gives a result full of errors, not an exception.
-    Raises: UsageError (the spec), TargetError (metadata needed for synthetic payloads cannot be had).
+    keep: a file in which what is measured lives meanwhile (`loadtest.live_log`); the caller removes it once it has the result.
+    A target that is down or fails gives a result full of errors, not an exception; what fails in the generator itself gives an
+    invalid one that says so. The run ends `spec.timeout_s` and about a second after its duration at the latest. Cancelled, it
+    ends within about a second, with all that it opened and started.
+    Raises: UsageError (the spec), TargetError (metadata needed for synthetic payloads cannot be had), Interrupted (stop was set
+    before anything was sent).
     """
     check(spec)
+    stop = stop or asyncio.Event()
     plan = schedule(spec.pattern, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
     address = target.Address.of(spec)
-    model, requests = await asyncio.to_thread(_prepare, spec, address)
-    before = await asyncio.to_thread(target.statistics, spec, address, model)
-    stop = stop or asyncio.Event()
+    try:
+        model, requests = await _unless(stop, ask(_prepare, spec, address, timeout_s=_QUESTIONS_S))
+    except NotAnswered as exc:
+        raise TargetError(f"{spec.target} did not say what it serves: {exc}") from exc
+    before = await _statistics(spec, address, model, stop)
+    if stop.is_set():
+        raise Interrupted("interrupted before anything was sent")
     run = _Run(spec, plan, address, requests, stop=stop, until_decided=until_decided, on_progress=on_progress)
-    rows, reports, ended = await run.execute()
-    after = await asyncio.to_thread(target.statistics, spec, address, model)
+    rows, reports, ended = await run.execute(keep)
+    after = await _statistics(spec, address, model, stop)
     result = summarise(spec, plan, run.log, rows, reports, ended, before, after)
     if log is not None:
         write_csv(log, run.log, used=rows)
     return result
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work. Raises: Interrupted, if stop comes first; the work is then cancelled."""
+    working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Interrupted("interrupted before anything was sent")
+        return await working
+    finally:
+        for task in (working, stopped):
+            task.cancel()
+        await asyncio.wait((working, stopped))
+
+
+async def _statistics(spec: LoadSpec, address: target.Address, model: str, stop: asyncio.Event) -> target.Statistics | None:
+    """The server's totals; None if it does not tell them in the time there is."""
+    asked = ask(target.statistics, spec, address, model, timeout_s=_LAST_WORD_S if stop.is_set() else _STATISTICS_S)
+    with suppress(NotAnswered, Interrupted):
+        return await (asked if stop.is_set() else _unless(stop, asked))
+    return None
 
 
 def check(spec: LoadSpec) -> None:
@@ -144,15 +185,22 @@ class _Run:
         self.log: RequestLog
         self._start_ns = 0
         self._stop = stop
-        self._halt = asyncio.Event()  # the user's stop, or a decision
+        self._halt = asyncio.Event()  # the user's stop, a fault, or a decision
+        self._halted_ns = 0  # when, by the clock; 0: not by a stop or a fault
+        self._faults: list[str] = []
         self._decided_ns = 0
 
-    async def execute(self) -> tuple[np.ndarray, list[Report], Ended]:
-        """Send everything. Gives the dispatched rows in order of their intended time."""
+    async def execute(self, keep: Path | None = None) -> tuple[np.ndarray, list[Report], Ended]:
+        """Send everything. Gives the dispatched rows in order of their intended time.
+
+        keep: as for `measure`. Raises: Interrupted, if it was stopped before anything was sent.
+        """
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        with tempfile.TemporaryFile() as file:
-            jobs = self._lay_out(file)
-            watch = asyncio.create_task(self._watch())
+        with live_log.create(keep) if keep else tempfile.TemporaryFile() as file:
+            jobs = self._lay_out(file, shared=keep is not None or self._processes > 1)
+            if keep is not None:
+                live_log.describe(file, self._spec, rows=self.log.rows, started_at=started_at)
+            watch = asyncio.create_task(self._watch_all())
             stopped = asyncio.create_task(self._forward_stop())
             try:
                 reports = await (self._send_here(jobs[0]) if len(jobs) == 1 else self._send_elsewhere(jobs, file.fileno()))
@@ -162,25 +210,33 @@ class _Run:
                 await asyncio.wait((watch, stopped))
         elapsed_ns = self._plan.duration_ns
         partial = False
-        if self._decided_ns:
+        if self._faults or self._stop.is_set():
+            halted_ns = min(elapsed_ns, (self._halted_ns or time.monotonic_ns()) - self._start_ns)
+            if halted_ns <= 0:
+                raise Interrupted("interrupted before anything was sent")
+            partial = halted_ns < elapsed_ns or bool(np.any(np.asarray(self.log.status) == CUT))
+            elapsed_ns = halted_ns
+        elif self._decided_ns:
             elapsed_ns = self._decided_ns
-        elif self._stop.is_set():
-            stopped_ns = time.monotonic_ns() - self._start_ns
-            partial = stopped_ns < elapsed_ns or bool(np.any(np.asarray(self.log.status) == CUT))
-            elapsed_ns = max(1, min(elapsed_ns, stopped_ns))
-        rows = np.flatnonzero(np.asarray(self.log.status) != PENDING)
-        intended = np.asarray(self.log.intended)[rows]
-        rows = rows[np.argsort(intended, kind="stable")] if self._plan.users else rows
-        rows = rows[np.asarray(self.log.intended)[rows] < elapsed_ns]
+        status, intended = np.asarray(self.log.status), np.asarray(self.log.intended)
+        rows = np.flatnonzero((status != PENDING) & (status != UNSENT))
+        rows = rows[np.argsort(intended[rows], kind="stable")] if self._plan.users else rows
+        rows = rows[intended[rows] < elapsed_ns]
         ended_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        return rows, reports, Ended(started_at, ended_at, elapsed_ns, partial)
+        return rows, reports, Ended(started_at, ended_at, elapsed_ns, partial, tuple(self._faults))
 
-    def _lay_out(self, file: IO[bytes]) -> list[Job]:
+    def _fail(self, fault: str) -> None:
+        """Something went wrong in the generator: end the run, with what there is."""
+        self._faults.append(fault)
+        self._halted_ns = self._halted_ns or time.monotonic_ns()
+        self._halt.set()
+
+    def _lay_out(self, file: IO[bytes], *, shared: bool) -> list[Job]:
         """Make the log, fill in what is known before, and share the work out."""
         plan, spec, count = self._plan, self._spec, self._processes
         per_process = int(min(MAX_REQUESTS // count, plan.duration_ns / 1e9 * _CLOSED_LOOP_ROWS_PER_S))
         rows = per_process * count if plan.users else len(plan.intended_ns)
-        self.log = RequestLog(rows) if count == 1 else RequestLog.shared(rows, file.fileno())
+        self.log = RequestLog.shared(rows, file.fileno()) if shared else RequestLog(rows)
         if not plan.users:
             np.asarray(self.log.intended)[:] = plan.intended_ns
             np.asarray(self.log.payload)[:] = payload_choice(rows, len(self._requests), spec.seed)
@@ -201,6 +257,7 @@ class _Run:
             rows=rows,
             first=0,
             step=count,
+            log_rows=rows,
         )
         if not plan.users:
             return [replace(job, first=number) for number in range(count)]
@@ -219,36 +276,80 @@ class _Run:
 
     async def _send_here(self, job: Job) -> list[Report]:
         sender = Sender(job, self.log)
-        await sender.prepare()
+        try:
+            await _unless(self._halt, sender.prepare())
+        except BaseException:
+            await sender.close()
+            raise
         self._start_ns = time.monotonic_ns() + _LEAD_NS
-        return [await sender.run(self._start_ns, self._halt)]
+        report = await sender.run(self._start_ns, self._halt)
+        if report.fault:
+            self._fail(f"the load generator failed: {report.fault}")
+        return [report]
 
     async def _send_elsewhere(self, jobs: list[Job], fd: int) -> list[Report]:
-        workers = [await self._spawn(fd) for _ in jobs]
+        workers: list[asyncio.subprocess.Process] = []
         try:
-            for worker, job in zip(workers, jobs, strict=True):
-                packed = msgspec.msgpack.encode(job)
-                _input(worker).write(len(packed).to_bytes(8, "little") + packed)
-            async with asyncio.timeout(_WORKER_READY_S + self._spec.timeout_s):
-                for worker in workers:
-                    await _line(worker)
+            await _unless(self._halt, self._start(workers, jobs, fd))
             self._start_ns = time.monotonic_ns() + _LEAD_NS
             for worker in workers:
                 _input(worker).write(self._start_ns.to_bytes(8, "little"))
             closer = asyncio.create_task(self._close_inputs(workers))
+            tasks = [asyncio.create_task(self._report_of(worker, number)) for number, worker in enumerate(workers, 1)]
             try:
-                async with asyncio.timeout(self._plan.duration_ns / 1e9 + self._spec.timeout_s + _WORKER_READY_S):
-                    lines = await asyncio.gather(*(_line(worker) for worker in workers))
-            except TimeoutError as exc:
-                raise LoadtestError("a sending process did not end after the last deadline") from exc
+                most_s = max(most_ns(job) for job in jobs) / 1e9
+                _, late = await asyncio.wait(tasks, timeout=most_s + _WORKER_END_S)
+                if late:
+                    self._fail(f"{len(late)} of {len(jobs)} sending processes did not end after the last deadline")
             finally:
-                closer.cancel()
-            return [msgspec.json.decode(line, type=Report) for line in lines]
+                for task in (closer, *tasks):
+                    task.cancel()
+                await asyncio.wait((closer, *tasks))
+            return [report for task in tasks if not task.cancelled() and (report := task.result())]
         finally:
             for worker in workers:
                 if worker.returncode is None:
                     worker.kill()  # its report is in, or it is of no use
-                await worker.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WORKER_END_S):
+                    for worker in workers:
+                        await worker.wait()
+            self._cut_orphans()
+
+    async def _start(self, workers: list[asyncio.subprocess.Process], jobs: list[Job], fd: int) -> None:
+        """Start the sending processes, each added to `workers` at once, and wait until all are ready."""
+        for job in jobs:
+            spawning = asyncio.create_task(self._spawn(fd))
+            try:
+                worker = await asyncio.shield(spawning)
+            finally:  # also if we are cancelled meanwhile: it exists, and is to be ended
+                workers.append(await spawning)
+            packed = msgspec.msgpack.encode(job)
+            _input(worker).write(len(packed).to_bytes(8, "little") + packed)
+        try:
+            async with asyncio.timeout(_WORKER_READY_S + self._spec.timeout_s):
+                for worker in workers:
+                    if not await _output(worker).readline():
+                        raise LoadtestError(f"a sending process {_ending(await worker.wait())}: see its message above")
+        except TimeoutError as exc:
+            raise LoadtestError("a sending process was not ready in time: is the machine busy?") from exc
+
+    async def _report_of(self, worker: asyncio.subprocess.Process, number: int) -> Report | None:
+        """What a sending process says at its end; None if it was lost, which ends the run."""
+        line = await _output(worker).readline()
+        try:
+            report = msgspec.json.decode(line, type=Report)
+        except msgspec.MsgspecError:
+            self._fail(f"sending process {number} of {self._processes} {_ending(await worker.wait())}")
+            return None
+        if report.fault:
+            self._fail(f"sending process {number} of {self._processes} failed: {report.fault}")
+        return report
+
+    def _cut_orphans(self) -> None:
+        """What a lost process has sent, and nobody waits for."""
+        status = np.asarray(self.log.status)
+        status[(status == PENDING) & (np.asarray(self.log.dispatched) > 0)] = CUT
 
     async def _spawn(self, fd: int) -> asyncio.subprocess.Process:
         # A session of its own: the terminal's Ctrl-C is for us, who then end the worker in order.
@@ -264,9 +365,16 @@ class _Run:
 
     async def _forward_stop(self) -> None:
         await self._stop.wait()
+        self._halted_ns = self._halted_ns or time.monotonic_ns()
         self._halt.set()
 
     # Watching.
+
+    async def _watch_all(self) -> None:
+        try:
+            await self._watch()
+        except Exception as exc:  # of a task nobody would see it
+            self._fail(f"the watch over the run failed: {type(exc).__name__}: {exc}")
 
     async def _watch(self) -> None:
         """Show progress and look whether the SLO is decided, twice a second."""
@@ -348,9 +456,10 @@ def _input(worker: asyncio.subprocess.Process) -> asyncio.StreamWriter:
     return worker.stdin
 
 
-async def _line(worker: asyncio.subprocess.Process) -> bytes:
+def _output(worker: asyncio.subprocess.Process) -> asyncio.StreamReader:
     assert worker.stdout is not None
-    line = await worker.stdout.readline()
-    if not line:
-        raise LoadtestError(f"a sending process ended with exit code {await worker.wait()}: see its message above")
-    return line
+    return worker.stdout
+
+
+def _ending(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -2,24 +2,30 @@
 
 grpc.aio costs about 240 µs of processor time per call (measured 2026-11, 4 000 calls/s fill a core); this one about a tenth,
 which is also its send lag. It keeps flow control, settings, pings and GOAWAY, and leaves everything else of gRPC out: no
-retries, no compression, no streaming, no reading of the answer's message.
+retries, no compression, no streaming, no reading of the answer's message. What the event loop calls here ends as it does in
+`loadtest.http_client`: in a request that is done or failed, or in `on_fault`.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+from itertools import takewhile
 from typing import Final
 from urllib.parse import unquote
 
 from loadtest import http2
 from loadtest.dialler import Dialler
+from loadtest.http_client import CLOSE_S, CLOSED
 from loadtest.recorder import GRPC, MALFORMED, OK, REFUSED, RESET, RequestLog, status_name
 
 SERVICE: Final = "inference.GRPCInferenceService"
 METHOD: Final = "ModelInfer"
 _SAMPLE_CHARACTERS: Final = 300
 _CREDIT_AFTER: Final = 1 << 30  # of received bytes; the window is twice that
+_UNKNOWN: Final = 2  # the gRPC code for codes that nobody knows
+_LAST_CODE: Final = 16
 
 
 class GrpcClient:
@@ -36,8 +42,12 @@ class GrpcClient:
         connections: int,
         log: RequestLog,
         on_done: Callable[[int, int], None],
+        on_fault: Callable[[BaseException], None],
     ) -> None:
-        """requests: messages. on_done: gets the row and its status, once per `send`, never inside it."""
+        """requests: messages. on_done: gets the row and its status, once per `send`, never inside it.
+
+        on_fault: gets what went wrong in here.
+        """
         self._dialler = dialler
         self._most = connections
         headers = [
@@ -55,6 +65,7 @@ class GrpcClient:
         self.messages = [b"\0" + len(message).to_bytes(4, "big") + message for message in requests]
         self.log = log
         self.on_done = on_done
+        self.on_fault = on_fault
         self.error_samples: dict[str, str] = {}
         self.start_ns = 0  # of the run; set before the first send
         self._connections: list[_Connection] = []
@@ -88,23 +99,26 @@ class GrpcClient:
         self._connect()
 
     def expire(self, rows: Container[int]) -> None:
-        """Take back requests that their caller has given up; `on_done` is not called for them."""
+        """Take back the oldest requests, which their caller has given up; `on_done` is not called for them."""
         for connection in self._connections:
             connection.cancel(rows)
-        if self._waiting:
-            self._waiting = deque(row for row in self._waiting if row not in rows)
+        while self._waiting and self._waiting[0] in rows:
+            self._waiting.popleft()
 
     async def close(self) -> None:
+        """Abort everything; takes CLOSE_S at most."""
         self._closed = True
         for task in self._connecting:
             task.cancel()
-        if self._connecting:
-            await asyncio.wait(self._connecting)
         for connection in self._connections:
             connection.rows.clear()
             connection.abort()
-        if self._connections:
-            await self._all_lost.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                if self._connecting:
+                    await asyncio.wait(self._connecting)
+                if self._connections:
+                    await self._all_lost.wait()
 
     def _connect(self) -> None:
         if not self._closed and len(self._connections) + len(self._connecting) < self._most:
@@ -114,29 +128,35 @@ class GrpcClient:
 
     async def _open_one(self) -> None:
         try:
-            await self._dialler.dial(lambda: _Connection(self))
-        except OSError as exc:
-            if not self._connections:
-                waiting, self._waiting = self._waiting, deque()
-                for row in waiting:
-                    self.fail(row, REFUSED, str(exc) or "no connection within the timeout")
+            try:
+                connection = await self._dialler.dial(lambda: _Connection(self))
+            except OSError as exc:
+                if not self._connections:
+                    self._fail_waiting(REFUSED, str(exc) or "no connection within the timeout")
+                return
+            if connection.is_closing:  # opened, and closed at once
+                self._fail_waiting(RESET, CLOSED)
+                return
+            self._connections.append(connection)
+            self.most_connections = max(self.most_connections, len(self._connections))
+            self.room(connection)
+        except Exception as exc:  # of a task nobody would see it
+            self.on_fault(exc)
+
+    def _fail_waiting(self, status: int, message: str) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for row in waiting:
+            self.fail(row, status, message)
 
     # What connections report.
-
-    def connected(self, connection: "_Connection") -> None:
-        self._connections.append(connection)
-        if self._closed:
-            connection.abort()  # it came just as its dialling was cancelled
-            return
-        self.most_connections = max(self.most_connections, len(self._connections))
-        self.room(connection)
 
     def room(self, connection: "_Connection") -> None:
         while self._waiting and connection.has_room:
             connection.send(self._waiting.popleft())
 
     def lost(self, connection: "_Connection") -> None:
-        self._connections.remove(connection)
+        if connection in self._connections:
+            self._connections.remove(connection)
         if self._closed and not self._connections:
             self._all_lost.set()
         elif self._waiting:
@@ -170,12 +190,16 @@ class _Connection(asyncio.Protocol):
 
     @property
     def has_room(self) -> bool:
-        return len(self.rows) < self._most_streams and not self._going_away
+        """Not on a connection that ended, either: its protocol may be told later."""
+        return len(self.rows) < self._most_streams and not self._going_away and not self._transport.is_closing()
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self._transport = transport
         transport.write(http2.PREFACE + http2.opening({http2.ENABLE_PUSH: 0}))
-        self._client.connected(self)
 
     def abort(self) -> None:
         self._transport.abort()
@@ -211,24 +235,28 @@ class _Connection(asyncio.Protocol):
                 del self._unsent[stream]
 
     def cancel(self, rows: Container[int]) -> None:
-        for stream in [stream for stream, row in self.rows.items() if row in rows]:
+        # Streams are in the order of their requests, the oldest first: all of them at each sweep would be too many.
+        for stream in [stream for stream, _ in takewhile(lambda each: each[1] in rows, self.rows.items())]:
             self._transport.write(http2.frame(http2.RST_STREAM, 0, stream, http2.CANCEL.to_bytes(4, "big")))
             self._forget(stream)
         self._client.room(self)
 
     def _forget(self, stream: int) -> int | None:
         self._unsent.pop(stream, None)
-        return self.rows.pop(stream, None)
+        row = self.rows.pop(stream, None)
+        if self._going_away and not self.rows:
+            self._transport.close()
+        return row
 
     def data_received(self, data: bytes) -> None:
         try:
             for kind, flags, stream, payload in self._reader.feed(data):
                 self._handle(kind, flags, stream, payload)
         except (ValueError, IndexError) as exc:
-            rows, self.rows = self.rows, {}
             self.abort()
-            for row in rows.values():
-                self._client.fail(row, MALFORMED, str(exc))
+            self._end(MALFORMED, str(exc))
+        except Exception as exc:
+            self._client.on_fault(exc)
 
     def _handle(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == http2.DATA:
@@ -264,7 +292,7 @@ class _Connection(asyncio.Protocol):
         if not ended:
             status = headers.get(":status", "200")
             if status != "200":
-                self._failed(stream, int(status), "not a gRPC answer")
+                self._failed(stream, _http_status(status), "not a gRPC answer")
             return
         code = headers.get("grpc-status")
         if code == "0":
@@ -273,10 +301,11 @@ class _Connection(asyncio.Protocol):
                 self._client.room(self)
                 self._client.on_done(row, OK)
         elif code is None:
-            http_status = int(headers.get(":status", "200"))
-            self._failed(stream, http_status if http_status != 200 else MALFORMED, "no gRPC status")
+            status = headers.get(":status", "200")
+            self._failed(stream, _http_status(status) if status != "200" else MALFORMED, "no gRPC status")
         else:
-            self._failed(stream, GRPC + min(int(code), 16), unquote(headers.get("grpc-message", "")))
+            number = int(code) if 0 < int(code) <= _LAST_CODE else _UNKNOWN
+            self._failed(stream, GRPC + number, unquote(headers.get("grpc-message", "")))
 
     def _failed(self, stream: int, status: int, message: str) -> None:
         row = self._forget(stream)
@@ -316,7 +345,18 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._end(RESET, str(exc or CLOSED))
+
+    def _end(self, status: int, message: str) -> None:
         rows, self.rows = self.rows, {}
-        self._client.lost(self)
-        for row in rows.values():
-            self._client.fail(row, RESET, str(exc or "the connection was closed before the answer"))
+        try:
+            self._client.lost(self)
+            for row in rows.values():
+                self._client.fail(row, status, message)
+        except Exception as fault:
+            self._client.on_fault(fault)
+
+
+def _http_status(text: str) -> int:
+    status = int(text)
+    return status if 100 <= status <= 999 else MALFORMED

@@ -3,19 +3,26 @@
 A request takes the connection that became free last; if there is none, it waits in order of arrival while a new connection is
 opened, up to the cap. A connection that could not be opened fails the request at the head of the queue. Nothing is retried:
 what a user would see is what counts.
+
+Everything that the event loop calls here ends in a request that is done or failed, or in `on_fault`: what we did wrong ends the
+run, and is never counted as the server's doing.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+from typing import Final
 
 import httptools
 
 from loadtest.dialler import Dialler
 from loadtest.recorder import MALFORMED, OK, REFUSED, RESET, RequestLog, status_name
 
-_SAMPLE_BYTES = 300
+_SAMPLE_BYTES: Final = 300
+CLOSE_S: Final = 1.0  # for connections to end: they have been aborted, and nothing depends on it
+CLOSED: Final = "the connection was closed before the answer"
 
 
 class HttpClient:
@@ -29,13 +36,15 @@ class HttpClient:
         connections: int,
         log: RequestLog,
         on_done: Callable[[int, int], None],
+        on_fault: Callable[[BaseException], None],
     ) -> None:
-        """on_done: gets the row and its status, once per `send`, never inside it."""
+        """on_done: gets the row and its status, once per `send`, never inside it. on_fault: gets what went wrong in here."""
         self._dialler = dialler
         self._cap = connections
         self.requests = requests
         self.log = log
         self.on_done = on_done
+        self.on_fault = on_fault
         self.error_samples: dict[str, str] = {}
         self.start_ns = 0  # of the run; set before the first send
         self._idle: list[_Connection] = []
@@ -60,31 +69,34 @@ class HttpClient:
             await asyncio.wait(self._connecting)
 
     def send(self, row: int) -> None:
-        if self._idle:
-            self._idle.pop().send(row)
-            return
+        while self._idle:
+            if self._idle.pop().try_send(row):  # else nothing was sent: to take the next is no second try
+                return
         self._waiting.append(row)
         self._connect()
 
     def expire(self, rows: Container[int]) -> None:
-        """Take back requests that their caller has given up; `on_done` is not called for them."""
+        """Take back the oldest requests, which their caller has given up; `on_done` is not called for them."""
         for connection in [connection for connection in self._connections if connection.row in rows]:
             connection.row = -1
             connection.abort()
-        if self._waiting:
-            self._waiting = deque(row for row in self._waiting if row not in rows)
+        while self._waiting and self._waiting[0] in rows:
+            self._waiting.popleft()
 
     async def close(self) -> None:
+        """Abort everything; takes CLOSE_S at most."""
         self._closed = True
         for task in self._connecting:
             task.cancel()
-        if self._connecting:
-            await asyncio.wait(self._connecting)
-        for connection in list(self._connections):
+        for connection in self._connections:
             connection.row = -1
             connection.abort()
-        if self._connections:
-            await self._all_lost.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                if self._connecting:
+                    await asyncio.wait(self._connecting)
+                if self._connections:
+                    await self._all_lost.wait()
 
     def _connect(self) -> None:
         if not self._closed and len(self._connections) + len(self._connecting) < self._cap:
@@ -94,28 +106,30 @@ class HttpClient:
 
     async def _open_one(self) -> None:
         try:
-            await self._dialler.dial(lambda: _Connection(self))
-        except OSError as exc:
-            if self._waiting:
-                self.fail(self._waiting.popleft(), REFUSED, str(exc) or "no connection within the timeout")
-            if self._waiting:
-                asyncio.get_running_loop().call_soon(self._connect)  # after this task has left the count
+            try:
+                connection = await self._dialler.dial(lambda: _Connection(self))
+            except OSError as exc:
+                if self._waiting:
+                    self.fail(self._waiting.popleft(), REFUSED, str(exc) or "no connection within the timeout")
+            else:
+                self._connections.add(connection)
+                self.most_connections = max(self.most_connections, len(self._connections))
+                self.free(connection)
+        except Exception as exc:  # of a task nobody would see it
+            self.on_fault(exc)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._connect)  # after this task has left the count
 
     # What connections report.
 
-    def connected(self, connection: "_Connection") -> None:
-        self._connections.add(connection)
-        if self._closed:
-            connection.abort()  # it came just as its dialling was cancelled
-            return
-        self.most_connections = max(self.most_connections, len(self._connections))
-        self.free(connection)
-
     def free(self, connection: "_Connection") -> None:
-        if self._waiting:
-            connection.send(self._waiting.popleft())
-        else:
+        if not self._waiting:
             self._idle.append(connection)
+            return
+        row = self._waiting.popleft()
+        if not connection.try_send(row):  # opened, and closed at once
+            connection.row = row
+            asyncio.get_running_loop().call_soon(connection.connection_lost, None)
 
     def lost(self, connection: "_Connection") -> None:
         self._connections.discard(connection)
@@ -144,14 +158,17 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self._transport = transport
-        self._client.connected(self)
 
-    def send(self, row: int) -> None:
+    def try_send(self, row: int) -> bool:
+        """Whether it was sent: not on a connection that ended, as its protocol may be told later, or never."""
+        if self._transport.is_closing():
+            return False
         client = self._client
         log = client.log
         self.row = row
         log.sent[row] = time.monotonic_ns() - client.start_ns
         self._transport.write(client.requests[log.payload[row]])
+        return True
 
     def abort(self) -> None:
         self._transport.abort()
@@ -159,11 +176,11 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as exc:
-            row, self.row = self.row, -1
+        except httptools.HttpParserCallbackError as exc:  # raised by what the parser called, not by what it read
+            self._client.on_fault(exc.__context__ or exc)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             self.abort()
-            if row >= 0:
-                self._client.fail(row, MALFORMED, str(exc))
+            self._end(MALFORMED, str(exc))
 
     # What httptools calls while it parses.
 
@@ -192,7 +209,13 @@ class _Connection(asyncio.Protocol):
             client.fail(row, status, body.decode(errors="replace"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._end(RESET, str(exc or CLOSED))
+
+    def _end(self, status: int, message: str) -> None:
         row, self.row = self.row, -1
-        self._client.lost(self)
-        if row >= 0:
-            self._client.fail(row, RESET, str(exc or "the connection was closed before the answer"))
+        try:
+            self._client.lost(self)
+            if row >= 0:
+                self._client.fail(row, status, message)
+        except Exception as fault:
+            self._client.on_fault(fault)

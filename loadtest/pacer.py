@@ -26,14 +26,20 @@ class _Timerspec(ctypes.Structure):
 
 
 class Pacer:
-    """Calls back once per `wake_at`, on the loop's thread. A later `wake_at` replaces the earlier one."""
+    """Calls back once per `wake_at`, on the loop's thread. A later `wake_at` replaces the earlier one.
+
+    The callback must not raise: who else would ask to be woken again?
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None], *, spin_ns: int = 0) -> None:
         self._loop = loop
         self._callback = callback
         self._spin_ns = spin_ns
         self._when_ns = 0
+        self._early_ns = 0  # since when it spins; 0: it does not
+        self.spun_ns = 0  # all in all: time that was not needed for anything else
         self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
         self._fd = -1
         if sys.platform == "linux":
             self._libc = ctypes.CDLL(None, use_errno=True)
@@ -43,7 +49,9 @@ class Pacer:
             loop.add_reader(self._fd, self._expired)
 
     def wake_at(self, when_ns: int) -> None:
-        """when_ns: `time.monotonic_ns`; the past means soon."""
+        """when_ns: `time.monotonic_ns`; the past means soon. After `close`: never."""
+        if self._closed:
+            return
         self._when_ns = when_ns
         early_ns = when_ns - self._spin_ns
         if self._fd < 0:
@@ -60,12 +68,20 @@ class Pacer:
             self._arrive()
 
     def _arrive(self) -> None:
-        if time.monotonic_ns() >= self._when_ns:
-            self._callback()
-        else:
+        if self._closed:
+            return  # it was under way
+        now_ns = time.monotonic_ns()
+        if now_ns < self._when_ns:
+            self._early_ns = self._early_ns or now_ns
             self._loop.call_soon(self._arrive)
+            return
+        if self._early_ns:
+            self.spun_ns += now_ns - self._early_ns
+            self._early_ns = 0
+        self._callback()
 
     def close(self) -> None:
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         if self._fd >= 0:

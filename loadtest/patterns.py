@@ -12,12 +12,14 @@ requests/s) and `duration` (seconds); the run's own are used where a phase has n
     trace:file=arrivals.csv           replayed; column=timestamp unless told
     users:count=8,think=0.1           closed loop: each user waits for his answer, then thinks (exponential, mean s)
 
-All Poisson kinds are one mechanism: a unit-rate Poisson process, mapped through the inverse of the integrated rate function
-(Çinlar, Introduction to Stochastic Processes, 1975, theorem 4.7.1).
+All Poisson kinds are one mechanism: a Poisson process given its count, mapped through the inverse of the integrated rate
+function (Çinlar, Introduction to Stochastic Processes, 1975, theorem 4.7.1). Given their count, the arrivals of a Poisson
+process are independent and uniform, so a run sends as many requests as was asked, rate · duration, and only when is left to
+chance. In a part of the run, such as a block or what a warm-up leaves, counts vary as ever, but for sqrt(1 - part) of it.
 
 A trace with a rate is scaled through its rate function, not compressed in time, so that its rhythm against timeouts and batch
-delays stays: each arrival gives floor(f) or ceil(f) copies, f on average; the first keeps its moment, the others fall uniformly
-into the gap to the next arrival. With f < 1 that is thinning.
+delays stays: each arrival gives floor(f) or ceil(f) copies, f on average over the run; the first keeps its moment, the others
+fall uniformly into the gap to the next arrival. With f < 1 that is thinning.
 """
 
 import csv
@@ -170,7 +172,10 @@ def _burst(phase: Phase, rng: np.random.Generator) -> np.ndarray:
         edges.append(edges[-1] + rng.exponential(on_s if bursting else off_s))
         rates.append(quiet_rps * factor if bursting else quiet_rps)
         bursting = not bursting
-    return _by_rate(np.repeat(edges, 2)[1:-1], np.repeat(rates, 2), rng)
+    edges[-1] = phase.duration_s
+    # Some runs have more of their time in bursts than others; the mean rate is the asked one in each, the factor as well.
+    count = round(phase.rate_rps * phase.duration_s)
+    return _by_rate(np.repeat(edges, 2)[1:-1], np.repeat(rates, 2), rng, count=count)
 
 
 def _ramp(phase: Phase, rng: np.random.Generator) -> np.ndarray:
@@ -199,22 +204,27 @@ def _diurnal(phase: Phase, rng: np.random.Generator) -> np.ndarray:
     return _by_rate(at, peak * (low + (1 - low) * (1 - np.cos(2 * np.pi * at / period_s)) / 2), rng)
 
 
-def _by_rate(at_s: np.ndarray, rate_rps: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A Poisson process whose rate is piecewise linear. at_s, rate_rps: (k,); equal neighbours in at_s are jumps."""
+def _by_rate(at_s: np.ndarray, rate_rps: np.ndarray, rng: np.random.Generator, *, count: int | None = None) -> np.ndarray:
+    """A Poisson process given its count, whose rate is piecewise linear.
+
+    at_s, rate_rps: (k,); equal neighbours in at_s are jumps. count: None for what the rate amounts to; else the rate's shape
+    alone matters.
+    """
     steps = np.diff(at_s) * (rate_rps[1:] + rate_rps[:-1]) / 2
     integral = np.concatenate([[0.0], np.cumsum(steps)])
     total = float(integral[-1])
     if total > MAX_REQUESTS:
         raise UsageError(f"pattern: would send {total:,.0f} requests, at most {MAX_REQUESTS:,} are kept: lower the rate")
-    unit = np.cumsum(rng.exponential(1.0, int(total + 6 * np.sqrt(total) + 20)))  # 6 sigma: enough to get past the end
-    unit = unit[unit < total]
+    unit = np.sort(rng.random(round(total) if count is None else count)) * total
     piece = np.clip(np.searchsorted(integral, unit, side="right") - 1, 0, len(steps) - 1)
     left, width = rate_rps[piece], at_s[piece + 1] - at_s[piece]
     slope = (rate_rps[piece + 1] - left) / np.where(width > 0, width, 1)
     rest = unit - integral[piece]
     # Solve left·x + slope·x²/2 = rest in the form that is stable for slope 0.
-    times: np.ndarray = at_s[piece] + 2 * rest / (left + np.sqrt(np.maximum(left * left + 2 * slope * rest, 0)))
-    return times
+    root = left + np.sqrt(np.maximum(left * left + 2 * slope * rest, 0))
+    times: np.ndarray = at_s[piece] + 2 * rest / np.where(root > 0, root, 1)
+    within: np.ndarray = np.minimum(times, np.nextafter(at_s[-1], 0))  # rounding must not lose the last
+    return within
 
 
 def _trace(phase: Phase, rng: np.random.Generator) -> np.ndarray:
@@ -230,8 +240,11 @@ def _trace(phase: Phase, rng: np.random.Generator) -> np.ndarray:
         raise UsageError(
             f"pattern trace: {factor:g} times the trace's rate is too much, at most {MAX_REQUESTS:,} requests are kept"
         )
-    copies = np.floor(factor + rng.random(len(times))).astype(np.int64)
-    gaps = np.diff(times, append=times[-1] + 1 / natural_rps)
+    times = times[times < phase.duration_s]
+    # floor(factor) copies of all, and one more of so many, drawn by lot, that as many are sent as was asked.
+    copies = np.full(len(times), int(factor))
+    copies[rng.choice(len(times), round(factor * len(times)) - int(factor) * len(times), replace=False)] += 1
+    gaps = np.diff(times, append=min(times[-1] + 1 / natural_rps, phase.duration_s))
     index = np.repeat(np.arange(len(times)), copies)
     first = np.concatenate([[True], index[1:] != index[:-1]]) if len(index) else np.zeros(0, bool)
     return np.sort(times[index] + np.where(first, 0.0, rng.random(len(index)) * gaps[index]))

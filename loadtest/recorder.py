@@ -29,6 +29,7 @@ REFUSED: Final = 3  # no connection
 RESET: Final = 4  # the connection ended before the answer
 MALFORMED: Final = 5  # the answer was no HTTP
 CUT: Final = 6  # given up at the end of the run: excluded from everything
+UNSENT: Final = 7  # the generator came to it after its deadline: asked, and never sent
 GRPC: Final = 1000
 
 _CLIENT_SIDE: Final = {TIMEOUT: "timeout", REFUSED: "refused", RESET: "reset", MALFORMED: "malformed"}
@@ -73,9 +74,7 @@ class RequestLog:
             # Not ftruncate, which allocates nothing: with the disk full, writing to the map would be SIGBUS.
             os.posix_fallocate(fd, 0, max(1, rows) * ROW_BYTES)
         except OSError as exc:
-            raise UsageError(
-                f"the log of {rows} requests needs {rows * ROW_BYTES >> 20} MiB in the temporary directory: {exc.strerror}"
-            ) from exc
+            raise UsageError(f"the log of {rows} requests needs {rows * ROW_BYTES >> 20} MiB of disk: {exc.strerror}") from exc
         return cls(rows, fd)
 
 

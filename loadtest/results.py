@@ -264,18 +264,19 @@ class RunResult:
     """What one run found. Everything but `server`, `blocks` marked warm-up, and `warmup_*` excludes the warm-up.
 
     started_at, ended_at: ISO 8601, UTC. window_s: the measured time, warm-up excluded.
-    asked_rps, sent_rps: intended and really sent in the window; closed loops ask what they send.
+    asked_rps: the mean rate of the pattern, or, where it changes by design, of what it wants sent in the window; closed loops
+        ask what they send. sent_rps: really sent in the window, which chance gives a little more or less than is asked.
     requests: evaluable ones (succeeded + failed). excluded: cut off by the end of the run.
     succeeded_rps: answered well per second. goodput_rps: those of them that met every objective, per second of offered time.
     errors: failed requests by kind (`timeout`, `refused`, `reset`, `malformed`, `http 503`, `grpc UNAVAILABLE`).
     error_samples: one message of the server (or system) per kind.
     attainment: share that met every objective, by batch means; None without an SLO, or without requests.
-    verdict: all objectives pass / one fails / undecided; None without an SLO.
+    verdict: all objectives pass / one fails / undecided; None without an SLO, and for an invalid run.
     requests_needed: the largest of the objectives'.
-    valid: False if the generator was not able to do what was asked: then the figures mean nothing and `reasons` says why
-        and what to do. warnings: what to keep in mind about a valid run.
+    valid: False if the generator was not able to do what was asked: then the figures say nothing of the target, no objective
+        is decided, and `reasons` says why, in facts; what to do is up to who shows them. warnings: what to keep in mind.
     steady: False if no warm-up of at most a fifth makes the rest look stationary (overload, drift).
-    partial: ended early, by the user (a verdict reached early is not partial).
+    partial: ended early, by the user or a fault (a verdict reached early is not partial).
     latency_histogram: (upper edge in ns, count) of the successes, log-linear with 2048 cells per octave: exact to 0.05 %.
     """
 

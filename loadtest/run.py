@@ -4,17 +4,21 @@ import argparse
 import asyncio
 import csv
 import io
-import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
-from loadtest.errors import ExitCode, UsageError
+from loadtest.errors import ExitCode, Interrupted, UsageError
+from loadtest.interrupts import Interruption, interruption
 from loadtest.results import LoadSpec, Protocol, RunResult, Slo, read_spec, to_json
 
 if TYPE_CHECKING:
     from loadtest.generator import Progress
+
+DEFAULT_USERS: Final = 10  # as wrk's connections: where nothing says how much to send
 
 
 def add_parser(subparsers: Any) -> None:  # argparse's own type is private
@@ -36,8 +40,16 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--protocol", choices=get_args(Protocol), help="default rest-json")
     parser.add_argument("--model", help="default: the server's only one")
     parser.add_argument("--version")
-    parser.add_argument("--pattern", help="default poisson; phases joined by ';', such as ramp:to=500;constant:rate=500")
-    parser.add_argument("--rate", type=float, dest="rate_rps", metavar="RPS", help="mean offered requests/s")
+    parser.add_argument(
+        "--pattern", help="default poisson with a --rate; phases joined by ';', such as ramp:to=500;constant:rate=500"
+    )
+    parser.add_argument(
+        "--rate",
+        type=float,
+        dest="rate_rps",
+        metavar="RPS",
+        help=f"mean offered requests/s; without it (and --pattern) {DEFAULT_USERS} users who each wait for their answer",
+    )
     parser.add_argument("--duration", type=float, dest="duration_s", metavar="S", help="default 30")
     parser.add_argument("--slo", metavar="TEXT", help='such as "p99<50ms,errors<0.1%%"')
     parser.add_argument("--seed", type=int, help="default 0")
@@ -71,10 +83,14 @@ def load_spec(args: argparse.Namespace) -> LoadSpec:
     if args.headers:
         given["headers"] = tuple(_header(text) for text in args.headers)
     if args.spec:
-        return replace(read_spec(args.spec), **given)
-    if "target" not in given:
+        spec = replace(read_spec(args.spec), **given)
+    elif "target" not in given:
         raise UsageError("run: needs a TARGET (or --spec FILE)")
-    return LoadSpec(**given)
+    else:
+        spec = LoadSpec(**given)
+    if "pattern" not in given and "rate_rps" not in given and spec.pattern == "poisson" and not spec.rate_rps:
+        return replace(spec, pattern=f"users:count={DEFAULT_USERS}")
+    return spec
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -84,14 +100,21 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def execute(args: argparse.Namespace) -> ExitCode:
+def execute(args: argparse.Namespace) -> int:
     import uvloop
 
-    result = uvloop.run(_measure(load_spec(args), args))
-    if args.json:
-        write(args.json, to_json(result) + "\n")
-    if args.csv:
-        write(args.csv, blocks_csv(result))
+    spec = load_spec(args)
+    live = _live_file(args)
+    with interruption() as interrupted, _removed(live):
+        try:
+            result = uvloop.run(_measure(spec, args, interrupted, live))
+        except Interrupted as exc:
+            print(f"loadtest: {exc}", file=sys.stderr)
+            return interrupted.exit_code
+        if args.json:
+            write(args.json, to_json(result) + "\n")
+        if args.csv:
+            write(args.csv, blocks_csv(result))
     if not args.quiet:
         from rich.console import Console
 
@@ -99,6 +122,25 @@ def execute(args: argparse.Namespace) -> ExitCode:
 
         print_run(result, Console(highlight=False))
     return exit_code(result)
+
+
+def _live_file(args: argparse.Namespace) -> Path | None:
+    """Where what is measured is kept meanwhile, if something is to be kept: beside it."""
+    from loadtest.live_log import SUFFIX
+
+    for path in (args.json, args.log):
+        if path is not None and str(path) != "-" and (path.is_file() or not path.exists()):
+            return Path(f"{path}{SUFFIX}")
+    return None
+
+
+@contextmanager
+def _removed(live: Path | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if live is not None:
+            live.unlink(missing_ok=True)
 
 
 def exit_code(result: RunResult) -> ExitCode:
@@ -109,31 +151,43 @@ def exit_code(result: RunResult) -> ExitCode:
     return ExitCode.MET if result.verdict == "pass" else ExitCode.MISSED
 
 
-async def _measure(spec: LoadSpec, args: argparse.Namespace) -> RunResult:
+async def _measure(spec: LoadSpec, args: argparse.Namespace, interrupted: Interruption, live: Path | None) -> RunResult:
     from loadtest.generator import measure
+    from loadtest.target import Address
 
     stop = asyncio.Event()
-    # The first Ctrl-C ends the run and keeps its result; a second one meets Python's own handler.
-    loop = asyncio.get_running_loop()
-
-    def interrupt() -> None:
-        stop.set()
-        loop.remove_signal_handler(signal.SIGINT)
+    shown = not args.quiet and sys.stderr.isatty()
+    if not args.quiet and spec.pattern == f"users:count={DEFAULT_USERS}" and not args.pattern:
+        Address.of(spec)  # what is wrong is told first, and alone
+        told = f"no --rate: {DEFAULT_USERS} users send as fast as each is answered; to offer a load of your own, add --rate RPS"
+        print(told, file=sys.stderr)
 
     def show(progress: "Progress") -> None:
         # Not rich's live display: its thread would hold the interpreter while requests are due.
-        sys.stderr.write(
-            f"\r\x1b[2K{progress.elapsed_s:5.0f} s of {spec.duration_s:g}   {progress.rate_rps:,.0f}/s   "
+        _tell(
+            f"{progress.elapsed_s:5.0f} s of {spec.duration_s:g}   {progress.rate_rps:,.0f}/s   "
             f"p50 {progress.p50_ms:.2f} ms   p99 {progress.p99_ms:.2f} ms   {progress.sent:,} sent   {progress.failed:,} failed"
         )
-        sys.stderr.flush()
 
-    loop.add_signal_handler(signal.SIGINT, interrupt)
-    live = not args.quiet and sys.stderr.isatty()
-    result = await measure(spec, until_decided=args.until_decided, stop=stop, on_progress=show if live else None, log=args.log)
-    if live:
-        sys.stderr.write("\r\x1b[2K")
+    def end() -> None:
+        stop.set()
+        if shown:
+            _tell("ending; what was measured is kept. Once more ends at once.")
+
+    with interrupted.calls(end):
+        result = await measure(
+            spec, until_decided=args.until_decided, stop=stop, on_progress=show if shown else None, log=args.log, keep=live
+        )
+    if shown:
+        _tell("")
     return result
+
+
+def _tell(line: str) -> None:
+    """Replace the line that shows the progress; a terminal that is gone is no reason to end a run."""
+    with suppress(OSError):
+        sys.stderr.write(f"\r\x1b[2K{line}")
+        sys.stderr.flush()
 
 
 def blocks_csv(result: RunResult) -> str:

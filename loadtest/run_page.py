@@ -10,6 +10,7 @@ from loadtest import pages
 from loadtest.charts import Axis, Bar, Chart, Line, Point, Series, draw, stacked_bars
 from loadtest.results import Block, RunResult
 from loadtest.tables import Column, table
+from loadtest.terminal import remedy
 from loadtest.wording import attained, figures, ms, percent, rate, slo_in_words
 
 P50, P99, GOOD = 0, 1, 2  # colours
@@ -32,7 +33,7 @@ def render(result: RunResult) -> str:
         word=word,
         kind=kind,
         headline=headline + (f": {slo_in_words(str(spec.slo))}" if spec.slo and result.valid else ""),
-        reasons=() if result.valid else result.reasons,
+        reasons=() if result.valid else (*result.reasons, f"What to do: {remedy(result)}"),
         facts=_facts(result),
         charts=_charts(result),
         objectives=_objectives(result) if result.valid else [],

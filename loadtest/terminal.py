@@ -1,11 +1,15 @@
 """The summary of a run that a person reads."""
 
+import os
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from loadtest.results import Interval, ObjectiveResult, RunResult
 
+_SHORT_OF_TIME = 0.7  # of a core: a process that sends and needs more is near its own limit
+_LEAST_LAG_MS = 0.1  # what a wake-up takes on a quiet machine
 _COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow"}
 
 
@@ -17,15 +21,18 @@ def print_run(result: RunResult, console: Console) -> None:
     if result.partial:
         console.print("[yellow]PARTIAL: ended early; the figures are of what was done until then[/yellow]")
     if not result.valid:
-        console.print("[bold red]INVALID: the generator did not do what was asked; the figures mean nothing[/bold red]")
+        console.print(
+            "[bold red]INVALID: the generator did not do what was asked; the figures say nothing of the target[/bold red]"
+        )
         for reason in result.reasons:
             console.print(f"  {escape(reason)}", style="red")
+        console.print(f"  what to do: {escape(remedy(result))}", style="red")
     for warning in result.warnings:
         console.print(f"  note: {escape(warning)}", style="yellow")
     if result.verdict is not None:
         colour = _COLOURS[result.verdict]
         console.print(f"SLO [bold {colour}]{result.verdict.upper()}[/bold {colour}] at 95 % confidence")
-    for objective in result.objectives:
+    for objective in result.objectives if result.valid else ():
         console.print(f"  {escape(_objective(objective))}", style=_COLOURS[objective.verdict])
 
     table = Table(box=None, pad_edge=False)
@@ -41,10 +48,12 @@ def print_run(result: RunResult, console: Console) -> None:
     console.print(table)
     console.print("latency counts from the intended send time, service from the real one", style="dim")
 
+    closed = spec.pattern.startswith("users")
+    warmup = f"; {result.warmup_s:.1f} s of warm-up, {result.warmup_requests:,} requests, left out" if result.warmup_s else ""
     console.print(
-        f"asked {result.asked_rps:,.1f}/s, sent {result.sent_rps:,.1f}/s, answered {result.succeeded_rps:,.1f}/s, "
-        f"goodput {result.goodput_rps:,.1f}/s over {result.window_s:.1f} s (warm-up {result.warmup_s:.1f} s, "
-        f"{result.warmup_requests:,} requests, left out)"
+        ("" if closed else f"asked {result.asked_rps:,.1f}/s; ")
+        + f"in the {result.window_s:.1f} s measured: sent {result.sent_rps:,.1f}/s, answered {result.succeeded_rps:,.1f}/s, "
+        f"goodput {result.goodput_rps:,.1f}/s{warmup}"
     )
     console.print(
         f"{result.requests:,} requests, {result.failed:,} failed ({result.error_rate:.3%}), {result.excluded:,} cut off"
@@ -64,6 +73,28 @@ def print_run(result: RunResult, console: Console) -> None:
         f"{own.send_lag_limit_ms:.3g}), waited for a connection p99 {own.connection_wait_p99_ms:.3f} ms, "
         f"{own.connections} connections, {own.cpu_cores:.2f} cores in {own.processes} process(es)",
         style="dim",
+    )
+
+
+def remedy(result: RunResult) -> str:
+    """What to do about an invalid run, in the options of `loadtest run`."""
+    own = result.generator
+    if result.partial and not result.requests:
+        return "run it again"
+    if own.send_lag_limit_ms < _LEAST_LAG_MS:
+        return (
+            f"a limit of {own.send_lag_limit_ms * 100:.3g} ms wants a lag below {own.send_lag_limit_ms * 1e3:.3g} µs, "
+            "which hardly any machine keeps: ask for a longer limit in --slo"
+        )
+    if own.cpu_cores / max(own.processes, 1) >= _SHORT_OF_TIME:
+        spare = (os.cpu_count() or 1) - own.processes
+        more = (
+            f"more processes (--processes {own.processes + 1})" if spare > 0 else "more machines: this one has no core to spare"
+        )
+        return f"a lower --rate, or {more}; `loadtest selfcheck` finds what one process can send here"
+    return (
+        f"the generator needed {own.cpu_cores:.2f} cores and did not get them in time: stop what else runs on this machine, "
+        "or send from another one; then run it again"
     )
 
 

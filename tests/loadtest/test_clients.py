@@ -1,0 +1,236 @@
+"""The two clients against connections that end when they should not: each request ends once, and closing always ends."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from loadtest.dialler import Dialler
+from loadtest.grpc_client import GrpcClient
+from loadtest.http_client import HttpClient
+from loadtest.recorder import MALFORMED, OK, RESET, RequestLog
+
+ROWS = 100
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Sent:
+    """What a client reports."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[int, int]] = []
+        self.faults: list[BaseException] = []
+        self.came = asyncio.Event()
+
+    def on_done(self, row: int, status: int) -> None:
+        self.done.append((row, status))
+        self.came.set()
+
+    def on_fault(self, fault: BaseException) -> None:
+        self.faults.append(fault)
+        self.came.set()
+
+    async def until(self, count: int) -> list[tuple[int, int]]:
+        async with asyncio.timeout(10):
+            while len(self.done) < count:
+                self.came.clear()
+                await self.came.wait()
+        return self.done
+
+
+def client_of(kind: str, port: int, sent: Sent, *, timeout_s: float = 5) -> HttpClient | GrpcClient:
+    dialler = Dialler("127.0.0.1", port, tls=False, timeout_s=timeout_s)
+    log = RequestLog(ROWS)
+    if kind == "grpc":
+        return GrpcClient(dialler, authority="a", tls=False, requests=[b"x"], metadata=[], connections=4, log=log,
+                          on_done=sent.on_done, on_fault=sent.on_fault)  # fmt: skip
+    return HttpClient(dialler, requests=[b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"], connections=4, log=log,
+                      on_done=sent.on_done, on_fault=sent.on_fault)  # fmt: skip
+
+
+class Peer(asyncio.Protocol):
+    """made, came: what to do with a connection, and with what comes over it."""
+
+    made: Callable[[asyncio.Transport], None] = staticmethod(lambda transport: None)
+    came: Callable[[asyncio.Transport], None] = staticmethod(lambda transport: None)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        type(self).made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        type(self).came(self.transport)
+
+
+@asynccontextmanager
+async def listening(peer: type[Peer]) -> AsyncIterator[int]:
+    server = await asyncio.get_running_loop().create_server(peer, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    uvloop.run(bounded())
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_a_request_on_a_connection_that_is_ending_fails_or_takes_another_and_nothing_is_raised(kind: str) -> None:
+    class Silent(Peer):
+        pass
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Silent) as port:
+            client = client_of(kind, port, sent)
+            await client.open(4)
+            for connection in list(client._connections):
+                connection.abort()  # its protocol is told a turn of the event loop later
+            for row in range(4):
+                client.send(row)
+            await asyncio.sleep(0.05)
+            assert sent.faults == []
+            await client.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_a_target_that_closes_every_connection_at_once_resets_every_request(kind: str) -> None:
+    class Shut(Peer):
+        made = staticmethod(lambda transport: transport.abort())
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Shut) as port:
+            client = client_of(kind, port, sent)
+            await client.open(4)
+            for row in range(20):
+                client.send(row)
+            done = await sent.until(20)
+            assert sorted(row for row, _ in done) == list(range(20))
+            assert {status for _, status in done} == {RESET}
+            await client.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_closing_ends_although_dialling_was_given_up_the_moment_it_was_done(kind: str) -> None:
+    """Then the event loop closes the transport without telling its protocol: to wait for that was to wait for ever."""
+
+    class Silent(Peer):
+        pass
+
+    async def scenario() -> None:
+        async with listening(Silent) as port:
+            for turns in range(12):
+                sent = Sent()
+                client = client_of(kind, port, sent)
+                for row in range(4):
+                    client.send(row)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                async with asyncio.timeout(5):
+                    await client.close()
+                assert sent.faults == []
+
+    run(scenario)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_closing_does_not_wait_for_a_connection_whose_end_is_never_told(kind: str) -> None:
+    class Silent(Peer):
+        pass
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Silent) as port:
+            client = client_of(kind, port, sent)
+            await client.open(4)
+            connections = list(client._connections)
+            real = [connection._transport for connection in connections]
+            for connection in connections:
+                connection._transport = _NeverEnds()  # type: ignore[assignment]  # all that is asked of it
+            async with asyncio.timeout(5):
+                await client.close()
+            for connection, transport in zip(connections, real, strict=True):
+                connection._transport = transport
+                connection.abort()
+
+    run(scenario)
+
+
+class _NeverEnds:
+    def abort(self) -> None:
+        pass
+
+
+def test_what_is_raised_while_an_answer_is_taken_is_our_fault_and_no_malformed_answer() -> None:
+    class Answers(Peer):
+        came = staticmethod(lambda transport: transport.write(ANSWER))
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Answers) as port:
+            client = client_of("http", port, sent)
+            client.on_done = _raise
+            client.send(0)
+            async with asyncio.timeout(5):
+                await sent.came.wait()
+            assert [str(fault) for fault in sent.faults] == ["no such row"]
+            assert client.error_samples == {}
+            await client.close()
+
+    run(scenario)
+
+
+def _raise(row: int, status: int) -> None:
+    raise RuntimeError("no such row")
+
+
+def test_a_server_that_switches_protocols_gives_malformed_answers() -> None:
+    class Upgrades(Peer):
+        came = staticmethod(
+            lambda transport: transport.write(b"HTTP/1.1 101 X\r\nUpgrade: ws\r\nConnection: Upgrade\r\n\r\nxx")
+        )
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Upgrades) as port:
+            client = client_of("http", port, sent)
+            client.send(0)
+            assert await sent.until(1) == [(0, MALFORMED)]
+            assert sent.faults == []
+            await client.close()
+
+    run(scenario)
+
+
+def test_expired_requests_are_taken_back_from_the_queue_and_the_wire() -> None:
+    class Answers(Peer):
+        came = staticmethod(lambda transport: None)
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Answers) as port:
+            client = client_of("http", port, sent)
+            for row in range(10):
+                client.send(row)
+            await client.open(4)
+            Answers.came = staticmethod(lambda transport: transport.write(ANSWER))
+            client.expire(set(range(6)))  # four on the wire, two that wait
+            done = await sent.until(4)
+            assert sorted(done) == [(row, OK) for row in range(6, 10)]
+            await client.close()
+
+    run(scenario)

@@ -1,0 +1,237 @@
+"""A run ends: in time, with what it measured, and with the reason, whatever goes wrong around it or in it."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+import uvloop
+
+from loadtest.errors import Interrupted
+from loadtest.generator import Progress, measure
+from loadtest.recorder import RequestLog
+from loadtest.results import LoadSpec, Protocol, RunResult, Slo
+from loadtest.selfcheck import NullServer, null_server
+from loadtest.worker import Job, Report, Sender, most_ns
+from tests.loadtest.scripted_server import ScriptedServer, scripted_server
+
+pytestmark = pytest.mark.slow
+
+SPEC = LoadSpec("", model="null", rate_rps=200, duration_s=0.5, timeout_s=1.0, warmup_s=0.0, slo=Slo.parse("p99<200ms"))
+TOO_MUCH_RPS = 400_000
+GRACE_S = 5.0  # questions, set-up, processes: on a busy machine
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NullServer]:
+    with null_server() as running:
+        yield running
+
+
+@pytest.mark.parametrize("protocol", ["rest-json", "grpc"])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_rate_that_nobody_can_send_ends_in_time(server: NullServer, protocol: Protocol, processes: int) -> None:
+    spec = replace(SPEC, target=server.target(protocol), protocol=protocol, rate_rps=TOO_MUCH_RPS, processes=processes)
+    began_s = time.monotonic()
+    result = uvloop.run(measure(replace(spec, duration_s=1.0)))
+    assert time.monotonic() - began_s < spec.duration_s + spec.timeout_s + GRACE_S
+    assert result.asked_rps == pytest.approx(TOO_MUCH_RPS)
+    if processes == 1:
+        assert not result.valid
+        assert result.verdict is None
+
+
+def test_requests_that_the_generator_came_to_after_their_deadline_were_not_sent() -> None:
+    def stall(server: ScriptedServer) -> None:
+        server.at_inference[20] = lambda: time.sleep(0.35)  # it shares the event loop with the generator
+
+    result = scripted(stall, replace(SPEC, timeout_s=0.1))
+    assert any("were sent in time" in reason for reason in result.reasons)
+    assert result.requests <= 100 - 40  # 0.25 s of them
+    assert (result.verdict, result.asked_rps) == (None, 200)
+    assert result.sent_rps < 0.7 * result.asked_rps
+
+
+@pytest.mark.parametrize("protocol", ["rest-json", "grpc"])
+def test_a_stop_is_heard_while_the_generator_is_far_behind(server: NullServer, protocol: Protocol) -> None:
+    async def scenario() -> float:
+        stop = asyncio.Event()
+        began_s = 0.0
+
+        def end(progress: Progress) -> None:
+            nonlocal began_s
+            began_s = time.monotonic()
+            stop.set()
+
+        spec = replace(SPEC, target=server.target(protocol), protocol=protocol, rate_rps=TOO_MUCH_RPS, duration_s=5.0)
+        result = await measure(replace(spec, timeout_s=60), stop=stop, on_progress=end)
+        assert result.partial
+        return time.monotonic() - began_s
+
+    assert uvloop.run(scenario()) < GRACE_S
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.3, 1.2])
+def test_a_cancelled_measurement_ends_at_once_and_leaves_nothing(server: NullServer, processes: int, after_s: float) -> None:
+    async def scenario() -> None:
+        spec = replace(SPEC, target=server.target("rest-json"), duration_s=60, timeout_s=60, processes=processes)
+        task = asyncio.create_task(measure(spec))
+        await asyncio.sleep(after_s)
+        task.cancel()
+        began_s = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - began_s < GRACE_S
+
+    before = _children()
+    uvloop.run(scenario())
+    psutil.wait_procs(_children() - before, timeout=10)
+    assert _children() <= before
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def scripted(script: Callable[[ScriptedServer], None], spec: LoadSpec = SPEC, **options: object) -> RunResult:
+    async def scenario() -> RunResult:
+        async with scripted_server() as server:
+            script(server)
+            return await measure(replace(spec, target=server.url, model="m"), **options)  # type: ignore[arg-type]
+
+    return uvloop.run(scenario())
+
+
+def test_a_display_that_fails_ends_the_run_and_is_named() -> None:
+    def fail(progress: Progress) -> None:
+        raise OSError("no such terminal")
+
+    result = scripted(lambda server: None, replace(SPEC, duration_s=30), on_progress=fail)
+    assert not result.valid
+    assert result.partial
+    assert "no such terminal" in result.reasons[0]
+    assert result.requests > 0
+    assert result.window_s < 20
+
+
+def job(port: int, **changes: object) -> Job:
+    made = Job(
+        grpc=False, host="127.0.0.1", port=port, tls=False, requests=[b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"],
+        metadata=[], connections=4, timeout_ns=200_000_000, duration_ns=200_000_000, spin_ns=0, rate_rps=100, rows=20, first=0,
+        step=1, log_rows=20,
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def send(
+    prepare: Callable[[Sender, RequestLog], None],
+    script: Callable[[ScriptedServer], None] = lambda server: None,
+    **changes: object,
+) -> tuple[Report, RequestLog, float]:
+    """Run a sender that something was done to. Gives its report, its log, and how long it took in s."""
+
+    async def scenario() -> tuple[Report, RequestLog, float]:
+        async with scripted_server() as server:
+            script(server)
+            wanted = job(server.port, **changes)
+            log = RequestLog(20)
+            for row in range(20):
+                log.intended[row] = row * 10_000_000
+            sender = Sender(wanted, log)
+            prepare(sender, log)
+            await sender.prepare()
+            began_s = time.monotonic()
+            async with asyncio.timeout(30):
+                report = await sender.run(time.monotonic_ns(), asyncio.Event())
+            return report, log, time.monotonic() - began_s
+
+    return uvloop.run(scenario())
+
+
+class Bug(Exception):
+    pass
+
+
+def _raise(*args: object) -> None:
+    raise Bug("in here")
+
+
+@pytest.mark.parametrize("where", ["send", "expire", "closed loop", "thinking"])
+def test_an_exception_anywhere_in_the_sender_ends_the_run_and_is_reported(where: str) -> None:
+    def silence(server: ScriptedServer) -> None:
+        server.silent = where == "expire"
+
+    def break_it(sender: Sender, log: RequestLog) -> None:
+        if where in ("send", "closed loop"):
+            sender._client.send = _raise  # type: ignore[method-assign]  # what cannot happen, happens
+        elif where == "expire":
+            sender._client.expire = _raise  # type: ignore[method-assign]
+        else:
+            sender._think = _raise  # type: ignore[method-assign]
+
+    closed = {"users": 2, "think_ns": (0,)} if where in ("closed loop", "thinking") else {}
+    report, _, seconds = send(break_it, silence, timeout_ns=1_000_000 if where == "expire" else 10_000_000_000, **closed)
+    assert report.fault == "Bug: in here"
+    assert seconds < 5
+
+
+def test_a_sender_whose_timer_never_comes_ends_at_the_last_deadline() -> None:
+    report, log, seconds = send(lambda sender, log: setattr(sender, "_dispatch_due", lambda: None))
+    assert report.fault == ""
+    assert seconds == pytest.approx(most_ns(job(1)) / 1e9, abs=1)
+    assert list(log.status) == [0] * 20
+
+
+def test_what_is_reported_twice_counts_once() -> None:
+    def doubled(sender: Sender, log: RequestLog) -> None:
+        told = sender._client.on_done
+
+        def tell(row: int, status: int) -> None:
+            told(row, status)
+            told(row, 500)
+
+        sender._client.on_done = tell
+
+    report, log, _ = send(doubled)
+    assert report.fault == ""
+    assert set(log.status) == {1}
+
+
+def test_a_stop_while_the_target_is_still_being_asked_ends_at_once() -> None:
+    async def scenario(url: str) -> float:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.2, stop.set)
+        with pytest.raises(Interrupted):
+            await measure(replace(SPEC, target=url), stop=stop)
+        return time.monotonic()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, and nobody answers
+        began_s = time.monotonic()
+        ended_s = uvloop.run(scenario(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+    assert ended_s - began_s < 3  # a question alone may take 5 s
+    assert time.monotonic() - ended_s < 2  # and nothing waits for its thread
+
+
+def test_a_target_that_trickles_its_answer_for_ever_is_given_up() -> None:
+    from loadtest import blocking
+
+    async def scenario() -> None:
+        with pytest.raises(blocking.NotAnswered, match=r"0\.1 s"):
+            await blocking.ask(time.sleep, 2, timeout_s=0.1)
+        with pytest.raises(ZeroDivisionError):
+            await blocking.ask(lambda: 1 // 0, timeout_s=5)
+        with pytest.raises(TimeoutError, match="its own"):
+            await blocking.ask(_times_out, timeout_s=5)
+        assert await blocking.ask(int, "7", base=8, timeout_s=5) == 7
+
+    began_s = time.monotonic()
+    uvloop.run(scenario())
+    assert time.monotonic() - began_s < 1.5
+
+
+def _times_out() -> None:
+    raise TimeoutError("its own")

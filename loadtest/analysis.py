@@ -12,10 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from loadtest import verdict
+from loadtest import stalls, verdict
 from loadtest.patterns import Schedule
 from loadtest.recorder import CUT, OK, PENDING, UNSENT, RequestLog, status_name
-from loadtest.results import Block, Generator, LoadSpec, RunResult, ServerSplit
+from loadtest.results import Block, Generator, LoadSpec, MachineReport, RunResult, ServerSplit, Slo, Verdict
+from loadtest.stalls import Delays, Recording
 from loadtest.statistics import histogram, mser5, percentiles
 from loadtest.target import Statistics
 from loadtest.worker import Report
@@ -32,6 +33,8 @@ _MUCH_CPU: Final = 0.2  # of the machine
 _MOST_CPU: Final = 0.75  # of the machine, where the target is on it too
 _SATURATED: Final = 0.85  # of a core; the kernel leaves 5 % to others, and connecting anew costs some
 _HERE: Final = ("127.0.0.1", "localhost", "[::1]")
+_MUCH_TAKEN: Final = 0.05  # of the measured time: worth a warning also where the verdict does not hang on it
+_NAMED: Final = 3  # of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +134,12 @@ def summarise(
     ended: Ended,
     before: Statistics | None,
     after: Statistics | None,
+    recording: Recording | None = None,
 ) -> RunResult:
-    """Judge a run. rows: numbers of the dispatched rows, ascending by intended time."""
+    """Judge a run. rows: numbers of the dispatched rows, ascending by intended time.
+
+    recording: of the hiccup meter, its times from the start of the run; None where there is none.
+    """
     closed = schedule.users > 0
     rate_rps = len(rows) / ended.elapsed_ns * 1e9 if closed else schedule.rate_rps
     grid = Grid.of(spec, schedule.duration_ns, rate_rps).until(ended.elapsed_ns)
@@ -156,9 +163,18 @@ def summarise(
     in_time = int(np.count_nonzero(inside.dispatched < ended.elapsed_ns + generator.send_lag_limit_ms * 1e6))
     busy = max((report.busy for report in reports), default=0.0)
     found = verdict.overall(judged) if judged else "undecided" if spec.slo else None
+    delays = Delays.of(recording, evaluable.intended, evaluable.done) if recording is not None else None
+    marked = _marked(spec.slo, evaluable, delays)
+    machine: MachineReport | None = None
+    disturbed: tuple[str, ...] = ()
+    if delays is not None:
+        own, counted_marks = found if judged else None, marked[evaluable.block >= warmup_block]
+        machine, disturbed = _machine(spec, delays, own, counted, counted_marks, inside, generator, start_ns, ended.elapsed_ns)
     reasons = ended.faults
     if not closed:
-        reasons += faults(spec, generator, busy=busy, due=due, in_time=in_time, met=found == "pass")
+        own_lag_ms = _percentile(_own_lag_ns(inside, delays) / 1e6, 99)
+        reasons += faults(spec, generator, own_lag_p99_ms=own_lag_ms, busy=busy, due=due, in_time=in_time, met=found == "pass")
+    reasons += disturbed
     if reasons:
         judged = tuple(replace(objective, verdict="undecided", requests_needed=None) for objective in judged)
     kinds, counts = np.unique(counted.status[~counted.ok], return_counts=True)
@@ -186,7 +202,7 @@ def summarise(
         objectives=judged,
         verdict=None if reasons else found,
         requests_needed=_most_needed([objective.requests_needed for objective in judged]) if judged else None,
-        blocks=_blocks(spec, grid, evaluable, warmup_block),
+        blocks=_blocks(spec, grid, evaluable, warmup_block, marked),
         generator=generator,
         server=_split(before, after, _mean_ms(evaluable.service[evaluable.ok])),
         valid=not reasons,
@@ -201,26 +217,39 @@ def summarise(
             requests=len(counted.block),
             succeeded=latency.count,
             busy=busy,
-        ),
+        )
+        + (_of_machine(machine) if machine is not None and not reasons else ()),
         partial=ended.partial,
+        machine=machine,
+        stalls=stalls.stalls(delays, evaluable.intended, evaluable.dispatched, evaluable.done),
     )
 
 
-def decided(spec: LoadSpec, log: RequestLog, grid: Grid, blocks: int, confidence: float) -> bool:
-    """Whether the first `blocks` blocks of an open, stationary run decide the SLO. All their requests are done."""
+def decided(
+    spec: LoadSpec, log: RequestLog, grid: Grid, blocks: int, confidence: float, recording: Recording | None = None
+) -> bool:
+    """Whether the first `blocks` blocks of an open, stationary run decide the SLO, whatever other work may have delayed.
+
+    All their requests are done. recording: as for `summarise`, up to now.
+    """
     assert spec.slo is not None
     end = int(np.searchsorted(np.asarray(log.intended), blocks * grid.block_ns))
     rows = _Rows.read(log, slice(0, end), grid)
     rows = rows.where(rows.evaluable)
-    rows = rows.where(rows.intended >= spec.warmup_s * 1e9) if spec.warmup_s is not None else _settled(rows)
+    marked = _marked(spec.slo, rows, Delays.of(recording, rows.intended, rows.done) if recording is not None else None)
+    counts = rows.intended >= spec.warmup_s * 1e9 if spec.warmup_s is not None else _settled(rows)
+    rows, marked = rows.where(counts), marked[counts]
     if len(np.unique(rows.block)) < MIN_BLOCKS:
         return False
-    return verdict.overall(verdict.judge(spec.slo, rows.requests(), confidence=confidence)) != "undecided"
+    found = verdict.overall(verdict.judge(spec.slo, rows.requests(), confidence=confidence))
+    if found == "undecided" or not np.any(marked):
+        return found != "undecided"
+    return found == _without(spec.slo, rows, marked, confidence)
 
 
-def _settled(rows: _Rows) -> _Rows:
+def _settled(rows: _Rows) -> np.ndarray:
     cut, _ = _mser5(rows)
-    return rows.where(np.arange(len(rows.block)) >= cut)
+    return np.arange(len(rows.block)) >= cut
 
 
 def _mser5(rows: _Rows) -> tuple[int, bool]:
@@ -255,7 +284,114 @@ def _generator(spec: LoadSpec, inside: _Rows, reports: Sequence[Report], p99_ms:
     )
 
 
-def _blocks(spec: LoadSpec, grid: Grid, evaluable: _Rows, warmup_block: int) -> tuple[Block, ...]:
+def _marked(slo: Slo | None, rows: _Rows, delays: Delays | None) -> np.ndarray:
+    """Which of (n,) evaluable requests missed the SLO, but would have met it without what others took: bool."""
+    none = np.zeros(len(rows.block), bool)
+    if slo is None or slo.tightest_ms is None or delays is None:
+        return none
+    requests = rows.requests()
+    missed = ~verdict.met(slo, requests)
+    late = rows.where(missed)
+    excuse = np.zeros(len(rows.block))
+    excuse[missed] = delays.excuse(late.intended, late.done)
+    limit_ns = slo.tightest_ms * 1e6
+    best = verdict.Requests(
+        requests.latency_ns - excuse,
+        np.maximum(requests.service_ns - excuse, 0),
+        requests.failed & (excuse < stalls.FAILED_SHARE * limit_ns),
+        requests.block,
+    )
+    found: np.ndarray = missed & (excuse >= stalls.SMALL_SHARE * limit_ns) & verdict.met(slo, best)
+    return found
+
+
+def _without(slo: Slo, rows: _Rows, marked: np.ndarray, confidence: float = verdict.CONFIDENCE) -> Verdict:
+    """The verdict on those that are not marked."""
+    rest = rows.where(~marked).requests()
+    return verdict.overall(verdict.judge(slo, rest, confidence=confidence)) if len(rest.failed) else "undecided"
+
+
+def _own_lag_ns(inside: _Rows, delays: Delays | None) -> np.ndarray:
+    """Send lags less what others took from the generator."""
+    lag: np.ndarray = inside.dispatched - inside.intended
+    return lag - delays.lag_excuse(inside.intended, inside.dispatched) if delays is not None else lag
+
+
+def _machine(
+    spec: LoadSpec,
+    delays: Delays,
+    found: Verdict | None,
+    counted: _Rows,
+    marked: np.ndarray,
+    inside: _Rows,
+    generator: Generator,
+    start_ns: int,
+    end_ns: int,
+) -> tuple[MachineReport, tuple[str, ...]]:
+    """What other work did to the measured time, and the faults of the run that are its doing. marked: of the counted rows."""
+    recording = delays.recording
+    one, other = recording.candidate, recording.generator
+    during = (recording.moments[1:] > start_ns) & (recording.moments[:-1] < end_ns)
+    measured_ns = max(float(recording.periods[during].sum()), 1.0)
+    total_ns = max(float(recording.periods.sum()), 1.0)
+    cores = one.cores or other.cores
+    steal = (one if one.cores else other).steal
+    others = tuple((name, cpu_ns / total_ns) for name, cpu_ns in recording.names[:_NAMED])
+    share = float(marked.mean()) if len(marked) else 0.0
+    without = _without(spec.slo, counted, marked) if spec.slo and found is not None and np.any(marked) else found
+    lag_ns = inside.dispatched - inside.intended
+    limit_ns = generator.send_lag_limit_ms * 1e6
+    excused = (lag_ns > limit_ns) & (_own_lag_ns(inside, delays) <= limit_ns)
+    # Some late requests do no harm where the verdict is the same with and without what that cost them.
+    bearable = stalls.MOST_MARKED if spec.slo else 1 - 0.99
+    busy = _busy_with(others)
+    faults: list[str] = []
+    again = "end that work, or measure again when it has ended"
+    if without != found:
+        faults.append(
+            f"{busy}, and the verdict hangs on it: {found} with the {np.count_nonzero(marked):,} requests ({share:.1%}) that "
+            f"this may have made late, {without} without them: {again}"
+        )
+    elif share > stalls.MOST_MARKED:
+        faults.append(f"{busy}: it may have made {share:.1%} of the requests miss the SLO, 5 % are borne: {again}")
+    if len(excused) and float(excused.mean()) > bearable and generator.send_lag_p99_ms > generator.send_lag_limit_ms:
+        faults.append(
+            f"{busy} and kept the load generator from its core: {float(excused.mean()):.1%} of the requests were sent over "
+            f"{generator.send_lag_limit_ms:.3g} ms late: {again}"
+        )
+    report = MachineReport(
+        candidate_cores=one.cores,
+        generator_cores=other.cores,
+        taken_share=float(delays.candidate_taken[during].sum()) / measured_ns,
+        generator_taken_share=float(delays.generator_taken[during].sum()) / measured_ns,
+        others=others,
+        steal_share=float(steal[during].sum()) / measured_ns / max(len(cores), 1),
+        longest_hiccup_ms=stalls.longest_hiccup_ms(recording, (*one.cores, *other.cores), start_ns, end_ns),
+        marked=int(np.count_nonzero(marked)),
+        marked_share=share,
+        without_marked=without,
+        meter_cores=float(recording.meter.sum()) / total_ns,
+        disturbed=bool(faults),
+    )
+    return report, tuple(faults)
+
+
+def _busy_with(others: Sequence[tuple[str, float]]) -> str:
+    names = ", ".join(f"{name} {cores:.2f} cores" for name, cores in others if cores >= 0.005)
+    return f"the machine was busy with other work ({names or 'of the hypervisor'})"
+
+
+def _of_machine(machine: MachineReport) -> tuple[str, ...]:
+    """What to keep in mind of other work that did not change the verdict."""
+    if machine.taken_share <= _MUCH_TAKEN:
+        return ()
+    return (
+        f"{_busy_with(machine.others)}, which had a core that the server was ready to use for {machine.taken_share:.0%} of the "
+        "time: the verdict is the same without the requests that this delayed, but a quiet machine serves more",
+    )
+
+
+def _blocks(spec: LoadSpec, grid: Grid, evaluable: _Rows, warmup_block: int, marked: np.ndarray) -> tuple[Block, ...]:
     edges = np.searchsorted(evaluable.block, np.arange(grid.blocks + 1))
     met, ok, latency = verdict.met(spec.slo, evaluable.requests()), evaluable.ok, evaluable.latency
     blocks: list[Block] = []
@@ -275,6 +411,7 @@ def _blocks(spec: LoadSpec, grid: Grid, evaluable: _Rows, warmup_block: int) -> 
                 p99_ms=summary.p99 if summary else None,
                 mean_ms=summary.mean if summary else None,
                 warmup=index < warmup_block,
+                marked=int(np.count_nonzero(marked[part])),
             )
         )
     return tuple(blocks)
@@ -294,14 +431,17 @@ def _lag_limit_ms(spec: LoadSpec, p99_ms: float) -> float:
     return max(_LAG_WITHOUT_SLO_MS, p99_ms * LAG_SHARE)
 
 
-def faults(spec: LoadSpec, generator: Generator, *, busy: float, due: int, in_time: int, met: bool) -> tuple[str, ...]:
+def faults(
+    spec: LoadSpec, generator: Generator, *, own_lag_p99_ms: float, busy: float, due: int, in_time: int, met: bool
+) -> tuple[str, ...]:
     """Why an open-loop run is INVALID: facts. What to do depends on who shows them.
 
-    busy: share of the time, of the process that had least left. due, in_time: requests of the measured time. met: whether the
-    SLO was met all the same, which what the generator took of the target can only have made harder.
+    own_lag_p99_ms: send lag less what other work took from the generator. busy: share of the time, of the process that had
+    least left. due, in_time: requests of the measured time. met: whether the SLO was met all the same, which what the generator
+    took of the target can only have made harder.
     """
     found: list[str] = []
-    if generator.send_lag_p99_ms > generator.send_lag_limit_ms:
+    if own_lag_p99_ms > generator.send_lag_limit_ms:
         found.append(
             f"send lag p99 {generator.send_lag_p99_ms:.3g} ms is above {generator.send_lag_limit_ms:.3g} ms, "
             "which is 1 % of the tightest limit (1 ms or 1 % of the p99 without one)"

@@ -213,6 +213,7 @@ class Block:
 
     requests: evaluable ones. met: those that met every objective (all successes if there is no SLO).
     p50_ms, p99_ms, mean_ms: latency of the successes, None if there are none. warmup: not counted in the result.
+    marked: requests that missed the SLO, but would have met it without what other work on the machine took.
     """
 
     index: int
@@ -225,6 +226,7 @@ class Block:
     p99_ms: float | None
     mean_ms: float | None
     warmup: bool
+    marked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,55 @@ class Generator:
     connections: int
     cpu_cores: float
     processes: int
+
+
+Culprit = Literal["server", "machine", "generator"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A stretch in which somebody waited (from his intended send time) and nobody was answered, far longer than usual.
+
+    machine_ms: as far as the CPU time of other work, or steal, explains it. generator_ms: as far as the generator sent late by
+    its own doing. The rest is the server's. whose: the largest of the three.
+    """
+
+    start_s: float
+    duration_ms: float
+    machine_ms: float
+    generator_ms: float
+    whose: Culprit
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """What other work on this machine did to the run, as far as can be seen from here (`loadtest.stalls`).
+
+    candidate_cores: that the server under test may use; empty if its processes cannot be seen: then nothing excuses it.
+    generator_cores: the generator's. meter_cores: what measuring this cost; 1.0 is one core kept busy.
+    taken_share: of the measured time, in which others had a core that the server was ready to use; generator_taken_share: the
+        generator.
+    others: (name, cores) of the other processes that used those cores most, most first. steal_share: of the candidate's cores,
+        or of the generator's, what the hypervisor gave to other machines.
+    longest_hiccup_ms: that somebody who asked for one of those cores had to wait, whoever had it.
+    marked, marked_share: requests that missed the SLO but would have met it without what was taken.
+    without_marked: the verdict on the others; None without an SLO.
+    disturbed: this run says more about the machine than about the server, and should be measured again: the verdicts differ,
+        too many are marked, or the generator was kept from sending in time.
+    """
+
+    candidate_cores: tuple[int, ...]
+    generator_cores: tuple[int, ...]
+    taken_share: float
+    generator_taken_share: float
+    others: tuple[tuple[str, float], ...]
+    steal_share: float
+    longest_hiccup_ms: float
+    marked: int
+    marked_share: float
+    without_marked: Verdict | None
+    meter_cores: float
+    disturbed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +324,14 @@ class RunResult:
     attainment: share that met every objective, by batch means; None without an SLO, or without requests.
     verdict: all objectives pass / one fails / undecided; None without an SLO, and for an invalid run.
     requests_needed: the largest of the objectives'.
-    valid: False if the generator was not able to do what was asked: then the figures say nothing of the target, no objective
-        is decided, and `reasons` says why, in facts; what to do is up to who shows them. warnings: what to keep in mind.
+    valid: False if the generator was not able to do what was asked, or other work on the machine may have changed the verdict:
+        then the figures say nothing of the target, no objective is decided, and `reasons` says why, in facts; what to do is up
+        to who shows them. warnings: what to keep in mind.
     steady: False if no warm-up of at most a fifth makes the rest look stationary (overload, drift).
     partial: ended early, by the user or a fault (a verdict reached early is not partial).
     latency_histogram: (upper edge in ns, count) of the successes, log-linear with 2048 cells per octave: exact to 0.05 %.
+    machine: what other work did to the run; None where this system does not tell (it takes Linux's /proc).
+    stalls: the longest, in order of time, warm-up included.
     """
 
     spec: LoadSpec
@@ -311,6 +365,8 @@ class RunResult:
     warnings: tuple[str, ...]
     partial: bool
     schema: str = SCHEMA
+    machine: MachineReport | None = None
+    stalls: tuple[Stall, ...] = ()
 
     @property
     def failed(self) -> int:

@@ -23,9 +23,11 @@ from loadtest import live_log, payloads, target, verdict
 from loadtest.analysis import LAG_SHARE, MIN_BLOCKS, Ended, Grid, decided, summarise
 from loadtest.blocking import NotAnswered, ask
 from loadtest.errors import Interrupted, LoadtestError, TargetError, UsageError
+from loadtest.machine import Meter
 from loadtest.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
 from loadtest.recorder import CUT, OK, PENDING, UNSENT, RequestLog, write_csv
 from loadtest.results import LoadSpec, RunResult
+from loadtest.stalls import Recording
 from loadtest.statistics import percentiles
 from loadtest.worker import Job, Report, Sender, most_ns
 
@@ -93,10 +95,13 @@ async def measure(
     before = await _statistics(spec, address, model, stop)
     if stop.is_set():
         raise Interrupted("interrupted before anything was sent")
-    run = _Run(spec, plan, address, requests, stop=stop, until_decided=until_decided, on_progress=on_progress)
-    rows, reports, ended = await run.execute(keep)
+    async with Meter(address.host, address.port, wanted=spec.slo is not None) as meter:  # it speaks of a verdict
+        run = _Run(spec, plan, address, requests, stop=stop, until_decided=until_decided, on_progress=on_progress, meter=meter)
+        rows, reports, ended = await run.execute(keep)
+        await meter.end()
+        recording = run.recording()
     after = await _statistics(spec, address, model, stop)
-    result = summarise(spec, plan, run.log, rows, reports, ended, before, after)
+    result = summarise(spec, plan, run.log, rows, reports, ended, before, after, recording)
     if log is not None:
         write_csv(log, run.log, used=rows)
     return result
@@ -173,12 +178,14 @@ class _Run:
         stop: asyncio.Event,
         until_decided: bool,
         on_progress: Callable[[Progress], None] | None,
+        meter: Meter,
     ) -> None:
         self._spec = spec
         self._plan = plan
         self._address = address
         self._requests = requests
         self._on_progress = on_progress
+        self._meter = meter
         self._processes = min(spec.processes, plan.users or len(plan.intended_ns))
         self._until_decided = until_decided and spec.slo is not None and plan.stationary and not plan.users
         # per run, once started
@@ -230,6 +237,10 @@ class _Run:
         self._faults.append(fault)
         self._halted_ns = self._halted_ns or time.monotonic_ns()
         self._halt.set()
+
+    def recording(self) -> Recording | None:
+        """What the hiccup meter has seen so far, its times from the start of the run."""
+        return self._meter.recording(self._start_ns)
 
     def _lay_out(self, file: IO[bytes], *, shared: bool) -> list[Job]:
         """Make the log, fill in what is known before, and share the work out."""
@@ -389,6 +400,7 @@ class _Run:
             progress = follower.look(elapsed_ns)
             if self._on_progress is not None:
                 self._on_progress(progress)
+            self._meter.follow()
             if not self._until_decided or looks == _LOOKS:
                 continue
             blocks = follower.settled_ns(elapsed_ns) // grid.block_ns
@@ -397,7 +409,7 @@ class _Run:
             next_look, looks = int(blocks * _LOOK_GROWTH) + 1, looks + 1
             confidence = 1 - (1 - verdict.CONFIDENCE) / _LOOKS
             # Here and not in a thread: starting one waits for the scheduler, longer than this takes on a busy machine.
-            if decided(self._spec, self.log, grid, blocks, confidence):
+            if decided(self._spec, self.log, grid, blocks, confidence, self.recording()):
                 self._decided_ns = blocks * grid.block_ns
                 self._halt.set()
                 return

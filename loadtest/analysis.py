@@ -35,6 +35,7 @@ _SATURATED: Final = 0.85  # of a core; the kernel leaves 5 % to others, and conn
 _HERE: Final = ("127.0.0.1", "localhost", "[::1]")
 _MUCH_TAKEN: Final = 0.05  # of the measured time: worth a warning also where the verdict does not hang on it
 _NAMED: Final = 3  # of the others
+_MENTIONED: Final = 0.005  # cores, or share
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +345,8 @@ def _machine(
     excused = (lag_ns > limit_ns) & (_own_lag_ns(inside, delays) <= limit_ns)
     # Some late requests do no harm where the verdict is the same with and without what that cost them.
     bearable = stalls.MOST_MARKED if spec.slo else 1 - 0.99
-    busy = _busy_with(others)
+    steal_share = float(steal[during].sum()) / measured_ns / max(len(cores), 1)
+    busy = _busy_with(others, steal_share)
     faults: list[str] = []
     again = "end that work, or measure again when it has ended"
     if without != found:
@@ -365,7 +367,7 @@ def _machine(
         taken_share=float(delays.candidate_taken[during].sum()) / measured_ns,
         generator_taken_share=float(delays.generator_taken[during].sum()) / measured_ns,
         others=others,
-        steal_share=float(steal[during].sum()) / measured_ns / max(len(cores), 1),
+        steal_share=steal_share,
         longest_hiccup_ms=stalls.longest_hiccup_ms(recording, (*one.cores, *other.cores), start_ns, end_ns),
         marked=int(np.count_nonzero(marked)),
         marked_share=share,
@@ -376,9 +378,11 @@ def _machine(
     return report, tuple(faults)
 
 
-def _busy_with(others: Sequence[tuple[str, float]]) -> str:
-    names = ", ".join(f"{name} {cores:.2f} cores" for name, cores in others if cores >= 0.005)
-    return f"the machine was busy with other work ({names or 'of the hypervisor'})"
+def _busy_with(others: Sequence[tuple[str, float]], steal_share: float) -> str:
+    parts = [f"{name} {cores:.2f} cores" for name, cores in others if cores >= _MENTIONED]
+    if steal_share >= _MENTIONED:
+        parts.append(f"other virtual machines {steal_share:.1%}")
+    return "the machine was busy with other work" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _of_machine(machine: MachineReport) -> tuple[str, ...]:
@@ -386,8 +390,9 @@ def _of_machine(machine: MachineReport) -> tuple[str, ...]:
     if machine.taken_share <= _MUCH_TAKEN:
         return ()
     return (
-        f"{_busy_with(machine.others)}, which had a core that the server was ready to use for {machine.taken_share:.0%} of the "
-        "time: the verdict is the same without the requests that this delayed, but a quiet machine serves more",
+        f"{_busy_with(machine.others, machine.steal_share)}, which had a core that the server was ready to use for "
+        f"{machine.taken_share:.0%} of the time: the verdict is the same without the requests that this delayed, but a quiet "
+        "machine serves more",
     )
 
 

@@ -248,11 +248,10 @@ def _debt(recording: Recording, side: Side, stolen: np.ndarray, caught_up: np.nd
     busy_cores = min(float(np.percentile(used, _BUSIEST)), len(side.cores))
     idle = np.maximum(busy_cores * periods - side.cpu - stolen, 0)
     debt = 0.0
-    for number in np.flatnonzero(stolen)[0] + np.arange(len(periods) - np.flatnonzero(stolen)[0]):
+    for number in range(int(np.flatnonzero(stolen)[0]), len(periods)):
         found[number] = debt + stolen[number]
-        debt = max(0.0, found[number] - idle[number])
-        if caught_up[number]:
-            debt = min(debt, stolen[number])
+        # Within a period nobody knows the order: idle first, and then taken, leaves the most.
+        debt = (0.0 if caught_up[number] else max(0.0, debt - idle[number])) + stolen[number]
     return found
 
 
@@ -298,12 +297,13 @@ def _attribute(delays: Delays | None, start_ns: int, end_ns: int, intended: np.n
     lag = float(max(unsent.max(initial=0), 0))
     machine = waited = 0.0
     if delays is not None:
-        side = delays.recording.generator
         by_generator = delays.within(delays.generator_taken, start_ns, end_ns)
-        machine = min(length, delays.within(delays.candidate_taken, start_ns, end_ns) + by_generator)
+        machine = delays.within(delays.candidate_taken, start_ns, end_ns) + by_generator
         # What the generator waited for a core is not its own doing: the machine's, or the server's on the same core.
-        waited = max(by_generator, delays.within(np.maximum(side.wait, 0), start_ns, end_ns))
-    generator = min(max(0.0, lag - waited), length - machine)
+        waited = max(by_generator, delays.within(np.maximum(delays.recording.generator.wait, 0), start_ns, end_ns))
+    # While the generator does not look, nobody is answered, whatever happens to the server meanwhile.
+    generator = min(max(0.0, lag - waited), length)
+    machine = min(machine, length - generator)
     parts = {"machine": machine, "generator": generator, "server": length - machine - generator}
     return Stall(
         start_s=start_ns / 1e9,

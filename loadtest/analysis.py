@@ -14,7 +14,7 @@ import numpy as np
 
 from loadtest import stalls, verdict
 from loadtest.patterns import Schedule
-from loadtest.recorder import CUT, OK, PENDING, UNSENT, RequestLog, status_name
+from loadtest.recorder import CUT, GRPC, OK, PENDING, TIMEOUT, UNSENT, RequestLog, status_name
 from loadtest.results import Block, Generator, LoadSpec, MachineReport, RunResult, ServerSplit, Slo, Verdict
 from loadtest.stalls import Delays, Recording
 from loadtest.statistics import histogram, mser5, percentiles
@@ -35,6 +35,7 @@ _SATURATED: Final = 0.85  # of a core; the kernel leaves 5 % to others, and conn
 _HERE: Final = ("127.0.0.1", "localhost", "[::1]")
 _MUCH_TAKEN: Final = 0.05  # of the measured time: worth a warning also where the verdict does not hang on it
 _NAMED: Final = 3  # of the others
+_LATE: Final = (TIMEOUT, 503, 504, GRPC + 4, GRPC + 14)  # failures of requests that would have been late
 _MENTIONED: Final = 0.005  # cores, or share
 
 
@@ -299,7 +300,7 @@ def _marked(slo: Slo | None, rows: _Rows, delays: Delays | None) -> np.ndarray:
     best = verdict.Requests(
         requests.latency_ns - excuse,
         np.maximum(requests.service_ns - excuse, 0),
-        requests.failed & (excuse < stalls.FAILED_SHARE * limit_ns),
+        requests.failed & ~(np.isin(rows.status, _LATE) & (excuse >= stalls.FAILED_SHARE * limit_ns)),
         requests.block,
     )
     found: np.ndarray = missed & (excuse >= stalls.SMALL_SHARE * limit_ns) & verdict.met(slo, best)

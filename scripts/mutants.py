@@ -39,6 +39,28 @@ ROOT = Path(__file__).parent.parent
 PYTHON = ROOT / ".venv" / "bin" / "python"
 EQUIVALENT = ROOT / "scripts" / "equivalent_mutants.txt"
 
+_OF_LOADTEST = {
+    "analysis": "results warnings generator",
+    "catalogue": "catalogue prices",
+    "compare": "compare",
+    "comparison": "comparison compare",
+    "costs": "costs",
+    "fleet": "fleet",
+    "patterns": "patterns",
+    "payloads": "payloads",
+    "prediction": "prediction",
+    "prices": "prices_command prices",
+    "profiling": "profiling",
+    "ranking": "recommendation golden search",
+    "recommendation": "recommendation golden",
+    "search": "search",
+    "simulator": "simulator",
+    "spec": "spec",
+    "statistics": "statistics",
+    "verdict": "verdict statistics",
+}
+"""Its pure modules, and the names of the test files that concern each."""
+
 TESTS = {
     "gateway/batching": ("tests/batching", "tests/engine/test_lane.py", "tests/engine/test_shared_workers.py", "tests/router"),
     "gateway/routing": ("tests/router",),
@@ -55,6 +77,10 @@ TESTS = {
         "tests/engine",
         "tests/backends/test_contract.py",
     ),
+    **{
+        f"loadtest/{module}.py": tuple(f"tests/loadtest/test_{name}.py" for name in f"{tests} values".split())
+        for module, tests in _OF_LOADTEST.items()
+    },
 }
 """Each group of modules, and the tests that concern it. What no quick one notices is shown to the slow ones of the first.
 

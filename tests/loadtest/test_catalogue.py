@@ -1,7 +1,11 @@
+import copy
 import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from pydantic import ValidationError
 
 from loadtest.catalogue import Catalogue, Price, load_catalogue
 from loadtest.errors import UsageError
@@ -59,6 +63,110 @@ def test_live_prices_replace_bundled_ones(catalogue: Catalogue) -> None:
     assert fresh.price("inf2.xlarge", "ec2") == live
     assert fresh.price("inf2.xlarge", "spot") == live
     assert catalogue.price("inf2.xlarge", "ec2").usd_per_hour == 0.7582
+
+
+INSTANCE = {
+    "vcpu": 1,
+    "memory_gib": 1,
+    "architecture": "amd64",
+    "cpu": "intel",
+    "prices": {"ec2": {"usd_per_hour": 1, "source": "s", "date": None}},
+    "spot": {"saving_percent": 50, "interruption": "<5%", "source": "s", "date": None},
+    "accelerator": {"name": "a", "vendor": "aws", "count": 1, "memory_gib": 1},
+}
+
+
+def written(folder: Path, changes: dict[str, Any]) -> Path:
+    """A file of one type, in which dotted keys are changed."""
+    instance = copy.deepcopy(INSTANCE)
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        inner: Any = instance
+        for parent in parents:
+            inner = inner[parent]
+        inner[last] = value
+    path = folder / "instances.yaml"
+    path.write_text(yaml.safe_dump({"region": "r", "sources": {"s": "somewhere"}, "instances": {"x.large": instance}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("prices.ec2.usd_per_hour", 0),
+        ("prices.ec2.usd_per_hour", float("inf")),
+        ("prices.ec2.source", ""),
+        ("prices.ec2.source", "unknown"),
+        ("prices.ec2.more", 1),
+        ("spot.saving_percent", 100),
+        ("spot.saving_percent", -0.1),
+        ("spot.source", ""),
+        ("spot.source", "unknown"),
+        ("accelerator.count", 0),
+        ("accelerator.memory_gib", 0),
+        ("memory_gib", 0),
+        ("vcpu", 0),
+        ("architecture", "mips"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=r"instances\.yaml: .*(x\.large)") as refused:
+        load_catalogue(written(tmp_path, {key: value}))
+    assert value != "unknown" or "source 'unknown' is not among `sources`" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spot.saving_percent", 99.5),
+        ("spot.saving_percent", 0),
+        ("accelerator.count", 0.1),
+        ("memory_gib", 0.5),
+        ("spot", None),
+    ],
+)
+def test_what_may_be_is_taken(tmp_path: Path, key: str, value: Any) -> None:
+    assert load_catalogue(written(tmp_path, {key: value})).price("x.large", "ec2").source == "somewhere"
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"a: [", b"", b"[]"])
+def test_a_file_that_is_no_catalogue_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "instances.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"instances\.yaml"):
+        load_catalogue(path)
+
+
+def test_every_fault_of_a_file_has_its_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        load_catalogue(written(tmp_path, {"vcpu": 0, "memory_gib": 0}))
+    assert len(str(refused.value).splitlines()) == 2
+
+
+def test_a_price_is_stale_after_ninety_days() -> None:
+    price = Price(usd_per_hour=1, source="s", date=TODAY)
+    assert price.flags(TODAY + datetime.timedelta(days=90)) == ()
+    assert price.flags(TODAY + datetime.timedelta(days=91)) != ()
+
+
+def test_a_price_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        Price(usd_per_hour=1, source="s", date=TODAY).usd_per_hour = 0.5  # type: ignore[misc]
+
+
+def test_what_has_no_near_name_is_refused_without_one(catalogue: Catalogue) -> None:
+    with pytest.raises(UsageError) as refused:
+        catalogue.instance("zzzzzzzz")
+    assert str(refused.value) == "unknown instance type 'zzzzzzzz': `loadtest prices list` shows all 120"
+    with pytest.raises(UsageError) as refused:
+        catalogue.instance("c7i.large1")
+    assert str(refused.value).count(", ") == 2  # three are enough
+
+
+def test_a_live_price_of_an_unknown_type_is_left_out(catalogue: Catalogue) -> None:
+    live = Price(usd_per_hour=0.5, source="AWS Price List API", date=TODAY)
+    assert set(catalogue.with_prices({("none.large", "ec2"): live}).instances) == set(catalogue.instances)
 
 
 def test_a_price_of_zero_is_refused(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -121,3 +122,66 @@ def test_markdown_and_junit_name_what_regressed() -> None:
         "latency p99 (ms)",
         "latency mean (ms)",
     ]
+
+
+def saved(folder: Path, *results: RunResult) -> list[str]:
+    paths = [folder / f"{number}.json" for number in range(len(results))]
+    for path, result in zip(paths, results, strict=True):
+        path.write_text(to_json(result))
+    return [str(path) for path in paths]
+
+
+def test_the_terminal_shows_every_metric_the_notes_and_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = saved(tmp_path, made(levels()), made(levels() * 1.5, spec=replace(SPEC, connections=7)))
+    assert main(["compare", *files]) == ExitCode.REGRESSION
+    told = capsys.readouterr().out
+    assert "latency p50" in told
+    assert "attainment" in told
+    assert "note: connections differs" in told
+    assert told.splitlines()[-1] == "regression"
+
+
+def test_files_are_written_where_asked_and_only_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = saved(tmp_path, made(levels()), made(levels() * 1.5))
+    asked = {"--junit": tmp_path / "out.xml", "--markdown": tmp_path / "out.md", "--json": tmp_path / "out.json"}
+    for option, path in asked.items():
+        main(["compare", *files, option, str(path)])
+        assert [other.exists() for other in asked.values()] == [other == path for other in asked.values()]
+        assert "latency p50 (ms)" in path.read_text()
+        assert "latency p50" in capsys.readouterr().out
+        path.unlink()
+    main(["compare", *files, "--json", str(asked["--json"])])
+    assert json.loads(asked["--json"].read_text())["verdict"] == "regression"
+    capsys.readouterr()
+    main(["compare", *files, "--markdown", "-"])
+    told = capsys.readouterr().out
+    assert told.startswith("### loadtest: regression")
+    assert told.rstrip().endswith("|")  # and no table beside it
+
+
+@pytest.mark.parametrize("option", ["--tolerance", "--share-tolerance"])
+@pytest.mark.parametrize("value", ["-0.1", "nan"])
+def test_a_negative_tolerance_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    files = saved(tmp_path, made(levels()), made(levels()))
+    assert main(["compare", *files, f"{option}={value}"]) == ExitCode.USAGE
+    assert "must be at least 0" in capsys.readouterr().err
+    assert main(["compare", *files, f"{option}=0"]) == ExitCode.MET
+
+
+def test_an_invalid_run_says_which_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for results in ((made(levels()), made(levels(), valid=False)), (made(levels(), valid=False), made(levels()))):
+        files = saved(tmp_path, *results)
+        assert main(["compare", *files]) == ExitCode.INVALID
+        told = " ".join(capsys.readouterr().err.split())
+        assert "INVALID run: too slow" in told
+
+
+def test_help_explains_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    told = capsys.readouterr().out
+    assert "95 % interval excludes zero and its estimate is beyond the tolerance. Exit code 4 is a regression.\n" in told
+    for option in ("--tolerance SHARE", "--share-tolerance SHARE", "--json FILE", "--markdown FILE", "--junit FILE"):
+        assert option in told

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 
 from loadtest import costs
@@ -41,3 +43,51 @@ def test_break_even_is_where_the_second_small_instance_is_needed() -> None:
 def test_a_rate_that_is_none_has_no_cost(rate: float) -> None:
     with pytest.raises(ValueError, match="max_rps must be above 0"):
         costs.cost_per_million(1.0, rate)
+
+
+def test_break_even_is_looked_for_on_every_step_up_to_the_last() -> None:
+    assert costs.break_even_rps(1.0, 100, 1.5, 1000, up_to_rps=100) == 100
+    assert costs.break_even_rps(1.0, 100, 1.5, 1000, up_to_rps=99) is None
+    assert costs.break_even_rps(1.0, 100, 2.5, 1000, up_to_rps=5000) == 200  # two cost 2.0, and three 3.0
+    assert costs.break_even_rps(1.0, 0.5, 1.5, 5, up_to_rps=10) == 0.5  # instances that serve less than one a second
+
+
+def test_of_two_at_the_same_price_the_faster_is_never_overtaken() -> None:
+    assert costs.break_even_rps(1.0, 100, 1.0, 200, up_to_rps=5000) is None
+    assert costs.break_even_rps(1.0, 200, 1.0, 100, up_to_rps=5000) is None
+    assert costs.break_even_rps(1.0, 100, 1.0, 100, up_to_rps=5000) is None
+
+
+def test_a_fleet_is_paid_for_every_instance() -> None:
+    assert costs.fleet_usd_per_hour(2.0, 301, 100) == 8
+    assert costs.fleet_usd_per_hour(2.0, 0, 100) == 2  # one runs though nobody asks
+    assert costs.fleet_usd_per_hour(2.0, 1, 100, min_replicas=3) == 6
+
+
+def test_requests_per_dollar_are_those_of_an_hour_at_full_load() -> None:
+    assert costs.requests_per_dollar(0.5, 100) == 720_000
+
+
+def test_a_month_has_the_hours_that_aws_reckons_with() -> None:
+    assert costs.HOURS_PER_MONTH == 730
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("usd_per_hour", lambda: costs.cost_per_inference(0, 1)),
+        ("invocations_per_minute", lambda: costs.cost_per_inference(1, 0)),
+        ("usd_per_hour", lambda: costs.cost_per_million(0, 1)),
+        ("target_utilisation", lambda: costs.cost_per_million(1, 1, 0)),
+        ("usd_per_hour", lambda: costs.requests_per_dollar(0, 1)),
+        ("max_rps", lambda: costs.requests_per_dollar(1, 0)),
+        ("headroom", lambda: costs.replicas_for(1, 1, 0)),
+        ("max_rps", lambda: costs.replicas_for(1, 0)),
+        ("usd_per_hour", lambda: costs.fleet_usd_per_hour(0, 1, 1)),
+        ("max_rps", lambda: costs.autoscaling_invocations_per_minute(0)),
+        ("safety_factor", lambda: costs.autoscaling_invocations_per_minute(1, 0)),
+    ],
+)
+def test_what_must_be_above_0_is_named(name: str, call: Callable[[], float]) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be above 0, got 0"):
+        call()

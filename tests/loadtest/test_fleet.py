@@ -47,3 +47,25 @@ def test_no_enumerated_fleet_is_cheaper() -> None:
         )
         assert fleet.usd_per_hour == pytest.approx(best)
         assert fleet.capacity_rps >= target * (1 - 1e-6)
+
+
+def test_without_an_offer_there_is_no_fleet() -> None:
+    with pytest.raises(NoFleet, match="no candidate meets the SLO"):
+        cheapest_fleet([], 100)
+
+
+def test_three_tenths_are_kept_free_unless_told_otherwise() -> None:
+    fleet = cheapest_fleet([Offer("one", 1.0, 100)], 140)
+    assert (fleet.counts, fleet.headroom, fleet.target_rps, fleet.capacity_rps) == ({"one": 2}, 0.7, 140, 200)
+    assert cheapest_fleet([Offer("one", 1.0, 100)], 141).counts == {"one": 3}
+
+
+def test_the_rate_that_cannot_be_carried_is_told_with_what_can_at_that_headroom() -> None:
+    offers = [Offer("a", 1.0, 100, max_count=1), Offer("b", 1.0, 50, max_count=2)]
+    with pytest.raises(NoFleet, match=r"1000 requests/s cannot be carried: the offers end at 140/s"):
+        cheapest_fleet(offers, 1000)
+
+
+def test_a_tiny_rate_is_carried_like_a_large_one() -> None:
+    offers = [Offer("large", 1.0, 1e-3), Offer("small", 0.3, 2e-4)]
+    assert cheapest_fleet(offers, 1.2e-3, headroom=1.0).counts == {"large": 1, "small": 1}

@@ -1,0 +1,170 @@
+"""What a comparison reckons, against SciPy's tests, and what it says."""
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from loadtest.comparison import Metric, cells, compare, junit, markdown
+from loadtest.results import RunResult
+from tests.loadtest.test_compare import SPEC, levels, made
+
+
+def metric(name: str, verdict: str = "same", number: float | None = 0.0123) -> Metric:
+    return Metric(name, number, number, number, number, number, 0.05, verdict)  # type: ignore[arg-type]
+
+
+def settled_later(result: RunResult, warmup: int) -> RunResult:
+    return replace(result, blocks=tuple(replace(block, warmup=block.index < warmup) for block in result.blocks))
+
+
+def other_seed(result: RunResult) -> RunResult:
+    return replace(result, spec=replace(result.spec, seed=1))
+
+
+def test_paired_blocks_are_compared_by_students_test_on_the_logarithm() -> None:
+    new = levels() * np.random.default_rng(1).lognormal(0.05, 0.1, 22)
+    found = compare(made(levels()), made(new)).metrics[0]
+    expected = stats.ttest_rel(np.log(new[2:]), np.log(levels()[2:])).confidence_interval(1 - 0.05 / 4)
+    assert (found.lower, found.upper) == pytest.approx((np.expm1(expected.low), np.expm1(expected.high)))
+    assert found.change == pytest.approx(np.expm1(np.mean(np.log(new[2:] / levels()[2:]))))
+
+
+def test_runs_that_cannot_be_paired_are_compared_by_welchs_test() -> None:
+    # Blocks 2 to 21 of one against 8 to 21 of the other, of which the second is steadier.
+    new = np.random.default_rng(5).lognormal(2.2, 0.1, 22)
+    comparison = compare(made(levels()), settled_later(other_seed(made(new)), 8))
+    found = comparison.metrics[0]
+    expected = stats.ttest_ind(np.log(new[8:]), np.log(levels()[2:]), equal_var=False).confidence_interval(1 - 0.05 / 4)
+    assert (found.lower, found.upper) == pytest.approx((np.expm1(expected.low), np.expm1(expected.high)))
+    assert (comparison.paired, comparison.blocks) == (False, 14)
+
+
+def test_pairs_begin_where_both_runs_have_settled() -> None:
+    slow_start = np.where(np.arange(22) < 6, 50.0, 1.0) * levels()
+    for base, new in ((made(levels()), made(slow_start)), (made(slow_start), made(levels()))):
+        comparison = compare(settled_later(base, 6), settled_later(new, 2))
+        assert (comparison.verdict, comparison.paired, comparison.blocks) == ("same", True, 16)
+        comparison = compare(settled_later(base, 2), settled_later(new, 6))
+        assert (comparison.verdict, comparison.paired, comparison.blocks) == ("same", True, 16)
+
+
+def test_runs_whose_blocks_differ_are_not_paired() -> None:
+    base, longer = made(levels()), made(levels(blocks=23))
+    wider = replace(base, blocks=tuple(replace(block, duration_s=1.5) for block in base.blocks))
+    for one, other in ((base, longer), (longer, base), (base, wider), (wider, base)):
+        assert not compare(one, other).paired
+
+
+def test_blocks_without_an_answer_have_no_latency_to_compare() -> None:
+    base = made(levels())
+    silent = replace(base, blocks=tuple(replace(block, p50_ms=None) if block.index == 9 else block for block in base.blocks))
+    assert compare(base, silent).metrics[0].change == 0
+    assert compare(other_seed(silent), base).metrics[0].change == pytest.approx(0, abs=0.2)
+    dead = replace(base, latency=replace(base.latency, count=0))
+    assert [metric.new for metric in compare(base, dead).metrics[:3]] == [None, None, None]
+    assert [metric.base for metric in compare(dead, base).metrics[:3]] == [None, None, None]
+
+
+def test_five_blocks_are_enough_and_four_are_not() -> None:
+    for change in (lambda result: result, other_seed):
+        five, four = (compare(made(levels(blocks=n)), change(made(levels(blocks=n)))) for n in (7, 6))
+        assert all(metric.change is not None for metric in five.metrics)
+        assert all(metric.change is None and metric.verdict == "undecided" for metric in four.metrics)
+
+
+def test_an_interval_that_leaves_the_tolerance_on_one_side_is_undecided() -> None:
+    for sign in (1, -1):
+        changes = np.exp(sign * (0.04 + np.where(np.arange(22) % 2, 0.06, -0.06)))
+        comparison = compare(made(levels()), made(levels() * changes))
+        assert comparison.metrics[0].verdict == "undecided"
+
+
+def test_no_difference_is_the_same_without_any_tolerance() -> None:
+    assert compare(made(levels()), made(levels()), tolerance=0, share_tolerance=0).verdict == "same"
+
+
+def test_more_in_time_is_an_improvement_and_less_a_regression_beyond_the_tolerance_of_shares() -> None:
+    less = compare(made(levels()), made(levels(), met=0.98))
+    assert less.metrics[3].verdict == "regression"
+    assert less.metrics[3].change == pytest.approx(-0.02)
+    assert compare(made(levels()), made(levels(), met=0.98), share_tolerance=0.021).verdict == "same"
+    assert compare(made(levels(), met=0.98), made(levels())).verdict == "improvement"
+
+
+def test_attainment_is_compared_where_both_have_one() -> None:
+    with_slo, without = made(levels()), replace(made(levels()), attainment=None)
+    names = [[metric.name for metric in compare(*pair).metrics] for pair in ((with_slo, without), (without, with_slo))]
+    assert names == [["latency p50 (ms)", "latency p99 (ms)", "latency mean (ms)"]] * 2
+
+
+def test_closed_loops_are_compared_by_what_was_answered_and_never_paired() -> None:
+    spec = replace(SPEC, pattern="users:count=4")
+    base = made(levels(), spec=spec)
+    busier = tuple(replace(block, requests=100, met=100, failed=20 * (block.index % 2)) for block in base.blocks)
+    comparison = compare(base, replace(base, blocks=busier, succeeded_rps=90))
+    answered = comparison.metrics[-1]
+    assert (answered.name, answered.base, answered.new, answered.verdict) == ("answered (1/s)", 100, 90, "regression")
+    assert answered.change == pytest.approx(np.sqrt(100 * 80) / 200 - 1)
+    assert not comparison.paired
+
+
+def test_a_verdict_that_turned_is_a_change_by_itself() -> None:
+    passed, failed = made(levels()), replace(made(levels()), verdict="fail")
+    assert [compare(*pair).verdict for pair in ((passed, failed), (failed, passed), (failed, failed))] == [
+        "regression",
+        "improvement",
+        "same",
+    ]
+    assert "the SLO's verdict was pass and is fail" in compare(passed, failed).notes
+    assert compare(passed, passed).notes == ()
+
+
+@pytest.mark.parametrize("name", ["protocol", "model", "version", "connections", "processes", "payloads"])
+def test_what_differs_but_is_no_load_is_noted(name: str) -> None:
+    base = made(levels())
+    new = replace(base, spec=replace(base.spec, **{name: "grpc" if name == "protocol" else "7"}))
+    old = getattr(base.spec, name) or "(none)"
+    assert compare(base, new).notes == (f"{name} differs: {old} and {'grpc' if name == 'protocol' else '7'}",)
+    assert compare(new, base).notes == (f"{name} differs: {'grpc' if name == 'protocol' else '7'} and {old}",)
+
+
+@pytest.mark.parametrize("name", ["pattern", "duration_s", "rows", "length", "slo"])
+def test_another_load_is_named(name: str) -> None:
+    base = made(levels())
+    other = {"pattern": "constant", "duration_s": 7.0, "rows": "2", "length": "9", "slo": None}[name]
+    with pytest.raises(Exception, match=f"{name} .* and {other}"):
+        compare(base, replace(base, spec=replace(base.spec, **{name: other})))
+
+
+def test_cells_say_what_they_count() -> None:
+    assert cells(metric("latency p50 (ms)")) == ("latency p50 (ms)", "0.012", "0.012", "+1.2%", "+1.2% to +1.2%", "same")
+    assert cells(metric("attainment"))[1:5] == ("1.230%", "1.230%", "+1.23 points", "+1.23 points to +1.23 points")
+    assert cells(metric("latency mean (ms)", number=None))[1:5] == ("-", "-", "-", "- to -")
+
+
+def test_markdown_is_a_table_with_its_notes() -> None:
+    base, new = replace(made(levels()), spec=replace(SPEC, label="before")), other_seed(made(levels()))
+    lines = markdown(compare(base, new), base, new).splitlines()
+    assert lines[2] == "`before` → `http://base`, 20 blocks, not paired"
+    assert lines[4].count("|") == lines[5].count("|") == lines[6].count("|") == 7
+    assert lines[-1].startswith("- not paired: seeds or blocks differ")
+    paired = markdown(compare(base, base), base, base)
+    assert "20 blocks, paired" in paired
+    assert paired.endswith("| same |\n")
+
+
+def test_junit_skips_the_undecided_and_shows_the_rest() -> None:
+    comparison = replace(
+        compare(made(levels()), made(levels())),
+        metrics=(metric("a", "undecided"), metric("b", "regression"), metric("c", "same")),
+    )
+    suite = ElementTree.fromstring(junit(comparison))
+    assert [suite.get(key) for key in ("tests", "failures", "skipped", "errors")] == ["3", "1", "1", "0"]
+    assert [[child.tag for child in case] for case in suite] == [["skipped"], ["failure"], ["system-out"]]
+    told = suite[0][0].get("message"), suite[1][0].get("message"), suite[2][0].text
+    assert told == tuple(
+        f"0.012 | 0.012 | +1.2% | +1.2% to +1.2% | {verdict}" for verdict in ("undecided", "regression", "same")
+    )

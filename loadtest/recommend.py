@@ -184,17 +184,22 @@ def _tell(step: "Step", console: "Console") -> None:
     """One line per measurement."""
     from rich.markup import escape
 
-    from loadtest.search import Load, Measured, Predicted, Profile, Profiled
+    from loadtest.search import Agree, Agreed, Load, Measured, Predicted, Profile, Profiled, agreement_text
 
     command, event = step.command, step.event
     mark = ""
     if event is None:
-        if isinstance(command, Profile):
+        if isinstance(command, Agree):
+            console.print(f"agree    {command.entrant}, with {command.reference} …", style="dim")
+        elif isinstance(command, Profile):
             console.print(f"profile  {command.entrant}, rows {', '.join(map(str, command.rows))} …", style="dim")
         elif isinstance(command, Load):
             console.print(
                 f"{command.purpose:8} {command.entrant}, {command.rps:.4g}/s for up to {command.seconds:.0f} s …", style="dim"
             )
+    elif isinstance(event, Agreed):
+        figure = f"{agreement_text(event.agreement or 0.0)} by {event.statistic}, {event.inputs} requests"
+        console.print(f"{mark}agree    {command.entrant}: {escape(event.failure) or figure}")
     elif isinstance(event, Profiled):
         alone = ", ".join(f"{t.rows}: {t.ms:.3g}" for t in event.timings if t.concurrency == 1)
         console.print(f"{mark}profile  {command.entrant}: {escape(event.failure) or f'ms by rows {alone}'}")

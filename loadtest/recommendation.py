@@ -483,7 +483,9 @@ def _loss(reports: Sequence[CandidateReport], outcome: Outcome) -> list[str]:
     found = next((report.agreement for report in reports if report.name == outcome.winner), None)
     if found is None or (found.value is not None and found.value >= MIN_AGREEMENT):
         return []
-    told = found.failure if found.value is None else f"agree only {agreement_text(found.value)} with those of {found.reference}"
+    told = f"agree only {agreement_text(found.value or 0.0)} with those of {found.reference}"
+    if found.value is None:
+        told = f"could not be judged: {found.failure}"
     return [f"the winner's answers {told}; the spec allows it"]
 
 

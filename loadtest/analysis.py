@@ -5,6 +5,7 @@ where the run is long enough for that, at most 200. The warm-up ends on the grid
 compared block by block.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from loadtest.patterns import Schedule
 from loadtest.recorder import CUT, GRPC, OK, PENDING, TIMEOUT, UNSENT, RequestLog, status_name
 from loadtest.results import Block, Generator, LoadSpec, MachineReport, RunResult, ServerSplit, Slo, Verdict
 from loadtest.stalls import Delays, Recording
-from loadtest.statistics import histogram, mser5, percentiles
+from loadtest.statistics import histogram, latency_interval, mser5, percentiles
 from loadtest.target import Statistics
 from loadtest.worker import Report
 
@@ -223,6 +224,7 @@ def summarise(
         + (_of_machine(machine) if machine is not None and not reasons else ()),
         partial=ended.partial,
         machine=machine,
+        p99_interval_ms=_p99_interval_ms(succeeded),
         stalls=stalls.stalls(delays, evaluable.intended, evaluable.dispatched, evaluable.done),
     )
 
@@ -269,6 +271,13 @@ def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: _Rows) ->
     if cut == 0:
         return 0, steady
     return min(int(evaluable.block[cut - 1]) + 1, int(grid.blocks * MOST_WARMUP)), steady
+
+
+def _p99_interval_ms(succeeded: _Rows) -> tuple[float | None, float | None]:
+    if not len(succeeded.block):
+        return None, None
+    low_ms, high_ms = latency_interval(succeeded.latency, succeeded.block, 99, verdict.CONFIDENCE)
+    return low_ms or None, high_ms if math.isfinite(high_ms) else None
 
 
 def _generator(spec: LoadSpec, inside: _Rows, reports: Sequence[Report], p99_ms: float) -> Generator:

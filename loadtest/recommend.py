@@ -2,21 +2,18 @@
 
 import argparse
 import asyncio
-import contextlib
 import datetime
 import os
 import platform
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtest.errors import ExitCode
 
-INTERRUPTED = 128 + signal.SIGINT  # as a shell reports it
-
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from loadtest.interrupts import Interruption
     from loadtest.launchers import Launcher
     from loadtest.recommendation import Recommendation
     from loadtest.recommender import Step
@@ -50,6 +47,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
     import uvloop
     from rich.console import Console
 
+    from loadtest.interrupts import interruption
     from loadtest.launchers import launcher_of
     from loadtest.recommender import question_of
     from loadtest.report import show, write_all
@@ -64,11 +62,12 @@ def _recommend(arguments: argparse.Namespace) -> int:
         console.print("Nothing was started: these candidates cost money. Set --max-usd to allow it.")
         return ExitCode.USAGE
     folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
-    try:
-        found = uvloop.run(_search(spec, question, launcher, folder, arguments, console))
-    except (KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C, SIGTERM
-        console.print(f"interrupted: what was measured is kept in {folder}; the same command goes on from there")
-        return INTERRUPTED
+    with interruption() as interrupted:
+        try:
+            found = uvloop.run(_search(spec, question, launcher, folder, arguments, console, interrupted))
+        except asyncio.CancelledError:
+            console.print(f"interrupted: what was measured is kept in {folder}; the same command goes on from there")
+            return interrupted.exit_code
     written = write_all(found, folder)
     show(found, console)
     console.print("written: " + ", ".join(str(path) for path in written), soft_wrap=True)
@@ -139,7 +138,13 @@ def _show_plan(spec: "Spec", question: "Question", launcher: "Launcher", console
 
 
 async def _search(
-    spec: "Spec", question: "Question", launcher: "Launcher", folder: Path, arguments: argparse.Namespace, console: "Console"
+    spec: "Spec",
+    question: "Question",
+    launcher: "Launcher",
+    folder: Path,
+    arguments: argparse.Namespace,
+    console: "Console",
+    interrupted: "Interruption",
 ) -> "Recommendation":
     from loadtest.generator import measure
     from loadtest.journal import Journal
@@ -152,26 +157,15 @@ async def _search(
     if arguments.resume:
         question = extended(question, journal.events)
     lab = Lab(spec, launcher, measure, runs=folder / "runs")
+    task = asyncio.current_task()
+    assert task is not None  # this is a coroutine
     try:
-        with _cancelled_by_sigterm():
+        with interrupted.calls(task.cancel):
             outcome = await run_search(question, lab, journal, on_step=lambda step: _tell(step, console))
     finally:
         journal.close()
     now = datetime.datetime.now(datetime.UTC)
     return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid)
-
-
-@contextlib.contextmanager
-def _cancelled_by_sigterm() -> Any:
-    """SIGTERM ends the search as Ctrl-C does: what was started is stopped, and the journal can be resumed."""
-    task = asyncio.current_task()
-    assert task is not None  # called from a coroutine
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def machine() -> str:

@@ -332,6 +332,7 @@ class RunResult:
     latency_histogram: (upper edge in ns, count) of the successes, log-linear with 2048 cells per octave: exact to 0.05 %.
     machine: what other work did to the run; None where this system does not tell (it takes Linux's /proc).
     stalls: the longest, in order of time, warm-up included.
+    p99_interval_ms: two-sided 95 % interval of the p99 latency, dependence allowed for; None at an end that is not known.
     """
 
     spec: LoadSpec
@@ -367,6 +368,7 @@ class RunResult:
     schema: str = SCHEMA
     machine: MachineReport | None = None
     stalls: tuple[Stall, ...] = ()
+    p99_interval_ms: tuple[float | None, float | None] = (None, None)
 
     @property
     def failed(self) -> int:

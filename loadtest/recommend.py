@@ -159,8 +159,12 @@ async def _search(
     lab = Lab(spec, launcher, measure, runs=folder / "runs")
     task = asyncio.current_task()
     assert task is not None  # this is a coroutine
+
+    def cancel() -> None:
+        task.cancel()
+
     try:
-        with interrupted.calls(task.cancel):
+        with interrupted.calls(cancel):
             outcome = await run_search(question, lab, journal, on_step=lambda step: _tell(step, console))
     finally:
         journal.close()

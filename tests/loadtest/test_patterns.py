@@ -152,3 +152,49 @@ def test_a_broken_trace_is_refused_with_its_line(tmp_path: Path, text: str, mess
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(UsageError, match=message):
         read_trace(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        ("constant", 600),
+        ("poisson", 600),
+        ("burst", 600),
+        ("burst:on=100,off=100", 600),
+        ("diurnal:low=0.2,period=20", 600),
+        ("ramp:from=0,to=20", 600),
+        ("stairs:from=5,to=15,steps=3", 600),
+        ("poisson:duration=10;constant:rate=50,duration=2", 200),
+    ],
+)
+def test_as_many_requests_are_sent_as_are_asked_whatever_the_seed(pattern: str, count: int, seed: int) -> None:
+    assert len(seconds(pattern, rate_rps=10, duration_s=60, seed=seed)) == count
+
+
+@pytest.mark.parametrize("factor", [0.37, 1.0, 2.63])
+def test_a_scaled_trace_sends_as_many_as_are_asked(tmp_path: Path, factor: float) -> None:
+    times = np.linspace(0, 10, 1000)
+    file = write_trace(tmp_path / "t.csv", times)
+    found = seconds(f"trace:file={file}", rate_rps=100 * factor, duration_s=30)
+    assert len(found) == round(1000 * factor)
+
+
+def test_counts_of_blocks_vary_as_those_of_a_poisson_process_given_its_total() -> None:
+    counts = np.array(
+        [np.histogram(seconds("poisson", rate_rps=100, duration_s=10, seed=seed), 10, (0, 10))[0] for seed in range(300)]
+    )
+    assert counts.mean() == pytest.approx(100)
+    assert counts.var() == pytest.approx(100 * 0.9, rel=0.1)  # n · (1 - part)
+    neighbours = np.corrcoef(counts[:, 0], counts[:, 1])[0, 1]
+    assert neighbours == pytest.approx(-1 / 9, abs=0.15)
+
+
+def test_a_burst_keeps_its_factor_where_the_run_has_more_or_less_of_it() -> None:
+    for seed in range(6):
+        times = seconds("burst:factor=10,on=5,off=5", rate_rps=1000, duration_s=20, seed=seed)
+        counts = np.histogram(times, np.arange(0, 20.1, 0.25))[0]
+        busy = counts > counts.max() / 3
+        if busy.all() or counts.min() > counts.max() / 5:
+            continue  # one kind of stretch only
+        assert np.percentile(counts[busy], 50) / np.percentile(counts[~busy], 50) == pytest.approx(10, rel=0.25)

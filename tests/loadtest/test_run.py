@@ -10,11 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from loadtest.cli import main
 from loadtest.errors import ExitCode
-from loadtest.results import read_run
-from loadtest.selfcheck import NullServer, null_server
+from loadtest.results import Protocol, read_run
+from loadtest.selfcheck import LEAST_LIMIT_RPS, NullServer, generator_limit_rps, null_server
 
 pytestmark = pytest.mark.slow
 
@@ -151,3 +152,30 @@ def test_selfcheck_reports_both_protocols(capsys: pytest.CaptureFixture[str]) ->
     assert "rest-json" in out
     assert "grpc" in out
     assert "can offer" in out
+
+
+def test_without_a_rate_a_few_users_send_and_it_is_said(server: NullServer, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "null", "--duration", "0.3", "--warmup", "0"]
+    assert main(["run", f"127.0.0.1:{server.http_port}", *options]) == ExitCode.MET
+    out, err = capsys.readouterr()
+    assert "no --rate: 10 users" in err
+    assert "users:count=10" in out
+    assert main(["run", f"127.0.0.1:{server.http_port}", *options, "--pattern", "poisson"]) == ExitCode.USAGE
+    assert "--rate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\0" * 1000])
+def test_a_file_that_no_run_has_left_is_refused(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.live").write_bytes(content)
+    assert main(["recover", str(tmp_path / "x.live")]) == ExitCode.USAGE
+    assert "x.live" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("protocol", ["rest-json", "grpc"])
+def test_what_one_process_can_offer_is_measured_once(protocol: Protocol) -> None:
+    async def scenario() -> tuple[float, float]:
+        return await generator_limit_rps(protocol), await generator_limit_rps(protocol)
+
+    first, again = uvloop.run(scenario())
+    assert first == again
+    assert LEAST_LIMIT_RPS <= first < 1_000_000

@@ -1,0 +1,115 @@
+"""Ctrl-C and SIGTERM for the command `loadtest run`: the first one always works, a second one as well."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from loadtest.interrupts import interruption
+from loadtest.results import read_run
+from loadtest.selfcheck import null_server
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+def command(target: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", "loadtest.cli", "run", target, "--model", "null", *options]
+
+
+def test_the_first_calls_back_on_the_loop_and_the_second_is_the_kernels() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+
+    async def scenario() -> None:
+        called = asyncio.Event()
+        with interruption() as found, found.calls(called.set):
+            assert found.signum == 0
+            signal.raise_signal(signal.SIGTERM)
+            assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL, signal.SIG_DFL]
+            async with asyncio.timeout(5):
+                await called.wait()
+            assert (found.signum, found.exit_code) == (signal.SIGTERM, 143)
+
+    asyncio.run(scenario())
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_one_that_came_before_anyone_listened_is_told_at_once() -> None:
+    async def scenario() -> None:
+        called = asyncio.Event()
+        with interruption() as found:
+            signal.raise_signal(signal.SIGINT)
+            with found.calls(called.set):
+                async with asyncio.timeout(5):
+                    await called.wait()
+
+    uvloop.run(scenario())
+
+
+def test_an_idle_uvloop_wakes_for_one() -> None:
+    async def scenario() -> None:
+        called = asyncio.Event()
+        with interruption() as found, found.calls(called.set):
+            threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+            async with asyncio.timeout(5):
+                await called.wait()
+
+    uvloop.run(scenario())
+
+
+def test_in_another_thread_nothing_is_taken_over() -> None:
+    def elsewhere() -> None:
+        with interruption() as found:
+            seen.append(found.signum)
+
+    seen: list[int] = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+def test_while_the_target_does_not_say_what_it_serves(number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, and nobody answers
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        with subprocess.Popen(command(target, "--rate", "10"), stdout=-1, stderr=-1, text=True) as process:
+            silent.settimeout(30)
+            with silent.accept()[0]:  # the first question has come
+                began_s = time.monotonic()
+                process.send_signal(number)
+                _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert "interrupted before anything was sent" in err
+    assert "Traceback" not in err
+    assert time.monotonic() - began_s < 4  # a question alone may take 5 s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["rest-json", "grpc"])
+def test_while_the_generator_is_far_behind(tmp_path: Path, protocol: str) -> None:
+    with null_server() as server:
+        options = ["--protocol", protocol, "--rate", "400000", "--duration", "8", "--timeout", "60"]
+        options += ["--json", str(tmp_path / "r.json")]
+        target = server.target("grpc" if protocol == "grpc" else "rest-json")
+        with subprocess.Popen(command(target, *options), stdout=-1, stderr=-1, text=True) as process:
+            live = tmp_path / "r.json.live"
+            deadline_s = time.monotonic() + 30
+            while not live.exists() and time.monotonic() < deadline_s:
+                time.sleep(0.02)
+            time.sleep(1.0)
+            began_s = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert "PARTIAL" in out
+    assert time.monotonic() - began_s < 15  # what there is, is judged: over a million requests
+    assert read_run(tmp_path / "r.json").partial
+    assert not live.exists()

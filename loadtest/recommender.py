@@ -45,12 +45,14 @@ from loadtest.search import (
     Spent,
     search,
 )
+from loadtest.selfcheck import generator_limit_rps
 from loadtest.spec import Candidate, Spec, priced
 from loadtest.target import Address
 
 Measure = Callable[..., Awaitable[RunResult]]
 LOST_TARGET = ("refused", "reset")  # errors that mean that nobody is there
 SATURATED_SHARE = 0.95  # of what closed-loop users are answered: open traffic has longer queues
+FAST_RPS = 4000.0  # from here on, what the load generator can offer is looked at
 WRAP_UP_S = 10.0  # after the budget's end a run is given up, and what it measured until then is kept
 HARD_END_S = 20.0  # and so much after it whatever still waits
 QUIET_SHARE = 0.1  # of the machine: less other work than that is no disturbance
@@ -151,7 +153,9 @@ class Lab:
         candidate = self._candidates[command.entrant]
         if isinstance(command, Predict):
             rps, why = await asyncio.to_thread(self._predict, candidate)
-            return Predicted(command.entrant, rps, time.monotonic() - began_s, why)
+            ceiling_rps = await generator_limit_rps(self._spec.payload.protocol) if rps > FAST_RPS else None
+            rps = min(rps, ceiling_rps or math.inf)
+            return Predicted(command.entrant, rps, time.monotonic() - began_s, why, ceiling_rps)
         try:
             async with asyncio.timeout(left_s + HARD_END_S if math.isfinite(left_s) else None):
                 if self._disturbed:

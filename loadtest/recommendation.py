@@ -268,8 +268,7 @@ def build(
         decisive = next(run for run in reversed(winner.evidence) if run.rps == winner.claimed_rps)
         notes += [f"the run behind {winner.entrant.name}'s rate: {note}" for note in decisive.notes]
     fleet = _fleet(offers, spec.target_rps, question.headroom, notes) if spec.target_rps and offers else None
-    limited = tuple(standing.entrant.name for standing in outcome.standings if _limited(standing))
-    notes += [f"{name} could not be measured: {'; '.join(standings[name].runs[-1].notes)}" for name in limited]
+    limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
     floor = outcome.floor
     state = _state(outcome, limited)
     compared = _compared(question, winner, runner_up) if winner and runner_up else None
@@ -497,14 +496,9 @@ def _status(standing: Standing, outcome: Outcome) -> Status:
         return "runner-up"
     if standing.claimed_rps:
         return "measured" if standing.out else "finalist"
-    if _limited(standing):
+    if standing.unknown:
         return "not measurable"
     return "predicted" if standing.predicted_rps and not standing.runs else "rejected"
-
-
-def _limited(standing: Standing) -> bool:
-    """It was loaded, and no run was valid: nothing is known of it."""
-    return bool(standing.runs) and not standing.evidence and not standing.runs[-1].valid
 
 
 _ORDER: Final[tuple[Status, ...]] = ("winner", "runner-up", "finalist", "measured", "not measurable", "predicted", "rejected")

@@ -22,6 +22,7 @@ from loadtest.generator import Progress
 from loadtest.journal import Journal
 from loadtest.launchers import Launcher, Running, StartFailed
 from loadtest.launchers.url import get_json, instance_type_of
+from loadtest.machine import Meter
 from loadtest.payloads import Request, distinct, read_requests
 from loadtest.prediction import predicted_rps
 from loadtest.profiling import Executions, ProfileFailed, executions, profile, slowdown
@@ -47,6 +48,7 @@ from loadtest.search import (
 )
 from loadtest.selfcheck import generator_limit_rps
 from loadtest.spec import Candidate, Spec, priced
+from loadtest.stalls import others_share
 from loadtest.target import Address
 
 Measure = Callable[..., Awaitable[RunResult]]
@@ -55,7 +57,8 @@ SATURATED_SHARE = 0.95  # of what closed-loop users are answered: open traffic h
 FAST_RPS = 4000.0  # from here on, what the load generator can offer is looked at
 WRAP_UP_S = 10.0  # after the budget's end a run is given up, and what it measured until then is kept
 HARD_END_S = 20.0  # and so much after it whatever still waits
-QUIET_SHARE = 0.1  # of the machine: less other work than that is no disturbance
+QUIET_SHARE = 0.1  # of the cores: less other work than that disturbs no profile
+AGAIN_SHARE = 0.2  # of the time that is left: so much a second profile may take
 QUIET_WAIT_S = 20.0  # at most, before what was disturbed is measured again
 
 
@@ -155,7 +158,8 @@ class Lab:
             rps, why = await asyncio.to_thread(self._predict, candidate)
             ceiling_rps = await generator_limit_rps(self._spec.payload.protocol) if rps > FAST_RPS else None
             rps = min(rps, ceiling_rps or math.inf)
-            return Predicted(command.entrant, rps, time.monotonic() - began_s, why, ceiling_rps)
+            disturbed = not rps and self._profiles[candidate.group].disturbed
+            return Predicted(command.entrant, rps, time.monotonic() - began_s, why, ceiling_rps, disturbed)
         try:
             async with asyncio.timeout(left_s + HARD_END_S if math.isfinite(left_s) else None):
                 if self._disturbed:
@@ -182,7 +186,7 @@ class Lab:
         start_s = time.monotonic() - start_s
         before_ms = await self._reference.time_ms(candidate.cpus)
         if isinstance(command, Profile):
-            event: Profiled | Measured = await self._profile(command, candidate, running)
+            event: Profiled | Measured = await self._profile(command, candidate, running, left_s - start_s)
         else:
             event = await self._load(command, candidate, running, left_s - start_s)
         after_ms = await self._reference.time_ms(candidate.cpus)
@@ -230,6 +234,8 @@ class Lab:
         if profiled.saturated_rps is not None:
             rps = min(rps, SATURATED_SHARE * profiled.saturated_rps)
         alone_ms = profiled.timings[0].ms + profiled.overhead_ms
+        if not rps and profiled.disturbed:
+            return rps, "could not be measured: other work on the machine disturbed its profile"
         return rps, "" if rps else f"one request alone takes {alone_ms:.3g} ms, and {self._spec.slo} is asked"
 
     async def _agree(self, command: Agree, candidate: Candidate) -> Agreed:
@@ -277,20 +283,36 @@ class Lab:
         finally:
             stop.set()  # who is cancelled does not wait for the rest
 
-    async def _profile(self, command: Profile, candidate: Candidate, running: Running) -> Profiled:
+    async def _profile(self, command: Profile, candidate: Candidate, running: Running, left_s: float) -> Profiled:
+        """What other work disturbed is profiled once more, when it is quiet, if there is time."""
+        began_s = time.monotonic()
+        found, disturbed = await self._profile_once(command, running)
+        took_s = time.monotonic() - began_s
+        if disturbed and took_s < AGAIN_SHARE * left_s:
+            await self._quiet(min(QUIET_WAIT_S, left_s / 10))
+            found, disturbed = await self._profile_once(command, running)
+        return replace(found, disturbed=disturbed)
+
+    async def _profile_once(self, command: Profile, running: Running) -> tuple[Profiled, bool]:
+        wanted = self._load_spec(running)
+        address = Address.of(wanted)
         try:
-            found = await profile(
-                self._load_spec(running),
-                rows=command.rows,
-                sessions=command.sessions,
-                seconds=command.seconds,
-                limit_ms=self._spec.slo.tightest_ms or 0.0,
-                measure=self._measure,
-                look=lambda: self._look(running),
-            )
+            async with Meter(address.host, address.port) as meter:
+                began_ns = time.monotonic_ns()
+                found = await profile(
+                    wanted,
+                    rows=command.rows,
+                    sessions=command.sessions,
+                    seconds=command.seconds,
+                    limit_ms=self._spec.slo.tightest_ms or 0.0,
+                    measure=self._measure,
+                    look=lambda: self._look(running),
+                )
+                recording = meter.recording(began_ns)
         except (ProfileFailed, LoadtestError) as exc:
-            return Profiled(command.group, failure=running.failure() or f"no profile: {exc}")
-        return Profiled(command.group, found.timings, found.overhead_ms, saturated_rps=found.saturated_rps)
+            return Profiled(command.group, failure=running.failure() or f"no profile: {exc}"), False
+        event = Profiled(command.group, found.timings, found.overhead_ms, saturated_rps=found.saturated_rps)
+        return event, recording is not None and others_share(recording) > QUIET_SHARE
 
     async def _load(self, command: Load, candidate: Candidate, running: Running, left_s: float) -> Measured:
         before = await self._look(running)

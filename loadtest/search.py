@@ -167,7 +167,7 @@ class Profiled:
     """overhead_ms, saturated_rps: as in `loadtest.profiling.Findings`. failure: why there is no profile: it did not start, …
 
     reference_ms: what the reference kernel took on the candidate's core, before and after; 0 if it was not timed.
-    start_s: of `seconds`, what its start took; 0 if it was up.
+    start_s: of `seconds`, what its start took; 0 if it was up. disturbed: other work had much of its cores.
     """
 
     group: str
@@ -178,13 +178,15 @@ class Profiled:
     saturated_rps: float | None = None
     reference_ms: float = 0.0
     start_s: float = 0.0
+    disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
     """rps: the largest rate at which the simulated batcher meets the SLO; 0 if it does at none. why: of a 0, in words.
 
-    ceiling_rps: more than this the load generator cannot offer; None: it is far away.
+    ceiling_rps: more than this the load generator cannot offer; None: it is far away. disturbed: a 0 says nothing, as other
+    work had much of the cores in the profile.
     """
 
     entrant: str
@@ -192,6 +194,7 @@ class Predicted:
     seconds: float = 0.0
     why: str = ""
     ceiling_rps: float | None = None
+    disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +309,12 @@ class Standing:
         searching = [run for run in self.runs if run.purpose in SEARCHING]
         valid = [index for index, run in enumerate(searching) if run.valid or run.failure]
         return searching[valid[-1] + 1 :] if valid else searching
+
+    @property
+    def unknown(self) -> bool:
+        """Measuring it was tried, and told nothing."""
+        disturbed = bool(self.predictions) and self.predictions[-1].disturbed
+        return not self.evidence and (disturbed or bool(self.invalid_runs))
 
     @property
     def failing_rps(self) -> float | None:
@@ -468,7 +477,7 @@ class _Search:
             yield from self._predict()
         if ranked := self._ranked():
             yield from self._verify(ranked[0])
-        elif not any(standing.invalid_runs for standing in self._standings.values()):
+        elif not any(standing.unknown for standing in self._standings.values()):
             yield from self._seek_floor()
         return self._outcome()
 

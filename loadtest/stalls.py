@@ -80,6 +80,13 @@ class Recording:
         return replace(self, moments=self.moments - origin_ns, late=self.late - np.array([0, origin_ns, origin_ns]))
 
 
+def others_share(recording: Recording) -> float:
+    """Of the candidate's cores, over the whole recording: what other processes and other virtual machines used."""
+    side = recording.candidate
+    possible_ns = float(recording.periods.sum()) * len(side.cores)
+    return float((side.others + side.steal).sum()) / possible_ns if possible_ns else 0.0
+
+
 class Reader:
     """Reads a recording (`loadtest.hiccups`) while it grows."""
 

@@ -11,6 +11,7 @@ from loadtest.search import Outcome, Question, Standing
 from loadtest.statistics import falling
 
 PREDICTION_SPREAD = 0.075  # standard deviation of log(measured / predicted) capacity: 15 % is two of it
+RUN_SPREAD = 0.02  # of log(peak) from one run to the next, which the blocks of one run cannot show
 DRAWS = 2000
 
 
@@ -72,8 +73,8 @@ def sample_peaks(standing: Standing, required: float, random: np.random.Generato
         weights = random.multinomial(len(blocks), np.full(len(blocks), 1 / len(blocks)), size=draws)
         shares[:, column] = (weights @ blocks[:, 1]) / np.maximum(weights @ blocks[:, 0], 1)
     weight = [run.requests for run in runs]
-    places = random.random(draws)
-    return np.exp([_crossing(rates, falling(row, weight), required, place) for row, place in zip(shares, places, strict=True)])
+    places, drift = random.random(draws), random.normal(0, RUN_SPREAD, draws)
+    return np.exp(drift + [_crossing(rates, falling(row, weight), required, place) for row, place in zip(shares, places, strict=True)])
 
 
 def _probability_cheapest(question: Question, winner: Standing, possible: Sequence[Standing], seed: int) -> float:

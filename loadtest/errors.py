@@ -17,7 +17,7 @@ class ExitCode(enum.IntEnum):
     MET = 0  # also: nothing was asked to be met
     MISSED = 1  # the SLO is missed or undecided; no candidate meets it
     USAGE = 2
-    INVALID = 3  # the generator could not do what was asked: the figures mean nothing
+    INVALID = 3  # the generator could not do what was asked: the figures say nothing of the target
     REGRESSION = 4
 
 

@@ -33,7 +33,11 @@ def test_a_generator_that_keeps_its_moments_has_no_fault() -> None:
 
 
 def test_lag_above_the_limit_is_a_fault() -> None:
-    assert found(replace(QUIET, send_lag_p99_ms=0.51)).startswith("send lag p99 0.51 ms is above 0.5 ms")
+    assert found(replace(QUIET, send_lag_p99_ms=0.51)) == (
+        "send lag p99 0.51 ms is above 0.5 ms, 1 % of the SLO's tightest limit"
+    )
+    without = found(replace(QUIET, send_lag_p99_ms=0.51), replace(ELSEWHERE, slo=None))
+    assert without.endswith("1 % of the p99, and at least 1 ms")
 
 
 def test_fewer_than_99_percent_sent_in_time_are_a_fault() -> None:
@@ -128,7 +132,7 @@ def shown(run: RunResult) -> str:
 def test_one_screen_has_one_signal() -> None:
     bad, good = shown(result(lag_ms=2)), shown(result())
     assert "INVALID" in bad
-    assert "SLO" not in bad
+    assert "95 %" not in bad
     assert "undecided" not in bad
     assert "what to do: " in bad
     assert "SLO PASS" in good

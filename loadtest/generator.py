@@ -38,7 +38,7 @@ _SPIN_NS: Final = 50_000
 _WATCH_S: Final = 0.5
 _FOLLOW_ROWS: Final = 200_000  # looked at in one go: more are not sent in between
 _WORKER_READY_S: Final = 30.0
-_WORKER_END_S: Final = 5.0  # after the last moment it may take itself
+_WORKER_END_S: Final = 5.0  # from the moment at which it should
 _QUESTIONS_S: Final = 60.0  # before the run: several, and the reading of files
 _STATISTICS_S: Final = 10.0
 _LAST_WORD_S: Final = 1.0  # for the target's statistics, once the user has ended the run
@@ -307,15 +307,19 @@ class _Run:
                 _input(worker).write(self._start_ns.to_bytes(8, "little"))
             closer = asyncio.create_task(self._close_inputs(workers))
             tasks = [asyncio.create_task(self._report_of(worker, number)) for number, worker in enumerate(workers, 1)]
+            halted = asyncio.create_task(self._halt.wait())
+            ended = asyncio.gather(*tasks)
             try:
                 most_s = max(most_ns(job) for job in jobs) / 1e9
-                _, late = await asyncio.wait(tasks, timeout=most_s + _WORKER_END_S)
+                await asyncio.wait((halted, ended), timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+                _, late = await asyncio.wait(tasks, timeout=_WORKER_END_S)
                 if late:
-                    self._fail(f"{len(late)} of {len(jobs)} sending processes did not end after the last deadline")
+                    self._fail(f"{len(late)} of {len(jobs)} sending processes did not end when they should")
             finally:
-                for task in (closer, *tasks):
+                for task in (closer, halted, *tasks):
                     task.cancel()
-                await asyncio.wait((closer, *tasks))
+                await asyncio.wait((closer, halted, *tasks))
+                await asyncio.gather(ended, return_exceptions=True)
             return [report for task in tasks if not task.cancelled() and (report := task.result())]
         finally:
             for worker in workers:

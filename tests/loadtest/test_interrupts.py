@@ -96,7 +96,7 @@ def test_while_the_target_does_not_say_what_it_serves(number: signal.Signals) ->
 @pytest.mark.parametrize("protocol", ["rest-json", "grpc"])
 def test_while_the_generator_is_far_behind(tmp_path: Path, protocol: str) -> None:
     with null_server() as server:
-        options = ["--protocol", protocol, "--rate", "400000", "--duration", "8", "--timeout", "60"]
+        options = ["--protocol", protocol, "--rate", "400000", "--duration", "4", "--timeout", "60"]
         options += ["--json", str(tmp_path / "r.json")]
         target = server.target("grpc" if protocol == "grpc" else "rest-json")
         with subprocess.Popen(command(target, *options), stdout=-1, stderr=-1, text=True) as process:

@@ -1,10 +1,12 @@
 """A run ends: in time, with what it measured, and with the reason, whatever goes wrong around it or in it."""
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -214,6 +216,49 @@ def test_a_stop_while_the_target_is_still_being_asked_ends_at_once() -> None:
         ended_s = uvloop.run(scenario(f"http://127.0.0.1:{silent.getsockname()[1]}"))
     assert ended_s - began_s < 3  # a question alone may take 5 s
     assert time.monotonic() - ended_s < 2  # and nothing waits for its thread
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_stop_while_connections_are_being_opened_ends_at_once(tmp_path: Path, processes: int) -> None:
+    async def scenario(url: str) -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().call_later(1.0, stop.set)
+        spec = replace(SPEC, target=url, protocol="invocations", model="", payloads=(str(tmp_path),), processes=processes)
+        with pytest.raises(Interrupted):
+            await measure(replace(spec, timeout_s=60, content_type="text/csv"), stop=stop)
+
+    (tmp_path / "a.csv").write_bytes(b"1,2,3")
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
+        for _ in range(4):  # nobody accepts: the kernel lets no more of them in
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        began_s = time.monotonic()
+        uvloop.run(scenario(f"http://127.0.0.1:{full.getsockname()[1]}"))
+    assert time.monotonic() - began_s < 1.0 + GRACE_S
+
+
+def test_a_sending_process_that_hangs_does_not_keep_a_stop_from_ending_the_run() -> None:
+    async def scenario() -> RunResult:
+        async with scripted_server() as server:
+            stop = asyncio.Event()
+            senders: list[psutil.Process] = []
+
+            def hang(progress: Progress) -> None:
+                if not senders:
+                    senders.extend(child for child in _children() if "loadtest.worker" in child.cmdline())
+                    senders[0].suspend()
+                    stop.set()
+
+            spec = replace(SPEC, target=server.url, model="m", processes=2, duration_s=60, timeout_s=60)
+            return await measure(spec, stop=stop, on_progress=hang)
+
+    began_s = time.monotonic()
+    result = uvloop.run(scenario())
+    assert time.monotonic() - began_s < 5 + 2 * GRACE_S
+    assert (result.valid, result.partial) == (False, True)
+    assert result.reasons[0] == "1 of 2 sending processes did not end when they should"
+    assert result.succeeded > 0
 
 
 def test_a_target_that_trickles_its_answer_for_ever_is_given_up() -> None:

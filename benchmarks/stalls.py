@@ -33,6 +33,7 @@ CORE = 0
 WORK_MS = 2.0  # of each request
 LIMIT = Slo.parse("p99<50ms")
 BURST_LOADS = (0.4, 0.5, 0.6, 0.7, 1.2)  # of what the core carries: the peak is at about 0.9
+shielded = False
 PAYLOAD = Path(__file__).parent.parent / "tests" / "loadtest" / "payload.json"
 
 # A server on one core. Arguments: core, CPU ms per request, how it stalls itself (or "no"), each so many s, ms of each stall.
@@ -101,12 +102,12 @@ while True:
 class Process:
     """A process of its own; what it prints, by lines."""
 
-    def __init__(self, code: str, *arguments: object, realtime: bool = False) -> None:
-        """realtime: before everything else on its core (needs root)."""
+    def __init__(self, code: str, *arguments: object, realtime: int = 0) -> None:
+        """realtime: priority before everything else on its core (needs root); 0: an ordinary one."""
         command = [sys.executable, "-I", "-S", "-c", code, *map(str, arguments)]
         self._running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         if realtime:
-            os.sched_setscheduler(self._running.pid, os.SCHED_RR, os.sched_param(1))
+            os.sched_setscheduler(self._running.pid, os.SCHED_RR, os.sched_param(realtime))
 
     def line(self) -> str:
         assert self._running.stdout is not None
@@ -124,7 +125,7 @@ class Process:
 
 @contextmanager
 def server(kind: str = "no", *, every_s: float = 1.0, stall_ms: float = 50.0, work_ms: float = WORK_MS) -> Iterator["Server"]:
-    running = Process(_SERVER, CORE, work_ms, kind, every_s, stall_ms)
+    running = Process(_SERVER, CORE, work_ms, kind, every_s, stall_ms, realtime=50 if shielded else 0)
     found = Server(f"http://127.0.0.1:{int(running.line())}")
     try:
         yield found
@@ -146,7 +147,8 @@ def neighbours(
 ) -> Iterator[list[tuple[float, float]]]:
     """Processes that work on the server's core. Gives when, once they have ended."""
     when: list[tuple[float, float]] = []
-    running = [Process(_NEIGHBOUR, CORE, every_s, work_ms, realtime=realtime) for _ in range(count)]
+    priority = 60 if realtime or shielded else 0
+    running = [Process(_NEIGHBOUR, CORE, every_s, work_ms, realtime=priority) for _ in range(count)]
     try:
         yield when
     finally:
@@ -182,12 +184,12 @@ WAYS = {
 _CROWD = 10  # neighbours of ordinary priority: one alone only halves the server's speed
 
 
-def attribution(each: int, stall_ms: float) -> None:
+def attribution(each: int, stall_ms: float, only: str | None) -> None:
     """Stalls of about stall_ms, one a second, by each kind of culprit in several ways: whose does the run say that each was?"""
     print(f"{'whose':<11}{'how':<20}{'made':>6}{'rightly':>9}   otherwise (ms: machine, generator of all)")
     sums: dict[str, list[int]] = {}
     for whose, ways in WAYS.items():
-        for how in ways:
+        for how in ways if only in (whose, None) else ():
             number = -(-each // len(ways))
             told = injected(whose, how, number, stall_ms)
             wrong = [
@@ -216,7 +218,7 @@ def injected(whose: str, how: str, number: int, stall_ms: float) -> list[Stall |
     with generator_elsewhere(), server(how if whose == "server" else "no", stall_ms=stall_ms) as target:
         wanted = spec(target.url, 100, number + 1.0)
         if whose == "machine":
-            crowd = how == "crowd"
+            crowd = how == "crowd" and not shielded
             with neighbours(1.0, stall_ms, count=_CROWD if crowd else 1, realtime=not crowd) as made:
                 result = run(wanted, on_progress=started)
         elif whose == "generator":
@@ -330,8 +332,9 @@ def _line(name: str, result: RunResult) -> str:
     invalid = "" if result.valid else "INVALID (machine) " if machine.disturbed else "INVALID (generator) "
     return (
         f"{name}  {result.verdict or '-':<10}{invalid}p99 {result.latency.p99:6.1f} ms   "
-        f"without marked: {machine.without_marked or '-':<10} marked {machine.marked_share:.2%}   taken {machine.taken_share:.2%}   "
-        f"hiccup {machine.longest_hiccup_ms:.0f} ms   lag p99 {result.generator.send_lag_p99_ms:.2f}   "
+        f"without marked: {machine.without_marked or '-':<10} marked {machine.marked_share:.2%}   "
+        f"taken {machine.taken_share:.2%}   hiccup {machine.longest_hiccup_ms:.0f} ms   "
+        f"lag p99 {result.generator.send_lag_p99_ms:.2f}   "
         f"others {', '.join(f'{who} {cores:.2f}' for who, cores in machine.others)}"
     )
 
@@ -340,14 +343,20 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("attribution", "knee", "bursts", "neighbour", "cost"))
     parser.add_argument("--each", type=int, default=20)
+    parser.add_argument("--only", choices=tuple(WAYS), help="this kind of culprit")
     parser.add_argument("--stall-ms", type=float, default=50.0)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--share", type=float, default=0.2, help="of a core that the noisy neighbour takes")
+    parser.add_argument(
+        "--shield", action="store_true", help="server and neighbours at real-time priority: where other work cannot be stopped"
+    )
     args = parser.parse_args(argv)
+    global shielded
+    shielded = args.shield
     match args.what:
         case "attribution":
-            attribution(args.each, args.stall_ms)
+            attribution(args.each, args.stall_ms, args.only)
         case "knee":
             knee(args.runs, args.seconds)
         case "bursts":

@@ -14,8 +14,9 @@ the generator's threads it also takes the time for which they were ready to run 
 Lines of the recording, times in ns of the machine's monotonic clock, everything since the line before of its kind:
 
     N pid name                              a process that is named below for the first time
-    S now candidate_cpu candidate_wait generator_cpu generator_wait meter_cpu [pid:cpu:core ...]
-                                            the rest: CPU time of others, and the core they were last on (-1: any)
+    S now candidate_cpu wait longest generator_cpu wait longest meter_cpu [pid:cpu:core ...]
+                                            wait: of all its threads, longest: of one of them, told when he got his core; the
+                                            rest: CPU time of others, and the core they were last on (-1: any)
     T now core:ticks ...                    steal, in ticks of 1/USER_HZ s
     H core due woke                         somebody who asked for `core` at `due` got it at `woke`
 
@@ -31,20 +32,21 @@ import select
 import signal
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
-_PERIOD_S = 0.01
-_MOST_COST = 0.008  # of a core, for the meter itself: where there are very many processes it looks less often
+_PERIOD_S = 0.01  # twice that while nothing happens
+_MOST_COST = 0.02  # of a core, for the meter itself: where there are very many processes it looks less often
 _WAKE_NS = 8_000_000  # how often a core is asked for, if two cores are watched; more cores, less often each
 _LATE_NS = 1_000_000
+_TRIES = 3  # for one sample
 _MOST_CORES = 16
 _MOST_THREADS = 500
 _MOST_BEGUN = 1000  # processes and threads between two samples: then all are listed
 _TURNS = 10
 _STILL_NS = 20_000  # no more than that between two looks is standing still
 _STILL_LOOKS = 100
-_LONGEST_S = 0.1
+_LONGEST_S = 0.05
 _LIST_EVERY_S = 0.5  # who began without being noticed by his number, new threads
 _STEAL_EVERY_S = 0.05
 _HOT_NS = 50_000  # of CPU time in one period: then it matters on which core
@@ -85,6 +87,7 @@ class _Counters:
         self._last: dict[int, int] = {}
         self._moving: dict[int, int] = {}  # key -> the look at which it moved last
         self._still: deque[int] = deque()
+        self._gone: list[int] = []
         self._looks = 0
 
     def __contains__(self, key: int) -> bool:
@@ -93,13 +96,16 @@ class _Counters:
     def __len__(self) -> int:
         return len(self._last)
 
-    def add(self, key: int, value: int) -> None:
-        """Follow a counter from that value on."""
+    def add(self, key: int, value: int, *, new: bool) -> None:
+        """Follow a counter from that value on. new: it has just begun, and so will move."""
         self._last[key] = value
-        self._still.append(key)
+        if new:
+            self._moving[key] = self._looks
+        else:
+            self._still.append(key)
 
-    def look(self, *, everywhere: bool) -> tuple[list[tuple[int, int]], list[int]]:
-        """What has grown by how much since it was last looked at, and what has gone."""
+    def look(self, *, everywhere: bool) -> list[tuple[int, int]]:
+        """What has grown, by how much since it was last looked at. What was in its turn has gone where it cannot be read."""
         self._looks += 1
         turn = len(self._still) if everywhere else -(-len(self._still) // _TURNS)
         keys = [*self._moving, *(self._still[number] for number in range(turn))]
@@ -127,39 +133,46 @@ class _Counters:
             for key in [key for key, moved in self._moving.items() if self._looks - moved > _STILL_LOOKS]:
                 del self._moving[key]
                 self._still.append(key)
-        return grown, gone
+        self._gone += gone
+        return grown
+
+    def gone(self) -> list[int]:
+        """What has gone since this was last asked."""
+        gone, self._gone = self._gone, []
+        return gone
 
 
 class _Waits:
     """Time for which the threads of some processes were ready and had to wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, all_threads: bool) -> None:
+        """all_threads: else only the first of each process."""
+        self._all_threads = all_threads
         self._files: dict[int, int] = {}
         self._counters = _Counters(lambda tid: _waited(self._files[tid]))
-        self._known = os.path.exists("/proc/self/schedstat")
+        self.known = os.path.exists("/proc/self/schedstat")
         self._first = True
 
     def follow(self, pids: list[int]) -> None:
         """Take note of the threads that there are now."""
-        if not self._known:
+        if not self.known:
             return
         for pid in pids:
             with contextlib.suppress(OSError):
-                for name in os.listdir(f"/proc/{pid}/task"):
-                    if (tid := int(name)) not in self._files and len(self._files) < _MOST_THREADS:
+                tids = map(int, os.listdir(f"/proc/{pid}/task")) if self._all_threads else (pid,)
+                for tid in tids:
+                    if tid not in self._files and len(self._files) < _MOST_THREADS:
                         file = self._files[tid] = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY)
                         # Whoever was there before the recording has waited before; who came since has not.
-                        self._counters.add(tid, _waited(file) if self._first else 0)
+                        self._counters.add(tid, _waited(file) if self._first else 0, new=not self._first)
         self._first = False
 
-    def since(self, *, everywhere: bool) -> int:
-        """ns since the last call; -1 if this kernel does not tell."""
-        if not self._known:
-            return -1
-        grown, gone = self._counters.look(everywhere=everywhere)
-        for tid in gone:
+    def since(self, *, everywhere: bool) -> tuple[int, int]:
+        """ns since the last call, of all threads and the most of one; 0 if this kernel does not tell."""
+        grown = self._counters.look(everywhere=everywhere)
+        for tid in self._counters.gone():
             os.close(self._files.pop(tid))
-        return sum(by for _, by in grown)
+        return sum(by for _, by in grown), max((by for _, by in grown), default=0)
 
 
 def _waited(file: int) -> int:
@@ -183,7 +196,8 @@ class _Meter:
         self._loadavg = os.open("/proc/loadavg", os.O_RDONLY)
         self._stat = os.open("/proc/stat", os.O_RDONLY)
         self._steal = self._steal_ticks()
-        self._waits = _Waits(), _Waits()
+        # The generator sends from the main thread of each of its processes; others of them may wait.
+        self._waits = _Waits(all_threads=True), _Waits(all_threads=False)
         self._due = time.monotonic_ns()
         self._list(new=False)
         self._steal_at = self._listed
@@ -211,7 +225,7 @@ class _Meter:
             self._role[pid] = self._role_of(pid, _Stat(f"/proc/{pid}/stat"))
         except (OSError, ValueError, IndexError):
             return False
-        self._spent.add(pid, 0 if new else spent)
+        self._spent.add(pid, 0 if new else spent, new=new)
         return True
 
     def _role_of(self, pid: int, stat: _Stat) -> int:
@@ -232,8 +246,8 @@ class _Meter:
         # The network's own work is done for whoever sends and receives, which is mostly this load: nobody else's.
         return parent if parent == CANDIDATE else METER if stat.name.startswith("ksoftirqd/") else OTHER
 
-    def sample(self) -> None:
-        """Write down what has happened since the last sample."""
+    def sample(self) -> bool:
+        """Write down what has happened since the last sample. Gives whether others have done something that matters."""
         now_s = time.monotonic()
         newest = self._newest_pid()
         if newest < self._newest or newest - self._newest > _MOST_BEGUN or now_s - self._listed > _LIST_EVERY_S:
@@ -244,25 +258,38 @@ class _Meter:
             if any(self._role[pid] <= GENERATOR for pid in began):
                 self._follow()
         now = time.monotonic_ns()
-        waited = [waits.since(everywhere=False) for waits in self._waits]
         # Where somebody waits, or this came late itself, somebody else may have begun to work who has long stood still.
-        suspicious = now - self._due > _LATE_NS or max(waited) > _LATE_NS
-        if suspicious:
-            waited = [before + max(0, waits.since(everywhere=True)) for before, waits in zip(waited, self._waits, strict=True)]
-        grown, gone = self._spent.look(everywhere=suspicious)
+        waited, longest, spent = [0, 0], [0, 0], Counter[int]()
+        everywhere = now - self._due > _LATE_NS
+        for _ in range(_TRIES):
+            now = time.monotonic_ns()
+            for side, waits in enumerate(self._waits):
+                total, most = waits.since(everywhere=everywhere)
+                waited[side] += total
+                longest[side] = max(longest[side], most)
+            everywhere |= max(waited) > _LATE_NS
+            for pid, by in self._spent.look(everywhere=everywhere):
+                spent[pid] += by
+            # Interrupted in between, it has seen some before and others after: then what happened meanwhile is added to all.
+            if time.monotonic_ns() - now < _LATE_NS:
+                break
+        matters = max(waited) > _HOT_NS or not self._waits[0].known  # who waited for nothing does not care where they were
         sums = [0, 0, 0, 0]
         lines: list[str] = []
         others: list[str] = []
-        for pid, spent in grown:
+        for pid, by in spent.items():
             role = self._role[pid]
-            sums[role] += spent
+            sums[role] += by
             if role == OTHER:
-                others += self._by_core(pid, spent, lines)
-        for pid in gone:
+                others += self._by_core(pid, by, lines, exactly=matters)
+        for pid in self._spent.gone():
             del self._role[pid]
             self._threads.pop(pid, None)
-        figures = sums[CANDIDATE], waited[0], sums[GENERATOR], waited[1], sums[METER]
-        lines.append(f"S {now} {' '.join(map(str, figures))} {' '.join(others)}".rstrip())
+        figures: list[int] = [now]
+        for side, role in enumerate((CANDIDATE, GENERATOR)):
+            figures += [sums[role], *((waited[side], longest[side]) if self._waits[side].known else (-1, -1))]
+        figures.append(sums[METER])
+        lines.append(f"S {' '.join(map(str, figures))} {' '.join(others)}".rstrip())
         if now_s - self._steal_at > _STEAL_EVERY_S:
             self._steal_at = now_s
             ticks = self._steal_ticks()
@@ -270,23 +297,27 @@ class _Meter:
                 lines.append(f"T {now} {' '.join(f'{core}:{ticks[core] - self._steal.get(core, 0)}' for core in ticks)}")
                 self._steal = ticks
         os.write(self._record, ("\n".join(lines) + "\n").encode())
+        return everywhere or sums[OTHER] > _LATE_NS
 
     def run(self) -> None:
         """Sample until standard input ends."""
-        period_s = _PERIOD_S
+        cost_s, period_s = 0.0, _PERIOD_S
         self._due = time.monotonic_ns() + int(period_s * 1e9)
         while not select.select([sys.stdin], [], [], max(0.0, (self._due - time.monotonic_ns()) / 1e9))[0]:
             before_s = time.process_time()
-            self.sample()
-            cost_s = time.process_time() - before_s
-            period_s += 0.1 * (min(max(_PERIOD_S, cost_s / _MOST_COST), _LONGEST_S) - period_s)
-            self._due = time.monotonic_ns() + int(period_s * 1e9)
+            busy = self.sample()
+            cost_s += 0.1 * (time.process_time() - before_s - cost_s)
+            wanted_s = _PERIOD_S if busy else 2 * _PERIOD_S
+            self._due = time.monotonic_ns() + int(min(max(wanted_s, cost_s / _MOST_COST), _LONGEST_S) * 1e9)
         self.sample()
 
-    def _by_core(self, pid: int, spent: int, lines: list[str]) -> list[str]:
+    def _by_core(self, pid: int, spent: int, lines: list[str], *, exactly: bool) -> list[str]:
         """Where another process had its CPU time."""
         if spent < _HOT_NS and pid not in self._named:
             return []  # thousands of those are less than the meter itself
+        if pid in self._named and not exactly:
+            self._threads.pop(pid, None)
+            return [f"{pid}:{spent}:-1"]
         try:
             stat = _Stat(f"/proc/{pid}/stat")
             if pid not in self._named:

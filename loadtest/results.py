@@ -272,7 +272,7 @@ class MachineReport:
     generator_cores: the generator's. meter_cores: what measuring this cost; 1.0 is one core kept busy.
     taken_share: of the measured time, in which others had a core that the server was ready to use; generator_taken_share: the
         generator.
-    others: (name, cores) of the other processes that used those cores most, most first. steal_share: of the candidate's cores,
+    others: (name, cores) of the other processes of the machine that used most CPU time. steal_share: of the candidate's cores,
         or of the generator's, what the hypervisor gave to other machines.
     longest_hiccup_ms: that somebody who asked for one of those cores had to wait, whoever had it.
     marked, marked_share: requests that missed the SLO but would have met it without what was taken.

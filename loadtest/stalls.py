@@ -35,7 +35,7 @@ SMALL_SHARE: Final = 0.01  # of the tightest limit: a delay below it is let pass
 _STEADY: Final = 0.05  # of a period
 FAILED_SHARE: Final = 0.1  # of the tightest limit: a smaller debt explains no failure
 _TICK_NS: Final = 10_000_000  # USER_HZ is 100 on every Linux
-_STEAL_PERIODS: Final = 9  # steal is told late and in whole ticks: this many around a hiccup may hold it
+_STEAL_PERIODS: Final = 5  # steal is told late and in whole ticks: a hiccup may lie so far from it, before or after
 _BUSIEST: Final = 99  # percentile of the candidate's CPU use: how many cores it keeps busy
 _BEST_TENTH: Final = 10  # percentile of the requests that wait
 _SHORTEST_STALL_NS: Final = 5_000_000
@@ -61,7 +61,7 @@ class Side:
 class Recording:
     """What the meter saw, in n periods between n + 1 moments (ns; `since` sets the origin).
 
-    late: (k, 3): core, when it was asked for, when it came. meter: (n,) ns. names: (name, ns) of others on watched cores.
+    late: (k, 3): core, when it was asked for, when it came. meter: (n,) ns. names: (name, ns) of all others.
     """
 
     moments: np.ndarray
@@ -112,7 +112,7 @@ class Reader:
                 self._steal.append((int(words[0]), one, other))
             elif kind == "S":
                 # The first only says from when on the others count.
-                self._samples.append((*map(int, words[:6]), *self._others(words[6:] if self._samples else [])))
+                self._samples.append((*map(int, words[:8]), *self._others(words[8:] if self._samples else [])))
 
     def _others(self, words: Sequence[str]) -> tuple[int, int]:
         """CPU time of others on the cores of either side."""
@@ -120,29 +120,45 @@ class Reader:
         for word in words:
             pid, spent, core = (int(part) for part in word.split(":"))
             there = [core in its or (core < 0 and bool(its)) for its in self._cores]
-            self._used[pid] += spent * any(there)
+            self._used[pid] += spent
             for side in (0, 1):
                 sums[side] += spent * there[side]
         return sums[0], sums[1]
 
     def recording(self) -> Recording:
         """What has been read so far."""
-        columns = np.array(self._samples, np.int64).reshape(-1, 8)
-        moments, columns = columns[:, 0], columns[1:]
-        stolen = np.zeros((2, len(columns)), np.int64)
-        for when, *both in self._steal if len(columns) else ():
-            stolen[:, min(int(np.searchsorted(moments[1:], when)), len(columns) - 1)] += both
+        columns = np.array(self._samples, np.int64).reshape(-1, 10)
+        moments, columns = columns[:, 0], columns[1:].T
+        periods = np.diff(moments)
+        stolen = np.zeros((2, len(periods)), np.int64)
+        for when, *both in self._steal if len(periods) else ():
+            stolen[:, min(int(np.searchsorted(moments[1:], when)), len(periods) - 1)] += both
         names: Counter[str] = Counter()
         for pid, spent in self._used.items():
             names[self._named.get(pid, str(pid))] += spent
         return Recording(
             moments,
-            Side(self._cores[0], columns[:, 1], columns[:, 2], columns[:, 6], stolen[0]),
-            Side(self._cores[1], columns[:, 3], columns[:, 4], columns[:, 7], stolen[1]),
-            columns[:, 5],
+            Side(self._cores[0], columns[1], _when(columns[2], columns[3], periods), columns[8], stolen[0]),
+            Side(self._cores[1], columns[4], _when(columns[5], columns[6], periods), columns[9], stolen[1]),
+            columns[7],
             np.array(self._late, np.int64).reshape(-1, 3),
             tuple(names.most_common()),
         )
+
+
+def _when(waits: np.ndarray, longest: np.ndarray, periods: np.ndarray) -> np.ndarray:
+    """Waits by the period in which they were: (n,) ns. The kernel tells one only when it is over."""
+    found = waits.copy()
+    for number in np.flatnonzero(longest > periods):
+        earlier = longest[number] - periods[number]
+        found[number] -= earlier
+        which = int(number) - 1
+        while earlier > 0 and which >= 0:
+            part = min(earlier, periods[which])
+            found[which] += part
+            earlier -= part
+            which -= 1
+    return found
 
 
 def taken(recording: Recording, side: Side) -> np.ndarray:
@@ -153,11 +169,23 @@ def taken(recording: Recording, side: Side) -> np.ndarray:
     late = _lateness(recording, side.cores)
     waited = np.where(side.wait < 0, late, side.wait)
     by_others = np.minimum(side.others, waited)
-    steal = np.convolve(side.steal, np.ones(_STEAL_PERIODS), "same") if len(periods) >= _STEAL_PERIODS else side.steal
-    by_steal = np.minimum(steal, np.maximum(late - by_others, 0))
+    by_steal = _shared_out(side.steal, np.maximum(late - by_others, 0))
     room = np.maximum(len(side.cores) * periods - side.cpu, 0)
     found: np.ndarray = np.minimum(np.minimum(by_others + by_steal, room), periods)
     found[found < _STEADY * periods] = 0.0
+    return found
+
+
+def _shared_out(steal: np.ndarray, late: np.ndarray) -> np.ndarray:
+    """Steal of each period, told late and in whole ticks, to the delays around it: (n,) ns."""
+    found = np.zeros(len(late))
+    for number in np.flatnonzero(steal).tolist():
+        left = float(steal[number])
+        near = range(max(0, number - _STEAL_PERIODS), min(len(late), number + _STEAL_PERIODS + 1))
+        for which in sorted(near, key=lambda other, number=number: abs(other - number)):  # type: ignore[misc]  # mypy cannot infer it
+            part = min(left, late[which] - found[which])
+            found[which] += part
+            left -= part
     return found
 
 

@@ -80,8 +80,10 @@ def test_steal_is_taken_as_far_as_the_meter_was_late() -> None:
     steal = [0.0] * 6 + [20.0] + [0.0] * 6  # told in one go, after the fact
     idle = [0.0] * 13
     told = recorded(cpu_ms=idle, wait_ms=idle, others_ms=idle, steal_ms=steal, late=[(0, 42.0, 60.0)])
-    assert taken_ms(told) == [0] * 4 + [8, 10] + [0] * 7
+    assert taken_ms(told) == [0] * 4 + [8, 10] + [0] * 7  # 18 of 20
     assert taken_ms(recorded(cpu_ms=idle, wait_ms=idle, others_ms=idle, steal_ms=steal)) == [0] * 13
+    more = recorded(cpu_ms=idle, wait_ms=idle, others_ms=idle, steal_ms=steal, late=[(0, 30.0, 90.0)])
+    assert sum(taken_ms(more)) == 20
 
 
 def test_a_server_whose_processes_cannot_be_seen_is_excused_nothing() -> None:
@@ -295,8 +297,8 @@ def test_a_run_without_a_recording_has_stalls_that_are_nobody_elses() -> None:
 def test_a_recording_is_read_while_it_grows() -> None:
     reader = Reader((0,), (1,))
     assert len(reader.recording().moments) == 0
-    reader.feed(["S 1000 5 6 7 8 9 40:99:0", "N 40 a name", "S 2000 10 20 30 40 50 40:100:0 41:7:1 42:3:-1", "H 0 1500 1800"])
-    reader.feed(["T 2100 0:2 1:0", "S 3000 1 2 3 4 5 40:900:7"])
+    reader.feed(["S 1000 5 6 6 7 8 8 9 40:99:0", "N 40 a name", "S 2000 10 20 15 30 40 40 50 40:100:0 41:7:1 42:3:-1"])
+    reader.feed(["H 0 1500 1800", "T 2100 0:2 1:0", "S 3000 1 2 2 3 4 1 5 40:900:7"])
     found = reader.recording().since(1000)
     assert found.moments.tolist() == [0, 1000, 2000]
     one, other = found.candidate, found.generator
@@ -304,9 +306,18 @@ def test_a_recording_is_read_while_it_grows() -> None:
     assert (other.cpu.tolist(), other.wait.tolist(), other.others.tolist()) == ([30, 3], [40, 4], [10, 0])
     assert (one.steal.tolist(), other.steal.tolist(), found.meter.tolist()) == ([0, 20_000_000], [0, 0], [50, 5])
     assert found.late.tolist() == [[0, 500, 800]]
-    assert found.names == (("a name", 100), ("41", 7), ("42", 3))
+    assert found.names == (("a name", 1000), ("41", 7), ("42", 3))
     assert longest_hiccup_ms(found, (0,), 0, 600) == 300 / 1e6
     assert longest_hiccup_ms(found, (1,), 0, 600) == longest_hiccup_ms(found, (0,), 900, 1000) == 0
+
+
+def test_a_wait_that_is_told_when_it_is_over_is_when_it_was() -> None:
+    reader = Reader((0,), (1,))
+    reader.feed(f"S {moment} 0 0 0 0 0 0 0" for moment in (0, 100, 200))
+    reader.feed(["S 300 0 260 250 0 5000 5000 0", "S 400 0 350 90 0 0 0 0", "S 500 0 -1 -1 0 0 0 0"])
+    found = reader.recording()
+    assert found.candidate.wait.tolist() == [50, 100, 110, 350, -1]  # three threads may wait at once
+    assert found.generator.wait.tolist() == [100, 100, 100, 0, 0]  # the rest was before
 
 
 def test_a_recording_that_begins_late_or_is_empty_excuses_nothing() -> None:

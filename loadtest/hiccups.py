@@ -90,12 +90,6 @@ class _Counters:
         self._gone: list[int] = []
         self._looks = 0
 
-    def __contains__(self, key: int) -> bool:
-        return key in self._last
-
-    def __len__(self) -> int:
-        return len(self._last)
-
     def add(self, key: int, value: int, *, new: bool) -> None:
         """Follow a counter from that value on. new: it has just begun, and so will move."""
         self._last[key] = value
@@ -120,7 +114,7 @@ class _Counters:
                 continue
             if by := value - self._last[key]:
                 self._last[key] = value
-                grown.append((key, by))
+                grown.append((key, max(0, by)))  # less than before: the number is another's by now
                 if by > _STILL_NS and key not in self._moving:
                     self._still.remove(key)
                 if by > _STILL_NS:
@@ -189,7 +183,7 @@ class _Meter:
         self._roots = set(watch["candidate"])
         self._meters = {os.getpid(), *children}
         self._role: dict[int, int] = {}
-        self._spent = _Counters(lambda pid: time.clock_gettime_ns(~pid << 3 | 2))
+        self._spent = _Counters(lambda pid: time.clock_gettime_ns(_clock(pid)))
         self._threads: dict[int, dict[int, int]] = {}  # of others with several threads: CPU time of each
         self._named: set[int] = set()
         self._newest = 0
@@ -220,6 +214,8 @@ class _Meter:
 
     def _meet(self, pid: int, *, new: bool) -> bool:
         """Take a process into account. new: all its CPU time is of this run."""
+        if pid in self._role:
+            return False
         try:
             spent = time.clock_gettime_ns(_clock(pid))  # fails for a thread's number
             self._role[pid] = self._role_of(pid, _Stat(f"/proc/{pid}/stat"))

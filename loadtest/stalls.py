@@ -37,6 +37,7 @@ FAILED_SHARE: Final = 0.1  # of the tightest limit: a smaller debt explains no f
 _TICK_NS: Final = 10_000_000  # USER_HZ is 100 on every Linux
 _STEAL_PERIODS: Final = 5  # steal is told late and in whole ticks: a hiccup may lie so far from it, before or after
 _BUSIEST: Final = 99  # percentile of the candidate's CPU use: how many cores it keeps busy
+_BESIDE: Final = 0.25  # of a core: what threads do beside those that carry the load is no core more
 _BEST_TENTH: Final = 10  # percentile of the requests that wait
 _SHORTEST_STALL_NS: Final = 5_000_000
 _STALL_FACTOR: Final = 3  # times the usual time between answers
@@ -280,7 +281,7 @@ def _debt(recording: Recording, side: Side, stolen: np.ndarray, caught_up: np.nd
     if not np.any(stolen):
         return found
     used = side.cpu / np.maximum(periods, 1)
-    busy_cores = min(float(np.percentile(used, _BUSIEST)), len(side.cores))
+    busy_cores = min(max(1.0, np.ceil(float(np.percentile(used, _BUSIEST)) - _BESIDE)), len(side.cores))
     idle = np.maximum(busy_cores * periods - side.cpu - stolen, 0)
     debt = 0.0
     for number in range(int(np.flatnonzero(stolen)[0]), len(periods)):

@@ -1,7 +1,9 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from loadtest.errors import UsageError
 from loadtest.patterns import payload_choice, read_trace, schedule
@@ -129,6 +131,10 @@ def test_payload_choice_does_not_depend_on_arrivals() -> None:
         ("poisson:rate=nan", "rate"),
         ("poisson:duration=0", "duration"),
         ("burst:factor=0.5", "factor"),
+        ("burst:on=0.0009", "at least 0.001 s"),
+        ("burst:off=0.0009", "at least 0.001 s"),
+        ("diurnal:low=1.01", "low"),
+        ("diurnal:period=0", "period"),
         ("stairs:steps=0", "steps"),
         ("diurnal:low=2", "low"),
         ("users:count=0", "count"),
@@ -136,6 +142,7 @@ def test_payload_choice_does_not_depend_on_arrivals() -> None:
         ("trace", "file="),
         ("trace:file=/nowhere.csv", "cannot be read"),
         ("poisson:rate=1e9", "20,000,000"),
+        ("constant:rate=1e9", "20,000,000"),
         ("ramp:to=1e9", "20,000,000"),
         ("poisson:rate=0.0001", "sends nothing"),
     ],
@@ -198,3 +205,49 @@ def test_a_burst_keeps_its_factor_where_the_run_has_more_or_less_of_it() -> None
         if busy.all() or counts.min() > counts.max() / 5:
             continue  # one kind of stretch only
         assert np.percentile(counts[busy], 50) / np.percentile(counts[~busy], 50) == pytest.approx(10, rel=0.25)
+
+
+def passed(at_s: np.ndarray, rate: Callable[[np.ndarray], np.ndarray], until_s: float) -> np.ndarray:
+    """How much of the rate's integral lies before each time, as a share of all of it."""
+    grid = np.linspace(0, until_s, 200_001)
+    integral = np.concatenate([[0], np.cumsum(rate((grid[1:] + grid[:-1]) / 2))])
+    return np.interp(at_s, grid, integral / integral[-1])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rate"),
+    [
+        ("ramp:from=0,to=2", lambda t: t / 1000),
+        ("ramp:from=3,to=1", lambda t: 3 - t / 1000),
+        ("stairs:from=1,to=4,steps=4", lambda t: 1 + t // 500),
+        ("diurnal:low=0.2,period=500", lambda t: 0.2 + 0.8 * (1 - np.cos(2 * np.pi * t / 500)) / 2),
+        ("diurnal:low=1", lambda t: np.ones_like(t)),
+    ],
+)
+def test_arrivals_are_poisson_along_the_rate(pattern: str, rate: Callable[[np.ndarray], np.ndarray]) -> None:
+    # Mapped through the integral of the rate they are uniform.
+    times = seconds(pattern, rate_rps=2, duration_s=2000)
+    assert stats.kstest(passed(times, rate, 2000), "uniform").pvalue > 0.01
+
+
+def test_a_run_may_begin_in_a_burst_as_often_as_one_lasts() -> None:
+    counts = [len(seconds("burst:factor=5,on=1,off=4", rate_rps=100, duration_s=0.2, seed=seed)) for seed in range(400)]
+    assert np.mean(counts) == pytest.approx(20, rel=0.15)
+
+
+def test_of_a_trace_made_denser_every_arrival_keeps_its_moment(tmp_path: Path) -> None:
+    times = np.round(np.sort(np.random.default_rng(0).uniform(0, 10, 200)), 6)
+    file = write_trace(tmp_path / "t.csv", times)
+    found = seconds(f"trace:file={file}", rate_rps=60, duration_s=11)  # three times as many
+    assert len(found) == pytest.approx(600, rel=0.1)
+    assert set(np.round(times - times[0], 6)) <= set(np.round(found, 6))
+
+
+def test_the_rate_of_a_trace_is_that_until_its_last_arrival(tmp_path: Path) -> None:
+    file = write_trace(tmp_path / "t.csv", np.array([*np.linspace(0, 5, 999), 20.0]))
+    assert len(seconds(f"trace:file={file}", rate_rps=100, duration_s=60)) == pytest.approx(2000, rel=0.02)
+
+
+def test_a_schedule_tells_its_mean_rate() -> None:
+    assert schedule("constant:rate=10,duration=2;constant:rate=100,duration=1", rate_rps=0, duration_s=9, seed=0).rate_rps == 40
+    assert schedule("users:count=2", rate_rps=0, duration_s=9, seed=0).rate_rps == 0

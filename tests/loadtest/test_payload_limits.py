@@ -1,0 +1,105 @@
+"""What payloads are refused, how many are made, and with which header each kind is sent."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadtest.errors import UsageError
+from loadtest.payloads import from_files, synthetic
+from loadtest.results import LoadSpec
+from loadtest.target import Address
+from tests.loadtest.test_payloads import INPUTS, SPEC, body
+
+
+def sent(spec: LoadSpec, *paths: Path) -> list[bytes]:
+    spec = replace(spec, payloads=tuple(map(str, paths)))
+    return from_files(spec, Address.of(spec), "m")
+
+
+def saved(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "kind"),
+    [("a.json", "", "application/json"), ("a.bin", "", "application/octet-stream"), ("a.bin", "text/csv", "text/csv")],
+)
+def test_invocations_get_a_file_as_it_is_with_its_kind(tmp_path: Path, name: str, asked: str, kind: str) -> None:
+    spec = replace(SPEC, protocol="invocations", content_type=asked)
+    (request,) = sent(spec, saved(tmp_path, name, b"1,2\n"))
+    assert f"\r\nContent-Type: {kind}\r\n".encode() in request
+    assert b"\r\nContent-Length: 4\r\n" in request
+    assert body(request) == b"1,2\n"
+
+
+def test_a_raw_file_is_the_binary_request_of_one_input(tmp_path: Path) -> None:
+    (request,) = sent(replace(SPEC, protocol="rest-binary"), saved(tmp_path, "a.bin", b"\0\1"))
+    assert b"\r\nInference-Header-Content-Length: 0\r\n" in request
+    assert body(request) == b"\0\1"
+
+
+def test_a_folder_is_sent_in_the_order_of_names_without_its_folders(tmp_path: Path) -> None:
+    for name in ("b.bin", "a.bin", "c.bin"):
+        saved(tmp_path, name, name.encode())
+    (tmp_path / "inner").mkdir()
+    assert [body(one) for one in sent(replace(SPEC, protocol="rest-binary"), tmp_path)] == [b"a.bin", b"b.bin", b"c.bin"]
+
+
+def test_files_that_cannot_be_had_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.json: cannot be read"):
+        sent(SPEC, tmp_path / "nowhere.json")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="the folder has no files"):
+        sent(SPEC, tmp_path / "empty")
+
+
+def test_texts_of_a_request_may_be_nested(tmp_path: Path) -> None:
+    text = b'{"inputs": [{"name": "t", "datatype": "BYTES", "shape": [2, 2], "data": [["a", "b"], ["c", "d"]]}]}'
+    (request,) = sent(replace(SPEC, protocol="rest-binary"), saved(tmp_path, "a.json", text))
+    assert body(request).endswith(b"".join(b"\x01\0\0\0" + letter for letter in (b"a", b"b", b"c", b"d")))
+
+
+def test_sixty_four_requests_are_made_and_fewer_where_they_are_large() -> None:
+    assert len(synthetic(SPEC, INPUTS)) == 64
+    large: list[dict[str, Any]] = [{"name": "x", "datatype": "FP64", "shape": [-1, 1 << 20]}]  # 8 MiB each
+    assert len(synthetic(SPEC, large)) == 9  # the one that passes 64 MiB is the last
+
+
+def test_numbers_fill_their_range_up_to_both_ends() -> None:
+    made = [arrays for arrays, _ in synthetic(replace(SPEC, values=("input_ids=5:7",), rows="2", length="3-4"), INPUTS)]
+    assert {int(value) for arrays in made for value in arrays["input_ids"].reshape(-1)} == {5, 6, 7}
+    assert {bool(value) for arrays in made for value in arrays["flag"].reshape(-1)} == {True, False}
+    assert {arrays["input_ids"].shape for arrays in made} == {(2, 3), (2, 4)}
+    usual = np.concatenate([arrays["input_ids"].reshape(-1) for arrays, _ in synthetic(replace(SPEC, length="99"), INPUTS)])
+    assert (usual.min(), usual.max()) == (1, 99)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": "x"}, "--rows 'x': expected a number or a range"),
+        ({"rows": "0"}, "--rows '0': expected at least 1"),
+        ({"length": "5-4"}, "--length '5-4': expected at least 1, and the smaller number first"),
+        ({"length": "1-x"}, "--length '1-x': expected a number"),
+        ({"values": ("image=a:b",)}, "'image=a:b': expected NAME=LOW:HIGH"),
+        ({"values": ("image=1",)}, "'image=1': expected NAME=LOW:HIGH"),
+        ({"values": ("picture=1:2",)}, "the model has no input 'picture', only attention_mask, flag"),
+        ({"values": ("image=2:1",)}, "'image=2:1': LOW is above HIGH"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_value(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        synthetic(replace(SPEC, **change), INPUTS)
+    assert message in str(refused.value)
+
+
+def test_a_model_whose_inputs_are_unknown_needs_payload_files() -> None:
+    with pytest.raises(UsageError, match=r"'m' states no inputs .*--payload"):
+        synthetic(SPEC, [])
+    with pytest.raises(UsageError, match="input 'x': the server's metadata has the unknown datatype 'FP13'"):
+        synthetic(SPEC, [{"name": "x", "datatype": "FP13", "shape": [1]}])

@@ -6,8 +6,8 @@
 
 A cell is a server, how busy it is, and how many blocks a run has (of 10 limits and 200 requests at least, as in `loadtest
 run`). Its limit is the true percentile, so the true attainment is the percentile. Each cell's figure is the share of runs whose
-interval holds it, with its own exact 95 % interval. Exit code 1: that interval lies wholly outside 93 to 99 % (sequential: above
-5 %).
+interval holds it, with its own exact 95 % interval. Exit code 1: that interval lies wholly outside 93 to 99 % (sequential:
+above 5 %).
 
 The peers: Wilson's score interval (GuideLLM); the percentile bootstrap over requests, and over blocks as if each were a
 replicate (AIPerf); MLPerf LoadGen's bound, one-sided at 99 %, so that it should hold in 99 %.

@@ -1,8 +1,7 @@
-"""The load generator judged: against wrk and Locust, against a stall, and its intervals against the truth.
+"""The load generator judged: against wrk and Locust, and against a stall. Its intervals: `benchmarks.coverage`.
 
     python -m benchmarks.load_generator tools --seconds 10 --locust PATH   latency and CPU at the same rate, null server
     python -m benchmarks.load_generator stall                              a server that stops for 1 s: open and closed loop
-    python -m benchmarks.load_generator coverage                           intervals of attainment near the knee
 
 wrk (Debian: wrk) is a closed loop; a Lua delay per connection holds it to about the rate. Locust is no dependency of this
 project: install it in an environment of its own (`pip install locust`) and name its executable. Generator and server share
@@ -24,16 +23,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import uvloop
 
-from gateway.batching.batcher import Batcher
-from gateway.batching.policies import Greedy
 from loadtest.generator import measure
 from loadtest.results import LoadSpec, RunResult, read_run
 from loadtest.selfcheck import null_server
-from loadtest.simulator import Affine, simulate
-from loadtest.statistics import batch_means, binomial_interval, slowest
 from tests.loadtest.scripted_server import scripted_server
 
 CONNECTIONS = 32
@@ -169,92 +163,18 @@ async def _stalled(pattern: str, rate: float) -> RunResult:
         )
 
 
-def coverage(runs: int) -> None:
-    """How often the 95 % intervals hold the true attainment at a limit that is the true p99."""
-    print(f"{'server':<28}{'busy':>6}{'blocks':>8}{'batch means':>13}{'binomial':>10}{'width':>9}{'design effect':>15}")
-    for name, make in (("M/D/1", _md1), ("M/M/1", _mm1), ("batcher (greedy, 16 rows)", _batched)):
-        for busy in (0.8, 0.9) if make is _batched else (0.7, 0.8, 0.9, 0.95):
-            truth = make(np.random.default_rng(99), 400_000 if make is _batched else 4_000_000, busy)
-            limit = float(np.quantile(truth, 0.99))
-            attained = float(np.mean(truth <= limit))
-            per_block = max(200, int(10 * limit * _rate(make, busy)))
-            for blocks in (20, 40) if make is _batched else (20, 40, 100):
-                _cover(name, make, busy, limit, attained, per_block, blocks, runs)
-
-
-Latencies = Callable[[np.random.Generator, int, float], np.ndarray]
-
-
-def _cover(
-    name: str, make: Latencies, busy: float, limit: float, attained: float, per_block: int, blocks: int, runs: int
-) -> None:
-    held = binomial_held = 0
-    widths, effects = [], []
-    for run in range(runs):
-        latency = make(np.random.default_rng([1, run]), per_block * blocks, busy)
-        missed = latency > limit
-        means = batch_means(np.arange(len(latency)) // per_block, missed, slowest(latency, 99))
-        interval = means.interval(0.95)
-        binomial = binomial_interval(int(missed.sum()), len(missed), 0.95)
-        held += interval.lower <= attained <= interval.upper
-        binomial_held += binomial.lower <= attained <= binomial.upper
-        widths.append(interval.upper - interval.lower)
-        effects.append(means.design_effect)
-    print(
-        f"{name:<28}{busy:>6}{blocks:>8}{held / runs:>13.1%}{binomial_held / runs:>10.1%}{np.median(widths):>9.4f}"
-        f"{np.median(effects):>15.0f}",
-        flush=True,
-    )
-
-
-def _rate(make: Latencies, busy: float) -> float:
-    return busy * _BATCHED_RPS if make is _batched else busy
-
-
-def _md1(rng: np.random.Generator, count: int, busy: float) -> np.ndarray:
-    return _lindley(np.ones(count + _LEAD), rng.exponential(1 / busy, count + _LEAD))
-
-
-def _mm1(rng: np.random.Generator, count: int, busy: float) -> np.ndarray:
-    return _lindley(rng.exponential(1, count + _LEAD), rng.exponential(1 / busy, count + _LEAD))
-
-
-_LEAD = 20_000  # until the queue has forgotten that it began empty
-
-
-def _lindley(service: np.ndarray, gaps: np.ndarray) -> np.ndarray:
-    walk = np.cumsum(np.concatenate([[0.0], service[:-1] - gaps[1:]]))
-    latency: np.ndarray = (walk - np.minimum.accumulate(walk) + service)[_LEAD:]
-    return latency
-
-
-_BATCHED_RPS = 1600.0  # 16 rows in 2 ms + 16 · 0.5 ms
-
-
-def _batched(rng: np.random.Generator, count: int, busy: float) -> np.ndarray:
-    """Latencies in seconds of the gateway's own batcher, in simulated time."""
-    lead = 2000
-    arrivals_ns = (np.cumsum(rng.exponential(1 / (busy * _BATCHED_RPS), count + lead)) * 1e9).astype(np.int64)
-    batcher = Batcher(Greedy(), max_rows=16, workers=1, max_queue_rows=1_000_000)
-    latency: np.ndarray = simulate(batcher, arrivals_ns, Affine(2e6, 0.5e6), workers=1).latencies_ns[lead:] / 1e9
-    return latency
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("tools", "stall", "coverage"))
+    parser.add_argument("what", choices=("tools", "stall"))
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rates", default="1000,4000")
     parser.add_argument("--locust", default=shutil.which("locust"), help="its executable; left out if there is none")
-    parser.add_argument("--runs", type=int, default=200)
     args = parser.parse_args()
     started = time.monotonic()
     if args.what == "tools":
         tools(args.seconds, [int(rate) for rate in args.rates.split(",")], args.locust)
-    elif args.what == "stall":
-        stall()
     else:
-        coverage(args.runs)
+        stall()
     print(f"took {time.monotonic() - started:.0f} s")
 
 

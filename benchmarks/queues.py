@@ -88,8 +88,11 @@ class Batching:
     def runs(self, seed: int, runs: int, count: int, busy: float) -> Iterator[np.ndarray]:
         for first in range(0, runs, _SIDE_BY_SIDE):
             rng = np.random.default_rng([2, seed, first])
-            shape = (min(_SIDE_BY_SIDE, runs - first), _LEAD + count)
-            yield from self.latencies(np.cumsum(rng.exponential(1 / (busy * self.rate_rps), shape), axis=1))[:, _LEAD:]
+            side = min(_SIDE_BY_SIDE, runs - first)
+            gaps = rng.exponential(1 / (busy * self.rate_rps), (side, _LEAD + count))
+            after = rng.exponential(1 / (busy * self.rate_rps), (side, self.max_rows))  # they make the last batches longer
+            arrivals = np.cumsum(np.concatenate([gaps, after], axis=1), axis=1)
+            yield from self.latencies(arrivals)[:, _LEAD : _LEAD + count]
 
     def latencies(self, arrivals: np.ndarray) -> np.ndarray:
         """arrivals: (runs, count), seconds, ascending. Returns the same shape, seconds. All runs go on by a batch at a time."""

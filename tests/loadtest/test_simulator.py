@@ -1,15 +1,18 @@
 """The simulator itself, and the adaptive policy in situations that one decision does not show."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
-from gateway.batching.policies import POLICIES, Fixed, Greedy, Policy
+from gateway.batching.policies import POLICIES, Decision, Fixed, Greedy, Policy, State
+from gateway.batching.queue import Queue
 from gateway.config import Batching, Ragged
 from gateway.types import InferRequest
-from loadtest.simulator import SHED, Affine, Measured, simulate
+from loadtest.simulator import SHED, Affine, Measured, Outcome, simulate
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -178,3 +181,49 @@ def test_mixed_lengths_share_batches_only_where_that_saves_time(fixed_ms: float,
     batcher = Batcher(Adaptive(), max_rows=32, max_queue_rows=1 << 30, slo_ns=150 * MS, ragged=ragged)
     outcome = simulate(batcher, poisson(rate_rps, 2000 / rate_rps), service, workers=1, request_of=request)
     assert outcome.after(0.2).attainment(150 * MS) > 0.98
+
+
+def test_a_request_that_gets_no_result_is_neither_fast_nor_in_time() -> None:
+    outcome = simulate(batcher_of(Adaptive(), slo_ms=12), np.zeros(200, np.int64), BERT, workers=1)
+    lost = np.count_nonzero(outcome.latencies_ns == SHED)
+    assert SHED < 0 < lost < 200
+    assert outcome.attainment(10**12) == pytest.approx(1 - lost / 200)
+    assert outcome.mean_ms() == outcome.percentile_ms(50) > 0
+
+
+def test_an_answer_in_no_time_is_an_answer() -> None:
+    nothing = Outcome(np.array([0, 5]), np.array([0, 0]), (1, 1), Counter(), 0, 1)
+    assert (nothing.attainment(0), nothing.mean_ms(), nothing.goodput_rps(0)) == (1.0, 0.0, 4e8)
+    assert np.isnan(simulate(batcher_of(Greedy()), np.empty(0, np.int64), BERT, workers=1).mean_ms())
+
+
+def test_a_service_is_told_how_many_workers_run_and_when() -> None:
+    told: list[tuple[int, int]] = []
+
+    def service(batch: Batch, busy: int, now_ns: int) -> int:
+        told.append((busy, now_ns))
+        return 10
+
+    simulate(batcher_of(Greedy(), workers=3, max_rows=1), np.array([0, 1, 2, 3]), service, workers=3)
+    assert told == [(1, 0), (2, 1), (3, 2), (3, 10)]
+
+
+def test_profiles_say_how_long_a_batch_takes() -> None:
+    assert Affine(2 * MS, 3 * MS, factor=1.5).rows_ns(4) == 21 * MS
+    outcome = simulate(batcher_of(Greedy()), np.array([0, 1, 2, 3]), Measured((1, 2, 4), (MS, 5 * MS, 6 * MS)), workers=1)
+    assert outcome.latencies_ns.tolist() == [MS, MS + 5.5 * MS - 1, MS + 5.5 * MS - 2, MS + 5.5 * MS - 3]
+    bent = Measured((1, 2, 4, 8), (1, 2, 3, 100))
+    assert [bent.rows_ns(rows) for rows in (3, 8, 9)] == [2, 100, 124]
+    assert Measured((4,), (7,)).rows_ns(9) == 7
+
+
+class Never(Greedy):
+    """Closes no batch and asks for no wake-up."""
+
+    def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
+        return Decision(0)
+
+
+def test_a_policy_that_waits_for_nothing_is_named() -> None:
+    with pytest.raises(RuntimeError, match="waits for nothing"):
+        simulate(batcher_of(Never(), slo_ms=None), np.array([0]), BERT, workers=1)

@@ -3,8 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtest.results import Slo
+from benchmarks.queues import BATCHER, CONSTANT, Batching, Queue
+from loadtest.results import Interval, Slo
 from loadtest.statistics import (
+    BatchMeans,
     batch_means,
     binomial_interval,
     falling,
@@ -68,6 +70,7 @@ def test_the_binomial_interval_gives_the_counts_of_mlperf(misses: int, needed: i
     assert binomial_interval(misses, needed - 1, 0.98).lower < 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("busy", "blocks"), [(0.8, 40), (0.9, 100)])
 def test_batch_means_cover_the_true_attainment_near_the_knee_where_the_binomial_interval_does_not(
     busy: float, blocks: int
@@ -214,3 +217,78 @@ def test_shares_fall_with_the_rate_by_as_little_change_as_their_weights_allow(
     shares: list[float], weights: list[int], fallen: list[float]
 ) -> None:
     assert falling(shares, weights) == pytest.approx(fallen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("server", "busy", "percentile"), [(CONSTANT, 0.9, 95), (BATCHER, 0.9, 99)])
+def test_a_limit_that_is_just_missed_passes_in_one_of_twenty_runs_at_most(
+    server: Queue | Batching, busy: float, percentile: float
+) -> None:
+    limit = server.percentile(percentile - 0.01, busy, seed=0) if isinstance(server, Queue) else 0.025931
+    per_block = max(200, int(10 * limit * busy * server.rate_rps))
+    passed = 0
+    for latency in server.runs(5, 400, per_block * 20, busy):
+        means = batch_means(np.arange(len(latency)) // per_block, latency > limit, slowest(latency, percentile))
+        passed += means.interval(0.9).lower >= percentile / 100
+    assert passed <= 0.07 * 400  # 5 %, and what 400 runs scatter
+
+
+def test_a_longer_run_with_the_same_outcome_has_a_narrower_interval_of_the_same_estimate() -> None:
+    for means in (BatchMeans(20, 2000, 1.0, 20), BatchMeans(20, 2000, 8.0, 20)):
+        one, four = means.interval(0.95), means.interval(0.95, scale=4)
+        assert one.lower < four.lower < four.estimate == one.estimate == 0.99 < four.upper < one.upper
+    assert BatchMeans(20, 2000, 1.0, 20).interval(0.95, scale=2) == binomial_interval(40, 4000, 0.95)
+
+
+def test_a_share_other_than_the_one_seen_is_tested_with_the_dependence_it_would_show() -> None:
+    # One that is twice as large or larger with √2 times as much, one of a quarter or less with half as much.
+    means = BatchMeans(0, 4000, 50.0, 1_000_000)
+    assert 1 - means.interval(0.95).lower == pytest.approx(1 - 0.025 ** (1 / (4000 / (1 + 49 * 2**0.5))), rel=1e-3)
+    assert means.interval(0.95).upper == 1
+    all_of_them = BatchMeans(4000, 4000, 50.0, 1_000_000).interval(0.95)
+    assert (all_of_them.lower, all_of_them.estimate) == (0, 0)
+    assert 0 < all_of_them.upper < 0.1
+
+
+def test_fewer_blocks_tell_less_of_the_same_misses() -> None:
+    lower = [BatchMeans(20, 4000, 8.0, blocks).interval(0.95).lower for blocks in (5, 20, 100)]
+    assert lower == sorted(lower)
+    assert lower[0] < lower[1] - 0.001
+
+
+def test_misses_that_come_in_one_block_weigh_as_one() -> None:
+    block = np.arange(4000) // 200
+    together, apart = np.zeros(4000, bool), np.zeros(4000, bool)
+    together[1000:1020] = True
+    apart[::200] = True
+    assert batch_means(block, apart) == BatchMeans(20, 4000, 1.0, 20)
+    # 20 times the variance of what is spread: all are in one of 20 blocks.
+    assert batch_means(block, together).design_effect == pytest.approx(20, rel=0.02)
+    assert batch_means(block, np.zeros(4000, bool)).design_effect == 1
+    assert batch_means(np.zeros(50, np.int64), together[1000:1050]).design_effect == 1  # one block tells nothing
+    assert batch_means(block * 3, together).blocks == 20  # numbers without requests are no blocks
+
+
+def test_neighbouring_blocks_that_are_alike_weigh_more_than_others() -> None:
+    block = np.arange(4000) // 200
+    some = {place: np.isin(block, place) & (np.arange(4000) % 10 == 0) for place in ((4, 5, 6, 7), (1, 6, 11, 16))}
+    alike, apart = (batch_means(block, missed).design_effect for missed in some.values())
+    assert alike > 2 * apart
+    assert apart == pytest.approx(17, rel=0.1)
+    halves = np.where(block < 10, True, False) & (np.arange(4000) % 10 == 0)
+    assert batch_means(block, halves).design_effect < 9.5 * apart  # how far neighbours can be told alike has an end
+
+
+def test_the_slowest_are_three_times_as_many_as_may_miss_and_half_at_most() -> None:
+    latencies = np.random.default_rng(0).permutation(np.arange(10_000))
+    for percentile, count in ((99, 300), (95, 1500), (99.9, 30), (50, 5000), (80, 5000)):
+        found = slowest(latencies, percentile)
+        assert np.count_nonzero(found) == count
+        assert latencies[found].min() == 10_000 - count
+
+
+def test_nothing_measured_says_nothing() -> None:
+    assert binomial_interval(0, 0, 0.95) == Interval(0, 0, 1, 0.95)
+    assert binomial_interval(7, 7, 0.95).lower == 0
+    assert binomial_interval(0, 7, 0.95).upper == 1
+    assert batch_means(np.zeros(1, np.int64), np.ones(1, bool)).interval(0.95).lower == 0

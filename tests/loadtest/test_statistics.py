@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -251,9 +252,9 @@ def test_a_share_other_than_the_one_seen_is_tested_with_the_dependence_it_would_
 
 
 def test_fewer_blocks_tell_less_of_the_same_misses() -> None:
-    lower = [BatchMeans(20, 4000, 8.0, blocks).interval(0.95).lower for blocks in (5, 20, 100)]
-    assert lower == sorted(lower)
-    assert lower[0] < lower[1] - 0.001
+    lower = [BatchMeans(20, 4000, 8.0, blocks).interval(0.95).lower for blocks in (2, 3, 5, 20, 100)]
+    assert all(fewer < more for fewer, more in itertools.pairwise(lower))
+    assert BatchMeans(20, 4000, 8.0, 1).interval(0.95).lower == lower[0]
 
 
 def test_misses_that_come_in_one_block_weigh_as_one() -> None:
@@ -292,3 +293,45 @@ def test_nothing_measured_says_nothing() -> None:
     assert binomial_interval(7, 7, 0.95).lower == 0
     assert binomial_interval(0, 7, 0.95).upper == 1
     assert batch_means(np.zeros(1, np.int64), np.ones(1, bool)).interval(0.95).lower == 0
+
+
+def test_no_time_is_counted_as_a_nanosecond_and_small_ones_exactly() -> None:
+    assert histogram(np.array([0, 1, 7, 4095])) == ((1, 2), (7, 1), (4095, 1))
+    assert [edge for edge, _ in histogram(np.array([4096, 4097, 8192]))] == [4097, 8195]
+    assert histogram_percentile(((1_000_000, 1), (2_000_000, 98), (3_000_000, 1)), 99) == 2
+    assert histogram_percentile(((1_000_000, 1), (2_000_000, 98), (3_000_000, 1)), 99.1) == 3
+    assert histogram_percentile(((1_000_000, 1), (2_000_000, 98), (3_000_000, 1)), 1) == 1
+
+
+def test_ranks_are_those_of_the_nearest_and_begin_with_one() -> None:
+    assert [rank(percentile, 1000) for percentile in (0, 0.1, 50, 99.9, 100)] == [1, 1, 500, 999, 1000]
+    assert [rank(99, count) for count in (1, 100, 101)] == [1, 99, 100]
+    single = percentiles(np.array([5_000_000]))
+    assert (single.count, single.mean, single.p50, single.p999, single.max) == (1, 5, 5, 5, 5)
+    ordered = percentiles(np.arange(1000, 0, -1) * 1_000_000)
+    assert (ordered.p90, ordered.p95, ordered.p99, ordered.p999) == (900, 950, 990, 999)
+
+
+@pytest.mark.parametrize(("count", "cut"), [(199, 0), (200, 20)])
+def test_too_short_a_series_loses_nothing(count: int, cut: int) -> None:
+    noise = np.random.default_rng(1).normal(0, 0.1, count)
+    assert mser5(noise + np.where(np.arange(count) < 20, 10.0, 0.0)) == (cut, True)
+
+
+def test_what_would_take_more_than_may_be_dropped_is_not_steady() -> None:
+    noise = np.random.default_rng(0).normal(0, 1, 10_000)
+    late = noise + np.where(np.arange(10_000) < 3000, 10.0, 0.0)
+    assert mser5(late) == (2000, False)
+    assert mser5(late, most=0.1) == (1000, False)
+    cut, steady = mser5(late, most=0.4)
+    assert (2990 <= cut <= 3050, cut % 5, steady) == (True, 0, True)
+    assert mser5(np.append(late, [1e9] * 4))[0] == 2000  # what fills no five is left out
+
+
+def test_a_start_that_differs_by_no_more_than_noise_is_kept() -> None:
+    # Slow waves, whose own batches scatter as much as the start differs.
+    waves = 3 * np.sin(np.arange(20_000) / 500) + np.random.default_rng(3).normal(0, 1, 20_000)
+    small = waves + np.where(np.arange(20_000) < 500, 1.5, 0.0)
+    assert mser5(small) == (0, True)
+    large = waves + np.where(np.arange(20_000) < 500, 60.0, 0.0)
+    assert 490 <= mser5(large)[0] <= 520

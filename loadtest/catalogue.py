@@ -1,4 +1,4 @@
-"""Instance types and their prices, read from configs/instances.yaml: facts with a source and a date.
+"""Instance types and their prices, read from instances.yaml of this package: facts with a source and a date.
 
 An unknown type or a missing price is an error, never a zero and never a guess. Estimated, undated and old prices are usable,
 but carry a flag that every report prints.
@@ -6,8 +6,8 @@ but carry a flag that every report prints.
 
 import datetime
 import difflib
-import sys
-from pathlib import Path
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Annotated, Literal, Self
 
 import yaml
@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from loadtest.errors import UsageError
 
-_IN_TREE = Path(__file__).parents[1] / "configs" / "instances.yaml"
-BUNDLED = _IN_TREE if _IN_TREE.exists() else Path(sys.prefix, "share", "serving-gateway", "instances.yaml")
+BUNDLED: Traversable = files("loadtest") / "instances.yaml"
 STALE_AFTER_DAYS = 90
 
 PriceBasis = Literal["ec2", "spot", "sagemaker"]
@@ -128,7 +127,7 @@ class Catalogue(_Strict):
         return self.model_copy(update={"sources": sources, "instances": instances})
 
 
-def load_catalogue(path: Path = BUNDLED) -> Catalogue:
+def load_catalogue(path: Traversable = BUNDLED) -> Catalogue:
     """Read an instances file. Raises: UsageError, with one line per fault."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ import datetime
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def write_cache(path: Path, prices: Iterable[LivePrice], now: datetime.datetime)
     fresh.replace(path)
 
 
-def current_catalogue(now: datetime.datetime, *, instances: Path = BUNDLED, cache: Path = CACHE) -> Catalogue:
+def current_catalogue(now: datetime.datetime, *, instances: Traversable = BUNDLED, cache: Path = CACHE) -> Catalogue:
     """The bundled snapshot with fresh live prices of its region put over it."""
     catalogue = load_catalogue(instances)
     live = {(p.instance_type, p.basis): p.price for p in read_cache(cache, now) if p.region == catalogue.region}

@@ -74,7 +74,8 @@ def sample_peaks(standing: Standing, required: float, random: np.random.Generato
         shares[:, column] = (weights @ blocks[:, 1]) / np.maximum(weights @ blocks[:, 0], 1)
     weight = [run.requests for run in runs]
     places, drift = random.random(draws), random.normal(0, RUN_SPREAD, draws)
-    return np.exp(drift + [_crossing(rates, falling(row, weight), required, place) for row, place in zip(shares, places, strict=True)])
+    found = [_crossing(rates, falling(row, weight), required, place) for row, place in zip(shares, places, strict=True)]
+    return np.exp(drift + found)
 
 
 def _probability_cheapest(question: Question, winner: Standing, possible: Sequence[Standing], seed: int) -> float:

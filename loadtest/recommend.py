@@ -40,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
         parser.add_argument(
             "--target-rps", type=float, metavar="N", help="instead of target_rps: the rate a fleet is wanted for"
         )
-        parser.add_argument("--instances", type=Path, metavar="FILE", help="another catalogue than configs/instances.yaml")
+        parser.add_argument("--instances", type=Path, metavar="FILE", help="another catalogue than the one that comes along")
 
 
 def _recommend(arguments: argparse.Namespace) -> int:

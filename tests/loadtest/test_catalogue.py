@@ -1,5 +1,7 @@
 import copy
 import datetime
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,15 @@ def test_every_bundled_type_has_an_on_demand_price_with_source_and_date(catalogu
         assert price.usd_per_hour > 0
         assert price.source
         assert price.date is not None
+
+
+def test_everything_that_loadtest_reads_is_installed_with_it() -> None:
+    root = Path(__file__).parents[2]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["loadtest"]
+    package = root / "loadtest"
+    data = [path.relative_to(package) for path in package.rglob("*.*") if path.suffix not in (".py", ".pyc")]
+    assert Path("instances.yaml") in data
+    assert [str(path) for path in data if not any(fnmatch(str(path), pattern) for pattern in patterns)] == []
 
 
 def test_sagemaker_names_mean_the_same_type(catalogue: Catalogue) -> None:

@@ -148,6 +148,11 @@ def compared(
             inputs=len(both),
             failure=f"answered only {len(both)} of {len(requests)} requests in the time there was, {LEAST_INPUTS} are needed",
         )
+    outputs = ", ".join(sorted(both[0][1]))
+    if unknown := sorted(set(statistics) - {"", *both[0][1]}):
+        return Compared(
+            failure=f"cannot be compared: agreement.statistic names {', '.join(unknown)}, the outputs are {outputs}"
+        )
     found = []
     for number, (request, ours, theirs) in enumerate(both, start=1):
         if differs := difference(ours, theirs):

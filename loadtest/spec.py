@@ -381,7 +381,9 @@ def _comparison(
     kinds = len({candidate.numerics for candidate in candidates})
     if chosen is None or len(faults) > before or (kinds < 2 and not expected):
         return None, []
-    doubt = f"{kinds} kinds of candidates compute differently (precision, file or backend), and their answers are not compared"
+    why = f"{kinds} kinds of candidates compute differently (precision, file or backend)"
+    if expected:
+        why = "answers are to be compared with the expected ones"
     if len(requests) >= LEAST_INPUTS:
         if expected:
             return Comparison(files, statistics, batched, EXPECTED, ()), []
@@ -392,17 +394,14 @@ def _comparison(
         named = wanted.reference is not None or any(candidate.full_precision for candidate in candidates)
         return Comparison(files, statistics, batched, reference, stand_ins), [] if named else [unsure]
     if min_agreement is None:
-        return None, [doubt]
+        return None, [f"{why}; they were not compared, as that takes {LEAST_INPUTS} real requests"]
     found = (
         f"{len(requests)} different requests are in {', '.join(files)}, {LEAST_INPUTS} are needed"
         if files
         else f"made-up requests cannot tell whether their answers agree: name files of at least {LEAST_INPUTS} real requests"
     )
     what = "agreement.requests" if wanted.requests else "payload.files"
-    faults.append(
-        f"{source}: {what}: {kinds} kinds of candidates compute differently (precision, file or backend), and {found}; "
-        "or allow any answers with slo: {min_agreement: null}"
-    )
+    faults.append(f"{source}: {what}: {why}, and {found}; or allow any answers with slo: {{min_agreement: null}}")
     return None, []
 
 

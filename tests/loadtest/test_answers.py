@@ -232,6 +232,11 @@ def test_outputs_of_another_form_are_told_and_not_judged() -> None:
     assert found.failure == "cannot be compared: in answer 1 its outputs are z, the reference's y"
 
 
+def test_a_statistic_of_an_output_that_there_is_not_is_told() -> None:
+    found = judged(lambda answer: answer, statistics={"z": "cosine", "": "equality"})
+    assert found.failure == "cannot be compared: agreement.statistic names z, the outputs are y"
+
+
 def test_a_large_payload_is_asked_evenly() -> None:
     many = [replace(REQUESTS[0], source=str(number)) for number in range(1250)]
     chosen = [int(request.source) for request in spread(many)]

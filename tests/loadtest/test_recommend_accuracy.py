@@ -1,8 +1,10 @@
 """Accuracy as a user meets it: real gateways, real answers, the real command."""
 
 import asyncio
+import http.server
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import yaml
 from loadtest.catalogue import load_catalogue
 from loadtest.cli import main
 from loadtest.launchers.local import Local
-from loadtest.recommender import Lab
+from loadtest.recommender import Lab, price_by_metadata, question_of
 from loadtest.search import EXPECTED, Agree, Agreed
 from loadtest.spec import parse_spec
 
@@ -128,3 +130,33 @@ def test_a_candidate_twice_as_fast_that_agrees_at_094_is_never_loaded_nor_wins(t
     assert not fast["timings"]
     assert not fast["runs"]
     assert found["winner"] != fast["name"]
+
+
+def test_a_reference_keeps_its_place_when_its_instance_type_is_asked_from_it(tmp_path: Path) -> None:
+    class Metadata(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"instance_type": "c7i.large"}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            urls = [f"http://127.0.0.1:{server.server_port}", f"http://localhost:{server.server_port}"]
+            candidates = [{"url": url} for url in urls]
+            wanted = document(tmp_path, {}, candidates=candidates, launcher={"kind": "url"}, model="turner")
+            catalogue = load_catalogue()
+            spec = asyncio.run(price_by_metadata(parse_spec(wanted, catalogue, source="spec"), catalogue))
+        finally:
+            server.shutdown()
+            thread.join()
+    question = question_of(spec, paid=False)
+    assert (question.reference, question.stand_ins) == (f"c7i.large {urls[0]}", (f"c7i.large {urls[1]}",))
+    assert {entrant.name for entrant in question.entrants} == {question.reference, *question.stand_ins}

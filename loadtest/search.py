@@ -40,7 +40,7 @@ VERIFY_SHARE = 0.05  # of the budget, for each of those two
 SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
 LEAST_SECONDS = 4.0  # a shorter run tells nothing
 EXPECTED = "the expected answers"  # the reference, where the requests bring them along
-AGREE_SECONDS, AGREE_SHARE = 60.0, 0.1  # at most, of one comparison: in all, and of the budget
+AGREE_SECONDS, AGREE_SHARE = 60.0, 0.2  # of one comparison at most: in all, and of what is left; it takes a few on a quiet core
 BLOCKS, BLOCK_SLOS, BLOCK_REQUESTS = 20, 10, 200  # a decisive probe: 20 blocks of at least 10 SLOs and 200 requests
 WARMED_BLOCKS = 25  # with a fifth of the run dropped as warm-up
 
@@ -604,7 +604,7 @@ class _Search:
 
     def _compare(self, entrant: Entrant) -> Generator[Command, Event, Agreed]:
         if entrant.name not in self._agreed:
-            seconds = min(AGREE_SECONDS, max(LEAST_SECONDS, AGREE_SHARE * self._question.seconds))
+            seconds = min(AGREE_SECONDS, max(LEAST_SECONDS, AGREE_SHARE * self._left_seconds()))
             if not self._affords(LEAST_SECONDS, entrant):
                 return Agreed(entrant.name, failure="was not compared: the budget did not reach it")
             yield from self._ask(Agree(entrant.name, self._reference, seconds))

@@ -49,7 +49,12 @@ class Meter:
         self._read = 0
 
     def __repr__(self) -> str:
-        return f"<Meter beside {self._address}, pid {self._process.pid if self._process else None}>"
+        return f"<Meter beside {self._address}, pid {self.pid}>"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the meter's process; None while there is none."""
+        return self._process.pid if self._process is not None else None
 
     async def __aenter__(self) -> Self:
         if not self._wanted or not await asyncio.to_thread(Path("/proc/loadavg").exists):

@@ -112,14 +112,14 @@ class BatchMeans:
         return least, 1.0 if as_many > 0 else _root(lambda seen: self._as_many(share, seen, confidence) - tail, share, 1.0)
 
     def _as_few(self, share: float, seen: float, confidence: float, scale: float = 1.0) -> float:
-        """The chance to see at most this share of misses where the true one is `share`."""
+        """The chance to see at most this share of misses, below 1, where the true one is `share`."""
         n = self._effective(share, seen, confidence, scale)
-        return float(special.betaincc(seen * n + 1, (1 - seen) * n, share)) if seen < 1 else 1.0
+        return float(special.betaincc(seen * n + 1, (1 - seen) * n, share))
 
     def _as_many(self, share: float, seen: float, confidence: float, scale: float = 1.0) -> float:
-        """The chance to see at least this share of misses."""
+        """The chance to see at least this share of misses, above 0."""
         n = self._effective(share, seen, confidence, scale)
-        return float(special.betainc(seen * n, (1 - seen) * n + 1, share)) if seen > 0 else 1.0
+        return float(special.betainc(seen * n, (1 - seen) * n + 1, share))
 
     def _effective(self, share: float, seen: float, confidence: float, scale: float) -> float:
         """How many independent requests would tell as much about `share`."""

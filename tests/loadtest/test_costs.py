@@ -25,6 +25,7 @@ def test_replicas_round_up_but_not_for_float_dust() -> None:
     assert costs.replicas_for(0.3, 0.1) == 3  # 0.3 / 0.1 is 2.9999999999999996
     assert costs.replicas_for(301, 100) == 4
     assert costs.replicas_for(300, 100, headroom=0.75) == 4
+    assert costs.replicas_for(1, 100) == 1
     assert costs.replicas_for(1, 100, min_replicas=2) == 2
 
 

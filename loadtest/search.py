@@ -40,7 +40,8 @@ VERIFY_SHARE = 0.05  # of the budget, for each of those two
 SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
 LEAST_SECONDS = 4.0  # a shorter run tells nothing
 EXPECTED = "the expected answers"  # the reference, where the requests bring them along
-AGREE_SECONDS, AGREE_SHARE = 60.0, 0.2  # of one comparison at most: in all, and of what is left; it takes a few on a quiet core
+AGREE_SECONDS, AGREE_SHARE = 60.0, 0.2  # at most, of one comparison: in all, and of what is left; a quiet machine takes a few
+AGREE_MOST = 0.5  # of the budget, after which nobody new is compared: who has been must still be measured
 BLOCKS, BLOCK_SLOS, BLOCK_REQUESTS = 20, 10, 200  # a decisive probe: 20 blocks of at least 10 SLOs and 200 requests
 WARMED_BLOCKS = 25  # with a fifth of the run dropped as warm-up
 
@@ -605,7 +606,8 @@ class _Search:
     def _compare(self, entrant: Entrant) -> Generator[Command, Event, Agreed]:
         if entrant.name not in self._agreed:
             seconds = min(AGREE_SECONDS, max(LEAST_SECONDS, AGREE_SHARE * self._left_seconds()))
-            if not self._affords(LEAST_SECONDS, entrant):
+            spent = self._spent.seconds > AGREE_MOST * self._question.seconds
+            if spent or not self._affords(LEAST_SECONDS, entrant):
                 return Agreed(entrant.name, failure="was not compared: the budget did not reach it")
             yield from self._ask(Agree(entrant.name, self._reference, seconds))
         return self._agreed[entrant.name]

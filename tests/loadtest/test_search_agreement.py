@@ -66,6 +66,23 @@ def test_each_numerics_is_compared_once_and_before_any_profile() -> None:
     assert standings["fp32 wide"].agreement is standings["fp32"].agreement
 
 
+def test_comparing_takes_half_of_a_short_budget_at_most() -> None:
+    many = tuple(Entrant(f"e{number}", f"e{number}", 0.1, 1, 8, f"n{number}") for number in range(20))
+    question = dataclasses.replace(QUESTION, entrants=many, reference="e0", stand_ins=(), seconds=100)
+    lab = SimulatedLab(question, {entrant.name: Truth(5000) for entrant in many})
+    outcome = lab.run()
+    asked = touched(lab, Agree)
+    assert asked == {f"e{number}" for number in range(8)}  # 7 s each
+    assert out_of(outcome)["e8"] == "was not compared: the budget did not reach it"
+    assert touched(lab, Profile)
+    assert touched(lab, Profile) <= asked
+
+
+def test_money_is_not_spent_on_comparing_beyond_the_limit() -> None:
+    _, lab = searched(dataclasses.replace(QUESTION, max_usd=0.1 * 10 / 3600))
+    assert len(touched(lab, Agree)) == 1  # 7 s, and 4 more are too many
+
+
 def test_nothing_is_compared_without_a_reference() -> None:
     outcome, lab = searched(dataclasses.replace(QUESTION, reference=""))
     assert not touched(lab, Agree)

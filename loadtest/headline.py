@@ -3,11 +3,13 @@
 import math
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from loadtest.costs import HOURS_PER_MONTH
 from loadtest.errors import ExitCode
-from loadtest.wording import chance, minutes, ms, percent, rate, share, slo_in_words, usd
+from loadtest.search import agreement_text
+from loadtest.wording import chance, minutes, ms, percent, rate, slo_in_words, usd
 
 if TYPE_CHECKING:
     from loadtest.recommendation import CandidateReport, PriceReport, Recommendation
@@ -81,14 +83,13 @@ def _standing(found: "Recommendation") -> str:
     return "is the cheapest" if sure else "is the cheapest that was found"
 
 
-def needed(found: "Recommendation", seconds: float | None) -> tuple[str, str]:
+def needed(found: "Recommendation", seconds: float | None, out: Path | None) -> tuple[str, str]:
     """What a proof would take, and the command for it. seconds: of budget on top; None: cannot be told."""
-    command = f"loadtest recommend {shlex.quote(found.source)}"
+    command = f"loadtest recommend {shlex.quote(found.source)}" + (f" --out {shlex.quote(str(out))}" if out else "")
     if seconds is None:
         enough = f"{minutes(found.seconds_budget)} of measuring did not suffice"
         return enough, f"{command} --budget-minutes {2 * found.seconds_budget / 60:g}"
-    budget = math.ceil((found.seconds_budget + seconds) / 60)
-    return f"needs about {minutes(seconds, 'more ')}", f"{command} --resume --budget-minutes {budget}"
+    return f"needs about {minutes(seconds, 'more ')}", f"{command} --resume --budget-minutes {max(1, math.ceil(seconds / 60))}"
 
 
 def facts(found: "Recommendation") -> list[Fact]:
@@ -156,7 +157,11 @@ def _of_winner(found: "Recommendation", winner: "CandidateReport") -> list[Fact]
     if agreed is not None and agreed.value is not None and agreed.measured_on != agreed.reference:
         with_whom = _name(found, agreed.reference)
         told.append(
-            Fact("agreement", share(agreed.value), f"agreement with {with_whom} ({agreed.statistic}, {agreed.inputs} inputs)")
+            Fact(
+                "agreement",
+                agreement_text(agreed.value),
+                f"agreement with {with_whom} ({agreed.statistic}, {agreed.inputs} inputs)",
+            )
         )
     return told
 

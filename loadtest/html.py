@@ -16,8 +16,8 @@ from loadtest.headline import SIGNALS, cliff_told, facts, headline, price_told, 
 from loadtest.pages import PALETTE
 from loadtest.recommendation import CandidateReport, Recommendation, held_points
 from loadtest.report import spent
-from loadtest.search import Measured
-from loadtest.wording import attained, ms, percent, rate, share, slo_in_words, usd
+from loadtest.search import Measured, agreement_text
+from loadtest.wording import attained, ms, percent, rate, slo_in_words, usd
 
 Card = tuple[str, str, Markup]
 OFFERED: Final = Axis("offered requests per second", zero=False)
@@ -160,7 +160,7 @@ def _cost_by_agreement(found: Recommendation, shown: Sequence[CandidateReport], 
     for c in shown:
         agreed, cost = c.agreement, c.cost_per_million_usd
         if agreed is not None and agreed.value is not None and cost:
-            hint = f"{c.letter}: agreement {share(agreed.value)}, {usd(cost)} at {rate(c.claimed_rps)}"
+            hint = f"{c.letter}: agreement {agreement_text(agreed.value)}, {usd(cost)} at {rate(c.claimed_rps)}"
             series.append(Series(colours[c.name], [Point(agreed.value, cost, hint)], name=c.letter))
     if len({point.x for one in series for point in one.points}) < 2:
         return "", "", Markup()

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from loadtest.interrupts import Interruption
     from loadtest.launchers import Launcher
     from loadtest.recommendation import Recommendation
-    from loadtest.recommender import Step
     from loadtest.search import Question
     from loadtest.spec import Spec
 
@@ -45,15 +44,14 @@ def add_parser(subparsers: Any) -> None:
 
 def _recommend(arguments: argparse.Namespace) -> int:
     import uvloop
-    from rich.console import Console
 
     from loadtest.interrupts import interruption
     from loadtest.launchers import launcher_of
     from loadtest.recommender import question_of
-    from loadtest.report import show, write_all
+    from loadtest.report import output, show, write_all
 
     spec = _read(arguments)
-    console = Console()
+    console = output()
     launcher = launcher_of(spec.launcher)
     launcher.preflight(spec.candidates)
     question = question_of(spec, paid=launcher.paid)
@@ -75,15 +73,14 @@ def _recommend(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from loadtest.launchers import launcher_of
     from loadtest.recommender import question_of
+    from loadtest.report import output
 
     spec = _read(arguments)
     launcher = launcher_of(spec.launcher)
     launcher.preflight(spec.candidates)
-    _show_plan(spec, question_of(spec, paid=launcher.paid), launcher, Console())
+    _show_plan(spec, question_of(spec, paid=launcher.paid), launcher, output())
     return ExitCode.MET
 
 
@@ -146,17 +143,21 @@ async def _search(
     console: "Console",
     interrupted: "Interruption",
 ) -> "Recommendation":
+    from loadtest.display import Display
     from loadtest.generator import measure
     from loadtest.journal import Journal
     from loadtest.recommendation import build
     from loadtest.recommender import Lab, extended, run_search
+    from loadtest.wording import differences
 
     journal = Journal(folder / "journal.jsonl", question, fresh=arguments.fresh, resume=arguments.resume)
     if journal.events:
         console.print(f"resuming after {len(journal.events)} steps found in {folder / 'journal.jsonl'}")
     if arguments.resume:
         question = extended(question, journal.events)
-    lab = Lab(spec, launcher, measure, runs=folder / "runs")
+    names = dict(zip((candidate.name for candidate in spec.candidates), differences(spec.candidates), strict=True))
+    display = Display(console, question, names, paid=launcher.paid)
+    lab = Lab(spec, launcher, measure, runs=folder / "runs", on_progress=display.on_progress if console.is_terminal else None)
     task = asyncio.current_task()
     assert task is not None  # this is a coroutine
 
@@ -165,49 +166,15 @@ async def _search(
 
     try:
         with interrupted.calls(cancel):
-            outcome = await run_search(question, lab, journal, on_step=lambda step: _tell(step, console))
+            outcome = await run_search(question, lab, journal, on_step=display.on_step)
     finally:
+        display.clear()
         journal.close()
     now = datetime.datetime.now(datetime.UTC)
-    return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid)
+    return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid, out=arguments.out)
 
 
 def machine() -> str:
     """What this machine is, in a few words."""
     cores = len(os.sched_getaffinity(0))
     return f"{platform.machine()} with {cores} cores, Python {platform.python_version()}"
-
-
-def _tell(step: "Step", console: "Console") -> None:
-    """One line per measurement."""
-    from rich.markup import escape
-
-    from loadtest.search import Agree, Agreed, Load, Measured, Predicted, Profile, Profiled, agreement_text
-
-    command, event = step.command, step.event
-    mark = ""
-    if event is None:
-        if isinstance(command, Agree):
-            console.print(f"agree    {command.entrant}, with {command.reference} …", style="dim")
-        elif isinstance(command, Profile):
-            console.print(f"profile  {command.entrant}, rows {', '.join(map(str, command.rows))} …", style="dim")
-        elif isinstance(command, Load):
-            console.print(
-                f"{command.purpose:8} {command.entrant}, {command.rps:.4g}/s for up to {command.seconds:.0f} s …", style="dim"
-            )
-    elif isinstance(event, Agreed):
-        figure = f"{agreement_text(event.agreement or 0.0)} by {event.statistic}, {event.inputs} requests"
-        console.print(f"{mark}agree    {command.entrant}: {escape(event.failure) or figure}")
-    elif isinstance(event, Profiled):
-        alone = ", ".join(f"{t.rows}: {t.ms:.3g}" for t in event.timings if t.concurrency == 1)
-        console.print(f"{mark}profile  {command.entrant}: {escape(event.failure) or f'ms by rows {alone}'}")
-    elif isinstance(event, Predicted):
-        console.print(f"{mark}predict  {event.entrant}: {event.rps:.4g}/s")
-    elif isinstance(event, Measured):
-        style = {"pass": "green", "fail": "red"}.get(event.verdict, "yellow")
-        share = f"{event.attainment:.2%}" if event.attainment is not None else "nothing"
-        verdict = event.failure or (event.verdict if event.valid else f"INVALID ({'; '.join(event.notes)})")
-        told = f"{event.rps:.4g}/s: p99 {event.p99_ms:.3g} ms, {share} in the SLO"
-        console.print(
-            f"{mark}{event.purpose:8} {event.entrant} {told}, [{style}]{escape(verdict)}[/{style}], {event.seconds:.0f} s"
-        )

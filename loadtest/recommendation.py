@@ -19,8 +19,6 @@ from loadtest.costs import (
     autoscaling_invocations_per_minute,
     cost_per_inference,
     cost_per_million,
-    fleet_usd_per_hour,
-    replicas_for,
     requests_per_dollar,
 )
 from loadtest.curves import Cliff, CurvePoint, FrontPoint, cliff, curve, front
@@ -29,7 +27,7 @@ from loadtest.fleet import Fleet, NoFleet, Offer, cheapest_fleet
 from loadtest.ranking import judge
 from loadtest.search import Agreed, Measured, Outcome, Question, Standing, Timing, agreement_text, misses
 from loadtest.spec import MIN_AGREEMENT, Candidate, Spec
-from loadtest.wording import letters
+from loadtest.wording import differences, letters
 
 SCHEMA: Final = "loadtest.recommendation/1"
 CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
@@ -186,7 +184,7 @@ class Recommendation:
     margin: how much more the runner-up costs than the winner, as a share, each at its claimed rate: a fleet for target_rps,
     else a million requests. margin_resolved: False if what was measured does not tell the two costs apart.
     probability_cheapest: that none is cheaper, by bootstrap over blocks.
-    flip_usd_per_hour: the winner's hourly price from which the runner-up wins; None if they are not told apart.
+    flip_usd_per_hour: the winner's hourly price from which the runner-up costs less, at the claimed rates.
     autoscaling_invocations_per_minute: SageMaker's target per instance. fleet: for target_rps. fleets: for other rates.
     answer: the recommendation in words. configuration: the gateway configuration to deploy; empty for a running server.
     generator_limited: candidates that could not be offered what was needed, so that nothing is known of them.
@@ -249,9 +247,16 @@ class Recommendation:
 
 
 def build(
-    spec: Spec, question: Question, outcome: Outcome, *, now: datetime.datetime, machine: str, paid: bool
+    spec: Spec,
+    question: Question,
+    outcome: Outcome,
+    *,
+    now: datetime.datetime,
+    machine: str,
+    paid: bool,
+    out: Path | None = None,
 ) -> Recommendation:
-    """Put the outcome of a search into a document."""
+    """Put the outcome of a search into a document. out: where results were asked to go; None: to the usual place."""
     today = now.date()
     configured = {candidate.name: candidate for candidate in spec.candidates}
     standings = {standing.entrant.name: standing for standing in outcome.standings}
@@ -271,7 +276,6 @@ def build(
     limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
     floor = outcome.floor
     state = _state(outcome, limited)
-    compared = _compared(question, winner, runner_up) if winner and runner_up else None
     found = Recommendation(
         created_at=now.isoformat(timespec="seconds"),
         source=spec.source,
@@ -289,10 +293,10 @@ def build(
         runner_up=outcome.runner_up,
         proven=state == "proven",
         verified=outcome.verified,
-        margin=compared.margin if compared else None,
-        margin_resolved=compared.resolved if compared else False,
+        margin=verdict.margin if verdict else None,
+        margin_resolved=bool(winner and runner_up and _told_apart(question, winner, runner_up)),
         probability_cheapest=verdict.probability_cheapest if verdict else None,
-        flip_usd_per_hour=compared.flip_usd_per_hour if compared else None,
+        flip_usd_per_hour=verdict.flip_usd_per_hour if verdict else None,
         autoscaling_invocations_per_minute=autoscaling_invocations_per_minute(winner.claimed_rps) if winner else None,
         fleet=fleet,
         fleets=_fleets(offers, question.headroom),
@@ -314,7 +318,7 @@ def build(
         reference=outcome.reference,
     )
     if state == "not proven":
-        words, command = headline.needed(found, outcome.needed_seconds)
+        words, command = headline.needed(found, outcome.needed_seconds, out)
         found = replace(found, needed=words, command=command)
     return replace(found, answer=headline.answer(found))
 
@@ -331,36 +335,17 @@ def _state(outcome: Outcome, limited: Sequence[str]) -> headline.State:
     return "not proven" if undecided or kept else "no candidate"
 
 
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    margin: float
-    resolved: bool
-    flip_usd_per_hour: float | None
-
-
-def _compared(question: Question, winner: Standing, runner_up: Standing) -> _Compared:
-    """What the two cost at the rates that are claimed of them, and whether their brackets leave that open."""
+def _told_apart(question: Question, winner: Standing, runner_up: Standing) -> bool:
+    """Whether what was measured of both leaves no doubt which costs less."""
     ours, theirs = (_costs(question, standing) for standing in (winner, runner_up))
-    resolved = ours[1] < theirs[0] or theirs[1] < ours[0]
-    margin = theirs[1] / ours[1] - 1
-    usd_per_hour = winner.entrant.usd_per_hour * (1 + margin)
-    if question.target_rps is not None:
-        counts = [replicas_for(question.target_rps, each.claimed_rps, question.headroom) for each in (winner, runner_up)]
-        usd_per_hour = runner_up.entrant.usd_per_hour * counts[1] / counts[0]
-    return _Compared(margin, resolved, usd_per_hour if resolved else None)
+    return ours[1] < theirs[0] or theirs[1] < ours[0]
 
 
 def _costs(question: Question, standing: Standing) -> tuple[float, float]:
-    """The least and the most it may cost: at the lowest rate that failed (what was estimated, if none did), and as claimed."""
-    rates = (
-        max(standing.missed_rps if math.isfinite(standing.missed_rps) else standing.estimated_rps, standing.claimed_rps),
-        standing.claimed_rps,
-    )
-    price, target = standing.entrant.usd_per_hour, question.target_rps
-    if target is None:
-        return cost_per_million(price, rates[0]), cost_per_million(price, rates[1])
-    least, most = (fleet_usd_per_hour(price, target, rps, question.headroom) for rps in rates)
-    return least, most
+    """The least and the most it may cost: at the lowest rate that it missed, or as estimated, and at the claimed one."""
+    claimed, missed = standing.claimed_rps, standing.missed_rps
+    most = missed if math.isfinite(missed) else standing.estimated_rps
+    return question.cost(standing.entrant, max(most, claimed)), question.cost(standing.entrant, claimed)
 
 
 def _pareto_p99(reports: Sequence[CandidateReport]) -> tuple[FrontPoint, ...]:
@@ -390,14 +375,7 @@ def held_points(report: CandidateReport) -> tuple[CurvePoint, ...]:
 
 def _named(reports: list[CandidateReport]) -> tuple[CandidateReport, ...]:
     """In order of rank, each with its letter and with what tells it from the others."""
-    parts = [
-        {"": report.instance_type, " ": report.backend, **{key: f"{key} {value}" for key, value in report.settings.items()}}
-        for report in reports
-    ]
-    keys = [key for key in dict.fromkeys(key for part in parts for key in part) if len({part.get(key) for part in parts}) > 1]
-    told = [", ".join(part[key] for key in keys if part.get(key)) for part in parts]
-    if len(set(told)) < len(told) or not all(told):
-        told = [report.name for report in reports]
+    told = differences(reports)
     named = [replace(report, differs=differs) for report, differs in zip(reports, told, strict=True)]
     named = [replace(report, letter=letters(place)) for place, report in enumerate(sorted(named, key=_order))]
     return tuple(replace(report, out=_lettered(report.out, named)) for report in named)

@@ -55,7 +55,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     else:
         found = read(arguments.file)
         if arguments.format == "text" and arguments.out is None:
-            show(found, console())
+            show(found, output())
             return 0
         text = render(found, arguments.format)
     if arguments.out is None:
@@ -100,7 +100,7 @@ def _render_run(path: Path, form: str) -> str:
     return out.getvalue()
 
 
-def console() -> "Console":
+def output() -> "Console":
     """Standard output at the terminal's width, or WIDTH columns where there is none."""
     from rich.console import Console
 
@@ -310,14 +310,15 @@ def junit(found: "Recommendation") -> str:
 
 def _measured(candidate: "CandidateReport") -> tuple[bool, str]:
     """Whether anything valid was measured of it, and what that says."""
-    from loadtest.wording import rate, share
+    from loadtest.search import agreement_text
+    from loadtest.wording import rate
 
     if candidate.claimed_rps:
         proof = "proven at 95 % confidence" if candidate.max_rps else "not proven"
         return True, f"kept the SLO at {rate(candidate.claimed_rps)}, {proof}"
     agreed = candidate.agreement
     if agreed is not None and not agreed.met and agreed.value is not None:
-        return True, f"agreement {share(agreed.value)}: {candidate.out or agreed.failure}"
+        return True, f"agreement {agreement_text(agreed.value)}: {candidate.out or agreed.failure}"
     if candidate.curve:
         return True, candidate.out or f"missed the SLO at {rate(candidate.curve[0].offered_rps)}"
     return False, candidate.out or "not measured"

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from loadtest.headline import fleet_told
 from loadtest.recommendation import CandidateReport, Recommendation
-from loadtest.search import Measured
-from loadtest.wording import attained, figures, percent, share, usd
+from loadtest.search import Measured, agreement_text
+from loadtest.wording import attained, figures, percent, usd
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _agreement(candidate: CandidateReport) -> str:
     agreed = candidate.agreement
     if agreed is None or agreed.value is None:
         return ""
-    return "the reference" if candidate.name == agreed.reference else share(agreed.value)
+    return "the reference" if candidate.name == agreed.reference else agreement_text(agreed.value)
 
 
 def _measured(run: Measured, value: float) -> str:

@@ -1,8 +1,9 @@
-"""Figures as people read them: the same everywhere, never more digits than were measured, never an exponent."""
+"""Figures and names as people read them: the same everywhere, never more digits than were measured, never an exponent."""
 
 import math
 import re
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
 _COMPARED: Final = re.compile(r"(?P<name>[\w. ]+)<(?P<limit>[\d.]+)(?P<unit>ms|%)")
 
@@ -38,12 +39,6 @@ def chance(probability: float) -> str:
     return "under 1 %" if probability < 0.01 else f"{probability:.0%}".replace("%", " %")
 
 
-def share(value: float) -> str:
-    """A share near 1: as many digits as it takes to tell it from 1, at most five; never rounded up to 1."""
-    digits = 2 if value <= 0 or value >= 1 else min(5, max(2, 1 - math.floor(math.log10(1 - value))))
-    return f"{math.floor(value * 10**digits + 1e-9) / 10**digits:.{digits}f}"
-
-
 def minutes(seconds: float, adjective: str = "") -> str:
     """`1 minute`, `12 more minutes`: rounded up."""
     whole = max(1, math.ceil(seconds / 60))
@@ -58,6 +53,30 @@ def clock(seconds: float) -> str:
 def slo_in_words(slo: str) -> str:
     """`p99<50ms,errors<0.1%` as `p99 under 50 ms and errors under 0.1 %`; what it does not know stays as it is."""
     return _COMPARED.sub(r"\g<name> under \g<limit> \g<unit>", slo).replace(",", " and ")
+
+
+class Described(Protocol):
+    """What a candidate and its report have in common."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def instance_type(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+
+def differences(candidates: Sequence[Described]) -> list[str]:
+    """Of each candidate what tells it from the others: `c7i.large, sessions 2`; the name where that does not tell."""
+    parts = [
+        {"": one.instance_type, " ": one.backend, **{key: f"{key} {value}" for key, value in one.settings.items()}}
+        for one in candidates
+    ]
+    keys = [key for key in dict.fromkeys(key for part in parts for key in part) if len({part.get(key) for part in parts}) > 1]
+    told = [", ".join(part[key] for key in keys if part.get(key)) for part in parts]
+    return told if all(told) and len(set(told)) == len(told) else [one.name for one in candidates]
 
 
 def letters(place: int) -> str:

@@ -68,7 +68,7 @@ def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path) -
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith("predict"):
+            if " predict " in line:
                 break
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()

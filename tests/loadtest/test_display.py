@@ -1,0 +1,108 @@
+import io
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from loadtest.display import ERASE, Display
+from loadtest.generator import Progress
+from loadtest.recommender import Step
+from loadtest.search import Agree, Agreed, Entrant, Load, Measured, Predict, Predicted, Profile, Profiled, Question, Timing
+from loadtest.wording import differences
+from tests.loadtest.examples import example_spec
+
+ENTRANT = Entrant("c7i.large synthetic (sessions 2)", "g", 3.6, 2, 8)
+QUESTION = Question((ENTRANT,), required=0.99, limit_ms=50, seconds=600)
+LOAD = Load(ENTRANT.name, 412.0, 20.0, "peak")
+RUN = Measured(ENTRANT.name, "peak", 412.0, "pass", ((1000, 995),), 20.0, p99_ms=48.0)
+
+
+def told(*, terminal: bool = False, paid: bool = False, width: int = 100) -> tuple[Display, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
+    return Display(console, QUESTION, {ENTRANT.name: "sessions 2"}, paid=paid), out
+
+
+def step(command: Any, event: Any = None) -> Step:
+    return Step(command, event, 133.0, 0.13)
+
+
+@pytest.mark.parametrize(
+    ("command", "event", "line"),
+    [
+        (LOAD, RUN, "02:13 peak     sessions 2  412/s  p99 48.0 ms of 50, 99.50 % in the SLO  kept"),
+        (LOAD, replace(RUN, verdict="fail"), "02:13 peak     sessions 2  412/s  p99 48.0 ms of 50, 99.50 % in the SLO  missed"),
+        (LOAD, replace(RUN, failure="did not start: no [model]"), "02:13 peak     sessions 2  did not start: no [model]"),
+        (
+            Agree(ENTRANT.name, "c7i.large torch", 5.0),
+            Agreed(ENTRANT.name, 0.99987, 300, "cosine", 5.0),
+            "02:13 agree    sessions 2  agreement 0.99987 (cosine, 300 inputs)",
+        ),
+        (
+            Agree(ENTRANT.name, "c7i.large torch", 5.0),
+            Agreed(ENTRANT.name, failure="its output y differs in shape"),
+            "02:13 agree    sessions 2  its output y differs in shape",
+        ),
+        (Predict(ENTRANT.name), Predicted(ENTRANT.name, 456.0), "02:13 predict  sessions 2  about 456/s"),
+        (Predict(ENTRANT.name), Predicted(ENTRANT.name, 0.0), "02:13 predict  sessions 2  keeps the SLO at no rate"),
+        (
+            Profile(ENTRANT.name, "g", (1, 2), 2, 5.0),
+            Profiled("g", (Timing(1, 1, 5.0), Timing(2, 1, 7.5), Timing(2, 2, 9.0)), 0.5, 5.0),
+            "02:13 profile  sessions 2  1: 5.00, 2: 7.50 ms by rows",
+        ),
+    ],
+)
+def test_every_measurement_is_one_plain_timed_line(command: Any, event: Any, line: str) -> None:
+    display, out = told()
+    display.on_step(step(command))
+    assert out.getvalue() == ""  # what has only begun is no line
+    display.on_step(step(command, event))
+    assert out.getvalue() == line + "\n"
+
+
+def test_an_invalid_run_is_told_without_figures_that_mean_nothing() -> None:
+    display, out = told()
+    display.on_step(step(LOAD, replace(RUN, valid=False, p99_ms=0.0, notes=("send lag p99 9 ms is above 0.5 ms",))))
+    assert out.getvalue() == "02:13 peak     sessions 2  412/s  not counted: send lag p99 9 ms is above 0.5 ms\n"
+
+
+def test_a_terminal_sees_rate_p99_verdict_time_and_money_while_it_runs() -> None:
+    display, out = told(terminal=True, paid=True, width=140)
+    display.on_step(step(LOAD))
+    display.on_progress(LOAD, Progress(10.0, 4000, 4000, 0, 410.0, 5.0, 60.0))
+    out.truncate(0)
+    display.on_progress(LOAD, Progress(11.0, 4400, 4400, 0, 411.0, 5.0, 48.0))
+    line = out.getvalue().split(ERASE)[-1]
+    assert line == (
+        "02:24 peak     sessions 2  411/s of 412/s  p99 48.0 ms of 50  kept in 1 of 2 looks  07:36 left  $0.141 spent"
+    )
+
+
+def test_the_redrawn_line_never_wraps() -> None:
+    display, out = told(terminal=True, width=60)
+    display.on_progress(LOAD, Progress(10.0, 4000, 4000, 0, 410.0, 5.0, 60.0))
+    assert len(out.getvalue().split(ERASE)[-1]) == 59
+
+
+def test_nothing_is_redrawn_where_there_is_no_terminal() -> None:
+    display, out = told()
+    display.on_progress(LOAD, Progress(10.0, 4000, 4000, 0, 410.0, 5.0, 60.0))
+    display.clear()
+    assert out.getvalue() == ""
+
+
+def test_a_display_has_no_thread() -> None:
+    before = threading.active_count()
+    display, _ = told(terminal=True)
+    display.on_step(step(LOAD))
+    display.on_progress(LOAD, Progress(10.0, 4000, 4000, 0, 410.0, 5.0, 60.0))
+    assert threading.active_count() == before
+
+
+def test_candidates_are_called_by_what_differs() -> None:
+    spec = example_spec()
+    assert differences(spec.candidates)[:2] == ["c7i.large, sessions 1", "c7i.large, sessions 2"]
+    assert differences(spec.candidates[:2]) == ["sessions 1", "sessions 2"]
+    assert differences(spec.candidates[:1]) == [spec.candidates[0].name]

@@ -63,7 +63,7 @@ def headline(found: "Recommendation", *, command: bool = True) -> str:
         return found.needed + (f": {found.command}" if command else "") + ahead
     if found.state == "no candidate":
         missed = any(candidate.agreement is not None and not candidate.agreement.met for candidate in found.candidates)
-        return f"none was seen to keep {slo}" + (" with answers like the reference's" if missed else "")
+        return f"not one was seen to keep {slo}" + (" with answers like the reference's" if missed else "")
     limited = ", ".join(c.letter for c in found.candidates if c.name in found.generator_limited) or "any candidate"
     return (
         f"nothing can be said about {slo}: the load on {limited} could not be offered on time. "

@@ -172,6 +172,7 @@ def show(found: "Recommendation", console: "Console") -> None:
         console.print(told)
     console.print()
     _show_tables(found, console)
+    console.print()
     for candidate in found.candidates:
         if text := cliff_told(candidate):
             console.print(Text(f"{text}."))
@@ -192,7 +193,7 @@ def spent(found: "Recommendation") -> str:
     from loadtest.wording import clock, usd
 
     money = f", {usd(found.usd_spent)}" if found.usd_spent else ""
-    return f"Spent {clock(found.seconds_spent)} of {clock(found.seconds_budget)} minutes{money}."
+    return f"Measured for {clock(found.seconds_spent)} of {clock(found.seconds_budget)} (minutes:seconds){money}."
 
 
 def _show_tables(found: "Recommendation", console: "Console") -> None:
@@ -205,6 +206,8 @@ def _show_tables(found: "Recommendation", console: "Console") -> None:
     _show_table([column for column in main if column.heading in kept], console)
     if any(cell.startswith("(") for column in main for cell in column.cells):
         console.print("(in brackets: kept the SLO while it was measured, not proven)", style="dim")
+    if any(cell.endswith("*") for column in main for cell in column.cells):
+        console.print("* a price to be doubted: see below", style="dim", markup=False)
     reasons: dict[str, list[str]] = {}
     for candidate in found.candidates:
         if candidate.out and not tables.missed_agreement(candidate):
@@ -214,7 +217,6 @@ def _show_tables(found: "Recommendation", console: "Console") -> None:
     if apart := tables.apart(found):
         console.print("\nNot eligible: their answers differ too much", style="bold")
         _show_table(apart, console)
-    console.print()
 
 
 def _show_table(columns: "list[Column]", console: "Console") -> None:

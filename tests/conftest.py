@@ -6,7 +6,7 @@ import sys
 import pytest
 
 # Debian package -> the program of it that tests run.
-_PROGRAMS = {"curl": "curl"}
+_PROGRAMS = {"curl": "curl", "chromium-driver": "chromedriver"}
 
 _status = pytest.StashKey[int]()
 

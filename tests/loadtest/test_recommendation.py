@@ -68,7 +68,7 @@ def test_a_mix_for_the_target_rate_is_offered_with_its_autoscaling_target(found:
 
 def test_an_impossible_slo_ends_with_the_best_there_is_and_exit_code_1(nobody: Recommendation) -> None:
     assert nobody.exit_code == ExitCode.MISSED
-    assert nobody.answer.startswith("NO CANDIDATE: none was seen to keep p99 under 50 ms. ")
+    assert nobody.answer.startswith("NO CANDIDATE: not one was seen to keep p99 under 50 ms. ")
     assert nobody.floor is not None
     assert f"{ms(nobody.floor.p99_ms)} p99 of A, the quickest, hardly loaded with {rate(nobody.floor.rps)}" in nobody.answer
     assert nobody.configuration == {}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-WIDTH, HEIGHT = 460, 310
-LEFT, RIGHT, TOP, BOTTOM = 60, 30, 18, 46
+WIDTH, HEIGHT = 460, 320
+LEFT, RIGHT, TOP, BOTTOM = 60, 30, 34, 46
 LEAST_GAP = 12.0  # pixels between two labels at line ends
 
 
@@ -57,7 +57,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A horizontal reference line with a label at its left end."""
+    """A horizontal reference line, named above the chart."""
 
     y: float
     label: str
@@ -74,7 +74,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """lines: references. front: points joined behind the marks, such as a Pareto front. rings: marked places with a label.
+    """lines: one at most. front: points joined behind the marks, such as a Pareto front. rings: marked places with a label.
 
     diagonal: a label for the line y = x, "" for none.
     """
@@ -104,7 +104,9 @@ def draw(chart: Chart) -> str:
     for line in chart.lines:
         at = y(line.y)
         parts.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="limit-label" x="{LEFT + 6}" y="{at - 6:.1f}">{escape(line.label)}</text>')
+        # Its name stands above the frame, where no mark can lie over it.
+        parts.append(f'<line class="limit" x1="{LEFT}" x2="{LEFT + 22}" y1="9" y2="9"/>')
+        parts.append(f'<text class="limit-label" x="{LEFT + 28}" y="13">{escape(line.label)}</text>')
     if chart.diagonal:
         parts += _diagonal(chart.diagonal, x, y)
     if len(chart.front) > 1:

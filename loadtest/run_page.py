@@ -67,15 +67,16 @@ def _facts(result: RunResult) -> list[tuple[str, str]]:
     if result.attainment is not None and result.valid:
         kept = result.attainment
         told.append((attained(kept.estimate), f"of requests within the SLO ({attained(kept.lower)} to {attained(kept.upper)})"))
-    if result.succeeded:
+    good = "goodput: answers within the SLO" if result.spec.slo else "answered"
+    if result.succeeded and result.valid:
         told += [
             (ms(result.latency.p99), "p99 latency, from the intended send time"),
             (ms(result.latency.p95), "p95 latency"),
             (ms(result.latency.p50), "p50 latency"),
         ]
     told += [
+        *([(rate(result.goodput_rps), good)] if result.valid else ()),
         (rate(result.sent_rps), f"sent, of {rate(result.asked_rps)} asked"),
-        (rate(result.goodput_rps), "goodput: answers within the SLO" if result.spec.slo else "answered"),
         (percent(result.error_rate), f"of {result.requests:,} requests failed"),
         (ms(own.send_lag_p99_ms), f"send lag p99 of the load generator, at most {ms(own.send_lag_limit_ms)} is allowed"),
     ]

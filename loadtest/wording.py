@@ -19,7 +19,8 @@ def usd(amount: float) -> str:
 
 
 def ms(value: float) -> str:
-    return f"{figures(value)} ms"
+    """`48.0 ms`, `0.50 ms`."""
+    return f"{figures(value, 3 if value >= 1 else 2)} ms"
 
 
 def percent(share: float) -> str:

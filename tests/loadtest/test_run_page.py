@@ -30,7 +30,9 @@ def test_the_page_shows_verdict_charts_and_errors(result: RunResult) -> None:
 def test_an_invalid_run_says_so_first(result: RunResult) -> None:
     page = render(replace(result, valid=False, reasons=("send lag p99 9 ms",)))
     assert "INVALID" in page
-    assert page.index("send lag p99 9 ms") < page.index("p99 latency")
+    assert page.index("send lag p99 9 ms") < page.index("At a glance")
+    assert "p99 latency" not in page  # figures that mean nothing are no headline
+    assert "goodput" not in page
     assert "SLO PASS" not in page
     assert "The SLO is" not in page
 

@@ -14,6 +14,7 @@ from loadtest import wording
         (wording.usd(0.05348), "$0.0535"),
         (wording.usd(1890), "$1,890"),
         (wording.ms(48.04), "48.0 ms"),
+        (wording.ms(0.02), "0.020 ms"),
         (wording.percent(0.0789), "7.9 %"),
         (wording.percent(0.19), "19 %"),
         (wording.attained(0.99996), "99.99 %"),

@@ -118,6 +118,18 @@ def price_reservation(types: str, price: "PriceReport") -> str:
     return f"{types or 'a candidate'}: {price_told(price)} ({price.source}): {remedy}"
 
 
+def reservations(found: "Recommendation") -> list[str]:
+    """What to keep in mind, each with what to do where something can be done."""
+    return [lettered(found, line) for line in (*found.warnings, *found.notes)]
+
+
+def lettered(found: "Recommendation", text: str) -> str:
+    """A text that names candidates, with their letters instead."""
+    for candidate in sorted(found.candidates, key=lambda candidate: -len(candidate.name)):
+        text = text.replace(candidate.name, candidate.letter)
+    return text
+
+
 def fleet_told(found: "Recommendation", counts: dict[str, int]) -> str:
     """`2 × A + 1 × B`."""
     return " + ".join(f"{count} × {found.candidate(name).letter}" for name, count in counts.items())
@@ -155,7 +167,7 @@ def _of_winner(found: "Recommendation", winner: "CandidateReport") -> list[Fact]
         )
     agreed = winner.agreement
     if agreed is not None and agreed.value is not None and agreed.measured_on != agreed.reference:
-        with_whom = _name(found, agreed.reference)
+        with_whom = lettered(found, agreed.reference)
         told.append(
             Fact(
                 "agreement",
@@ -204,7 +216,3 @@ def _missed(found: "Recommendation") -> list[Fact]:
         Fact("floor.p95_ms", ms(floor.p95_ms), "p95 there"),
         Fact("floor.p50_ms", ms(floor.p50_ms), "p50 there"),
     ]
-
-
-def _name(found: "Recommendation", reference: str) -> str:
-    return next((candidate.letter for candidate in found.candidates if candidate.name == reference), reference)

@@ -12,7 +12,7 @@ from loadtest import pages, tables
 from loadtest.charts import Axis, Bar, Chart, Line, Point, Region, Series, draw, stacked_bars
 from loadtest.costs import HOURS_PER_MONTH, break_even_rps, cost_per_million, fleet_usd_per_hour
 from loadtest.curves import CurvePoint
-from loadtest.headline import SIGNALS, cliff_told, facts, headline, price_told, question
+from loadtest.headline import SIGNALS, cliff_told, facts, headline, price_told, question, reservations
 from loadtest.pages import PALETTE
 from loadtest.recommendation import CandidateReport, Recommendation, held_points
 from loadtest.report import spent
@@ -51,7 +51,7 @@ def render(found: Recommendation) -> str:
         ),
         runs=tables.runs(found),
         runs_summary=f"{sum(len(candidate.runs) for candidate in found.candidates)} measurements behind the answer",
-        notes=(*found.warnings, *found.notes),
+        notes=reservations(found),
         prices=_prices(found),
         configuration=yaml.safe_dump(found.configuration, sort_keys=False, allow_unicode=True) if found.configuration else "",
         foot=f"{found.created_at} · {found.source} · launcher {found.launcher} · {found.machine} · {spent(found)}",

@@ -311,7 +311,7 @@ def build(
         seconds_budget=question.seconds,
         usd_spent=outcome.usd if paid else 0.0,
         warnings=(*_loss(reports, outcome), *spec.warnings, *_price_warnings(reports)),
-        notes=tuple(_lettered(note, reports) for note in notes),
+        notes=tuple(notes),
         pareto_p99=_pareto_p99(reports),
         pareto_agreement=_pareto_agreement(reports),
         min_agreement=question.min_agreement,
@@ -378,14 +378,7 @@ def _named(reports: list[CandidateReport]) -> tuple[CandidateReport, ...]:
     told = differences(reports)
     named = [replace(report, differs=differs) for report, differs in zip(reports, told, strict=True)]
     named = [replace(report, letter=letters(place)) for place, report in enumerate(sorted(named, key=_order))]
-    return tuple(replace(report, out=_lettered(report.out, named)) for report in named)
-
-
-def _lettered(text: str, reports: Sequence[CandidateReport]) -> str:
-    """A text that names candidates, with their letters instead."""
-    for report in sorted(reports, key=lambda report: -len(report.name)):
-        text = text.replace(report.name, report.letter)
-    return text
+    return tuple(named)
 
 
 def schema() -> dict[str, Any]:

@@ -157,7 +157,7 @@ def show(found: "Recommendation", console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from loadtest.headline import SIGNALS, cliff_told, facts, headline, question
+    from loadtest.headline import SIGNALS, cliff_told, facts, headline, question, reservations
 
     signal = SIGNALS[found.state]
     console.print(Text(question(found), style="bold"))
@@ -179,7 +179,7 @@ def show(found: "Recommendation", console: "Console") -> None:
     for name, per_minute in found.fleet.autoscaling_per_minute.items() if found.fleet else ():
         letter = found.candidate(name).letter
         console.print(Text(f"Autoscaling of {letter}: begin with {per_minute:,.0f} invocations per instance and minute."))
-    if lines := (*found.warnings, *found.notes):
+    if lines := reservations(found):
         console.print("\nKeep in mind:", style="bold")
         grid = Table.grid(padding=(0, 1))
         for line in lines:
@@ -200,6 +200,7 @@ def _show_tables(found: "Recommendation", console: "Console") -> None:
     from rich.text import Text
 
     from loadtest import tables
+    from loadtest.headline import lettered
 
     main = tables.candidates(found)
     kept = NARROW if console.width < 90 else NARROW + WIDE
@@ -211,7 +212,7 @@ def _show_tables(found: "Recommendation", console: "Console") -> None:
     reasons: dict[str, list[str]] = {}
     for candidate in found.candidates:
         if candidate.out and not tables.missed_agreement(candidate):
-            reasons.setdefault(candidate.out, []).append(candidate.letter)
+            reasons.setdefault(lettered(found, candidate.out), []).append(candidate.letter)
     for reason, letters in reasons.items():
         console.print(Text(f"{', '.join(letters)}: {reason}", style="dim"))
     if apart := tables.apart(found):
@@ -235,7 +236,7 @@ def _show_table(columns: "list[Column]", console: "Console") -> None:
 def markdown(found: "Recommendation") -> str:
     """For a pull request."""
     from loadtest import tables
-    from loadtest.headline import SIGNALS, cliff_told, facts, headline, question
+    from loadtest.headline import SIGNALS, cliff_told, facts, headline, question, reservations
 
     lines = [f"### {question(found)}", "", f"**{SIGNALS[found.state].word}**: {_plain(headline(found))}.", ""]
     lines += [f"- **{fact.value}** {_plain(fact.label)}" for fact in facts(found)]
@@ -243,7 +244,7 @@ def markdown(found: "Recommendation") -> str:
     if apart := tables.apart(found):
         lines += ["Not eligible, for their agreement with the reference:", "", *_markdown_table(apart), ""]
     lines += [f"{text}." for candidate in found.candidates if (text := cliff_told(candidate))]
-    if notes := (*found.warnings, *found.notes):
+    if notes := reservations(found):
         lines += ["", "Keep in mind:", "", *(f"- {_plain(line)}" for line in notes)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -298,7 +299,7 @@ def junit(found: "Recommendation") -> str:
     for candidate in found.candidates:
         name = f"{candidate.letter}: {candidate.name}"
         case = ElementTree.SubElement(suite, "testcase", classname="loadtest.candidates", name=name)
-        measured, told = _measured(candidate)
+        measured, told = _measured(found, candidate)
         if measured:
             ElementTree.SubElement(case, "system-out").text = told
         else:
@@ -310,17 +311,20 @@ def junit(found: "Recommendation") -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _measured(candidate: "CandidateReport") -> tuple[bool, str]:
+def _measured(found: "Recommendation", candidate: "CandidateReport") -> tuple[bool, str]:
     """Whether anything valid was measured of it, and what that says."""
+    from loadtest.headline import lettered
     from loadtest.search import agreement_text
     from loadtest.wording import rate
+
+    why = lettered(found, candidate.out)
 
     if candidate.claimed_rps:
         proof = "proven at 95 % confidence" if candidate.max_rps else "not proven"
         return True, f"kept the SLO at {rate(candidate.claimed_rps)}, {proof}"
     agreed = candidate.agreement
     if agreed is not None and not agreed.met and agreed.value is not None:
-        return True, f"agreement {agreement_text(agreed.value)}: {candidate.out or agreed.failure}"
+        return True, f"agreement {agreement_text(agreed.value)}: {why or lettered(found, agreed.failure)}"
     if candidate.curve:
-        return True, candidate.out or f"missed the SLO at {rate(candidate.curve[0].offered_rps)}"
-    return False, candidate.out or "not measured"
+        return True, why or f"missed the SLO at {rate(candidate.curve[0].offered_rps)}"
+    return False, why or "not measured"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from loadtest.headline import fleet_told
+from loadtest.headline import fleet_told, lettered
 from loadtest.recommendation import CandidateReport, Recommendation
 from loadtest.search import Measured, agreement_text
 from loadtest.wording import attained, figures, percent, usd
@@ -41,7 +41,7 @@ def candidates(found: Recommendation) -> list[Column]:
             ("p99 ms", True, lambda c: figures(c.p99_ms_at_max) if c.p99_ms_at_max else ""),
             ("USD/million", True, lambda c: usd(c.cost_per_million_usd) if c.cost_per_million_usd else ""),
             ("agreement", True, _agreement),
-            ("why not", False, lambda c: c.out),
+            ("why not", False, lambda c: lettered(found, c.out)),
         ],
     )
 
@@ -56,7 +56,7 @@ def apart(found: Recommendation) -> list[Column]:
             ("agreement", True, _agreement),
             ("inputs", True, lambda c: str(c.agreement.inputs) if c.agreement and c.agreement.inputs else ""),
             ("statistic", False, lambda c: c.agreement.statistic if c.agreement else ""),
-            ("why", False, lambda c: (c.agreement.failure if c.agreement else "") or c.out),
+            ("why", False, lambda c: lettered(found, (c.agreement.failure if c.agreement else "") or c.out)),
         ],
     )
 

@@ -65,7 +65,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A stretch of the x axis with a label at its top."""
+    """A stretch of the x axis with a label at its top, "" for none."""
 
     start: float
     end: float

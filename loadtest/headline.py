@@ -64,11 +64,13 @@ def headline(found: "Recommendation", *, command: bool = True) -> str:
     if found.state == "no candidate":
         missed = any(candidate.agreement is not None and not candidate.agreement.met for candidate in found.candidates)
         return f"not one was seen to keep {slo}" + (" with answers like the reference's" if missed else "")
-    limited = ", ".join(c.letter for c in found.candidates if c.name in found.generator_limited) or "any candidate"
-    return (
-        f"nothing can be said about {slo}: the load on {limited} could not be offered on time. "
-        "Stop what else runs on this machine, or leave the load generator a core of its own, and run it again"
-    )
+    unknown = [candidate for candidate in found.candidates if candidate.name in found.generator_limited]
+    letters = ", ".join(candidate.letter for candidate in unknown) or "any candidate"
+    why = f"the load on {letters} could not be offered on time"
+    if any(run.disturbed for candidate in unknown for run in candidate.runs):
+        why = f"other work on this machine disturbed what was measured of {letters}"
+    remedy = "Stop what else runs here, or leave the load generator a core of its own, and run it again"
+    return f"nothing can be said about {slo}: {why}. {remedy}"
 
 
 def _standing(found: "Recommendation") -> str:

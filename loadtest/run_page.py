@@ -7,7 +7,7 @@ from itertools import accumulate
 from markupsafe import Markup
 
 from loadtest import pages
-from loadtest.charts import Axis, Bar, Chart, Line, Point, Series, draw, stacked_bars
+from loadtest.charts import Axis, Bar, Chart, Line, Point, Region, Series, draw, stacked_bars
 from loadtest.results import Block, RunResult
 from loadtest.tables import Column, table
 from loadtest.terminal import remedy
@@ -38,6 +38,8 @@ def render(result: RunResult) -> str:
         charts=_charts(result),
         objectives=_objectives(result) if result.valid else [],
         errors=_errors(result),
+        stalls=_stalls(result),
+        machine=_machine(result),
         notes=(*(("Ended early: the figures are of what was done until then.",) if result.partial else ()), *result.warnings),
         foot=" · ".join(
             filter(
@@ -93,6 +95,8 @@ def _charts(result: RunResult) -> list[tuple[str, str, Markup]]:
         Series(P50, [Point(b.start_s, b.requests / b.duration_s, f"{b.requests} requests") for b in blocks], name="all"),
         Series(GOOD, [Point(b.start_s, b.met / b.duration_s, f"{b.met} within the SLO") for b in blocks], name="good"),
     ]
+    stalls = [Region(stall.start_s, stall.start_s + stall.duration_ms / 1e3, "") for stall in result.stalls]
+    stalled = " Shaded: stalls, listed below." if stalls else ""
     warmup = " Hollow: warm-up, not counted." if any(block.warmup for block in blocks) else ""
     good = (
         "Requests, and those of them within the SLO." if result.spec.slo else "Requests, and those of them that were answered."
@@ -100,7 +104,11 @@ def _charts(result: RunResult) -> list[tuple[str, str, Markup]]:
     server = result.server
     bars = [Bar("mean request", P50, (server.queue_ms, server.compute_ms, server.overhead_ms))] if server else []
     cards = [
-        ("Latency over time", f"p50 and p99 of each block.{warmup}", draw(Chart(time, Axis("ms", log=True), latency, limits))),
+        (
+            "Latency over time",
+            f"p50 and p99 of each block.{warmup}{stalled}",
+            draw(Chart(time, Axis("ms", log=True), latency, limits, regions=stalls)),
+        ),
         ("Distribution", "Successes only: 10 is the p90, 100 the p99, 1000 the p99.9.", draw(_distribution(result, limits))),
         ("Rate over time", good, draw(Chart(time, Axis("per second"), rates))),
         (
@@ -149,6 +157,36 @@ def _objectives(result: RunResult) -> list[Column]:
             ("more requests needed", True, lambda found: f"{found.requests_needed:,}" if found.requests_needed else ""),
         ],
     )
+
+
+def _stalls(result: RunResult) -> list[Column]:
+    return table(
+        result.stalls,
+        [
+            ("at", True, lambda stall: f"{stall.start_s:.1f} s"),
+            ("nobody was answered for", True, lambda stall: ms(stall.duration_ms)),
+            ("whose it was", False, lambda stall: stall.whose),
+            ("other work took", True, lambda stall: ms(stall.machine_ms) if stall.machine_ms else ""),
+            ("the load generator took", True, lambda stall: ms(stall.generator_ms) if stall.generator_ms else ""),
+        ],
+    )
+
+
+def _machine(result: RunResult) -> str:
+    """What other work on this machine did to the run; empty where that cannot be seen."""
+    machine = result.machine
+    if machine is None:
+        return ""
+    told = [f"Other work had a core that the server wanted for {percent(machine.taken_share)} of the time."]
+    if machine.steal_share:
+        told.append(f"The hypervisor gave {percent(machine.steal_share)} of it to other machines.")
+    if machine.others:
+        busiest = ", ".join(f"{name} ({figures(cores, 2)} cores)" for name, cores in machine.others[:3])
+        told.append(f"Most went to {busiest}.")
+    if machine.marked and result.spec.slo:
+        without = f": without them the SLO is {machine.without_marked}" if machine.without_marked else ""
+        told.append(f"{machine.marked:,} requests ({percent(machine.marked_share)}) were late for that alone{without}.")
+    return " ".join(told)
 
 
 def _errors(result: RunResult) -> list[Column]:

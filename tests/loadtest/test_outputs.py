@@ -305,6 +305,15 @@ def test_nothing_is_concluded_of_the_slo_where_one_candidate_could_not_be_measur
     assert "nothing to build a fleet of" not in report.render(found, "text")
 
 
+def test_a_busy_machine_is_said_to_be_busy() -> None:
+    found = example("invalid")
+    busy = tuple(replace(c, runs=tuple(replace(run, disturbed=True) for run in c.runs)) for c in found.candidates)
+    assert "could not be offered on time" in headline(found)
+    assert "other work on this machine disturbed what was measured of A, B. Stop what else runs here" in headline(
+        replace(found, candidates=busy)
+    )
+
+
 def test_a_candidate_that_was_never_tried_leaves_the_answer_open() -> None:
     outcome = example_outcome(example_spec())
     for standing in outcome.standings:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.cli import main
-from loadtest.results import LoadSpec, RunResult, Slo, to_json
+from loadtest.results import LoadSpec, MachineReport, RunResult, Slo, Stall, to_json
 from loadtest.run_page import render
 from tests.loadtest.made_results import run_result
 
@@ -51,3 +51,15 @@ def test_report_takes_a_run(result: RunResult, tmp_path: Path, capsys: pytest.Ca
     assert main(["report", str(path)]) == 0
     assert "SLO PASS" in capsys.readouterr().out
     assert main(["report", str(path), "--format", "junit"]) == 2
+
+
+def test_stalls_are_told_with_whose_they_were(result: RunResult) -> None:
+    stalls = (Stall(3.0, 220.0, 200.0, 0.0, "machine"), Stall(9.0, 150.0, 0.0, 0.0, "server"))
+    machine = MachineReport((0,), (1,), 0.012, 0.0, (("backup", 0.4),), 0.0, 30.0, 12, 0.004, "pass", 0.01, False)
+    page = render(replace(result, stalls=stalls, machine=machine))
+    assert page.count('class="region"') == 2
+    assert "Shaded: stalls, listed below." in page
+    assert "Other work had a core that the server wanted for 1.2 % of the time." in page
+    assert "Most went to backup (0.40 cores)." in page
+    assert "12 requests (0.40 %) were late for that alone: without them the SLO is pass." in page
+    assert "Whose stalls" not in render(result)

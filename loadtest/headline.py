@@ -64,13 +64,23 @@ def headline(found: "Recommendation", *, command: bool = True) -> str:
     if found.state == "no candidate":
         missed = any(candidate.agreement is not None and not candidate.agreement.met for candidate in found.candidates)
         return f"not one was seen to keep {slo}" + (" with answers like the reference's" if missed else "")
+    remedy = "Stop what else runs here, or leave the load generator a core of its own, and run it again"
+    if not found.generator_limited and (failed := _reference_failed(found)):
+        return f"nothing can be said about {slo}: no answers could be compared with the reference's: {failed}. {remedy}"
     unknown = [candidate for candidate in found.candidates if candidate.name in found.generator_limited]
     letters = ", ".join(candidate.letter for candidate in unknown) or "any candidate"
     why = f"the load on {letters} could not be offered on time"
     if any(run.disturbed for candidate in unknown for run in candidate.runs):
         why = f"other work on this machine disturbed what was measured of {letters}"
-    remedy = "Stop what else runs here, or leave the load generator a core of its own, and run it again"
     return f"nothing can be said about {slo}: {why}. {remedy}"
+
+
+def _reference_failed(found: "Recommendation") -> str:
+    """Why the reference could not be asked; empty if it could."""
+    reference = next((candidate for candidate in found.candidates if candidate.name == found.reference), None)
+    if reference is None or reference.agreement is None or not reference.agreement.failure:
+        return ""
+    return f"{reference.letter} {reference.agreement.failure}"
 
 
 def _standing(found: "Recommendation") -> str:

@@ -41,6 +41,7 @@ def render(found: Recommendation) -> str:
         candidates=tables.candidates(found),
         candidates_note=_candidates_note(found),
         apart=tables.apart(found),
+        apart_title=tables.APART,
         colours={candidate.letter: colours[candidate.name] for candidate in shown},
         main_charts=_main_charts(found, shown, colours),
         more_charts=_more_charts(found, shown, colours),

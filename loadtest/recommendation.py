@@ -327,12 +327,18 @@ def _state(outcome: Outcome, limited: Sequence[str]) -> headline.State:
     by_name = {standing.entrant.name: standing for standing in outcome.standings}
     if outcome.winner is not None:
         return "proven" if by_name[outcome.winner].peak_rps else "not proven"
-    if limited or (outcome.floor is not None and not outcome.floor.valid):
+    if limited or (outcome.floor is not None and not outcome.floor.valid) or _incomparable(outcome):
         return "invalid"
     hopeful = (standing for standing in outcome.standings if standing.predicted_rps and not standing.broken)
     undecided = any(all(run.verdict != "fail" for run in standing.evidence) for standing in hopeful)
     kept = outcome.floor is not None and outcome.floor.verdict == "pass"  # though its profile said that it could not be
     return "not proven" if undecided or kept else "no candidate"
+
+
+def _incomparable(outcome: Outcome) -> bool:
+    """No candidate's answers could be compared: nothing is known of any."""
+    compared = [standing.agreement for standing in outcome.standings if standing.agreement is not None]
+    return bool(compared) and all(agreed.agreement is None for agreed in compared)
 
 
 def _told_apart(question: Question, winner: Standing, runner_up: Standing) -> bool:

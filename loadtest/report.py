@@ -204,7 +204,7 @@ def _show_tables(found: "Recommendation", console: "Console") -> None:
 
     main = tables.candidates(found)
     kept = NARROW if console.width < 90 else NARROW + WIDE
-    _show_table([column for column in main if column.heading in kept], console)
+    _show_table([column for column in main if column.heading in kept], console, "A" if found.winner else "")
     if any(cell.startswith("(") for column in main for cell in column.cells):
         console.print("(in brackets: kept the SLO while it was measured, not proven)", style="dim")
     if any(cell.endswith("*") for column in main for cell in column.cells):
@@ -216,11 +216,11 @@ def _show_tables(found: "Recommendation", console: "Console") -> None:
     for reason, letters in reasons.items():
         console.print(Text(f"{', '.join(letters)}: {reason}", style="dim"))
     if apart := tables.apart(found):
-        console.print("\nNot eligible: their answers differ too much", style="bold")
+        console.print(f"\n{tables.APART}", style="bold")
         _show_table(apart, console)
 
 
-def _show_table(columns: "list[Column]", console: "Console") -> None:
+def _show_table(columns: "list[Column]", console: "Console", first: str = "") -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -229,7 +229,7 @@ def _show_table(columns: "list[Column]", console: "Console") -> None:
         numeric = column.numeric
         grid.add_column(column.heading, justify="right" if numeric else "left", no_wrap=numeric or len(column.heading) < 2)
     for row in zip(*(column.cells for column in columns), strict=True):
-        grid.add_row(*(Text(cell) for cell in row), style="bold" if row[0] == "A" else "")
+        grid.add_row(*(Text(cell) for cell in row), style="bold" if row[0] == first else "")
     console.print(grid)
 
 
@@ -242,7 +242,7 @@ def markdown(found: "Recommendation") -> str:
     lines += [f"- **{fact.value}** {_plain(fact.label)}" for fact in facts(found)]
     lines += ["", *_markdown_table(tables.candidates(found)), ""]
     if apart := tables.apart(found):
-        lines += ["Not eligible, for their agreement with the reference:", "", *_markdown_table(apart), ""]
+        lines += [f"{tables.APART}:", "", *_markdown_table(apart), ""]
     lines += [f"{text}." for candidate in found.candidates if (text := cliff_told(candidate))]
     if notes := reservations(found):
         lines += ["", "Keep in mind:", "", *(f"- {_plain(line)}" for line in notes)]

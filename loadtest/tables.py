@@ -5,12 +5,14 @@ A column that no row fills is left out.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from loadtest.headline import fleet_told, lettered
 from loadtest.recommendation import CandidateReport, Recommendation
 from loadtest.search import Measured, agreement_text
 from loadtest.wording import attained, figures, percent, usd
+
+APART: Final = "Not eligible: not shown to answer like the reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def candidates(found: Recommendation) -> list[Column]:
 
 
 def apart(found: Recommendation) -> list[Column]:
-    """Candidates whose answers differ too much from the reference's; empty if there are none."""
+    """Candidates whose answers differ too much from the reference's, or could not be compared; empty if there are none."""
     return table(
         [candidate for candidate in found.candidates if missed_agreement(candidate)],
         [

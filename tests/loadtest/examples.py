@@ -10,7 +10,7 @@ from loadtest.catalogue import Catalogue, load_catalogue
 from loadtest.curves import FrontPoint
 from loadtest.recommendation import AgreementReport, Recommendation, build
 from loadtest.recommender import question_of
-from loadtest.search import Measured, Outcome
+from loadtest.search import Agreed, Measured, Outcome, Standing
 from loadtest.spec import Spec, parse_spec
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
@@ -103,6 +103,21 @@ def invalid() -> Recommendation:
     return told(spec, replace(outcome, winner=None, runner_up=None, verified=None))
 
 
+def incomparable() -> Recommendation:
+    """The reference did not answer, so that nothing was compared, and nothing measured."""
+    spec = example_spec()
+    outcome = example_outcome(spec)
+    reference = spec.candidates[0].name
+    standings = []
+    for standing in outcome.standings:
+        failure = "did not answer" if standing.entrant.name == reference else f"cannot be compared: {reference} did not answer"
+        agreed = Agreed(standing.entrant.name, failure=failure)
+        standings.append(Standing(standing.entrant, standing.required, agreement=agreed, out=failure))
+    silent = replace(outcome, standings=tuple(standings), winner=None, runner_up=None, verified=None, reference=reference)
+    question = replace(question_of(spec, paid=False), min_agreement=0.999)
+    return build(spec, question, silent, now=NOW, machine="a simulated machine", paid=False)
+
+
 def inaccurate() -> Recommendation:
     """The cheapest by far answers otherwise than the reference: it was not measured any further."""
     found = example_recommendation({**TRUTHS, "c7i.large synthetic (sessions 1)": Truth(0)})
@@ -149,6 +164,7 @@ EXAMPLES: Mapping[str, Callable[[], Recommendation]] = {
     "not proven": not_proven,
     "nobody": nobody,
     "invalid": invalid,
+    "incomparable": incomparable,
     "inaccurate": inaccurate,
     "tie": tie,
     "one": one,

@@ -57,8 +57,8 @@ class Display:
             self._within += progress.p99_ms <= limit_ms
         seconds = self._seconds + progress.elapsed_s
         parts = [
-            f"{clock(seconds)} {load.purpose:8} {self._name(load.entrant)}  {rate(progress.rate_rps)} of {rate(load.rps)}",
-            f"p99 {ms(progress.p99_ms)} of {limit_ms:g}",
+            f"{clock(seconds)} {load.purpose:8} {self._name(load.entrant)}  {rate(progress.rate_rps)}, {rate(load.rps)} asked",
+            f"p99 {ms(progress.p99_ms)} of {limit_ms:g}" if progress.rate_rps > 0 else "no answers now",
             f"kept in {self._within} of {self._looks} looks",
             f"{clock(max(0.0, self._question.seconds - seconds))} left",
         ]

@@ -69,7 +69,7 @@ def headline(found: "Recommendation", *, command: bool = True) -> str:
         return f"nothing can be said about {slo}: no answers could be compared with the reference's: {failed}. {remedy}"
     unknown = [candidate for candidate in found.candidates if candidate.name in found.generator_limited]
     letters = ", ".join(candidate.letter for candidate in unknown) or "any candidate"
-    why = f"the load on {letters} could not be offered on time"
+    why = f"{letters} could not be measured on this machine"
     if any(run.disturbed for candidate in unknown for run in candidate.runs):
         why = f"other work on this machine disturbed what was measured of {letters}"
     return f"nothing can be said about {slo}: {why}. {remedy}"

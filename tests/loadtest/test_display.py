@@ -76,8 +76,14 @@ def test_a_terminal_sees_rate_p99_verdict_time_and_money_while_it_runs() -> None
     display.on_progress(LOAD, Progress(11.0, 4400, 4400, 0, 411.0, 5.0, 48.0))
     line = out.getvalue().split(ERASE)[-1]
     assert line == (
-        "02:24 peak     sessions 2  411/s of 412/s  p99 48.0 ms of 50  kept in 1 of 2 looks  07:36 left  $0.141 spent"
+        "02:24 peak     sessions 2  411/s, 412/s asked  p99 48.0 ms of 50  kept in 1 of 2 looks  07:36 left  $0.141 spent"
     )
+
+
+def test_a_server_that_answers_nothing_shows_no_p99_of_nothing() -> None:
+    display, out = told(terminal=True)
+    display.on_progress(LOAD, Progress(10.0, 4000, 4000, 0, 0.0, 0.0, 0.0))
+    assert "0/s, 412/s asked  no answers now  kept in 0 of 0 looks" in out.getvalue()
 
 
 def test_the_redrawn_line_never_wraps() -> None:

@@ -309,7 +309,7 @@ def test_nothing_is_concluded_of_the_slo_where_one_candidate_could_not_be_measur
 def test_a_busy_machine_is_said_to_be_busy() -> None:
     found = example("invalid")
     busy = tuple(replace(c, runs=tuple(replace(run, disturbed=True) for run in c.runs)) for c in found.candidates)
-    assert "could not be offered on time" in headline(found)
+    assert "A, B could not be measured on this machine. Stop what else runs here" in headline(found)
     assert "other work on this machine disturbed what was measured of A, B. Stop what else runs here" in headline(
         replace(found, candidates=busy)
     )

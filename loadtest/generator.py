@@ -217,14 +217,14 @@ class _Run:
                 await asyncio.wait((watch, stopped))
         elapsed_ns = self._plan.duration_ns
         partial = False
-        if self._faults or self._stop.is_set():
+        if self._decided_ns and not self._faults:
+            elapsed_ns = self._decided_ns
+        elif self._faults or self._stop.is_set():
             halted_ns = min(elapsed_ns, (self._halted_ns or time.monotonic_ns()) - self._start_ns)
             if halted_ns <= 0:
                 raise Interrupted("interrupted before anything was sent")
             partial = halted_ns < elapsed_ns or bool(np.any(np.asarray(self.log.status) == CUT))
             elapsed_ns = halted_ns
-        elif self._decided_ns:
-            elapsed_ns = self._decided_ns
         status, intended = np.asarray(self.log.status), np.asarray(self.log.intended)
         rows = np.flatnonzero((status != PENDING) & (status != UNSENT))
         rows = rows[np.argsort(intended[rows], kind="stable")] if self._plan.users else rows

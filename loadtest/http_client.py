@@ -109,27 +109,30 @@ class HttpClient:
             try:
                 connection = await self._dialler.dial(lambda: _Connection(self))
             except OSError as exc:
-                if self._waiting:
-                    self.fail(self._waiting.popleft(), REFUSED, str(exc) or "no connection within the timeout")
+                self._fail_next(REFUSED, str(exc) or "no connection within the timeout")
             else:
-                self._connections.add(connection)
-                self.most_connections = max(self.most_connections, len(self._connections))
-                self.free(connection)
+                if connection.is_closing:  # opened, and closed at once: its end may have been told before we had it
+                    self._fail_next(RESET, CLOSED)
+                else:
+                    self._connections.add(connection)
+                    self.most_connections = max(self.most_connections, len(self._connections))
+                    self.free(connection)
         except Exception as exc:  # of a task nobody would see it
             self.on_fault(exc)
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._connect)  # after this task has left the count
+
+    def _fail_next(self, status: int, message: str) -> None:
+        if self._waiting:
+            self.fail(self._waiting.popleft(), status, message)
 
     # What connections report.
 
     def free(self, connection: "_Connection") -> None:
         if not self._waiting:
             self._idle.append(connection)
-            return
-        row = self._waiting.popleft()
-        if not connection.try_send(row):  # opened, and closed at once
-            connection.row = row
-            asyncio.get_running_loop().call_soon(connection.connection_lost, None)
+        elif connection.try_send(self._waiting[0]):
+            self._waiting.popleft()
 
     def lost(self, connection: "_Connection") -> None:
         self._connections.discard(connection)
@@ -158,6 +161,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self._transport = transport
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
     def try_send(self, row: int) -> bool:
         """Whether it was sent: not on a connection that ended, as its protocol may be told later, or never."""

@@ -267,6 +267,10 @@ class Sender:
     def _issue(self) -> None:
         job, log, row = self._job, self._log, self._next
         now_ns = time.monotonic_ns() - self._start_ns
+        if row >= job.rows and now_ns < job.duration_ns:
+            kept = job.rows - job.first
+            self._fault = f"no more than {kept:,} requests can be kept, and they were used up after {now_ns / 1e9:.3g} s"
+            self._over.set()
         if now_ns >= job.duration_ns or row >= job.rows:
             if not self._outstanding and not self._thinking:
                 self._over.set()

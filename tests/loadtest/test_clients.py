@@ -123,6 +123,34 @@ def test_a_target_that_closes_every_connection_at_once_resets_every_request(kind
     run(scenario)
 
 
+def test_connections_that_were_closed_at_once_leave_room_for_others() -> None:
+    opened: list[asyncio.Transport] = []
+
+    def shut_the_first_four(transport: asyncio.Transport) -> None:
+        opened.append(transport)
+        if len(opened) <= 4:
+            transport.abort()
+
+    class Recovers(Peer):
+        made = staticmethod(shut_the_first_four)
+        came = staticmethod(lambda transport: transport.write(ANSWER))
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Recovers) as port:
+            client = client_of("http", port, sent)  # four at most
+            await client.open(4)
+            for row in range(8):
+                client.send(row)
+            done = await sent.until(8)
+            assert {status for _, status in done} <= {OK, RESET}
+            client.send(8)
+            assert (await sent.until(9))[-1] == (8, OK)
+            await client.close()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_closing_ends_although_dialling_was_given_up_the_moment_it_was_done(kind: str) -> None:
     """Then the event loop closes the transport without telling its protocol: to wait for that was to wait for ever."""

@@ -181,6 +181,13 @@ def test_an_exception_anywhere_in_the_sender_ends_the_run_and_is_reported(where:
     assert seconds < 5
 
 
+def test_users_who_send_more_than_can_be_kept_end_the_run_and_it_is_said() -> None:
+    report, log, seconds = send(lambda sender, log: None, users=2, think_ns=(0,), duration_ns=20_000_000_000)
+    assert report.fault.startswith("no more than 20 requests can be kept, and they were used up after 0.")
+    assert seconds < 5
+    assert 0 not in log.status
+
+
 def test_a_sender_whose_timer_never_comes_ends_at_the_last_deadline() -> None:
     report, log, seconds = send(lambda sender, log: setattr(sender, "_dispatch_due", lambda: None))
     assert report.fault == ""

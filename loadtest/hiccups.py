@@ -66,6 +66,12 @@ class _Stat:
         self.parent, self.session, self.threads, self.core = int(fields[1]), int(fields[3]), int(fields[17]), int(fields[36])
 
 
+def _command(pid: int) -> bytes:
+    """Its command line. Raises: OSError, once it has gone."""
+    with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
+        return file.read(4096)
+
+
 def _clock(pid: int) -> int:
     """The clock of a process's CPU time (clock_getcpuclockid(3), on Linux)."""
     return ~pid << 3 | 2
@@ -180,6 +186,7 @@ class _Meter:
     def __init__(self, watch: dict[str, list[int]], children: list[int], record: int) -> None:
         self._record = record
         self._generator = watch["generator"][0]
+        self._command = _command(self._generator)
         self._roots = set(watch["candidate"])
         self._meters = {os.getpid(), *children}
         self._role: dict[int, int] = {}
@@ -232,15 +239,16 @@ class _Meter:
         if pid in self._roots or stat.session in self._roots:
             return CANDIDATE
         if stat.parent == self._generator:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                if b"loadtest.worker" in file.read(4096):
-                    return GENERATOR
-            return OTHER
+            command = _command(pid)
+            if b"hiccups.py" in command:
+                return METER
+            # The generator's own command: forked, and about to become a worker.
+            return GENERATOR if b"loadtest.worker" in command or command == self._command else OTHER
         if stat.parent not in self._role and stat.parent > 1:
             self._meet(stat.parent, new=False)
         parent = self._role.get(stat.parent, OTHER)
         # The network's own work is done for whoever sends and receives, which is mostly this load: nobody else's.
-        return parent if parent == CANDIDATE else METER if stat.name.startswith("ksoftirqd/") else OTHER
+        return parent if parent in (CANDIDATE, METER) else METER if stat.name.startswith("ksoftirqd/") else OTHER
 
     def sample(self) -> bool:
         """Write down what has happened since the last sample. Gives whether others have done something that matters."""

@@ -5,6 +5,7 @@ import pytest
 
 from loadtest.errors import UsageError
 from loadtest.results import LoadSpec, Objective, Slo, json_schema, run_from_json, to_json
+from tests.loadtest.made_results import run_result
 
 
 def test_an_slo_is_read_from_text() -> None:
@@ -59,6 +60,15 @@ def test_a_file_that_is_no_result_is_refused(text: str) -> None:
 
 def test_a_spec_goes_to_json_without_header_values() -> None:
     assert "secret" not in to_json(LoadSpec("http://x", headers=(("Authorization", "secret"),)))
+
+
+def test_a_result_from_before_the_hiccup_meter_is_read() -> None:
+    document = json.loads(to_json(run_result(succeeded=100)))
+    del document["machine"], document["stalls"]
+    for block in document["blocks"]:
+        del block["marked"]
+    found = run_from_json(json.dumps(document), source="old.json")
+    assert (found.machine, found.stalls, found.blocks[0].marked) == (None, (), 0)
 
 
 def test_the_schema_of_a_result_is_published() -> None:

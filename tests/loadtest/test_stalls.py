@@ -16,7 +16,8 @@ from tests.loadtest.simulated_core import MS, PERIOD_NS, Run, core, each_second,
 
 SECONDS = 12.0
 WORK_MS = 2.0  # so the core carries 500/s
-SPEC = LoadSpec("http://127.0.0.1:1", model="m", rate_rps=1.0, duration_s=SECONDS, slo=Slo.parse("p99<50ms"), warmup_s=0.0)
+SLO = Slo.parse("p99<50ms")
+SPEC = LoadSpec("http://127.0.0.1:1", model="m", rate_rps=1.0, duration_s=SECONDS, slo=SLO, warmup_s=0.0)
 
 
 def recorded(
@@ -111,7 +112,7 @@ def test_what_others_took_is_forgotten_when_the_server_has_caught_up() -> None:
     assert not np.any(excuse[(intended < 1.9e9) | (intended > 2.6e9)])
 
 
-def judged(run: Run, *, sent_late_ms: np.ndarray | None = None, slo: str = "p99<50ms") -> RunResult:
+def judged(run: Run, *, sent_late_ms: np.ndarray | None = None, slo: Slo | None = SLO) -> RunResult:
     """sent_late_ms: send lag of each request."""
     rows, duration_ns = len(run.intended), int(SECONDS * 1e9)
     log = RequestLog(rows)
@@ -121,7 +122,7 @@ def judged(run: Run, *, sent_late_ms: np.ndarray | None = None, slo: str = "p99<
     np.asarray(log.status)[:] = OK
     plan = Schedule(run.intended, duration_ns, rows / SECONDS, True)
     report = Report(rows, 0.1, SECONDS, 0.0, 1, {})
-    spec = replace(SPEC, rate_rps=rows / SECONDS, slo=Slo.parse(slo))
+    spec = replace(SPEC, rate_rps=rows / SECONDS, slo=slo)
     ended = Ended("2026-11-01T12:00:00+00:00", "2026-11-01T12:00:12+00:00", duration_ns, False)
     return summarise(spec, plan, log, np.arange(rows), [report], ended, None, None, run.recording)
 
@@ -231,6 +232,9 @@ def test_a_generator_that_others_kept_from_sending_now_and_then_leaves_the_verdi
     by_others = judged(with_generator(run, stretches), sent_late_ms=late)
     assert by_others.generator.send_lag_p99_ms > by_others.generator.send_lag_limit_ms
     assert (by_others.verdict, by_others.valid) == ("pass", True)
+    without_slo = judged(with_generator(run, stretches), sent_late_ms=late, slo=None)  # no verdict to compare
+    assert without_slo.machine is not None
+    assert (without_slo.valid, without_slo.machine.disturbed) == (False, True)
     by_itself = judged(run, sent_late_ms=late)
     assert by_itself.machine is not None
     assert (by_itself.valid, by_itself.machine.disturbed) == (False, False)

@@ -112,6 +112,36 @@ def test_what_others_took_is_forgotten_when_the_server_has_caught_up() -> None:
     assert not np.any(excuse[(intended < 1.9e9) | (intended > 2.6e9)])
 
 
+def test_a_server_that_never_idles_has_caught_up_when_as_few_wait_as_ever() -> None:
+    # It polls: its core is never free. Others have it in the sixth period; in the four after it there are always two that wait.
+    periods = 40
+    cpu = [10.0] * periods
+    cpu[5] = 0
+    hit = [10.0 - used for used in cpu]
+    starts_ms, ends_ms = [], []
+    for number in range(periods):
+        behind = 5 <= number < 10
+        starts_ms += [10.0 * number] * 2 if behind else [10.0 * number + 1] * 3
+        ends_ms += [10.0 * number + 12] * 2 if behind else [10.0 * number + 4] * 3
+    intended, done = (np.array(values) * MS for values in (starts_ms, ends_ms))
+    delays = Delays.of(recorded(cpu_ms=cpu, wait_ms=hit, others_ms=hit, steal_ms=[0] * periods), intended, done)
+    excuse_ms = dict(zip(starts_ms, delays.excuse(intended, done) / MS, strict=True))
+    assert [excuse_ms[at] for at in (41.0, 50.0, 80.0, 121.0, 301.0)] == [0, 10, 10, 0, 0]
+
+
+def test_a_server_of_one_thread_catches_up_at_the_speed_of_one_core() -> None:
+    used = [10.0] * 30  # of two cores: one is always free, and of no use
+    used[5] = 0
+    used[15:20] = [6.0] * 5
+    hit = [10.0 if number == 5 else 0.0 for number in range(30)]
+    times = np.arange(30) * PERIOD_NS + MS
+    recording = recorded(cpu_ms=used, wait_ms=hit, others_ms=hit, steal_ms=[0] * 30, cores=(0, 1))
+    # Somebody always waits, more and more, so that only idle time says that it has caught up.
+    done = np.full(30, 31 * PERIOD_NS)
+    delays = Delays.of(recording, times, done)
+    assert (delays.candidate_debt[[4, 5, 14, 15, 16, 17, 18, 19]] / MS).tolist() == [0, 10, 10, 10, 6, 2, 0, 0]
+
+
 def judged(run: Run, *, sent_late_ms: np.ndarray | None = None, slo: Slo | None = SLO) -> RunResult:
     """sent_late_ms: send lag of each request."""
     rows, duration_ns = len(run.intended), int(SECONDS * 1e9)
@@ -288,6 +318,24 @@ def test_a_stall_is_shared_out_as_far_as_cpu_time_explains_it() -> None:
     (stall,) = stalls(Delays.of(run.recording, run.intended, run.done), steady, steady, run.done)
     assert (stall.whose, stall.duration_ms) == ("server", pytest.approx(102, abs=1))
     assert stall.machine_ms == pytest.approx(30, abs=1)
+
+
+def test_what_a_server_usually_takes_is_no_stall() -> None:
+    steady = np.arange(0, (SECONDS - 0.5) * 1e9, 5e7).astype(np.int64)
+    run = core(steady, work_ms=30, seconds=SECONDS, sleeps=[(3.0, 3.05), (6.0, 6.1)])
+    delays = Delays.of(run.recording, steady, run.done)
+    assert [round(stall.start_s) for stall in stalls(delays, steady, steady, run.done)] == [6]  # over three times 30 ms
+
+
+def test_of_many_stalls_the_longest_are_told_in_order() -> None:
+    steady = np.arange(0, (SECONDS - 0.5) * 1e9, 1e7).astype(np.int64)
+    sleeps = [(0.105 + number * 0.15, 0.125 + number * 0.15) for number in range(70)]
+    sleeps[40] = (sleeps[40][0], sleeps[40][0] + 0.06)
+    run = core(steady, work_ms=WORK_MS, seconds=SECONDS, sleeps=sleeps)
+    found = stalls(None, steady, steady, run.done)
+    assert len(found) == 50
+    assert [stall.start_s for stall in found] == sorted(stall.start_s for stall in found)
+    assert max(stall.duration_ms for stall in found) == pytest.approx(57, abs=1)
 
 
 def test_a_run_without_a_recording_has_stalls_that_are_nobody_elses() -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from loadtest.catalogue import Catalogue, Price, load_catalogue
+from loadtest.catalogue import Catalogue, Price, Spot, load_catalogue
 from loadtest.errors import UsageError
 
 TODAY = datetime.date(2026, 8, 1)
@@ -159,6 +159,13 @@ def test_a_price_is_stale_after_ninety_days() -> None:
     price = Price(usd_per_hour=1, source="s", date=TODAY)
     assert price.flags(TODAY + datetime.timedelta(days=90)) == ()
     assert price.flags(TODAY + datetime.timedelta(days=91)) != ()
+
+
+def test_what_was_read_nowhere_is_no_price() -> None:
+    with pytest.raises(ValidationError, match="source"):
+        Price(usd_per_hour=1, source="", date=TODAY)
+    with pytest.raises(ValidationError, match="source"):
+        Spot(saving_percent=1, interruption="<5%", source="", date=TODAY)
 
 
 def test_a_price_cannot_be_changed() -> None:

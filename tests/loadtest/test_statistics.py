@@ -265,6 +265,9 @@ def test_misses_that_come_in_one_block_weigh_as_one() -> None:
     assert batch_means(block, apart) == BatchMeans(20, 4000, 1.0, 20)
     # 20 times the variance of what is spread: all are in one of 20 blocks.
     assert batch_means(block, together).design_effect == pytest.approx(20, rel=0.02)
+    # Ten and twenty of a hundred: 2 · (5² + 5²) / 200², over 0.15 · 0.85 / 200.
+    two = np.arange(200) // 100
+    assert batch_means(two, np.arange(200) % 100 < np.where(two, 20, 10)).design_effect == pytest.approx(0.0025 * 200 / 0.1275)
     assert batch_means(block, np.zeros(4000, bool)).design_effect == 1
     assert batch_means(np.zeros(50, np.int64), together[1000:1050]).design_effect == 1  # one block tells nothing
     assert batch_means(block * 3, together).blocks == 20  # numbers without requests are no blocks

@@ -227,14 +227,3 @@ class Never(Greedy):
 def test_a_policy_that_waits_for_nothing_is_named() -> None:
     with pytest.raises(RuntimeError, match="waits for nothing"):
         simulate(batcher_of(Never(), slo_ms=None), np.array([0]), BERT, workers=1)
-
-
-class Impatient(Greedy):
-    """Asks again at once until the fifth nanosecond."""
-
-    def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
-        return Decision(32, "delay") if now_ns >= 5 else Decision(0, wake_at_ns=now_ns)
-
-
-def test_a_policy_that_asks_to_be_woken_now_is_woken_a_nanosecond_later() -> None:
-    assert simulate(batcher_of(Impatient()), np.array([0]), BERT, workers=1).latencies_ns.tolist() == [10 * MS + 5]

@@ -338,3 +338,10 @@ def test_a_start_that_differs_by_no_more_than_noise_is_kept() -> None:
     assert mser5(small) == (0, True)
     large = waves + np.where(np.arange(20_000) < 500, 60.0, 0.0)
     assert 490 <= mser5(large)[0] <= 520
+
+
+def test_where_a_series_settles_does_not_depend_on_its_level() -> None:
+    series = np.random.default_rng(2).normal(0, 1, 4000) + np.where(np.arange(4000) < 300, 2.0, 0.0)
+    cuts = {mser5(series + level)[0] for level in (-50.0, 0.0, 3.0, 1000.0)}
+    assert len(cuts) == 1
+    assert 250 <= cuts.pop() <= 350

@@ -113,7 +113,8 @@ def compare_of(name: str) -> Compare:
             raise UsageError(f"{name!r} failed: {type(exc).__name__}: {exc}") from exc
         if found.shape not in ((), (len(reference),)):
             raise UsageError(f"{name!r}: expected {len(reference)} agreements, one a row, got shape {list(found.shape)}")
-        return np.where(np.isnan(found), 0.0, found) * np.ones(len(reference))
+        # 1 is the most there is, and what is no number agrees with nothing.
+        return np.where(np.isfinite(found), np.minimum(found, 1.0), 0.0) * np.ones(len(reference))
 
     return own
 

@@ -158,6 +158,11 @@ def test_a_function_of_the_users_own_is_called_on_the_arrays(tmp_path: Path) -> 
     )
     found = compare_of(f"{own}:close")(np.array([[1.0, 2.0]]), np.array([[1.0, 3.0]]))
     assert found == pytest.approx([0.5])
+    rows = np.ones((4, 1))
+    assert compare_of(f"{own}:odd")(rows, rows).tolist() == [0.0, 0.0, 1.0, -3.0]
+    assert compare_of(f"{own}:one")(rows, rows).tolist() == [0.25] * 4
+    with pytest.raises(UsageError, match="own.py:raises' failed: ZeroDivisionError"):
+        compare_of(f"{own}:raises")(rows, rows)
     with pytest.raises(UsageError, match=r"expected 1 agreements, one a row, got shape \[3\]"):
         compare_of(f"{own}:bad")(np.ones((1, 2)), np.ones((1, 2)))
     for name, message in (

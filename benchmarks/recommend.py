@@ -4,9 +4,9 @@
     python -m benchmarks.recommend measured configs/loadtests/minilm-space.yaml --out DIR [--stop-after-minutes N]
 
 `simulated`: random spaces of nine candidates whose true t(rows, concurrency) is known, of three kinds: `cliffs` (from some
-batch size on, each row takes twice as long), `noise` (the machine's speed wanders by 5 % from one run to the next) and `ties`
-(three candidates within 1 % of the best). Every run is the gateway's batcher in simulated time, profiles are noisy, and time is
-what the runs would have taken. `recommend` gets a sixth of the exhaustive time. About half a minute of CPU per space.
+batch size on, each row takes twice as long), `noise` (profiles are off by 10 % instead of 5 %, and the machine's speed by 2 % from
+one run to the next) and `ties` (three candidates within 1 % of the best). Every run is the gateway's batcher in simulated time, and
+time is what the runs would have taken. `recommend` gets a sixth of the exhaustive time. About half a minute of CPU per space.
 
 `measured`: first every candidate's peak, one after the other (the exhaustive search): bisection by runs of 45 s from the
 predicted rate, each judged by whether the SLO held in it; what ends the bracket must miss it twice, as the machine itself may
@@ -44,7 +44,7 @@ from loadtest.prediction import REQUESTS, MeasuredService, predicted_rps
 from loadtest.recommend import machine
 from loadtest.recommendation import build
 from loadtest.recommender import Lab, question_of, required_share, run_search
-from loadtest.results import Slo, Verdict
+from loadtest.results import Slo
 from loadtest.search import (
     BLOCK_REQUESTS,
     BLOCK_SLOS,
@@ -68,7 +68,7 @@ from loadtest.search import (
 )
 from loadtest.simulator import simulate
 from loadtest.spec import Candidate, Spec, load_spec
-from loadtest.statistics import batch_means, slowest
+from loadtest.verdict import Requests, judge, overall
 
 START_S = 6.0  # a simulated candidate's start, each time another is wanted
 PROFILE_NOISE = 0.05
@@ -124,7 +124,7 @@ class SimulatedServers:
         if isinstance(command, Load):
             return self._load(command, machine, start_s)
         exact = machine.timings(self._slower(machine))
-        noise = np.exp(self._random.normal(0, PROFILE_NOISE, len(exact)))
+        noise = np.exp(self._random.normal(0, 2 * PROFILE_NOISE if machine.wander else PROFILE_NOISE, len(exact)))
         noisy = tuple(replace(t, ms=t.ms * float(factor)) for t, factor in zip(exact, noise, strict=True))
         self._profiles[command.group] = Profiled(command.group, noisy, 0.0, start_s + command.seconds, start_s=start_s)
         return self._profiles[command.group]
@@ -140,26 +140,25 @@ class SimulatedServers:
                           slo_ns=round(limit_ms * 1e6))  # fmt: skip
         service = MeasuredService(machine.timings(self._slower(machine)), 32, seed=int(self._random.integers(1 << 30)))
         outcome = simulate(batcher, arrivals, service, workers=machine.sessions)
-        late = (outcome.latencies_ns < 0) | (outcome.latencies_ns > limit_ms * 1e6)
-        elapsed_ns = np.where(outcome.latencies_ns > 0, outcome.latencies_ns, limit_ms * 1e6)  # refused: at the limit
+        failed = outcome.latencies_ns < 0
+        elapsed_ns = np.where(failed, round(limit_ms * 1e6), outcome.latencies_ns)
+        late = failed | (elapsed_ns > limit_ms * 1e6)
         block = (arrivals / (block_s * 1e9)).astype(int)
         blocks = int(load.seconds / block_s)
         look = min(blocks, BLOCKS)
         while True:  # as the generator does: a look after 20 blocks and after each 30 % more; the first block is warm-up
             some = (block >= 1) & (block <= look)
+            requests = Requests(elapsed_ns[some], elapsed_ns[some], failed[some], block[some] - 1)
             final = look >= blocks  # early looks are paid for (Bonferroni)
-            means = batch_means(block[some] - 1, late[some], slowest(elapsed_ns[some], 99))
-            interval = means.interval(1 - 2 * 0.05 / (1 if final else 10))
-            required = self._question.required
-            verdict: Verdict = "pass" if interval.lower >= required else "fail" if interval.upper < required else "undecided"
-            if final or (load.until_decided and verdict != "undecided"):
+            found = overall(judge(self._slo, requests, confidence=1 - 0.05 / (1 if final else 10)))
+            if final or (load.until_decided and found != "undecided"):
                 break
             look = min(blocks, math.ceil(look * 1.3))
         seen = tuple(
             (int((block == n).sum()), int((~late[block == n]).sum())) for n in range(1, look + 1) if (block == n).any()
         )
         seconds = start_s + block_s * (1 + look)
-        return Measured(load.entrant, load.purpose, load.rps, verdict, seen, seconds, p99_ms=outcome.percentile_ms(99),
+        return Measured(load.entrant, load.purpose, load.rps, found, seen, seconds, p99_ms=outcome.percentile_ms(99),
                         start_s=start_s)  # fmt: skip
 
 
@@ -193,7 +192,7 @@ def space(kind: str, seed: int, slo: Slo) -> tuple[dict[str, Machine], list[Entr
         cliff_rows = int(draw.choice([2, 3, 4, 6])) if kind == "cliffs" else 64
         for sessions in (1, 2, 4):
             name = f"g{group} k{sessions}"
-            machines[name] = Machine(fixed_ms, row_ms, sharing, sessions, 0.1, cliff_rows, 0.05 if kind == "noise" else 0.0)
+            machines[name] = Machine(fixed_ms, row_ms, sharing, sessions, 0.1, cliff_rows, 0.02 if kind == "noise" else 0.0)
             entrants.append(Entrant(name, f"g{group}", float(draw.uniform(0.08, 0.3)), sessions, 32))
     peaks = {name: _capacity(machine.timings(), slo, machine.sessions, TRUTH) for name, machine in machines.items()}
     if kind == "ties":

@@ -31,6 +31,7 @@ LIKELY_ERROR = 0.1  # of an estimate that nothing bounds from above
 STALLED = 0.9  # of the required share: a short run between the two may have met a stall
 UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
 STEP = 1.1  # from a rate that passes (fails) to the next to try above (below), while the other side of the bracket is open
+NEAR = 1.05  # the same from a rate at which the SLO held, though a probe could not show it
 PRECISION = 1.04  # highest failing over highest passing rate at which a peak is known well enough
 MOST_PROBES = 10  # per candidate
 MOST_INVALID = 3  # runs in a row; then the others come first
@@ -680,7 +681,8 @@ class _Search:
             time_for_two = self._left_seconds() > 2 * (self._start_s + self._decisive_s(estimated_rps))
             rps = estimated_rps * (TRY if time_for_two else SURE)
             if standing.failing_rps:  # the more often it failed, the further down
-                rps = min(rps, standing.failing_rps / STEP ** len(standing.probes))
+                step = STEP if standing.missed_rps <= standing.failing_rps else NEAR
+                rps = min(rps, standing.failing_rps / step ** len(standing.probes))
             if len(standing.probes) < MOST_PROBES and (probe := self._decisive(standing, rps)):
                 return probe
         return None

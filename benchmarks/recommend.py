@@ -4,9 +4,10 @@
     python -m benchmarks.recommend measured configs/loadtests/minilm-space.yaml --out DIR [--stop-after-minutes N]
 
 `simulated`: random spaces of nine candidates whose true t(rows, concurrency) is known, of three kinds: `cliffs` (from some
-batch size on, each row takes twice as long), `noise` (profiles are off by 10 % instead of 5 %, and the machine's speed by 2 % from
-one run to the next) and `ties` (three candidates within 1 % of the best). Every run is the gateway's batcher in simulated time, and
-time is what the runs would have taken. `recommend` gets a sixth of the exhaustive time. About half a minute of CPU per space.
+batch size on, each row takes twice as long), `noise` (profiles are off by 10 % instead of 5 %, and the machine's speed by 2 %
+from one run to the next) and `ties` (three candidates within 1 % of the best). Every run is the gateway's batcher in simulated
+time, and time is what the runs would have taken. `recommend` gets a sixth of the exhaustive time. About half a minute of CPU
+per space.
 
 `measured`: first every candidate's peak, one after the other (the exhaustive search): bisection by runs of 45 s from the
 predicted rate, each judged by whether the SLO held in it; what ends the bracket must miss it twice, as the machine itself may

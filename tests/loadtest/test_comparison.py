@@ -75,6 +75,12 @@ def test_five_blocks_are_enough_and_four_are_not() -> None:
         assert all(metric.change is None and metric.verdict == "undecided" for metric in four.metrics)
 
 
+def test_runs_of_one_block_or_none_are_undecided() -> None:
+    alone = made(levels(blocks=1))
+    assert compare(alone, alone).verdict == "undecided"
+    assert compare(replace(alone, blocks=()), replace(alone, blocks=())).verdict == "undecided"
+
+
 def test_an_interval_that_leaves_the_tolerance_on_one_side_is_undecided() -> None:
     for sign in (1, -1):
         changes = np.exp(sign * (0.04 + np.where(np.arange(22) % 2, 0.06, -0.06)))

@@ -251,3 +251,8 @@ def test_the_rate_of_a_trace_is_that_until_its_last_arrival(tmp_path: Path) -> N
 def test_a_schedule_tells_its_mean_rate() -> None:
     assert schedule("constant:rate=10,duration=2;constant:rate=100,duration=1", rate_rps=0, duration_s=9, seed=0).rate_rps == 40
     assert schedule("users:count=2", rate_rps=0, duration_s=9, seed=0).rate_rps == 0
+
+
+def test_stairs_have_five_steps_up_to_the_rate_unless_told_otherwise() -> None:
+    counts = np.histogram(seconds("stairs", rate_rps=500, duration_s=50), 5, (0, 50))[0]
+    assert counts == pytest.approx([1000, 2000, 3000, 4000, 5000], rel=0.1)

@@ -69,6 +69,8 @@ def test_cosine_is_defined_for_every_pair(reference: np.ndarray, candidate: np.n
         (words(), words(), 1.0),
         (row(True, False, dtype="bool"), row(True, True, dtype="bool"), 0.5),
         (row(1, NAN), row(1, NAN), 1.0),
+        (row(1, NAN), row(1, 0), 0.5),
+        (row(1, 0), row(1, NAN), 0.5),
     ],
 )
 def test_equality_is_the_share_of_equal_elements(reference: np.ndarray, candidate: np.ndarray, expected: float) -> None:

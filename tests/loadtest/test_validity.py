@@ -23,7 +23,9 @@ CORES = os.cpu_count() or 1
 
 
 def found(generator: Generator, spec: LoadSpec = ELSEWHERE, *, busy: float = 0.1, in_time: int = 100, met: bool = False) -> str:
-    return " ".join(faults(spec, generator, busy=busy, due=100, in_time=in_time, met=met))
+    return " ".join(
+        faults(spec, generator, own_lag_p99_ms=generator.send_lag_p99_ms, busy=busy, due=100, in_time=in_time, met=met)
+    )
 
 
 def test_a_generator_that_keeps_its_moments_has_no_fault() -> None:

@@ -49,7 +49,7 @@ _STILL_LOOKS = 100
 _LONGEST_S = 0.05
 _LIST_EVERY_S = 0.5  # who began without being noticed by his number, new threads
 _STEAL_EVERY_S = 0.05
-_HOT_NS = 50_000  # of CPU time in one period: then it matters on which core
+_HOT_NS = 50_000  # of CPU time in one period: then it has a name
 
 CANDIDATE, GENERATOR, METER, OTHER = range(4)
 
@@ -277,7 +277,8 @@ class _Meter:
             # Interrupted in between, it has seen some before and others after: then what happened meanwhile is added to all.
             if time.monotonic_ns() - now < _LATE_NS:
                 break
-        matters = max(waited) > _HOT_NS or not self._waits[0].known  # who waited for nothing does not care where they were
+        # Where nobody waited, it is of no interest on which core a little was used.
+        matters = max(waited) > _HOT_NS or not self._waits[0].known
         sums = [0, 0, 0, 0]
         lines: list[str] = []
         others: list[str] = []
@@ -285,7 +286,7 @@ class _Meter:
             role = self._role[pid]
             sums[role] += by
             if role == OTHER:
-                others += self._by_core(pid, by, lines, exactly=matters)
+                others += self._by_core(pid, by, lines, exactly=matters or by > _LATE_NS)
         for pid in self._spent.gone():
             del self._role[pid]
             self._threads.pop(pid, None)

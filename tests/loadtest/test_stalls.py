@@ -307,6 +307,8 @@ def test_each_stall_is_its_culprits() -> None:
     late = (late_in(steady, stretches) * MS).astype(np.int64)
     run = core(steady + late, work_ms=WORK_MS, seconds=SECONDS)
     assert whose(replace(run, intended=steady), steady + late) == ["generator"] * 11
+    told = stalls(None, steady, steady + late, run.done)
+    assert [stall.generator_ms for stall in told] == pytest.approx([50] * 11, abs=3)
     both = with_generator(replace(run, intended=steady), stretches)
     assert whose(both, steady + late) == ["machine"] * 11
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from benchmarks.queues import BATCHER, CONSTANT, Batching, Queue
 from loadtest.results import Interval, Slo
@@ -255,6 +256,15 @@ def test_fewer_blocks_tell_less_of_the_same_misses() -> None:
     lower = [BatchMeans(20, 4000, 8.0, blocks).interval(0.95).lower for blocks in (2, 3, 5, 20, 100)]
     assert all(fewer < more for fewer, more in itertools.pairwise(lower))
     assert BatchMeans(20, 4000, 8.0, 1).interval(0.95).lower == lower[0]
+
+
+def test_that_few_blocks_estimate_the_dependence_is_paid_for_as_students_quantile_says() -> None:
+    # No miss of 4000, six blocks: 1 - 0.025^(1/n), n the requests over the design effect, times the square of the quantiles' ratio.
+    for confidence in (0.95, 0.9):
+        tail = (1 - confidence) / 2
+        ratio = stats.t.ppf(1 - tail, 3999) / stats.t.ppf(1 - tail, 5)
+        n = 4000 / (1 + 49 * 2**0.5) * ratio**2
+        assert 1 - BatchMeans(0, 4000, 50.0, 6).interval(confidence).lower == pytest.approx(1 - tail ** (1 / n), rel=1e-6)
 
 
 def test_misses_that_come_in_one_block_weigh_as_one() -> None:

@@ -200,10 +200,12 @@ def _of_rest(found: "Recommendation", winner: "CandidateReport") -> list[Fact]:
         told.append(Fact("margin", "the same", f"is what {letter}, the runner-up, costs, within what was measured{unproven}"))
     else:
         more = f"{percent(abs(found.margin))} {'more' if found.margin > 0 else 'less'}"
-        alone = (
-            f" alone, for {rate(found.target_rps)}" if found.target_rps is not None else f" at {rate(runner_up.claimed_rps)}"
-        )
-        told.append(Fact("margin", more, f"is what {letter}, the runner-up, costs{alone}{unproven}"))
+        compared = f"is what {letter}, the runner-up, costs at {rate(runner_up.claimed_rps)}"
+        if found.target_rps is not None:
+            compared = (
+                f"is what {letter} alone, the runner-up, costs for {rate(found.target_rps)}, against {winner.letter} alone"
+            )
+        told.append(Fact("margin", more, f"{compared}{unproven}"))
         if found.flip_usd_per_hour is not None and found.margin > 0:
             flip = f"an hour of {winner.letter} is where {letter} becomes the cheaper"
             told.append(Fact("flip_usd_per_hour", usd(found.flip_usd_per_hour), flip))

@@ -31,6 +31,7 @@ def render(found: Recommendation) -> str:
     shown = [candidate for candidate in found.candidates if candidate.curve]
     colours = {candidate.name: min(place, PALETTE - 1) for place, candidate in enumerate(shown)}
     target = found.autoscaling_invocations_per_minute
+    count = sum(len(candidate.runs) for candidate in found.candidates)
     return pages.render(
         "recommendation.html",
         title=question(found),
@@ -51,7 +52,7 @@ def render(found: Recommendation) -> str:
             + (f"Autoscaling of A: begin with {target:,.0f} invocations per instance and minute." if target else "")
         ),
         runs=tables.runs(found),
-        runs_summary=f"{sum(len(candidate.runs) for candidate in found.candidates)} measurements behind the answer",
+        runs_summary=f"{count} measurement{'' if count == 1 else 's'} behind the answer",
         notes=reservations(found),
         prices=_prices(found),
         configuration=yaml.safe_dump(found.configuration, sort_keys=False, allow_unicode=True) if found.configuration else "",

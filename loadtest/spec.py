@@ -659,16 +659,21 @@ def _warnings(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue)
         for cpus in dict.fromkeys(stands_for.values()):
             names = ", ".join(name for name, cores in stands_for.items() if cores == cpus)
             cores = ", ".join(map(str, cpus))
-            found.append(f"{names}: not measured; by the spec's word this machine stands for it (cores {cores})")
+            found.append(
+                f"{names}: not measured itself: by `stands_for` of the spec this machine's cores {cores} stand for it; "
+                "measure there before you rely on it"
+            )
         for name, cpus in stands_for.items():
             instance = catalogue.instance(name)
             if len(cpus) != instance.vcpu:
-                found.append(f"{name} has {instance.vcpu} vCPU; cores that stand for it: {len(cpus)}")
+                told = f"{len(cpus)} {'core stands' if len(cpus) == 1 else 'cores stand'} for it"
+                found.append(f"{name} has {instance.vcpu} vCPU, {told}: name as many in `stands_for`, if this machine has them")
             if instance.architecture != here:
-                found.append(f"{name} is {instance.architecture}, this machine is {here}")
+                found.append(f"{name} is {instance.architecture}, this machine is {here}: its rates will differ; measure there")
     crowded = [c for c in candidates if c.cpus and c.sessions * int(c.settings.get("threads", 1)) > len(c.cpus)]
     if crowded:
-        found.append(f"{len(crowded)} of {len(candidates)} candidates have more threads of work than cores")
+        crowd = f"{len(crowded)} of {len(candidates)} candidates have more threads of work than cores"
+        found.append(f"{crowd}: with fewer `sessions` or `threads` they may be faster")
     return found
 
 

@@ -144,7 +144,7 @@ def test_markdown_and_text_tell_the_answer(found: Recommendation) -> None:
     for form in ("md", "text"):
         text = report.render(found, form)
         assert "A is the cheapest: c7i.large, sessions 2" in text
-        assert "is what B, the runner-up, costs" in text
+        assert "is what B alone, the runner-up, costs for 900/s, against A alone" in " ".join(text.split())
 
 
 def test_csv_has_one_line_per_candidate(found: Recommendation) -> None:

@@ -116,13 +116,17 @@ def searched(spec: Spec, launcher: FakeLauncher, measure: Any, folder: Path, on_
 @pytest.mark.slow
 def test_a_whole_search_measures_predicts_and_finds_the_better(spec: Spec, tmp_path: Path) -> None:
     launcher = FakeLauncher()
-    outcome = searched(spec, launcher, FakeMeasure(launcher), tmp_path)
+    steps: list[Step] = []
+    outcome = searched(spec, launcher, FakeMeasure(launcher), tmp_path, steps.append)
     assert outcome.winner == "c7i.large synthetic (sessions 2)"
     assert launcher.running == set()
     assert launcher.started[0] == "c7i.large synthetic (sessions 2)"  # the widest is profiled, for both
     standing = outcome.standings[1]
     assert 0.9 * 1.6 * PEAK_RPS <= standing.peak_rps <= 1.6 * PEAK_RPS
     assert len(list((tmp_path / "runs").glob("*.json"))) == sum(len(s.runs) for s in outcome.standings)
+    # Every step says what was spent so far.
+    assert (steps[0].seconds, steps[0].usd) == (0.0, 0.0)
+    assert (steps[-1].seconds, steps[-1].usd) == pytest.approx((outcome.seconds, outcome.usd))
 
 
 @pytest.mark.slow
@@ -205,15 +209,6 @@ def test_a_display_is_told_what_runs_and_how_it_goes(spec: Spec) -> None:
     load = Load(spec.candidates[0].name, 10, 5, "peak")
     answer(Lab(spec, FakeLauncher(), measure, on_progress=lambda load, progress: told.append((load, progress))), load)
     assert told == [(load, looked)]
-
-
-@pytest.mark.slow
-def test_every_step_says_what_was_spent_so_far(spec: Spec, tmp_path: Path) -> None:
-    launcher = FakeLauncher()
-    steps: list[Step] = []
-    outcome = searched(spec, launcher, FakeMeasure(launcher), tmp_path, steps.append)
-    assert (steps[0].seconds, steps[0].usd) == (0.0, 0.0)
-    assert (steps[-1].seconds, steps[-1].usd) == pytest.approx((outcome.seconds, outcome.usd))
 
 
 def test_the_payload_of_the_spec_is_what_is_sent(catalogue: Catalogue) -> None:

@@ -1,6 +1,7 @@
 """The answer in words: one signal per state, and figures that agree because each is made here, once, for every output."""
 
 import math
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,9 +138,10 @@ def reservations(found: "Recommendation") -> list[str]:
 
 def lettered(found: "Recommendation", text: str) -> str:
     """A text that names candidates, with their letters instead."""
-    for candidate in sorted(found.candidates, key=lambda candidate: -len(candidate.name)):
-        text = text.replace(candidate.name, candidate.letter)
-    return text
+    letters = {candidate.name: candidate.letter for candidate in found.candidates}
+    names = "|".join(re.escape(name) for name in sorted(letters, key=len, reverse=True))
+    # A name may be a word that also stands in a path, or in another's name.
+    return re.sub(rf"(?<![\w./-])(?:{names})(?![\w/-]|\.\w|\s\()", lambda name: letters[name[0]], text)
 
 
 def fleet_told(found: "Recommendation", counts: dict[str, int]) -> str:

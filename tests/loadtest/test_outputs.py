@@ -14,7 +14,7 @@ import pytest
 
 from loadtest import recommendation, report, tables
 from loadtest.errors import ExitCode
-from loadtest.headline import SIGNALS, Fact, facts, headline, needed, question
+from loadtest.headline import SIGNALS, Fact, facts, headline, lettered, needed, question
 from loadtest.recommendation import Recommendation, to_json
 from loadtest.search import Outcome
 from tests.loadtest.examples import EXAMPLES, altered, example_outcome, example_spec, told
@@ -168,6 +168,14 @@ def test_candidates_are_letters_in_order_of_rank_with_one_legend(name: str) -> N
         assert len(re.findall(rf"^{candidate.letter}  ", body, flags=re.MULTILINE)) == 1
         if candidate.name != candidate.differs:
             assert candidate.name not in text
+
+
+def test_only_whole_names_become_letters() -> None:
+    found = example("proven")
+    short, long = "torch", "torch (sessions 2)"
+    named = (replace(found.candidates[0], name=long), replace(found.candidates[1], name=short), *found.candidates[2:])
+    told = lettered(replace(found, candidates=named), "torch and torch (sessions 2): models/torch.py, torch-fast, torch.")
+    assert told == "B and A: models/torch.py, torch-fast, B."
 
 
 def test_the_evidence_comes_before_the_reservations(name: str) -> None:

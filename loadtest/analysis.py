@@ -504,7 +504,7 @@ def _warnings(
         needed_s = grid.wanted_ns * MIN_BLOCKS / (1 - MOST_WARMUP) / 1e9
         warnings.append(
             f"blocks of {grid.block_ns / 1e9:.3g} s are shorter than {BLOCK_LIMITS} limits or {BLOCK_REQUESTS} requests: "
-            f"intervals may be too narrow; --duration {needed_s:.0f} suffices"
+            f"intervals may be too narrow; a run of {needed_s:.0f} s would do"
         )
     if spec.slo and blocks < MIN_BLOCKS:
         warnings.append(f"only {blocks} blocks behind the warm-up, {MIN_BLOCKS} are wanted: intervals may be too narrow")

@@ -152,6 +152,7 @@ def test_nothing_is_told_that_needs_to_be_deciphered(name: str, form: str) -> No
     assert not {"100 %", "0 %"} & set(chances)
     assert "--rate" not in told  # flags that `recommend` lacks
     assert "--processes" not in told
+    assert "--duration" not in told
 
 
 def test_text_without_a_terminal_is_at_most_100_columns_wide(name: str) -> None:

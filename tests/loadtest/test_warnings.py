@@ -78,13 +78,13 @@ def test_blocks_behind_the_warm_up_count_for_a_sequential_test() -> None:
     assert decided(spec, filled(plan.intended_ns), grid, 22, 0.95)
 
 
-def test_short_blocks_are_told_with_the_duration_that_suffices() -> None:
+def test_short_blocks_are_told_with_how_long_a_run_would_do() -> None:
     (warning,) = run(duration_s=24).warnings
     assert warning.startswith("blocks of 0.96 s are shorter than 10 limits or 200 requests")
-    assert "--duration 25 suffices" in warning
+    assert "a run of 25 s would do" in warning
     assert run(duration_s=25).warnings == ()
     (warning,) = run(rate_rps=100, duration_s=25).warnings  # 200 requests take 2 s
-    assert "--duration 50 suffices" in warning
+    assert "a run of 50 s would do" in warning
     assert run(None, duration_s=24).warnings == ()
 
 

@@ -259,7 +259,7 @@ def test_fewer_blocks_tell_less_of_the_same_misses() -> None:
 
 
 def test_that_few_blocks_estimate_the_dependence_is_paid_for_as_students_quantile_says() -> None:
-    # No miss of 4000, six blocks: 1 - 0.025^(1/n), n the requests over the design effect, times the square of the quantiles' ratio.
+    # No miss of 4000, six blocks: n is the requests over the design effect, times the square of the quantiles' ratio.
     for confidence in (0.95, 0.9):
         tail = (1 - confidence) / 2
         ratio = stats.t.ppf(1 - tail, 3999) / stats.t.ppf(1 - tail, 5)

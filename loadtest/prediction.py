@@ -3,14 +3,15 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gateway.batching.batch import Batch
+from backends.base import Tensors
+from gateway.batching.batch import Batch, bucket_of, ragged_length
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
-from gateway.config import Batching
+from gateway.config import Batching, Ragged
 from gateway.types import InferRequest
 from loadtest.results import Slo
 from loadtest.search import Timing
@@ -18,26 +19,56 @@ from loadtest.simulator import Outcome, simulate
 
 REQUESTS = 3000  # of one simulated run; the first fifth is warm-up. With PRECISION: under a second of CPU per prediction
 PRECISION = 1.04
+_LENGTH_STREAM = 7  # of randomness, beside those of arrivals and noise
+_LEAST_SPREAD = 0.02  # of times, once what the lengths explain is taken out
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """What the requests of a ragged model are long, one each, and how the model joins and pads them."""
+
+    ragged: Ragged
+    sizes: tuple[int, ...]
+
+    def padded(self, size: int) -> int:
+        return bucket_of(size, self.ragged.buckets)
+
+    def drawn(self, seed: int) -> Callable[[int], Tensors]:
+        """By its index, the inputs of a request that is as long as any, as often as it is."""
+        rng = np.random.default_rng([seed, _LENGTH_STREAM])
+        known = {size: {name: np.zeros((1, size), np.int8) for name in self.ragged.pad} for size in set(self.sizes)}
+        order = rng.choice(self.sizes, 4096).tolist()
+        return lambda index: known[order[index % len(order)]]
 
 
 class MeasuredService:
     """t(rows, concurrency), interpolated in rows, scattered as it was measured.
 
-    Concurrency above the largest that was measured counts as that.
+    Concurrency above the largest that was measured counts as that. lengths: the profile is a mean over them; what a batch takes
+    beyond its fixed part (where t would be at no rows) is in proportion to the length that it is padded to.
     """
 
-    def __init__(self, timings: Sequence[Timing], max_rows: int, *, seed: int = 0) -> None:
+    def __init__(self, timings: Sequence[Timing], max_rows: int, *, seed: int = 0, lengths: Lengths | None = None) -> None:
         self._curves: dict[int, tuple[list[float], list[float]]] = {}
+        self._fixed_ms: dict[int, float] = {}
+        self._lengths = lengths
+        self._mean_length = np.mean([lengths.padded(size) for size in lengths.sizes]) if lengths is not None else 1.0
         wanted = np.arange(max_rows + 1)
         for concurrency in sorted({timing.concurrency for timing in timings}):
             curve = sorted((t.rows, t.ms, t.spread) for t in timings if t.concurrency == concurrency)
             sizes, times, spreads = np.array(curve).T
             # Beyond the largest size, where nothing was measured, in proportion to it.
             ms = np.interp(wanted, sizes, times) * np.maximum(1.0, wanted / sizes[-1])
+            if lengths is not None:
+                self._fixed_ms[concurrency] = fixed_ms = _fixed_ms(sizes, times)
+                padded = np.array([lengths.padded(size) for size in lengths.sizes])
+                by_length = fixed_ms + np.outer(times - fixed_ms, padded / padded.mean())
+                spreads = np.sqrt(np.maximum(spreads**2 - np.log(by_length).var(axis=1), _LEAST_SPREAD**2))
             self._curves[concurrency] = ms.tolist(), np.interp(wanted, sizes, spreads).tolist()
         self._most = max(self._curves)
         for busy in range(self._most, 0, -1):  # what was not measured counts as the next larger concurrency that was
             self._curves.setdefault(busy, self._curves.get(busy + 1, self._curves[self._most]))
+            self._fixed_ms.setdefault(busy, self._fixed_ms.get(busy + 1, 0.0))
         self._noise: Iterator[float] = itertools.cycle(np.random.default_rng(seed).standard_normal(4096).tolist())
 
     def ms(self, rows: int, concurrency: int) -> float:
@@ -45,11 +76,24 @@ class MeasuredService:
         return self._curves[min(concurrency, self._most)][0][rows]
 
     def __call__(self, batch: Batch, busy: int, now_ns: int) -> int:
-        times, spreads = self._curves[min(busy, self._most)]
+        busy = min(busy, self._most)
+        times, spreads = self._curves[busy]
         rows = batch.padded_rows
-        spread = spreads[rows]
+        ms, spread = times[rows], spreads[rows]
+        if self._lengths is not None:
+            longest = max(ragged_length(part.request, self._lengths.ragged) for part in batch.parts)
+            fixed_ms = self._fixed_ms[busy]
+            ms = fixed_ms + (ms - fixed_ms) * float(self._lengths.padded(longest) / self._mean_length)
         # A lognormal factor whose mean is 1: the mean is what was measured.
-        return round(times[rows] * math.exp(spread * (next(self._noise) - spread / 2)) * 1e6)
+        return round(ms * math.exp(spread * (next(self._noise) - spread / 2)) * 1e6)
+
+
+def _fixed_ms(sizes: np.ndarray, times: np.ndarray) -> float:
+    """Where the line through the times would be at no rows; between 0 and the least of them."""
+    if len(sizes) < 2:
+        return 0.0
+    slope, start = np.polyfit(sizes, times, 1, w=1 / times)  # each size counts by its share, not by its time
+    return float(np.clip(start, 0.0, times.min())) if slope > 0 else 0.0
 
 
 def predicted_rps(
@@ -61,12 +105,13 @@ def predicted_rps(
     sessions: int,
     max_rows: int,
     rows_per_request: int = 1,
+    lengths: Lengths | None = None,
     seed: int = 0,
     requests: int = REQUESTS,
 ) -> float:
     """The largest rate of Poisson arrivals at which the simulated gateway meets the SLO; 0 if it does at none.
 
-    overhead_ms: see `loadtest.profiling.Findings`.
+    overhead_ms: see `loadtest.profiling.Findings`. lengths: of a ragged model's requests; None: all are alike.
 
     The scatter of a short profile on a busy machine is a rough guess: where only it breaks the SLO, the candidate is not given
     up, but predicted at half of what it would carry without.
@@ -83,9 +128,11 @@ def predicted_rps(
             workers=sessions,
             max_queue_rows=batching.max_queue_rows,
             slo_ns=round((limit_ms - overhead_ms) * 1e6),
+            ragged=lengths.ragged if lengths is not None else None,
         )
-        fresh = MeasuredService(timings, max_rows, seed=seed)  # the same noise at every rate
-        outcome = simulate(batcher, arrivals_ns, fresh, workers=sessions, request_of=_requests(rows_per_request)).after(0.2)
+        fresh = MeasuredService(timings, max_rows, seed=seed, lengths=lengths)  # the same noise at every rate
+        asked = _requests(rows_per_request, lengths.drawn(seed) if lengths is not None else lambda index: {})
+        outcome = simulate(batcher, arrivals_ns, fresh, workers=sessions, request_of=asked).after(0.2)
         return _meets(outcome, slo, overhead_ms)
 
     # No batching serves more than the best of n / t(n, k), on all sessions.
@@ -98,7 +145,7 @@ def predicted_rps(
         steady = tuple(replace(timing, spread=0.0) for timing in timings)
         return 0.5 * predicted_rps(
             steady, overhead_ms=overhead_ms, slo=slo, batching=batching, sessions=sessions, max_rows=max_rows,
-            rows_per_request=rows_per_request, seed=seed, requests=requests,
+            rows_per_request=rows_per_request, lengths=lengths, seed=seed, requests=requests,
         )  # fmt: skip
     if holds(high):
         return high
@@ -120,5 +167,5 @@ def _meets(outcome: Outcome, slo: Slo, overhead_ms: float) -> bool:
     return True
 
 
-def _requests(rows: int) -> Callable[[int, int], InferRequest]:
-    return lambda index, arrival_ns: InferRequest("simulated", "1", "", {}, rows, arrival_ns)
+def _requests(rows: int, inputs: Callable[[int], Tensors]) -> Callable[[int, int], InferRequest]:
+    return lambda index, arrival_ns: InferRequest("simulated", "1", "", inputs(index), rows, arrival_ns)

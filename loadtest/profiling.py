@@ -134,6 +134,8 @@ async def profile(
     for (n, k), points in list(samples.items()):
         if max(point[1] for point in points) > MUCH_SLOWER * min(point[1] for point in points):
             await visit(n, k)
+    if (rows[0], 1) not in samples:
+        raise ProfileFailed("requests that were answered at first were so no longer")
     timings = tuple(Timing(n, k, *_mean(points)[:2]) for (n, k), points in sorted(samples.items()))
     model_ms, _, client_ms = _mean(samples[rows[0], 1])
     saturated_rps = 0.0

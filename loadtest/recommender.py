@@ -24,7 +24,7 @@ from loadtest.launchers import Launcher, Running, StartFailed
 from loadtest.launchers.url import get_json, instance_type_of
 from loadtest.machine import Meter
 from loadtest.payloads import Request, distinct, read_requests
-from loadtest.prediction import predicted_rps
+from loadtest.prediction import Lengths, predicted_rps
 from loadtest.profiling import Executions, ProfileFailed, executions, profile, slowdown
 from loadtest.reference import Reference
 from loadtest.results import LoadSpec, RunResult, Slo, to_json
@@ -136,6 +136,7 @@ class Lab:
         self._start_s = 0.0  # of the latest answer, what its start took
         self._count = 0
         self._disturbed = False
+        self._sizes: tuple[int, ...] = ()  # lengths of the payload's requests, once they were needed
 
     def __repr__(self) -> str:
         return f"<Lab with {self._running_name or 'nothing'} running, {self._count} runs so far>"
@@ -229,6 +230,7 @@ class Lab:
             sessions=candidate.sessions,
             max_rows=candidate.max_rows,
             rows_per_request=self._spec.payload.rows,
+            lengths=self._lengths_of(candidate),
             seed=self._spec.seed,
         )
         if profiled.saturated_rps is not None:
@@ -237,6 +239,16 @@ class Lab:
         if not rps and profiled.disturbed:
             return rps, "could not be measured: other work on the machine disturbed its profile"
         return rps, "" if rps else f"one request alone takes {alone_ms:.3g} ms, and {self._spec.slo} is asked"
+
+    def _lengths_of(self, candidate: Candidate) -> Lengths | None:
+        ragged = parse_config(candidate.document, source=candidate.name).models[0].ragged if candidate.document else None
+        if ragged is None or not self._spec.payload.files:
+            return None  # made-up requests of one run may differ in length, but not in what is known of them here
+        if not self._sizes:
+            requests = read_requests(self._spec.payload.files)
+            longest = (max(r.inputs[name].shape[1] for name in ragged.pad if name in r.inputs) for r in requests)
+            self._sizes = tuple(int(size) for size in longest)
+        return Lengths(ragged, self._sizes)
 
     async def _agree(self, command: Agree, candidate: Candidate) -> Agreed:
         """The reference is asked twice: it must agree with itself. Its answers are kept for the others."""

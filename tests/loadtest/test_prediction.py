@@ -1,9 +1,11 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from gateway.batching.policies import POLICIES
-from gateway.config import Batching
-from loadtest.prediction import MeasuredService, predicted_rps
+from gateway.config import Batching, Ragged
+from loadtest.prediction import Lengths, MeasuredService, predicted_rps
 from loadtest.results import Slo
 from loadtest.search import Timing
 
@@ -74,3 +76,32 @@ def test_the_mean_of_scattered_times_is_what_was_measured() -> None:
 
     times = [service(Batch(), 1, 0) / 1e6 for _ in range(4096)]  # type: ignore[arg-type]
     assert np.mean(times) == pytest.approx(10, rel=0.03)
+
+
+def mixed(*sizes: int) -> Lengths:
+    return Lengths(Ragged(pad={"x": 0.0}, buckets=(16, 64, 128)), sizes)
+
+
+def test_lengths_share_out_what_a_batch_takes_beyond_its_fixed_part() -> None:
+    lengths = mixed(10, 60)  # padded to 16 and 64, 40 on average
+    service = MeasuredService((Timing(1, 1, 10.0), Timing(2, 1, 16.0), Timing(4, 1, 28.0)), max_rows=4, lengths=lengths)
+
+    def ms(*sizes: int) -> float:
+        parts = [SimpleNamespace(request=SimpleNamespace(inputs={"x": np.zeros((1, size))})) for size in sizes]
+        return service(SimpleNamespace(padded_rows=len(parts), parts=parts), 1, 0) / 1e6  # type: ignore[arg-type]
+
+    # 4 ms, and 6 ms a row: as measured of the mean length, 2.4 ms a row of the short, 9.6 ms a row of the long.
+    assert ms(10) == pytest.approx(4 + 6 * 16 / 40, rel=0.1)
+    assert ms(60) == pytest.approx(4 + 6 * 64 / 40, rel=0.1)
+    assert ms(10, 60) == pytest.approx(4 + 12 * 64 / 40, rel=0.1)  # padded to the longest
+
+
+@pytest.mark.slow
+def test_mixed_lengths_carry_less_than_their_mean() -> None:
+    # Batches are of one bucket each, and so smaller; on the mean length nothing is lost.
+    timings = tuple(Timing(rows, 1, 10 + 2.0 * rows) for rows in SIZES)
+    batching = Batching()
+    alike = capacity(timings, batching=batching, lengths=mixed(60))
+    apart = capacity(timings, batching=batching, lengths=mixed(10, 60, 100))
+    assert alike == pytest.approx(capacity(timings, batching=batching), rel=0.05)
+    assert apart < 0.95 * alike

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.queues import BATCHER, CONSTANT, Batching, Queue
-from loadtest.results import Interval, Slo
+from loadtest.results import Interval, Percentiles, Slo
 from loadtest.statistics import (
     BatchMeans,
     batch_means,
@@ -43,7 +43,7 @@ def test_percentiles_are_those_of_nearest_rank() -> None:
 
 
 def test_no_requests_have_no_percentiles() -> None:
-    assert percentiles(np.empty(0, np.int64)).count == 0
+    assert percentiles(np.empty(0, np.int64)) == Percentiles(0, 0, 0, 0, 0, 0, 0, 0)
     assert histogram_percentile(histogram(np.empty(0, np.int64)), 99) == 0
 
 

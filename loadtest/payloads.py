@@ -120,12 +120,15 @@ def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
     """Read the spec's payload files, a folder's in order of name. JSON files are v2 requests (for invocations, a .json file is
     the body as it is); others are raw bodies (for rest-binary, the raw request of one input).
 
-    `spec.rows` above 1 joins requests to so many rows. Raises: UsageError.
+    `spec.rows` above 1 joins requests to so many rows; `spec.lengths` leaves others out. Raises: UsageError.
     """
     least, most = _range("--rows", spec.rows)
-    if most > 1:
-        pad = _paddings(spec.pad)
-        return _encoded(spec, address, model, joined(read_requests(spec.payloads), least, most, pad, seed=spec.seed))
+    if most > 1 or spec.lengths:
+        pad, requests = _paddings(spec.pad), read_requests(spec.payloads)
+        if spec.lengths:
+            shortest, longest = _range("lengths", spec.lengths)
+            requests = [request for request in requests if shortest <= length_of(request, pad) <= longest]
+        return _encoded(spec, address, model, joined(requests, least, most, pad, seed=spec.seed))
     made: list[bytes] = []
     for path in _paths(spec.payloads):
         if path.suffix == ".jsonl":
@@ -191,7 +194,7 @@ def joined(
             )
         key = tuple((name, array.shape[2 if name in pad else 1 :]) for name, array in sorted(request.inputs.items()))
         groups.setdefault(key, []).append(request)
-    ordered = [sorted(group, key=lambda request: _length(request, pad)) for group in groups.values()]
+    ordered = [sorted(group, key=lambda request: length_of(request, pad)) for group in groups.values()]
     places = [(group, at) for group in ordered for at in range(len(group))]
     rng = np.random.default_rng([seed, _PAYLOAD_STREAM])
     made: list[Request] = []
@@ -227,7 +230,8 @@ def _join(requests: Sequence[Request], rows: int, pad: Mapping[str, float]) -> R
     return Request(inputs, requests[0].datatypes, source=requests[0].source)
 
 
-def _length(request: Request, pad: Mapping[str, float]) -> int:
+def length_of(request: Request, pad: Iterable[str]) -> int:
+    """The longest axis 1 among the inputs that are padded; 0 if it has none."""
     return max((array.shape[1] for name, array in request.inputs.items() if name in pad and array.ndim > 1), default=0)
 
 

@@ -20,7 +20,7 @@ from loadtest.simulator import Outcome, simulate
 REQUESTS = 3000  # of one simulated run; the first fifth is warm-up. With PRECISION: under a second of CPU per prediction
 PRECISION = 1.04
 _LENGTH_STREAM = 7  # of randomness, beside those of arrivals and noise
-_LEAST_SPREAD = 0.02  # of times, once what the lengths explain is taken out
+TYPICAL = 0.1  # of the mean length: what is so near to it is typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,13 @@ class Lengths:
     def padded(self, size: int) -> int:
         return bucket_of(size, self.ragged.buckets)
 
+    @property
+    def typical(self) -> tuple[int, ...]:
+        """The sizes that are padded to what is nearest to the mean of all; those that a profile is taken of."""
+        mean = sum(map(self.padded, self.sizes)) / len(self.sizes)
+        nearest = min(abs(self.padded(size) - mean) for size in self.sizes)
+        return tuple(size for size in self.sizes if abs(self.padded(size) - mean) <= max(nearest, TYPICAL * mean))
+
     def drawn(self, seed: int) -> Callable[[int], Tensors]:
         """By its index, the inputs of a request that is as long as any, as often as it is."""
         rng = np.random.default_rng([seed, _LENGTH_STREAM])
@@ -44,15 +51,17 @@ class Lengths:
 class MeasuredService:
     """t(rows, concurrency), interpolated in rows, scattered as it was measured.
 
-    Concurrency above the largest that was measured counts as that. lengths: the profile is a mean over them; what a batch takes
-    beyond its fixed part (where t would be at no rows) is in proportion to the length that it is padded to.
+    Concurrency above the largest that was measured counts as that. lengths: the profile is of the typical ones; what a batch
+    takes beyond its fixed part (where t would be at no rows) is in proportion to the length that it is padded to.
     """
 
     def __init__(self, timings: Sequence[Timing], max_rows: int, *, seed: int = 0, lengths: Lengths | None = None) -> None:
         self._curves: dict[int, tuple[list[float], list[float]]] = {}
         self._fixed_ms: dict[int, float] = {}
         self._lengths = lengths
-        self._mean_length = np.mean([lengths.padded(size) for size in lengths.sizes]) if lengths is not None else 1.0
+        self._profiled_length = (
+            float(np.mean([lengths.padded(size) for size in lengths.typical])) if lengths is not None else 1.0
+        )
         wanted = np.arange(max_rows + 1)
         for concurrency in sorted({timing.concurrency for timing in timings}):
             curve = sorted((t.rows, t.ms, t.spread) for t in timings if t.concurrency == concurrency)
@@ -60,10 +69,7 @@ class MeasuredService:
             # Beyond the largest size, where nothing was measured, in proportion to it.
             ms = np.interp(wanted, sizes, times) * np.maximum(1.0, wanted / sizes[-1])
             if lengths is not None:
-                self._fixed_ms[concurrency] = fixed_ms = _fixed_ms(sizes, times)
-                padded = np.array([lengths.padded(size) for size in lengths.sizes])
-                by_length = fixed_ms + np.outer(times - fixed_ms, padded / padded.mean())
-                spreads = np.sqrt(np.maximum(spreads**2 - np.log(by_length).var(axis=1), _LEAST_SPREAD**2))
+                self._fixed_ms[concurrency] = _fixed_ms(sizes, times)
             self._curves[concurrency] = ms.tolist(), np.interp(wanted, sizes, spreads).tolist()
         self._most = max(self._curves)
         for busy in range(self._most, 0, -1):  # what was not measured counts as the next larger concurrency that was
@@ -83,7 +89,7 @@ class MeasuredService:
         if self._lengths is not None:
             longest = max(ragged_length(part.request, self._lengths.ragged) for part in batch.parts)
             fixed_ms = self._fixed_ms[busy]
-            ms = fixed_ms + (ms - fixed_ms) * float(self._lengths.padded(longest) / self._mean_length)
+            ms = fixed_ms + (ms - fixed_ms) * self._lengths.padded(longest) / self._profiled_length
         # A lognormal factor whose mean is 1: the mean is what was measured.
         return round(ms * math.exp(spread * (next(self._noise) - spread / 2)) * 1e6)
 

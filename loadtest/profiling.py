@@ -87,8 +87,12 @@ async def profile(
     limit_ms: float,
     measure: Callable[[LoadSpec], Awaitable[RunResult]],
     look: Callable[[], Awaitable[Executions]],
+    lengths: str = "",
 ) -> Findings:
-    """Sizes that alone take longer than the SLO's limit are left out, once one of them was seen. Raises: ProfileFailed."""
+    """Sizes that alone take longer than the SLO's limit are left out, once one of them was seen.
+
+    lengths: as in LoadSpec, of all requests but the crowd's, so that times differ by rows alone. Raises: ProfileFailed.
+    """
     concurrencies = powers_up_to(sessions)
     slice_s = max(LEAST_SECONDS, seconds / (len(rows) * len(concurrencies) * 2 + 1 + SATURATION_VISITS + TRAFFIC_VISITS))
     samples: dict[tuple[int, int], list[tuple[int, float, float, float]]] = {}
@@ -100,7 +104,9 @@ async def profile(
         """
         for duration_s in (slice_s, max(3 * slice_s, PATIENCE_LIMITS * limit_ms / 1e3)):
             before = await look()
-            wanted = replace(base, rows=str(n), pattern=f"users:count={k}", duration_s=duration_s, warmup_s=0.0, slo=None)
+            wanted = replace(
+                base, lengths=lengths, rows=str(n), pattern=f"users:count={k}", duration_s=duration_s, warmup_s=0.0, slo=None
+            )
             result = await measure(wanted)
             if result.succeeded:
                 break
@@ -149,7 +155,7 @@ async def profile(
     rows_per_ms = max(sessions * timing.rows / timing.ms for timing in timings if timing.concurrency == widest)
     rate_rps = TRAFFIC_SHARE * min(rows_per_ms * 1e3 / int(base.rows), saturated_rps or math.inf)
     before = await look()
-    await measure(replace(base, rate_rps=rate_rps, duration_s=traffic_s, warmup_s=0.0, slo=None))
+    await measure(replace(base, lengths=lengths, rate_rps=rate_rps, duration_s=traffic_s, warmup_s=0.0, slo=None))
     slower_now = slowdown(timings, (await look()).since(before), sessions, traffic_s)
     timings = tuple(replace(timing, ms=timing.ms * slower_now) for timing in timings)
     return Findings(timings, max(0.0, client_ms - model_ms), saturated_rps or None)

@@ -23,7 +23,7 @@ from loadtest.journal import Journal
 from loadtest.launchers import Launcher, Running, StartFailed
 from loadtest.launchers.url import get_json, instance_type_of
 from loadtest.machine import Meter
-from loadtest.payloads import Request, distinct, read_requests
+from loadtest.payloads import Request, distinct, length_of, read_requests
 from loadtest.prediction import Lengths, predicted_rps
 from loadtest.profiling import Executions, ProfileFailed, executions, profile, slowdown
 from loadtest.reference import Reference
@@ -245,9 +245,7 @@ class Lab:
         if ragged is None or not self._spec.payload.files:
             return None  # made-up requests of one run may differ in length, but not in what is known of them here
         if not self._sizes:
-            requests = read_requests(self._spec.payload.files)
-            longest = (max(r.inputs[name].shape[1] for name in ragged.pad if name in r.inputs) for r in requests)
-            self._sizes = tuple(int(size) for size in longest)
+            self._sizes = tuple(length_of(request, ragged.pad) for request in read_requests(self._spec.payload.files))
         return Lengths(ragged, self._sizes)
 
     async def _agree(self, command: Agree, candidate: Candidate) -> Agreed:
@@ -308,6 +306,7 @@ class Lab:
     async def _profile_once(self, command: Profile, running: Running) -> tuple[Profiled, bool]:
         wanted = self._load_spec(running)
         address = Address.of(wanted)
+        lengths = self._lengths_of(self._candidates[command.entrant])
         try:
             async with Meter(address.host, address.port) as meter:
                 began_ns = time.monotonic_ns()
@@ -319,6 +318,7 @@ class Lab:
                     limit_ms=self._spec.slo.tightest_ms or 0.0,
                     measure=self._measure,
                     look=lambda: self._look(running),
+                    lengths=f"{min(lengths.typical)}-{max(lengths.typical)}" if lengths is not None else "",
                 )
                 recording = meter.recording(began_ns)
         except (ProfileFailed, LoadtestError) as exc:
@@ -372,7 +372,10 @@ class Lab:
             cpu_percent=usage.cpu_percent,
             memory_percent=usage.memory_percent,
             notes=result.reasons if not result.valid else result.warnings,
-            slowdown=slowdown(profiled.timings, batches, candidate.sessions, result.warmup_s + result.window_s),
+            # The server does not tell how long its batches were.
+            slowdown=1.0
+            if self._lengths_of(candidate) is not None
+            else slowdown(profiled.timings, batches, candidate.sessions, result.warmup_s + result.window_s),
         )
 
     def _load_spec(self, running: Running) -> LoadSpec:

@@ -137,6 +137,7 @@ class LoadSpec:
         Requests of payload files are as they are, unless rows is above 1: then they are joined.
     payloads: files or folders of requests instead of synthetic ones.
     pad: "NAME=VALUE": what joined requests of different lengths are padded with, along axis 1 of that input.
+    lengths: "17-32": only requests of files whose longest input among those of `pad` is so long; "": all.
     values: "NAME=LOW:HIGH" ranges for synthetic integer or float inputs.
     label: what tables and reports call this run.
     """
@@ -160,6 +161,7 @@ class LoadSpec:
     content_type: str = ""
     values: tuple[str, ...] = ()
     pad: tuple[str, ...] = ()
+    lengths: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     label: str = ""
 

@@ -44,6 +44,7 @@ EXPECTED = "the expected answers"  # the reference, where the requests bring the
 AGREE_SECONDS, AGREE_SHARE = 60.0, 0.2  # at most, of one comparison: in all, and of what is left; a quiet machine takes a few
 AGREE_MOST = 0.5  # of the budget, after which nobody new is compared: who has been must still be measured
 BLOCKS, BLOCK_SLOS, BLOCK_REQUESTS = 20, 10, 200  # a decisive probe: 20 blocks of at least 10 SLOs and 200 requests
+HURRIED = 0.6  # of a decisive probe's time: what is tried while no rate is proven; it may do, and there is nothing to lose
 WARMED_BLOCKS = 25  # with a fifth of the run dropped as warm-up
 
 Purpose = Literal["round", "peak", "overload", "recovery", "floor"]
@@ -478,7 +479,8 @@ class _Search:
             yield from self._ask(probe)
             yield from self._predict()
         if ranked := self._ranked():
-            yield from self._verify(ranked[0])
+            if ranked[0].peak_rps:
+                yield from self._verify(ranked[0])
         elif not any(standing.unknown for standing in self._standings.values()):
             yield from self._seek_floor()
         return self._outcome()
@@ -722,9 +724,9 @@ class _Search:
         """A probe that can decide, and has more time where there is plenty; None, if there is none left for it."""
         rps = min(rps, standing.ceiling_rps)
         decisive_s = self._decisive_s(rps)
-        verify_s = 2 * self._verify_seconds() if any(s.peak_rps for s in self._in()) else 0.0
-        left_s = self._left_seconds() - self._start_of(standing) - verify_s
-        if left_s < decisive_s and any(s.evidence for s in self._in()):
+        proven = any(s.peak_rps for s in self._in())
+        left_s = self._left_seconds() - self._start_of(standing) - (2 * self._verify_seconds() if proven else 0.0)
+        if left_s < decisive_s * (1 if proven else HURRIED) and any(s.evidence for s in self._in()):
             return None
         return self._load(standing, rps, max(decisive_s, min(2 * decisive_s, left_s / 4)), "peak")
 

@@ -24,7 +24,9 @@ KEEP_ABOVE = 0.85  # of the best per dollar, as predicted: the prediction is goo
 FINALISTS = 2
 LOAD_FACTOR = 0.9  # of the prediction, in the first short run of each
 SCOUT_SECONDS, SCOUT_SHARE = 20.0, 0.03  # of that run: at most, and of the budget
-TRY, SURE = 0.92, 0.8  # of an estimated peak: the first rate to prove, with time for a second one and without
+TRY, SURE = 0.92, 0.85  # of an estimated peak: the first rate to prove, with time for a second one and without
+TWO = 2.6  # decisive probes' time: with less there is one, as long as can be
+NEAR_LIMIT = 0.9  # of the SLO's limit: a server whose p99 comes so near, and holds it, is at its peak
 GOOD_CLAIM = 0.95  # of the estimated peak: proven that high, others come first
 CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
 LIKELY_ERROR = 0.1  # of an estimate that nothing bounds from above
@@ -34,6 +36,7 @@ STEP = 1.1  # from a rate that passes (fails) to the next to try above (below), 
 NEAR = 1.07  # the same from a rate at which the SLO held, though a probe could not show it
 PRECISION = 1.04  # highest failing over highest passing rate at which a peak is known well enough
 MOST_PROBES = 10  # per candidate
+MOST_VAIN = 4  # that prove nothing, ever further down; then the next candidate is tried
 MOST_INVALID = 3  # runs in a row; then the others come first
 EASIER = 0.8  # of a rate that the load generator did not keep up with twice
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak
@@ -257,7 +260,7 @@ Event = Agreed | Profiled | Predicted | Measured
 class Standing:
     """What is known of one entrant so far.
 
-    required: share of requests that must meet the SLO. out: why it is no candidate any more, "" while it is one; in the
+    required, limit_ms: as in Question. out: why it is no candidate any more, "" while it is one; in the
         outcome, also why it was not measured.
     stale: its latest prediction, if any, does not know of its first run under load.
     agreement: with the reference; measured on one entrant of its numerics; None if nothing was compared.
@@ -267,6 +270,7 @@ class Standing:
 
     entrant: Entrant
     required: float
+    limit_ms: float
     predictions: list[Predicted] = field(default_factory=list)
     stale: bool = True
     bias: float = 1.0
@@ -361,7 +365,8 @@ class Standing:
         """The best guess of the peak: the middle of its bracket, else what load says, else the prediction."""
         held, missed = self.held_rps, self.missed_rps
         if missed == math.inf:
-            return min(max(self.predicted_rps * self.bias, held), self.ceiling_rps)
+            at_limit = any(run.rps == held and run.p99_ms > NEAR_LIMIT * self.limit_ms for run in self.evidence)
+            return held if at_limit else min(max(self.predicted_rps * self.bias, held), self.ceiling_rps)
         if held:
             return math.sqrt(held * missed)
         # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.
@@ -447,8 +452,8 @@ def agreement_text(agreement: float) -> str:
 
 
 def profile_seconds(question: Question, groups: int) -> float:
-    """Of each group's profile: together a seventh of the budget. Beyond 30 s a profile gets no better."""
-    return min(30.0, max(2.0, question.seconds / 7 / groups))
+    """Of each group's profile: together a tenth of the budget. Beyond 30 s a profile gets no better."""
+    return min(30.0, max(2.0, question.seconds / 10 / groups))
 
 
 def powers_up_to(most: int) -> tuple[int, ...]:
@@ -459,7 +464,9 @@ def powers_up_to(most: int) -> tuple[int, ...]:
 class _Search:
     def __init__(self, question: Question, known: Sequence[Event]) -> None:
         self._question = question
-        self._standings = {entrant.name: Standing(entrant, question.required) for entrant in question.entrants}
+        self._standings = {
+            entrant.name: Standing(entrant, question.required, question.limit_ms) for entrant in question.entrants
+        }
         self._profiles: dict[str, Profiled] = {}
         self._spent = Spent(question)
         self._start_s = 0.0  # what the last start took, as far as it is known
@@ -625,7 +632,7 @@ class _Search:
                 continue
             widest = _widest(entrants)
             rows = powers_up_to(max(entrant.max_rows for entrant in entrants))
-            if self._affords(seconds, widest):
+            if self._affords(seconds + self._start_s, widest):
                 yield from self._ask(Profile(widest.name, group, rows, widest.sessions, seconds))
             else:
                 for entrant in entrants:
@@ -669,7 +676,7 @@ class _Search:
         for standing in shortlist if len(shortlist) > 1 else ():
             # To prove one rate comes first.
             rps, seconds = LOAD_FACTOR * standing.estimated_rps, self._scout_seconds()
-            spare_s = self._left_seconds() - self._start_s - self._decisive_s(rps)
+            spare_s = self._left_seconds() - self._start_s - (1 if standing is shortlist[0] else 2) * self._decisive_s(rps)
             if not standing.runs and spare_s > seconds + self._start_of(standing):
                 return self._load(standing, rps, seconds, "peak" if seconds >= self._decisive_s(rps) else "round")
         return None
@@ -679,13 +686,12 @@ class _Search:
         for standing in shortlist:
             if standing.peak_rps:
                 return None
-            estimated_rps = standing.estimated_rps
-            time_for_two = self._left_seconds() > 2 * (self._start_s + self._decisive_s(estimated_rps))
-            rps = estimated_rps * (TRY if time_for_two else SURE)
+            hurried = self._left_seconds() < TWO * (self._start_of(standing) + self._decisive_s(standing.estimated_rps))
+            rps = standing.estimated_rps * (SURE if hurried else TRY)
             if standing.failing_rps:  # the more often it failed, the further down
                 step = STEP if standing.missed_rps <= standing.failing_rps else NEAR
                 rps = min(rps, standing.failing_rps / step ** len(standing.probes))
-            if len(standing.probes) < MOST_PROBES and (probe := self._decisive(standing, rps)):
+            if len(standing.probes) < MOST_VAIN and (probe := self._decisive(standing, rps, all_time=hurried)):
                 return probe
         return None
 
@@ -720,7 +726,7 @@ class _Search:
                 return self._decisive(standing, math.sqrt(passing * failing))
         return None
 
-    def _decisive(self, standing: Standing, rps: float) -> Load | None:
+    def _decisive(self, standing: Standing, rps: float, *, all_time: bool = False) -> Load | None:
         """A probe that can decide, and has more time where there is plenty; None, if there is none left for it."""
         rps = min(rps, standing.ceiling_rps)
         decisive_s = self._decisive_s(rps)
@@ -728,13 +734,14 @@ class _Search:
         left_s = self._left_seconds() - self._start_of(standing) - (2 * self._verify_seconds() if proven else 0.0)
         if left_s < decisive_s * (1 if proven else HURRIED) and any(s.evidence for s in self._in()):
             return None
-        return self._load(standing, rps, max(decisive_s, min(2 * decisive_s, left_s / 4)), "peak")
+        seconds = left_s if all_time else max(decisive_s, min(2 * decisive_s, left_s / 4))
+        return self._load(standing, rps, seconds, "peak")
 
     def _load(self, standing: Standing, rps: float, seconds: float, purpose: Purpose, *, decide: bool = True) -> Load | None:
         """None, if the budget does not allow it."""
         start_s = self._start_of(standing)
-        seconds = min(seconds, self._left_seconds() - start_s)
-        if seconds < LEAST_SECONDS or not self._affords(seconds + start_s, standing.entrant):
+        seconds = min(seconds, self._left_seconds() - start_s, self._payable_seconds(standing.entrant) - start_s)
+        if seconds < LEAST_SECONDS:
             return None
         return Load(standing.entrant.name, min(rps, standing.ceiling_rps), seconds, purpose, decide)
 
@@ -835,9 +842,13 @@ class _Search:
     def _left_seconds(self) -> float:
         return max(0.0, self._question.seconds - self._spent.seconds)
 
+    def _payable_seconds(self, entrant: Entrant) -> float:
+        if self._question.max_usd is None:
+            return math.inf
+        return (self._question.max_usd - self._spent.usd) / entrant.usd_per_hour * 3600
+
     def _affords(self, seconds: float, entrant: Entrant) -> bool:
-        usd = self._spent.usd + seconds / 3600 * entrant.usd_per_hour
-        return self._left_seconds() >= seconds and (self._question.max_usd is None or usd <= self._question.max_usd)
+        return seconds <= min(self._left_seconds(), self._payable_seconds(entrant))
 
 
 def _widest(entrants: Iterable[Entrant]) -> Entrant:

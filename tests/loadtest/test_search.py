@@ -112,7 +112,7 @@ def test_a_stall_in_a_short_round_is_not_taken_for_the_peak() -> None:
     (entrant,) = entrants(1.0)
     short = Measured("c0", "round", 300, "undecided", ((100, 100),) * 9 + ((100, 70),), 10)
     longer = Measured("c0", "peak", 310, "undecided", ((600, 600),) * 19 + ((600, 590),), 60)
-    standing = Standing(entrant, required=0.99, predictions=[Predicted("c0", 330)], runs=[short])
+    standing = Standing(entrant, required=0.99, limit_ms=50, predictions=[Predicted("c0", 330)], runs=[short])
     assert (standing.held_rps, standing.missed_rps, standing.estimated_rps) == (0, math.inf, 330)
     standing.runs.append(longer)
     assert (standing.held_rps, standing.missed_rps, standing.estimated_rps) == (310, math.inf, 330)

@@ -32,7 +32,7 @@ from loadtest.statistics import percentiles
 from loadtest.worker import Job, Report, Sender, most_ns
 
 _LEAD_NS: Final = 50_000_000  # between "all are ready" and the first intended send
-_CLOSED_LOOP_ROWS_PER_S: Final = 50_000  # more than one process can send
+_CLOSED_LOOP_ROWS_PER_S: Final = 120_000  # more than one process can send
 _SPIN_BELOW_MS: Final = 0.1  # a lag limit that the timer alone does not keep
 _SPIN_NS: Final = 50_000
 _WATCH_S: Final = 0.5

@@ -165,7 +165,8 @@ def _of_winner(found: "Recommendation", winner: "CandidateReport") -> list[Fact]
     held = (
         f"kept {slo}, proven at 95 % confidence" if found.state == "proven" else f"kept {slo} while it was measured, not proven"
     )
-    more = "" if winner.failing_rps else "; the highest that was tried"
+    higher = any(run.rps > winner.claimed_rps for run in winner.runs)
+    more = "" if higher else "; the highest that was tried"
     told = [Fact("claimed_rps", rate(winner.claimed_rps), held + more)]
     if winner.p99_ms_at_max is not None:
         told.append(Fact("p99_ms_at_max", ms(winner.p99_ms_at_max), "p99 at that rate"))

@@ -558,7 +558,7 @@ class _Search:
         if standing.invalid_runs:
             return f"could not be measured: {'; '.join(standing.invalid_runs[-1].notes)}"
         if standing.evidence:
-            return "misses the SLO at every rate that was tried"
+            return f"misses the SLO at {min(run.rps for run in standing.evidence):.4g}/s, the lowest rate that was tried"
         worth = self._cost(winner) / self._cost(standing) if winner else 1.0
         if worth < KEEP_ABOVE:
             return f"predicted at {worth:.0%} of the best per dollar"

@@ -112,7 +112,7 @@ def incomparable() -> Recommendation:
     for standing in outcome.standings:
         failure = "did not answer" if standing.entrant.name == reference else f"cannot be compared: {reference} did not answer"
         agreed = Agreed(standing.entrant.name, failure=failure)
-        standings.append(Standing(standing.entrant, standing.required, agreement=agreed, out=failure))
+        standings.append(Standing(standing.entrant, standing.required, standing.limit_ms, agreement=agreed, out=failure))
     silent = replace(outcome, standings=tuple(standings), winner=None, runner_up=None, verified=None, reference=reference)
     question = replace(question_of(spec, paid=False), min_agreement=0.999)
     return build(spec, question, silent, now=NOW, machine="a simulated machine", paid=False)

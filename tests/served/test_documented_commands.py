@@ -144,7 +144,6 @@ NOT_RUN = {
         "NEURON_RT_VISIBLE_CORES=0,1 python scripts/neuron_hardware_check.py",
     ),
     "needs AWS": (
-        "loadtest prices refresh",
         'loadtest run https://host/invocations --protocol invocations --payload requests/ --pattern "users:count=8,think=0.1"',
     ),
     "is what `make serve` runs": ("gateway serve configs/examples/minilm.yaml",),

@@ -28,6 +28,7 @@ TRY, SURE = 0.92, 0.85  # of an estimated peak: the first rate to prove, with ti
 TWO = 2.6  # decisive probes' time: with less there is one, as long as can be
 NEAR_LIMIT = 0.9  # of the SLO's limit: a server whose p99 comes so near, and holds it, is at its peak
 GOOD_CLAIM = 0.95  # of the estimated peak: proven that high, others come first
+PATIENT = 0.5  # of the time left, for a probe that raises the cheapest claim
 CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
 LIKELY_ERROR = 0.1  # of an estimate that nothing bounds from above
 STALLED = 0.9  # of the required share: a short run between the two may have met a stall
@@ -307,8 +308,13 @@ class Standing:
 
     @property
     def probes(self) -> list[Measured]:
-        """Valid runs that could have proven a rate."""
+        """The evidence that could prove a rate."""
         return [run for run in self.evidence if run.purpose == "peak"]
+
+    @property
+    def tries(self) -> int:
+        """How many valid runs sought a proof, repeated ones included."""
+        return sum(run.purpose == "peak" and run.valid and not run.failure for run in self.runs)
 
     @property
     def invalid_runs(self) -> list[Measured]:
@@ -324,16 +330,21 @@ class Standing:
         return not self.evidence and (disturbed or bool(self.invalid_runs))
 
     @property
-    def failing_rps(self) -> float | None:
-        """The lowest rate that fails, or that a full-length probe could not show to pass; None if there is none."""
-        stuck = (run.rps for run in self.evidence if run.verdict == "fail" or (run.verdict != "pass" and run.purpose == "peak"))
-        return min(stuck, default=None)
+    def peak_rps(self) -> float:
+        """The highest rate that passes below the lowest that fails; 0 if there is none."""
+        failed = min((run.rps for run in self.evidence if run.verdict == "fail"), default=math.inf)
+        return max((run.rps for run in self.probes if run.verdict == "pass" and run.rps < failed), default=0.0)
 
     @property
-    def peak_rps(self) -> float:
-        """The highest rate that passes below the lowest that does not; 0 if there is none."""
-        ceiling = self.failing_rps or math.inf
-        return max((run.rps for run in self.probes if run.verdict == "pass" and run.rps < ceiling), default=0.0)
+    def failing_rps(self) -> float | None:
+        """The lowest rate that fails, or that a full-length probe could not show to pass; None if there is none.
+
+        What a probe could not show, one at a higher rate may have shown.
+        """
+        peak_rps = self.peak_rps
+        stuck = (run.rps for run in self.probes if run.verdict == "undecided" and run.rps > peak_rps)
+        failed = (run.rps for run in self.evidence if run.verdict == "fail")
+        return min((*stuck, *failed), default=None)
 
     @property
     def held_rps(self) -> float:
@@ -690,23 +701,26 @@ class _Search:
             rps = standing.estimated_rps * (SURE if hurried else TRY)
             if standing.failing_rps:  # the more often it failed, the further down
                 step = STEP if standing.missed_rps <= standing.failing_rps else NEAR
-                rps = min(rps, standing.failing_rps / step ** len(standing.probes))
-            if len(standing.probes) < MOST_VAIN and (probe := self._decisive(standing, rps, all_time=hurried)):
+                rps = min(rps, standing.failing_rps / step ** max(1, standing.tries - 1))
+            if standing.tries < MOST_VAIN and (probe := self._decisive(standing, rps, share=1.0 if hurried else 0.0)):
                 return probe
         return None
 
     def _raise(self, shortlist: list[Standing]) -> Load | None:
         """What the cheapest claims comes near its estimated peak."""
         leader = next((standing for standing in shortlist if standing.peak_rps), None)
-        if leader is None or leader.peak_rps >= GOOD_CLAIM * leader.estimated_rps or len(leader.probes) >= MOST_PROBES:
+        if leader is None or leader.peak_rps >= GOOD_CLAIM * leader.estimated_rps or leader.tries >= MOST_PROBES:
             return None
-        return self._decisive(leader, math.sqrt(leader.peak_rps * leader.estimated_rps))
+        rps = math.sqrt(leader.peak_rps * min(leader.estimated_rps, leader.missed_rps))
+        if leader.failing_rps:  # it may only have lacked time
+            rps = min(rps, leader.failing_rps)
+        return self._decisive(leader, rps, share=PATIENT) if rps > PRECISION * leader.peak_rps else None
 
     def _challenge(self, shortlist: list[Standing]) -> Load | None:
         """Whoever may be cheaper than the cheapest claim is tried at the rate that would make it so."""
         claims = sorted((standing for standing in shortlist if standing.peak_rps), key=self._claimed_cost)
         for standing in shortlist if claims else ():
-            if standing is claims[0] or len(standing.probes) >= MOST_PROBES:
+            if standing is claims[0] or standing.tries >= MOST_PROBES:
                 continue
             rps = CHEAPER * self._rate_at_cost(standing.entrant, self._claimed_cost(claims[0]))
             if standing.peak_rps < rps <= standing.likely_rps and rps < (standing.failing_rps or math.inf):
@@ -717,7 +731,7 @@ class _Search:
         """Closer brackets of the two cheapest."""
         for standing in sorted((s for s in shortlist if s.peak_rps), key=self._claimed_cost)[:FINALISTS]:
             passing, failing = standing.peak_rps, standing.failing_rps
-            if len(standing.probes) >= MOST_PROBES or passing >= standing.ceiling_rps:
+            if standing.tries >= MOST_PROBES or passing >= standing.ceiling_rps:
                 continue
             if failing is None:
                 above_rps = standing.estimated_rps if passing < standing.estimated_rps / PRECISION else passing * STEP
@@ -726,16 +740,18 @@ class _Search:
                 return self._decisive(standing, math.sqrt(passing * failing))
         return None
 
-    def _decisive(self, standing: Standing, rps: float, *, all_time: bool = False) -> Load | None:
-        """A probe that can decide, and has more time where there is plenty; None, if there is none left for it."""
+    def _decisive(self, standing: Standing, rps: float, *, share: float = 0.0) -> Load | None:
+        """A probe that can decide; None, if there is no time left for it.
+
+        Where there is plenty, it has twice that; share: of the time left, or so much of it, if that is more.
+        """
         rps = min(rps, standing.ceiling_rps)
         decisive_s = self._decisive_s(rps)
         proven = any(s.peak_rps for s in self._in())
         left_s = self._left_seconds() - self._start_of(standing) - (2 * self._verify_seconds() if proven else 0.0)
         if left_s < decisive_s * (1 if proven else HURRIED) and any(s.evidence for s in self._in()):
             return None
-        seconds = left_s if all_time else max(decisive_s, min(2 * decisive_s, left_s / 4))
-        return self._load(standing, rps, seconds, "peak")
+        return self._load(standing, rps, max(decisive_s, min(2 * decisive_s, left_s / 4), share * left_s), "peak")
 
     def _load(self, standing: Standing, rps: float, seconds: float, purpose: Purpose, *, decide: bool = True) -> Load | None:
         """None, if the budget does not allow it."""

@@ -133,7 +133,6 @@ class Lab:
         self._answers: dict[str, list[Tensors | None]] = {}  # of the reference, by its name
         self._running: Running | None = None
         self._running_name = ""
-        self._start_s = 0.0  # of the latest answer, what its start took
         self._count = 0
         self._disturbed = False
         self._sizes: tuple[int, ...] = ()  # lengths of the payload's requests, once they were needed

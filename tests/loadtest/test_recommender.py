@@ -11,7 +11,7 @@ from loadtest.errors import TargetError, UsageError
 from loadtest.generator import Progress
 from loadtest.journal import Journal
 from loadtest.launchers import StartFailed, Usage
-from loadtest.recommender import Lab, Step, limited, question_of, required_share, run_search
+from loadtest.recommender import HARD_END_S, WRAP_UP_S, Lab, Step, limited, question_of, required_share, run_search
 from loadtest.results import LoadSpec, RunResult, Slo
 from loadtest.search import Load, Measured, Profile, Profiled
 from loadtest.spec import Candidate, Spec
@@ -177,6 +177,39 @@ def test_what_dies_in_mid_run_is_out_with_its_last_words(spec: Spec) -> None:
     launcher.died[name] = "ended with code -9 while it was measured"
     measured = answer(Lab(spec, launcher, FakeMeasure(launcher, raises=TargetError("no metadata"))), Load(name, 10, 5, "peak"))
     assert measured.failure == "ended with code -9 while it was measured"
+
+
+def answer_late(lab: Lab, command: Any, late_s: float) -> Any:
+    """Asked so long after the end of the budget."""
+
+    async def main() -> Any:
+        try:
+            return await lab.answer(command, left_s=-late_s)
+        finally:
+            await lab.close()
+
+    return asyncio.run(main())
+
+
+def test_soon_after_the_budget_a_run_is_stopped_and_what_it_measured_is_kept(spec: Spec) -> None:
+    async def measure(wanted: LoadSpec, *, stop: asyncio.Event, **how: Any) -> RunResult:
+        await stop.wait()
+        return run_result(wanted, succeeded=100, verdict="undecided")
+
+    measured = answer_late(Lab(spec, FakeLauncher(), measure), Load(spec.candidates[0].name, 10, 500, "peak"), WRAP_UP_S)
+    assert (measured.failure, measured.requests) == ("", 100)
+
+
+@pytest.mark.parametrize("command", [Load, Profile])
+def test_what_never_answers_ends_with_the_budget_all_the_same(spec: Spec, command: type) -> None:
+    async def measure(wanted: LoadSpec, **how: Any) -> RunResult:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    name = spec.candidates[0].name
+    asked = Load(name, 10, 500, "peak") if command is Load else Profile(name, "g", (1,), 1, 1.0)
+    measured = answer_late(Lab(spec, FakeLauncher(), measure), asked, HARD_END_S - 0.2)
+    assert measured.failure == "did not answer before the budget ended"
 
 
 def test_a_target_that_nobody_answers_at_is_lost(spec: Spec) -> None:

@@ -253,7 +253,9 @@ def test_a_sending_process_that_hangs_does_not_keep_a_stop_from_ending_the_run()
 
             def hang(progress: Progress) -> None:
                 if not senders:
-                    senders.extend(child for child in _children() if "loadtest.worker" in child.cmdline())
+                    for child in _children():
+                        with contextlib.suppress(psutil.Error):  # what asked the target may just have ended
+                            senders.extend([child] if "loadtest.worker" in child.cmdline() else [])
                     senders[0].suspend()
                     stop.set()
 

@@ -778,7 +778,8 @@ class _Search:
         """Overload, and what is left of it afterwards."""
         if self._verified(winner) is not None:
             return
-        peak_rps, seconds = winner.claimed_rps, max(self._verify_seconds(), min(60.0, 0.4 * self._left_seconds()))
+        peak_rps, half_s = winner.claimed_rps, (self._left_seconds() - self._start_of(winner)) / 2
+        seconds = min(max(self._verify_seconds(), min(60.0, 0.4 * self._left_seconds())), half_s)
         if winner.ceiling_rps > peak_rps / SAFE and (
             probe := self._load(winner, OVERLOAD * peak_rps, seconds, "overload", decide=False)
         ):

@@ -38,6 +38,7 @@ from gateway.batching.policies import POLICIES
 from gateway.config import Batching
 from loadtest import report
 from loadtest.catalogue import load_catalogue
+from loadtest.events import Command, Entrant, Event, Load, Measured, Predict, Predicted, Profile, Profiled, Question, Timing
 from loadtest.generator import measure
 from loadtest.journal import Journal
 from loadtest.launchers import launcher_of
@@ -46,29 +47,10 @@ from loadtest.recommend import machine
 from loadtest.recommendation import build
 from loadtest.recommender import Lab, question_of, required_share, run_search
 from loadtest.results import Slo
-from loadtest.search import (
-    BLOCK_REQUESTS,
-    BLOCK_SLOS,
-    BLOCKS,
-    PRECISION,
-    STEP,
-    Command,
-    Entrant,
-    Event,
-    Load,
-    Measured,
-    Outcome,
-    Predict,
-    Predicted,
-    Profile,
-    Profiled,
-    Question,
-    Timing,
-    powers_up_to,
-    search,
-)
+from loadtest.search import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS, PRECISION, STEP, powers_up_to, search
 from loadtest.simulator import simulate
 from loadtest.spec import Candidate, Spec, load_spec
+from loadtest.standing import Outcome
 from loadtest.verdict import Requests, judge, overall
 
 START_S = 6.0  # a simulated candidate's start, each time another is wanted

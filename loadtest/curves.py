@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from loadtest.events import Measured
 from loadtest.results import Verdict
-from loadtest.search import Measured
 from loadtest.statistics import batch_means
 
 CURVE: Final = ("round", "peak", "overload", "floor")  # a recovery run tells what came before it

@@ -6,7 +6,8 @@ at its run, twice a second.
 
 from typing import TYPE_CHECKING, Final
 
-from loadtest.search import Agreed, Load, Measured, Predicted, agreement_text
+from loadtest.events import Agreed, Load, Measured, Predicted
+from loadtest.standing import agreement_text
 from loadtest.wording import attained, clock, figures, ms, rate, usd
 
 if TYPE_CHECKING:
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from loadtest.events import Command, Event, Question
     from loadtest.generator import Progress
     from loadtest.recommender import Step
-    from loadtest.search import Command, Event, Question
 
 LONGEST_NAME: Final = 34
 ERASE: Final = "\r\x1b[2K"

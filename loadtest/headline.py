@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from loadtest.costs import HOURS_PER_MONTH
 from loadtest.errors import ExitCode
-from loadtest.search import agreement_text
+from loadtest.standing import agreement_text
 from loadtest.wording import chance, minutes, ms, percent, rate, slo_in_words, usd
 
 if TYPE_CHECKING:

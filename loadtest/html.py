@@ -12,11 +12,12 @@ from loadtest import pages, tables
 from loadtest.charts import Axis, Bar, Chart, Line, Point, Region, Series, draw, stacked_bars
 from loadtest.costs import HOURS_PER_MONTH, break_even_rps, cost_per_million, fleet_usd_per_hour
 from loadtest.curves import CurvePoint
+from loadtest.events import Measured
 from loadtest.headline import SIGNALS, cliff_told, facts, headline, price_told, question, reservations
 from loadtest.pages import PALETTE
 from loadtest.recommendation import CandidateReport, Recommendation, held_points
 from loadtest.report import spent
-from loadtest.search import Measured, agreement_text
+from loadtest.standing import agreement_text
 from loadtest.wording import attained, ms, percent, rate, slo_in_words, usd
 
 Card = tuple[str, str, Markup]

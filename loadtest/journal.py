@@ -12,7 +12,7 @@ from typing import IO, Final
 import msgspec
 
 from loadtest.errors import UsageError
-from loadtest.search import Agreed, Event, Measured, Predicted, Profiled, Question
+from loadtest.events import Agreed, Event, Measured, Predicted, Profiled, Question
 
 KINDS: Final[dict[str, type[Event]]] = {
     "agreed": Agreed,

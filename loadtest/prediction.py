@@ -13,8 +13,8 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
 from gateway.config import Batching, Ragged
 from gateway.types import InferRequest
+from loadtest.events import Timing
 from loadtest.results import Slo
-from loadtest.search import Timing
 from loadtest.simulator import Outcome, simulate
 
 REQUESTS = 3000  # of one simulated run; the first fifth is warm-up. With PRECISION: under a second of CPU per prediction

@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from loadtest.events import Timing
 from loadtest.prediction import MeasuredService
 from loadtest.results import LoadSpec, RunResult
-from loadtest.search import Timing, powers_up_to
+from loadtest.search import powers_up_to
 
 LEAST_SECONDS = 0.3  # of one visit
 PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many limits

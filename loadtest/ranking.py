@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtest.costs import replicas_for
-from loadtest.search import Outcome, Question, Standing
+from loadtest.events import Question
+from loadtest.standing import Outcome, Standing
 from loadtest.statistics import falling
 
 PREDICTION_SPREAD = 0.075  # standard deviation of log(measured / predicted) capacity: 15 % is two of it

@@ -13,10 +13,10 @@ from loadtest.errors import ExitCode
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from loadtest.events import Question
     from loadtest.interrupts import Interruption
     from loadtest.launchers import Launcher
     from loadtest.recommendation import Recommendation
-    from loadtest.search import Question
     from loadtest.spec import Spec
 
 

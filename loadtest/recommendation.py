@@ -23,10 +23,11 @@ from loadtest.costs import (
 )
 from loadtest.curves import Cliff, CurvePoint, FrontPoint, cliff, curve, front
 from loadtest.errors import ExitCode, UsageError
+from loadtest.events import Agreed, Measured, Question, Timing
 from loadtest.fleet import Fleet, NoFleet, Offer, cheapest_fleet
 from loadtest.ranking import judge
-from loadtest.search import Agreed, Measured, Outcome, Question, Standing, Timing, agreement_text, misses
 from loadtest.spec import MIN_AGREEMENT, Candidate, Spec
+from loadtest.standing import Outcome, Standing, agreement_text, misses
 from loadtest.wording import differences, letters
 
 SCHEMA: Final = "loadtest.recommendation/1"

@@ -18,6 +18,22 @@ from gateway.config import Batching, parse_config
 from loadtest.answers import ask, compared, spread
 from loadtest.catalogue import Catalogue
 from loadtest.errors import LoadtestError, UsageError
+from loadtest.events import (
+    EXPECTED,
+    Agree,
+    Agreed,
+    Command,
+    Entrant,
+    Event,
+    Load,
+    Measured,
+    Predict,
+    Predicted,
+    Profile,
+    Profiled,
+    Question,
+    Spent,
+)
 from loadtest.generator import Progress
 from loadtest.journal import Journal
 from loadtest.launchers import Launcher, Running, StartFailed
@@ -28,27 +44,11 @@ from loadtest.prediction import Lengths, predicted_rps
 from loadtest.profiling import Executions, ProfileFailed, executions, profile, slowdown
 from loadtest.reference import Reference
 from loadtest.results import LoadSpec, RunResult, Slo, to_json
-from loadtest.search import (
-    EXPECTED,
-    Agree,
-    Agreed,
-    Command,
-    Entrant,
-    Event,
-    Load,
-    Measured,
-    Outcome,
-    Predict,
-    Predicted,
-    Profile,
-    Profiled,
-    Question,
-    Spent,
-    search,
-)
+from loadtest.search import search
 from loadtest.selfcheck import generator_limit_rps
 from loadtest.spec import Candidate, Spec, priced
 from loadtest.stalls import others_share
+from loadtest.standing import Outcome
 from loadtest.target import Address
 
 Measure = Callable[..., Awaitable[RunResult]]

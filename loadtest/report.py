@@ -314,7 +314,7 @@ def junit(found: "Recommendation") -> str:
 def _measured(found: "Recommendation", candidate: "CandidateReport") -> tuple[bool, str]:
     """Whether anything valid was measured of it, and what that says."""
     from loadtest.headline import lettered
-    from loadtest.search import agreement_text
+    from loadtest.standing import agreement_text
     from loadtest.wording import rate
 
     why = lettered(found, candidate.out)

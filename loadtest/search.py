@@ -11,13 +11,26 @@ others at the rate that would make them cheaper; closer brackets -> overload and
 
 import math
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
-from loadtest.costs import cost_per_million, fleet_usd_per_hour
-from loadtest.fleet import HEADROOM
-from loadtest.results import Verdict
-from loadtest.statistics import falling
+from loadtest.events import (
+    EXPECTED,
+    SEARCHING,
+    Agree,
+    Agreed,
+    Command,
+    Entrant,
+    Event,
+    Load,
+    Measured,
+    Predict,
+    Predicted,
+    Profile,
+    Profiled,
+    Purpose,
+    Question,
+    Spent,
+)
+from loadtest.standing import Outcome, Standing, agreement_text, misses
 
 SHORTLIST = 5  # candidates that see real load
 KEEP_ABOVE = 0.85  # of the best per dollar, as predicted: the prediction is good to 15 %
@@ -26,12 +39,9 @@ LOAD_FACTOR = 0.9  # of the prediction, in the first short run of each
 SCOUT_SECONDS, SCOUT_SHARE = 20.0, 0.03  # of that run: at most, and of the budget
 TRY, SURE = 0.92, 0.85  # of an estimated peak: the first rate to prove, with time for a second one and without
 TWO = 2.6  # decisive probes' time: with less there is one, as long as can be
-NEAR_LIMIT = 0.9  # of the SLO's limit: a server whose p99 comes so near, and holds it, is at its peak
 GOOD_CLAIM = 0.95  # of the estimated peak: proven that high, others come first
 PATIENT = 0.5  # of the time left, for a probe that raises the cheapest claim
 CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
-LIKELY_ERROR = 0.1  # of an estimate that nothing bounds from above
-STALLED = 0.9  # of the required share: a short run between the two may have met a stall
 UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
 STEP = 1.1  # from a rate that passes (fails) to the next to try above (below), while the other side of the bracket is open
 NEAR = 1.07  # the same from a rate at which the SLO held, though a probe could not show it
@@ -42,390 +52,12 @@ MOST_INVALID = 3  # runs in a row; then the others come first
 EASIER = 0.8  # of a rate that the load generator did not keep up with twice
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak
 VERIFY_SHARE = 0.05  # of the budget, for each of those two
-SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
 LEAST_SECONDS = 4.0  # a shorter run tells nothing
-EXPECTED = "the expected answers"  # the reference, where the requests bring them along
 AGREE_SECONDS, AGREE_SHARE = 60.0, 0.2  # at most, of one comparison: in all, and of what is left; a quiet machine takes a few
 AGREE_MOST = 0.5  # of the budget, after which nobody new is compared: who has been must still be measured
 BLOCKS, BLOCK_SLOS, BLOCK_REQUESTS = 20, 10, 200  # a decisive probe: 20 blocks of at least 10 SLOs and 200 requests
 HURRIED = 0.6  # of a decisive probe's time: what is tried while no rate is proven; it may do, and there is nothing to lose
 WARMED_BLOCKS = 25  # with a fifth of the run dropped as warm-up
-
-Purpose = Literal["round", "peak", "overload", "recovery", "floor"]
-
-
-@dataclass(frozen=True, slots=True)
-class Entrant:
-    """What the search must know of a candidate.
-
-    Entrants of one group share a profile; those of one numerics ("": none but itself) compute the same, and share an agreement.
-    """
-
-    name: str
-    group: str
-    usd_per_hour: float
-    sessions: int
-    max_rows: int
-    numerics: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """required: share of requests that must meet the SLO. limit_ms: its tightest limit. max_usd: None means no limit.
-
-    reference: the entrant whose answers the others' must agree with, or EXPECTED; "" if nothing is compared.
-    stand_ins: entrants that take its place, in this order, where it cannot be asked.
-    min_agreement: what an entrant must reach to be measured any further; None: agreement is reported, but never required.
-    """
-
-    entrants: tuple[Entrant, ...]
-    required: float
-    limit_ms: float
-    seconds: float
-    target_rps: float | None = None
-    headroom: float = HEADROOM
-    max_usd: float | None = None
-    min_agreement: float | None = None
-    reference: str = ""
-    stand_ins: tuple[str, ...] = ()
-
-    def cost(self, entrant: Entrant, max_rps: float) -> float:
-        """What is minimised: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.
-
-        Fleets come in whole instances, so that many cost the same: the cost per million, a millionth as heavy, breaks the tie.
-        """
-        if max_rps <= 0:
-            return math.inf
-        per_million = cost_per_million(entrant.usd_per_hour, max_rps)
-        if self.target_rps is None:
-            return per_million
-        return fleet_usd_per_hour(entrant.usd_per_hour, self.target_rps, max_rps, self.headroom) + 1e-6 * per_million
-
-
-@dataclass(frozen=True, slots=True)
-class Agree:
-    """Compare the entrant's answers with the reference's (with its own second ones, if it is the reference itself)."""
-
-    entrant: str
-    reference: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Measure t(rows, concurrency) at these rows and concurrency 1 .. sessions, interleaved, on the group's widest entrant."""
-
-    entrant: str
-    group: str
-    rows: tuple[int, ...]
-    sessions: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Predict:
-    """Simulate the batcher on the group's profile, slowed down as the entrant's last run was, if it had one."""
-
-    entrant: str
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Offer rps, open loop, for at most `seconds`. until_decided: end as soon as the SLO is decided."""
-
-    entrant: str
-    rps: float
-    seconds: float
-    purpose: Purpose
-    until_decided: bool = True
-
-
-Command = Agree | Profile | Predict | Load
-
-
-@dataclass(frozen=True, slots=True)
-class Agreed:
-    """How far an entrant's answers agree with the reference's.
-
-    agreement: the 1st percentile over `inputs` requests, each judged by its worst row; None if they could not be compared.
-    statistic: in words, which one. failure: why nothing was compared: it did not start, outputs differ in shape, …
-    """
-
-    entrant: str
-    agreement: float | None = None
-    inputs: int = 0
-    statistic: str = ""
-    seconds: float = 0.0
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Mean time the model took for `rows` while `concurrency` ran at once. spread: standard deviation of its logarithm."""
-
-    rows: int
-    concurrency: int
-    ms: float
-    spread: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Profiled:
-    """overhead_ms, saturated_rps: as in `loadtest.profiling.Findings`. failure: why there is no profile: it did not start, …
-
-    reference_ms: what the reference kernel took on the candidate's core, before and after; 0 if it was not timed.
-    start_s: of `seconds`, what its start took; 0 if it was up. disturbed: other work had much of its cores.
-    """
-
-    group: str
-    timings: tuple[Timing, ...] = ()
-    overhead_ms: float = 0.0
-    seconds: float = 0.0
-    failure: str = ""
-    saturated_rps: float | None = None
-    reference_ms: float = 0.0
-    start_s: float = 0.0
-    disturbed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """rps: the largest rate at which the simulated batcher meets the SLO; 0 if it does at none. why: of a 0, in words.
-
-    ceiling_rps: more than this the load generator cannot offer; None: it is far away. disturbed: a 0 says nothing, as other
-    work had much of the cores in the profile.
-    """
-
-    entrant: str
-    rps: float
-    seconds: float = 0.0
-    why: str = ""
-    ceiling_rps: float | None = None
-    disturbed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One load run.
-
-    blocks: (requests, requests that met the SLO) of each stretch of time, warm-up excluded.
-    valid: False if the load generator could not keep up, or other work on the machine decided; then nothing else counts.
-    disturbed: it was other work. failure: the target died or did not start.
-    seconds: of the budget, start of the candidate included. batch_rows: rows of a batch -> how many were executed.
-    slowdown: how much longer batches took than by the group's profile. p99_low_ms, p99_high_ms: 95 % interval; 0: not known.
-    reference_ms, start_s: as in `Profiled`.
-    """
-
-    entrant: str
-    purpose: str
-    rps: float
-    verdict: Verdict
-    blocks: tuple[tuple[int, int], ...]
-    seconds: float
-    valid: bool = True
-    failure: str = ""
-    p50_ms: float = 0.0
-    p95_ms: float = 0.0
-    p99_ms: float = 0.0
-    mean_ms: float = 0.0
-    goodput_rps: float = 0.0
-    error_rate: float = 0.0
-    queue_ms: float | None = None
-    compute_ms: float | None = None
-    overhead_ms: float | None = None
-    batch_rows: dict[int, int] = field(default_factory=dict)
-    cpu_percent: float | None = None
-    memory_percent: float | None = None
-    notes: tuple[str, ...] = ()
-    slowdown: float = 1.0
-    p99_low_ms: float = 0.0
-    p99_high_ms: float = 0.0
-    disturbed: bool = False
-    reference_ms: float = 0.0
-    start_s: float = 0.0
-
-    @property
-    def requests(self) -> int:
-        return sum(requests for requests, _ in self.blocks)
-
-    @property
-    def attainment(self) -> float | None:
-        """Share that met the SLO; None if nothing was measured."""
-        return sum(met for _, met in self.blocks) / self.requests if self.requests else None
-
-
-Event = Agreed | Profiled | Predicted | Measured
-
-
-@dataclass(slots=True, eq=False)
-class Standing:
-    """What is known of one entrant so far.
-
-    required, limit_ms: as in Question. out: why it is no candidate any more, "" while it is one; in the
-        outcome, also why it was not measured.
-    stale: its latest prediction, if any, does not know of its first run under load.
-    agreement: with the reference; measured on one entrant of its numerics; None if nothing was compared.
-    bias: nearest rate in the brackets of others, over what was predicted of them: what one prediction leaves out of account,
-        all do.
-    """
-
-    entrant: Entrant
-    required: float
-    limit_ms: float
-    predictions: list[Predicted] = field(default_factory=list)
-    stale: bool = True
-    bias: float = 1.0
-    runs: list[Measured] = field(default_factory=list)
-    out: str = ""
-    agreement: Agreed | None = None
-
-    @property
-    def predicted_rps(self) -> float:
-        """By the latest prediction; 0 before the first."""
-        return self.predictions[-1].rps if self.predictions else 0.0
-
-    @property
-    def ceiling_rps(self) -> float:
-        """The most that the load generator can offer."""
-        return (self.predictions[-1].ceiling_rps if self.predictions else None) or math.inf
-
-    @property
-    def evidence(self) -> list[Measured]:
-        """Valid runs that say something about the peak. A rate measured again is judged by its last run.
-
-        A single stall makes a short run miss an SLO that it else holds: then it says nothing.
-        """
-        telling = (run for run in self.runs if run.purpose in SEARCHING and run.valid and not run.failure and run.requests)
-        return list({run.rps: run for run in telling if not self._unclear(run)}.values())
-
-    def _unclear(self, run: Measured) -> bool:
-        return run.purpose == "round" and STALLED * self.required <= (run.attainment or 0.0) < self.required
-
-    @property
-    def broken(self) -> bool:
-        """It did not start, or died while its peak was sought."""
-        return any(run.failure for run in self.runs if run.purpose in SEARCHING)
-
-    @property
-    def probes(self) -> list[Measured]:
-        """The evidence that could prove a rate."""
-        return [run for run in self.evidence if run.purpose == "peak"]
-
-    @property
-    def tries(self) -> int:
-        """How many valid runs sought a proof, repeated ones included."""
-        return sum(run.purpose == "peak" and run.valid and not run.failure for run in self.runs)
-
-    @property
-    def invalid_runs(self) -> list[Measured]:
-        """INVALID runs since the last valid one, while its peak was sought."""
-        searching = [run for run in self.runs if run.purpose in SEARCHING]
-        valid = [index for index, run in enumerate(searching) if run.valid or run.failure]
-        return searching[valid[-1] + 1 :] if valid else searching
-
-    @property
-    def unknown(self) -> bool:
-        """Measuring it was tried, and told nothing."""
-        disturbed = bool(self.predictions) and self.predictions[-1].disturbed
-        return not self.evidence and (disturbed or bool(self.invalid_runs))
-
-    @property
-    def peak_rps(self) -> float:
-        """The highest rate that passes below the lowest that fails; 0 if there is none."""
-        failed = min((run.rps for run in self.evidence if run.verdict == "fail"), default=math.inf)
-        return max((run.rps for run in self.probes if run.verdict == "pass" and run.rps < failed), default=0.0)
-
-    @property
-    def failing_rps(self) -> float | None:
-        """The lowest rate that fails, or that a full-length probe could not show to pass; None if there is none.
-
-        What a probe could not show, one at a higher rate may have shown.
-        """
-        peak_rps = self.peak_rps
-        stuck = (run.rps for run in self.probes if run.verdict == "undecided" and run.rps > peak_rps)
-        failed = (run.rps for run in self.evidence if run.verdict == "fail")
-        return min((*stuck, *failed), default=None)
-
-    @property
-    def held_rps(self) -> float:
-        """The highest rate at which the SLO held in the sample, proven or not; 0 if there is none."""
-        return max(self.peak_rps, *(rps for rps in self._shares if rps < self.missed_rps), 0.0)
-
-    @property
-    def claimed_rps(self) -> float:
-        """The rate claimed for it: what was proven, else what held in the sample; 0 if nothing did."""
-        return self.peak_rps or self.held_rps
-
-    @property
-    def missed_rps(self) -> float:
-        """The lowest rate at which it did not; infinite if there is none."""
-        failed = (run.rps for run in self.evidence if run.verdict == "fail")
-        return min((*failed, *(rps for rps, share in self._shares.items() if share < self.required)), default=math.inf)
-
-    @property
-    def _shares(self) -> dict[float, float]:
-        """Rate -> share that met the SLO, made to fall with the rate, as it must: a stall in one short run is not the peak."""
-        runs = sorted(self.evidence, key=lambda run: run.rps)
-        if not runs:
-            return {}
-        shares = falling([run.attainment or 0.0 for run in runs], [run.requests for run in runs])
-        return {run.rps: float(share) for run, share in zip(runs, shares, strict=True)}
-
-    @property
-    def estimated_rps(self) -> float:
-        """The best guess of the peak: the middle of its bracket, else what load says, else the prediction."""
-        held, missed = self.held_rps, self.missed_rps
-        if missed == math.inf:
-            at_limit = any(run.rps == held and run.p99_ms > NEAR_LIMIT * self.limit_ms for run in self.evidence)
-            return held if at_limit else min(max(self.predicted_rps * self.bias, held), self.ceiling_rps)
-        if held:
-            return math.sqrt(held * missed)
-        # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.
-        return missed * min(0.95, max(0.5, self._shares[missed]))
-
-    @property
-    def likely_rps(self) -> float:
-        """The highest peak that is likely."""
-        return min(self.missed_rps, self.estimated_rps * (1 + LIKELY_ERROR), self.ceiling_rps)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """standings: in the order of the entrants. winner, runner_up: entrants' names. verified: None if there was no time to.
-
-    floor: if nobody meets the SLO, the best that could be had, at hardly any load.
-    needed_seconds: how much more budget should prove a rate; None if one is proven, or nobody is near.
-    reference: whom agreement was measured with: the question's, or the one that stood in for it; "" if nothing was compared.
-    """
-
-    standings: tuple[Standing, ...]
-    profiles: dict[str, Profiled]
-    winner: str | None
-    runner_up: str | None
-    verified: bool | None
-    floor: Measured | None
-    seconds: float
-    usd: float
-    notes: tuple[str, ...]
-    needed_seconds: float | None = None
-    reference: str = ""
-
-
-class Spent:
-    """What measuring has cost so far: seconds, and USD if the candidates were paid for."""
-
-    def __init__(self, question: Question) -> None:
-        self.seconds = 0.0
-        self.usd = 0.0
-        self._prices = {entrant.name: entrant.usd_per_hour for entrant in question.entrants}
-        by_sessions = sorted(question.entrants, key=lambda entrant: entrant.sessions)
-        self._profiled = {entrant.group: entrant.name for entrant in by_sessions}  # on the widest of each group
-
-    def add(self, event: Event) -> None:
-        self.seconds += event.seconds
-        if not isinstance(event, Predicted):  # then nothing runs that would cost money
-            name = self._profiled[event.group] if isinstance(event, Profiled) else event.entrant
-            self.usd += event.seconds / 3600 * self._prices[name]
 
 
 Steps = Generator[Command, Event, None]
@@ -443,23 +75,6 @@ def search(question: Question, known: Sequence[Event] = ()) -> Generator[Command
 def decisive_seconds(limit_ms: float, rps: float) -> float:
     """How long a probe must last before it can pass."""
     return WARMED_BLOCKS * max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / rps)
-
-
-def misses(agreed: Agreed, min_agreement: float | None) -> str:
-    """Why an entrant may not win, by its agreement with the reference; "" if it may."""
-    if min_agreement is None:
-        return ""
-    if agreed.agreement is None or agreed.failure:
-        return agreed.failure
-    if agreed.agreement < min_agreement:
-        return f"agrees {agreement_text(agreed.agreement)} with the reference, {min_agreement:g} is asked"
-    return ""
-
-
-def agreement_text(agreement: float) -> str:
-    """With as many digits as tell it from 1, and never rounded up to what it does not reach: 0.94, 0.9989, 0.999982, 1."""
-    digits = min(6, 1 - math.floor(math.log10(max(1 - agreement, 1e-6))))
-    return f"{math.floor(agreement * 10**digits + 1e-4) / 10**digits:g}"  # 1e-4: floats of 32 bits are off by so little
 
 
 def profile_seconds(question: Question, groups: int) -> float:

@@ -24,10 +24,10 @@ from gateway.errors import ConfigError
 from loadtest.agreement import LEAST_INPUTS, compare_of
 from loadtest.catalogue import Catalogue, Price, PriceBasis
 from loadtest.errors import UsageError
+from loadtest.events import EXPECTED
 from loadtest.numerics import full_precision, numerics_of
 from loadtest.payloads import distinct, read_requests
 from loadtest.results import Protocol, Slo
-from loadtest.search import EXPECTED
 
 MIN_AGREEMENT = 0.999  # of a cosine: a model in bf16 keeps 0.9999 and more, one quantised to int8 may have 0.94
 _ANY_SLO = Slo.parse("p99<1s")

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from loadtest.events import Measured
 from loadtest.headline import fleet_told, lettered
 from loadtest.recommendation import CandidateReport, Recommendation
-from loadtest.search import Measured, agreement_text
+from loadtest.standing import agreement_text
 from loadtest.wording import attained, figures, percent, usd
 
 APART: Final = "Not eligible: not shown to answer like the reference"

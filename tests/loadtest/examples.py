@@ -8,10 +8,11 @@ from typing import Any
 
 from loadtest.catalogue import Catalogue, load_catalogue
 from loadtest.curves import FrontPoint
+from loadtest.events import Agreed, Measured
 from loadtest.recommendation import AgreementReport, Recommendation, build
 from loadtest.recommender import question_of
-from loadtest.search import Agreed, Measured, Outcome, Standing
 from loadtest.spec import Spec, parse_spec
+from loadtest.standing import Outcome, Standing
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
 NOW = datetime.datetime(2026, 8, 1, 12, tzinfo=datetime.UTC)

@@ -12,25 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t as student
 
+from loadtest.events import Agree, Agreed, Command, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
 from loadtest.results import Verdict
-from loadtest.search import (
-    BLOCK_REQUESTS,
-    BLOCK_SLOS,
-    BLOCKS,
-    Agree,
-    Agreed,
-    Command,
-    Event,
-    Load,
-    Measured,
-    Outcome,
-    Predict,
-    Predicted,
-    Profiled,
-    Question,
-    Timing,
-    search,
-)
+from loadtest.search import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS, search
+from loadtest.standing import Outcome
 
 
 @dataclass(frozen=True, slots=True)

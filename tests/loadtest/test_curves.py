@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from loadtest.curves import Cliff, CurvePoint, FrontPoint, cliff, curve, front
-from loadtest.search import Measured
+from loadtest.events import Measured
 
 
 def run(rps: float, p99_ms: float, **changed: Any) -> Measured:

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from loadtest.display import ERASE, Display
+from loadtest.events import Agree, Agreed, Entrant, Load, Measured, Predict, Predicted, Profile, Profiled, Question, Timing
 from loadtest.generator import Progress
 from loadtest.recommender import Step
-from loadtest.search import Agree, Agreed, Entrant, Load, Measured, Predict, Predicted, Profile, Profiled, Question, Timing
 from loadtest.wording import differences
 from tests.loadtest.examples import example_spec
 

@@ -16,7 +16,7 @@ from loadtest import recommendation, report, tables
 from loadtest.errors import ExitCode
 from loadtest.headline import SIGNALS, Fact, facts, headline, lettered, needed, question
 from loadtest.recommendation import Recommendation, to_json
-from loadtest.search import Outcome
+from loadtest.standing import Outcome
 from tests.loadtest.examples import EXAMPLES, altered, example_outcome, example_spec, told
 from tests.loadtest.simulated_lab import Truth
 

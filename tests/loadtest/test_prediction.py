@@ -5,9 +5,9 @@ import pytest
 
 from gateway.batching.policies import POLICIES
 from gateway.config import Batching, Ragged
+from loadtest.events import Timing
 from loadtest.prediction import Lengths, MeasuredService, predicted_rps
 from loadtest.results import Slo
-from loadtest.search import Timing
 
 SLO = Slo.parse("p99<100ms")
 SIZES = (1, 2, 4, 8, 16, 32)

@@ -3,9 +3,9 @@ import dataclasses
 
 import pytest
 
+from loadtest.events import Timing
 from loadtest.profiling import Executions, Findings, ProfileFailed, executions, profile, slowdown
 from loadtest.results import LoadSpec, RunResult
-from loadtest.search import Timing
 from tests.loadtest.made_results import run_result
 
 BASE = LoadSpec(target="http://nowhere", model="m")

@@ -13,9 +13,9 @@ import yaml
 
 from loadtest.catalogue import load_catalogue
 from loadtest.cli import main
+from loadtest.events import EXPECTED, Agree, Agreed
 from loadtest.launchers.local import Local
 from loadtest.recommender import Lab, price_by_metadata, question_of
-from loadtest.search import EXPECTED, Agree, Agreed
 from loadtest.spec import parse_spec
 
 pytestmark = pytest.mark.slow

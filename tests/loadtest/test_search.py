@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from loadtest.events import Command, Entrant, Event, Load, Measured, Predicted, Profile, Question
 from loadtest.ranking import judge
-from loadtest.search import Command, Entrant, Event, Load, Measured, Outcome, Predicted, Profile, Question, Standing, search
+from loadtest.search import search
+from loadtest.standing import Outcome, Standing
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
 

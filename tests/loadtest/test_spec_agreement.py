@@ -8,8 +8,8 @@ import pytest
 
 from loadtest.catalogue import Catalogue, load_catalogue
 from loadtest.errors import UsageError
+from loadtest.events import EXPECTED
 from loadtest.numerics import full_precision, numerics_of
-from loadtest.search import EXPECTED
 from loadtest.spec import Comparison, Spec, parse_spec
 from tests.loadtest.examples import changed
 

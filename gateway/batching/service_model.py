@@ -108,12 +108,14 @@ class ServiceCurve:
     def probe(self, rows: int, times_ns: list[int]) -> None:
         """Learn from runs at one size before traffic; the first is the warm-up and counts only if it is the only one."""
         for time_ns in times_ns[1:] or times_ns:
-            self._learn(rows, self._seen.get(rows), float(time_ns))
+            self._learn(rows, self._seen.get(rows), float(max(time_ns, 1)))
         self._refresh()
 
     def observe(self, rows: int, busy: int, time_ns: int) -> None:
         """Learn from a batch of so many padded rows that began with so many workers busy, itself included."""
         levels = self._levels
+        if time_ns < 1:  # a clock may not have moved while it ran
+            time_ns = 1
         if not self.ready:
             levels[busy] = 1.0
             self._learn(rows, None, float(time_ns))

@@ -407,6 +407,19 @@ def test_a_probe_alone_counts_and_else_the_first_run_does_not() -> None:
     assert curve.expected_ns(2) == 7.5 * MS
 
 
+def test_a_batch_in_which_the_clock_did_not_move_took_next_to_nothing() -> None:
+    fresh, probed_curve, slow = ServiceCurve(size_grid(8)), ServiceCurve(size_grid(8)), probed(max_rows=8)
+    probed_curve.probe(1, [0, 0])
+    for curve in (fresh, probed_curve, slow):
+        for _ in range(40):
+            curve.observe(4, 1, 0)
+        assert 0 < curve.expected_ns(8) < MS
+        curve.restore(json.loads(json.dumps(curve.to_dict())))
+        for _ in range(40):
+            curve.observe(4, 1, 4 * MS)
+        assert curve.expected_ns(4) == pytest.approx(4 * MS, rel=0.2)
+
+
 def test_the_sizes_worth_telling_apart() -> None:
     assert size_grid(1) == (1,)
     assert size_grid(128) == tuple(range(1, 129))

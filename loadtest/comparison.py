@@ -21,6 +21,7 @@ Change = Literal["regression", "improvement", "same", "undecided"]
 
 CONFIDENCE: Final = 0.95
 _MIN_BLOCKS: Final = 5
+_DUST: Final = 1e-9  # of floats: what lies so near to a tolerance is not beyond it
 _LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length")  # what must be equal to compare
 
 
@@ -175,6 +176,7 @@ def _welch(parts: tuple[float, float], counts: tuple[int, int]) -> float:
 
 
 def _decide(change: float, lower: float, upper: float, tolerance: float, more_is_better: bool) -> Change:
+    tolerance += _DUST
     if abs(change) > tolerance and not lower <= 0 <= upper:
         return "improvement" if (change > 0) == more_is_better else "regression"
     return "same" if -tolerance <= lower and upper <= tolerance else "undecided"

@@ -100,6 +100,15 @@ def test_more_in_time_is_an_improvement_and_less_a_regression_beyond_the_toleran
     assert compare(made(levels(), met=0.98), made(levels())).verdict == "improvement"
 
 
+def test_a_change_of_just_the_tolerance_is_not_beyond_it() -> None:
+    # 0.99 - 0.995 is -0.0050000000000000044.
+    worse = compare(made(levels(), met=0.995), made(levels(), met=0.99))
+    assert worse.metrics[3].verdict == "same"
+    assert compare(made(levels(), met=0.995), made(levels(), met=0.985)).metrics[3].verdict == "regression"
+    slower = compare(made(levels()), made(levels() * 1.1), tolerance=0.1)  # 1.1 - 1 is more than 0.1
+    assert [metric.verdict for metric in slower.metrics] == ["same"] * 4
+
+
 def test_attainment_is_compared_where_both_have_one() -> None:
     with_slo, without = made(levels()), replace(made(levels()), attainment=None)
     names = [[metric.name for metric in compare(*pair).metrics] for pair in ((with_slo, without), (without, with_slo))]

@@ -380,6 +380,11 @@ class RunResult:
     def error_rate(self) -> float:
         return self.failed / self.requests if self.requests else 0.0
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether it was other work on this machine that made it INVALID."""
+        return self.machine is not None and self.machine.disturbed
+
 
 def to_json(value: LoadSpec | RunResult) -> str:
     """Indented JSON, UTF-8. Values of request headers are left out: they may be secrets."""

@@ -21,12 +21,13 @@ SIGNALS = {
     None: ("MEASURED", "good", "No SLO was asked for"),
 }
 INVALID = ("INVALID", "bad", "What was asked was not offered: the figures say nothing about the server")
+DISTURBED = ("INVALID", "bad", "Other work on this machine may have decided it: the figures say nothing about the server")
 
 
 def render(result: RunResult) -> str:
     """The whole page."""
     spec = result.spec
-    word, kind, headline = SIGNALS[result.verdict] if result.valid else INVALID
+    word, kind, headline = SIGNALS[result.verdict] if result.valid else DISTURBED if result.disturbed else INVALID
     return pages.render(
         "run.html",
         title=f"How does {spec.model or spec.target} answer {_load(result)}?",

@@ -21,9 +21,8 @@ def print_run(result: RunResult, console: Console) -> None:
     if result.partial:
         console.print("[yellow]PARTIAL: ended early; the figures are of what was done until then[/yellow]")
     if not result.valid:
-        console.print(
-            "[bold red]INVALID: the generator did not do what was asked; the figures say nothing of the target[/bold red]"
-        )
+        why = "the machine was busy with other work" if result.disturbed else "the generator did not do what was asked"
+        console.print(f"[bold red]INVALID: {why}; the figures say nothing of the target[/bold red]")
         for reason in result.reasons:
             console.print(f"  {escape(reason)}", style="red")
         console.print(f"  what to do: {escape(remedy(result))}", style="red")
@@ -81,6 +80,8 @@ def remedy(result: RunResult) -> str:
     own = result.generator
     if result.partial and not result.requests:
         return "run it again"
+    if result.disturbed:
+        return "end what else runs on this machine, or use a quiet one; then run it again"
     if own.send_lag_limit_ms < _LEAST_LAG_MS:
         return (
             f"a limit of {own.send_lag_limit_ms * 100:.3g} ms wants a lag below {own.send_lag_limit_ms * 1e3:.3g} µs, "

@@ -10,7 +10,7 @@ from rich.console import Console
 from loadtest.analysis import Ended, faults, summarise
 from loadtest.patterns import schedule
 from loadtest.recorder import CUT, OK, UNSENT, RequestLog
-from loadtest.results import Generator, LoadSpec, RunResult, Slo
+from loadtest.results import Generator, LoadSpec, MachineReport, RunResult, Slo
 from loadtest.run import exit_code
 from loadtest.run_page import render
 from loadtest.terminal import print_run, remedy
@@ -144,6 +144,19 @@ def test_one_screen_has_one_signal() -> None:
     assert "What to do: " in page
     assert "undecided" not in page
     assert "within the SLO, " not in page
+
+
+def test_where_other_work_made_it_invalid_the_machine_is_blamed() -> None:
+    busy = MachineReport((0,), (1,), 0.2, 0.0, (("backup", 0.4),), 0.0, 30.0, 12, 0.1, "pass", 0.01, disturbed=True)
+    disturbed = replace(result(), valid=False, verdict=None, reasons=("busy",), machine=busy)
+    told = shown(disturbed)
+    assert "INVALID: the machine was busy with other work; the figures say nothing of the target" in told
+    assert "what to do: end what else runs on this machine" in told
+    assert "Other work on this machine may have decided it" in render(disturbed)
+    late = replace(result(lag_ms=2), machine=replace(busy, disturbed=False))
+    for run in (late, result(lag_ms=2)):
+        assert "INVALID: the generator did not do what was asked" in shown(run)
+        assert "What was asked was not offered" in render(run)
 
 
 def test_the_summary_says_asked_once_and_what_the_window_got() -> None:

@@ -101,7 +101,8 @@ def _read(arguments: argparse.Namespace) -> "Spec":
 def _show_plan(spec: "Spec", question: "Question", launcher: "Launcher", console: "Console") -> None:
     from rich.table import Table
 
-    from loadtest.search import FINALISTS, OVERLOAD, SAFE, SHORTLIST, profile_seconds
+    from loadtest.events import EXPECTED
+    from loadtest.search import AGREE_MOST, FINALISTS, OVERLOAD, SAFE, SHORTLIST, agree_seconds, profile_seconds
 
     groups = {candidate.group for candidate in spec.candidates}
     grid = Table(title=f"{spec.model} within {spec.slo}, launcher {spec.launcher.kind}", title_justify="left", box=None)
@@ -117,6 +118,14 @@ def _show_plan(spec: "Spec", question: "Question", launcher: "Launcher", console
     console.print(grid)
     for source in sorted(sources):
         console.print(f"prices, {source}", style="dim")
+    if spec.comparison is not None:
+        kinds = len({candidate.numerics for candidate in spec.candidates})
+        against = spec.comparison.reference
+        console.print(
+            f"First the answers of {kinds} kind{'s' * (kinds > 1)} of candidates are compared with "
+            f"{against if against == EXPECTED else f'those of {against}'}: for seconds on a quiet machine, at most "
+            f"{agree_seconds(question.seconds):.0f} s each, and {AGREE_MOST:.0%} of the time in all."
+        )
     loaded = min(SHORTLIST, len(spec.candidates))
     each = profile_seconds(question, len(groups))
     console.print(

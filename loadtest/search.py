@@ -77,6 +77,11 @@ def decisive_seconds(limit_ms: float, rps: float) -> float:
     return WARMED_BLOCKS * max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / rps)
 
 
+def agree_seconds(left_s: float) -> float:
+    """How long one comparison may take, with so much of the budget left."""
+    return min(AGREE_SECONDS, max(LEAST_SECONDS, AGREE_SHARE * left_s))
+
+
 def profile_seconds(question: Question, groups: int) -> float:
     """Of each group's profile: together a tenth of the budget. Beyond 30 s a profile gets no better."""
     return min(30.0, max(2.0, question.seconds / 10 / groups))
@@ -241,7 +246,7 @@ class _Search:
 
     def _compare(self, entrant: Entrant) -> Generator[Command, Event, Agreed]:
         if entrant.name not in self._agreed:
-            seconds = min(AGREE_SECONDS, max(LEAST_SECONDS, AGREE_SHARE * self._left_seconds()))
+            seconds = agree_seconds(self._left_seconds())
             spent = self._spent.seconds > AGREE_MOST * self._question.seconds
             if spent or not self._affords(LEAST_SECONDS, entrant):
                 return Agreed(entrant.name, failure="was not compared: the budget did not reach it")

@@ -13,6 +13,7 @@ from gateway.config import load_config
 from loadtest.cli import main
 from loadtest.recommendation import to_json
 from tests.loadtest.examples import changed, example_recommendation
+from tests.loadtest.test_spec_agreement import requests_file
 
 
 def write(folder: Path, **keys: Any) -> str:
@@ -47,6 +48,27 @@ def test_a_plan_names_candidates_prices_and_time_and_starts_nothing(tmp_path: Pa
     assert "4 candidates share 2 profiles" in told
     assert "12 minutes" in told
     assert "Costs nothing" in told
+
+
+def test_a_plan_tells_of_the_comparison_of_answers_and_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    backend = {"kind": "synthetic", "fixed_ms": 4, "row_ms": 1}
+    exact, fast = (
+        {"instances": ["c7i.large"], "backend": {**backend, "name": output, "output": output}} for output in ("echo", "sum")
+    )
+
+    def planned(minutes: str, **keys: Any) -> str:
+        assert main(["plan", write(tmp_path, **keys), "--budget-minutes", minutes]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    files = {"files": [requests_file(tmp_path, 300)]}
+    assert (
+        "First the answers of 2 kinds of candidates are compared with those of c7i.large echo: for seconds on a quiet machine, "
+        "at most 24 s each, and 50% of the time in all."
+    ) in planned("2", candidates=[exact, fast], payload=files)
+    assert "at most 60 s each" in planned("45", candidates=[exact, fast], payload=files)
+    answered = {"files": [requests_file(tmp_path, 301, expected=True)]}
+    assert "1 kind of candidates are compared with the expected answers:" in planned("2", candidates=[exact], payload=answered)
+    assert "compared" not in planned("2", candidates=[exact], payload=files)
 
 
 def test_a_report_is_told_again_in_another_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

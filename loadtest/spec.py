@@ -277,8 +277,7 @@ def _validated(document: dict[Any, Any], source: str, faults: list[str]) -> tupl
     told = [e for e in errors if e["type"] != "too_short" or all(loc[: len(e["loc"])] != e["loc"] for loc in at_fault)]
     faults += dict.fromkeys(_describe(error, source) for error in told)
     mended = copy.deepcopy(document)
-    for error in errors:
-        _drop(mended, error["loc"])
+    _drop(mended, [error["loc"] for error in errors])
     for key, stand_in in {"model": "", "slo": {}, "launcher": {"kind": "local"}}.items():
         mended.setdefault(key, stand_in)
     if not mended.get("candidates"):
@@ -289,18 +288,28 @@ def _validated(document: dict[Any, Any], source: str, faults: list[str]) -> tupl
     return SpecFile.model_validate(mended), bad, incomplete
 
 
-def _drop(document: dict[Any, Any], location: tuple[int | str, ...]) -> None:
-    """Take away what is at a place that pydantic names, which also names the types that it tried there."""
+def _drop(document: dict[Any, Any], locations: Sequence[tuple[int | str, ...]]) -> None:
+    """Take away what is at the places that pydantic names, which also names the types that it tried there."""
+    places = [_place(document, location) for location in locations]  # all of them before anything is gone
+    for holder, key in places:
+        if isinstance(holder, dict):
+            holder.pop(key, None)
+        else:
+            holder[key] = {}
+
+
+def _place(document: dict[Any, Any], location: tuple[int | str, ...]) -> tuple[Any, Any]:
+    """Where it is held, and under which key or number."""
     node: Any = document
-    holder: Any = None
-    key: Any = None
+    path: list[tuple[Any, Any]] = []
     for part in location:
         if (isinstance(node, dict) and part in node) or (isinstance(node, list) and isinstance(part, int) and part < len(node)):
-            holder, key, node = node, part, node[part]  # type: ignore[index]  # an int where it is a list, as just seen
-    if isinstance(holder, dict):
-        holder.pop(key, None)
-    elif isinstance(key, int):
-        holder[key] = {}  # in place, as others are known by their number
+            path.append((node, part))
+            node = node[part]  # type: ignore[index]  # an int where it is a list, as just seen
+    # Only a candidate stays in place, as the others are known by their number; any other list is left out whole.
+    while path and isinstance(path[-1][0], list) and len(path) > 2:
+        path.pop()
+    return path[-1] if path else ({}, None)
 
 
 def _follows(line: str, incomplete: bool, no_launcher: bool) -> bool:

@@ -208,6 +208,30 @@ def test_faults_of_every_kind_are_told_together(catalogue: Catalogue, tmp_path: 
     ]
 
 
+def test_a_fault_in_a_list_is_told_with_its_place_and_the_rest(catalogue: Catalogue) -> None:
+    assert faults_of(
+        catalogue,
+        launcher={"kind": "local", "stands_for": {"c7i.large": [0, -1], "c8g.large": ["one", 2.5]}, "cpus": [-2]},
+        payload={"files": [5], "values": "x"},
+        agreement={"requests": [{}]},
+        candidates=[{**CANDIDATE, "instances": [5, "c7i.large"]}, 7, {**CANDIDATE, "instances": ["c7i.lrge"]}],
+        budget=[],
+    ) == [
+        "s: launcher.cpus[0]: -2: Input should be greater than or equal to 0",
+        "s: launcher.stands_for.c7i.large[1]: -1: Input should be greater than or equal to 0",
+        "s: launcher.stands_for.c8g.large[0]: 'one': Input should be a valid integer, unable to parse string as an integer",
+        "s: launcher.stands_for.c8g.large[1]: 2.5: Input should be a valid integer, got a number with a fractional part",
+        "s: payload.values: 'x': Input should be a valid tuple",
+        "s: payload.files[0]: 5: Input should be a valid string",
+        "s: agreement.requests[0]: Input should be a valid string",
+        "s: candidates[0].instances[0]: 5: Input should be a valid string",
+        "s: candidates[1]: 7: Input should be a valid dictionary or instance of CandidateSpec",
+        "s: budget: Input should be a valid dictionary or instance of BudgetSpec",
+        "s: candidates[2]: instances: unknown instance type 'c7i.lrge'; the nearest are c7i.large, c7i.xlarge, c7i.8xlarge: "
+        "`loadtest prices list` shows all 120",
+    ]
+
+
 def test_what_is_missing_is_told_with_the_rest(catalogue: Catalogue) -> None:
     document = {"slo": "p99<50mss,errors<0.1%,throughput", "budget": {"minutes": -1}}
     with pytest.raises(UsageError) as raised:

@@ -1,14 +1,24 @@
-"""`loadtest prices`, without a network."""
+"""`loadtest prices`, without a network: what it asks of AWS goes to a double on the loopback, as boto3 sends it."""
 
+import datetime
+import json
 import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
+from loadtest.catalogue import load_catalogue
 from loadtest.cli import main
 from loadtest.errors import ExitCode
 
 pytestmark = pytest.mark.slow  # every command reads the whole catalogue
+
+NOW = datetime.datetime.now(datetime.UTC)
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +121,175 @@ def test_what_can_be_asked_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--region REGION" in told
     assert "default us-east-1" in told
     assert "--cache PATH" in told
+
+
+def product(usd: str) -> str:
+    """One of the Price List API, with what it lists beside the hourly price."""
+    dimensions = {"H": {"unit": "Hrs", "pricePerUnit": {"USD": usd}}, "Q": {"unit": "Quantity", "pricePerUnit": {"USD": "7"}}}
+    term = {"effectiveDate": "2026-07-01T00:00:00Z", "priceDimensions": dimensions}
+    return json.dumps({"product": {"sku": "S"}, "terms": {"OnDemand": {"S.T": term}, "Reserved": {}}})
+
+
+class Aws(ThreadingHTTPServer):
+    """GetProducts of the Price List API (JSON 1.1) and DescribeSpotPriceHistory of EC2 (query in, XML out).
+
+    on_demand, hosting: USD by instance type, found on the second page. spot: USD. refuses: what it answers instead once so
+    many were answered as `patience` says. asked: (region it was signed for, action, instance type).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.on_demand: dict[str, str] = {}
+        self.hosting: dict[str, str] = {}
+        self.spot: dict[str, str] = {}
+        self.refuses, self.patience = "", 0
+        self.asked: list[tuple[str, str, str]] = []
+
+
+class Answering(BaseHTTPRequestHandler):
+    server: Aws
+    protocol_version = "HTTP/1.1"  # connections are kept
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        signed = re.search(r"Credential=[^/]+/\d+/([^/]+)/(\w+)/", self.headers["Authorization"])
+        assert signed is not None
+        region = signed[1]
+        if self.server.refuses and len(self.server.asked) >= self.server.patience:
+            self._answer(400, "application/x-amz-json-1.1", json.dumps({"__type": self.server.refuses, "message": "not you"}))
+        elif self.headers["X-Amz-Target"] == "AWSPriceListService.GetProducts":
+            self._answer(200, "application/x-amz-json-1.1", json.dumps(self._products(region, json.loads(body))))
+        else:
+            self._answer(200, "text/xml", self._history(region, parse_qs(body)))
+
+    def _products(self, region: str, asked: dict[str, Any]) -> dict[str, Any]:
+        wanted = {term["Field"]: term["Value"] for term in asked["Filters"]}
+        name = wanted.get("instanceType") or wanted["instanceName"].removeprefix("ml.")
+        prices = self.server.on_demand if asked["ServiceCode"] == "AmazonEC2" else self.server.hosting
+        if "NextToken" not in asked:
+            self.server.asked.append((region, f"{asked['ServiceCode']} in {wanted['regionCode']}", name))
+            return {"FormatVersion": "aws_v1", "PriceList": []} | ({"NextToken": "second"} if name in prices else {})
+        return {"FormatVersion": "aws_v1", "PriceList": [product(prices[name])]}
+
+    def _history(self, region: str, asked: dict[str, list[str]]) -> str:
+        (action,), (name,) = asked["Action"], asked["InstanceType.1"]
+        self.server.asked.append((region, action, name))
+        item = (
+            f"<item><instanceType>{name}</instanceType><productDescription>Linux/UNIX</productDescription>"
+            f"<spotPrice>{self.server.spot.get(name)}</spotPrice><timestamp>{NOW:%Y-%m-%dT%H:%M:%S.000Z}</timestamp>"
+            f"<availabilityZone>{region}c</availabilityZone></item>"
+        )
+        return (
+            '<DescribeSpotPriceHistoryResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
+            f"<spotPriceHistorySet>{item if name in self.server.spot else ''}</spotPriceHistorySet><nextToken/>"
+            "</DescribeSpotPriceHistoryResponse>"
+        )
+
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: pytest shows what a test prints."""
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
+    """What a user would set to ask another AWS than the real one, and no account of this machine's."""
+    boto3 = pytest.importorskip("boto3")
+    with Aws() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        environment = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+            "AWS_ACCESS_KEY_ID": "none",
+            "AWS_SECRET_ACCESS_KEY": "none",
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_PROXY": "127.0.0.1",
+        }
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers the environment of its first use
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_what_aws_asks_today_is_fetched_and_shown_from_then_on(aws: Aws, prices: Prices, tmp_path: Path) -> None:
+    aws.on_demand, aws.hosting, aws.spot = {"c7i.large": "0.1234"}, {"c7i.large": "0.2345"}, {"c7i.large": "0.0345"}
+    code, told, _ = prices("refresh", "ml.c7i.large")
+    assert (code, told.replace("\n", "")) == (ExitCode.MET, f"3 prices of us-east-1 fetched into {tmp_path / 'cache.json'}")
+    assert aws.asked == [
+        ("us-east-1", "AmazonEC2 in us-east-1", "c7i.large"),
+        ("us-east-1", "AmazonSageMaker in us-east-1", "c7i.large"),
+        ("us-east-1", "DescribeSpotPriceHistory", "c7i.large"),
+    ]
+    shown = prices("show", "c7i.large")[1]
+    for basis, usd, source in (
+        ("ec2", "0.1234", "AWS Price List API, AmazonEC2, us-east-1, effective 2026-07-01"),
+        ("sagemaker", "0.2345", "AWS Price List API, AmazonSageMaker, us-east-1, effective 2026-07-01"),
+        ("spot", "0.0345", "EC2 spot price history, us-east-1c"),
+    ):
+        assert row(shown, f"{basis} ") == [basis, usd, str(NOW.date()), "", source]
+    assert row(prices("list", "c7i.large")[1], "c7i.large ") == ["c7i.large", "2", "4", "", "0.1234", "0.0345", "0.2345"]
+
+
+def test_what_aws_does_not_list_is_told_and_the_rest_is_kept(aws: Aws, prices: Prices) -> None:
+    aws.on_demand = {"c7i.large": "0.1234"}
+    code, told, _ = prices("refresh", "c7i.large", "t3.medium")
+    assert code == ExitCode.MET
+    assert "expected one hourly sagemaker price of c7i.large in us-east-1, AWS lists 0: []" in told
+    assert "AWS has no spot price of c7i.large in us-east-1" in told
+    assert "expected one hourly ec2 price of t3.medium in us-east-1" in told
+    assert "1 prices of us-east-1 fetched into" in told
+    assert "0.1234" in prices("show", "c7i.large")[1]
+
+
+def test_no_price_at_all_is_a_failure(aws: Aws, prices: Prices) -> None:
+    code, told, _ = prices("refresh", "c7i.large")
+    assert code == 1
+    assert "0 prices of us-east-1 fetched into" in told
+
+
+@pytest.mark.parametrize(("region", "asked_in"), [("eu-west-1", "us-east-1"), ("eu-central-1", "eu-central-1")])
+def test_another_region_is_asked_where_its_prices_are_told(aws: Aws, prices: Prices, region: str, asked_in: str) -> None:
+    aws.on_demand, aws.spot = {"c7i.large": "0.5"}, {"c7i.large": "0.25"}
+    code, told, _ = prices("refresh", "c7i.large", "--region", region)
+    assert (code, f"2 prices of {region} fetched into" in told) == (ExitCode.MET, True)
+    assert aws.asked == [
+        (asked_in, f"AmazonEC2 in {region}", "c7i.large"),
+        (asked_in, f"AmazonSageMaker in {region}", "c7i.large"),
+        (region, "DescribeSpotPriceHistory", "c7i.large"),
+    ]
+    # The catalogue is of us-east-1: what another region asks is not put over it.
+    assert "0.08925" in prices("show", "c7i.large")[1]
+
+
+def test_without_names_all_types_of_the_catalogue_are_asked_for_in_turn(aws: Aws, prices: Prices) -> None:
+    aws.refuses, aws.patience = "AccessDeniedException", 9  # 120 times three would take long
+    assert prices("refresh")[0] == ExitCode.USAGE
+    assert [name for _, _, name in aws.asked[::3]] == list(load_catalogue().instances)[:3]
+
+
+def test_who_is_not_allowed_to_ask_keeps_the_bundled_prices(aws: Aws, prices: Prices) -> None:
+    aws.refuses = "AccessDeniedException"
+    code, _, said = prices("refresh", "c7i.large")
+    assert code == ExitCode.USAGE
+    assert "AWS cannot be asked for prices: An error occurred (AccessDeniedException)" in said
+    assert "the bundled snapshot remains in use" in said
+    assert "0.08925" in prices("show", "c7i.large")[1]
+
+
+def test_without_an_account_aws_cannot_be_asked(aws: Aws, prices: Prices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    code, _, said = prices("refresh", "c7i.large")
+    assert code == ExitCode.USAGE
+    assert "AWS cannot be asked for prices: Unable to locate credentials" in said
+    assert aws.asked == []

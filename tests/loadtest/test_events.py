@@ -1,0 +1,43 @@
+"""What commands and events say of themselves, and what measuring costs."""
+
+import math
+
+import pytest
+
+from loadtest.events import Agreed, Entrant, Measured, Predicted, Profiled, Question, Spent
+
+CHEAP, DEAR = Entrant("cheap", "g", 3.6, 1, 8), Entrant("dear", "g", 36.0, 4, 8)
+
+
+def test_a_run_counts_its_requests_and_how_many_met_the_slo() -> None:
+    found = Measured("c", "peak", 100.0, "undecided", ((100, 99), (300, 201)), 10.0)
+    assert (found.requests, found.attainment) == (400, 0.75)
+    assert Measured("c", "peak", 100.0, "undecided", (), 10.0).attainment is None
+
+
+def test_without_a_target_rate_a_million_requests_are_what_is_minimised() -> None:
+    asked = Question((CHEAP,), 0.99, 50.0, 600.0)
+    assert asked.cost(CHEAP, 100.0) == pytest.approx(10.0)
+    assert asked.cost(CHEAP, 0.0) == math.inf
+
+
+def test_with_a_target_rate_it_is_whole_instances_with_some_to_spare() -> None:
+    asked = Question((CHEAP,), 0.99, 50.0, 600.0, target_rps=150.0)
+    assert asked.headroom == 0.7
+    assert asked.cost(CHEAP, 110.0) == pytest.approx(2 * 3.6, rel=1e-3)
+    assert asked.cost(CHEAP, 107.0) == pytest.approx(3 * 3.6, rel=1e-3)  # 150 are more than 0.7 of two
+    assert asked.cost(CHEAP, 0.0) == math.inf
+    # Of as many instances the faster ones are better, by little.
+    assert asked.cost(CHEAP, 120.0) < asked.cost(CHEAP, 110.0) < asked.cost(CHEAP, 120.0) + 1e-4
+
+
+def test_measuring_is_paid_for_by_the_hour_of_whoever_runs() -> None:
+    spent = Spent(Question((DEAR, CHEAP), 0.99, 50.0, 600.0))
+    spent.add(Agreed("cheap", 1.0, 300, "cosine", 10.0))
+    assert (spent.seconds, spent.usd) == (10, pytest.approx(0.01))
+    spent.add(Profiled("g", (), 0.0, 10.0))  # on the widest of the group
+    assert (spent.seconds, spent.usd) == (20, pytest.approx(0.11))
+    spent.add(Predicted("dear", 100.0, 5.0))  # nothing runs
+    assert (spent.seconds, spent.usd) == (25, pytest.approx(0.11))
+    spent.add(Measured("dear", "peak", 100.0, "pass", (), 20.0))
+    assert (spent.seconds, spent.usd) == (45, pytest.approx(0.31))

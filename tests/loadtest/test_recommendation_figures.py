@@ -1,0 +1,390 @@
+"""Each figure of a recommendation, on runs made by hand."""
+
+import datetime
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.catalogue import Price
+from loadtest.errors import ExitCode, UsageError
+from loadtest.events import Agreed, Measured, Predicted, Profiled, Timing
+from loadtest.recommendation import Recommendation, build, read, to_json
+from loadtest.recommender import question_of
+from loadtest.spec import Spec
+from loadtest.standing import Outcome, Standing
+from tests.loadtest.examples import NOW, example_spec
+
+ONE, TWO, THREE, FOUR = (f"{kind}.large synthetic (sessions {n})" for kind in ("c7i", "c8g") for n in (1, 2))
+USD = 0.08925  # an hour of a c7i.large
+HELD, MISSED = 1.0, 0.5
+
+
+@functools.cache
+def usual_spec() -> Spec:
+    return example_spec()
+
+
+def run(name: str, rps: float, verdict: str = "pass", share: float = HELD, **more: Any) -> Measured:
+    blocks = ((100, round(100 * share)),) * 10
+    usual = {"purpose": "peak", "seconds": 20.0, "p50_ms": 8.0, "p95_ms": 18.0, "p99_ms": 20.0, "mean_ms": 9.0}
+    return Measured(name, rps=rps, verdict=verdict, blocks=blocks, **{**usual, **more})  # type: ignore[arg-type]
+
+
+def told(
+    runs: Mapping[str, Sequence[Measured]],
+    winner: str | None = None,
+    runner_up: str | None = None,
+    *,
+    predicted: Mapping[str, float] | None = None,
+    outs: Mapping[str, str] | None = None,
+    agreed: Mapping[str, Agreed] | None = None,
+    spec: Spec | None = None,
+    paid: bool = False,
+    out: Path | None = None,
+    **outcome: Any,
+) -> Recommendation:
+    """predicted: 500/s where nothing else is said; 0: never."""
+    spec = spec or usual_spec()
+    question = question_of(spec, paid=paid)
+    standings = []
+    for entrant in question.entrants:
+        rps = (predicted or {}).get(entrant.name, 500.0)
+        standings.append(
+            Standing(
+                entrant,
+                question.required,
+                question.limit_ms,
+                predictions=[Predicted(entrant.name, rps)] if rps else [],
+                runs=list(runs.get(entrant.name, ())),
+                out=(outs or {}).get(entrant.name, ""),
+                agreement=(agreed or {}).get(entrant.name),
+            )
+        )
+    usual: dict[str, Any] = {"verified": None, "floor": None, "seconds": 60.0, "usd": 0.5, "notes": (), "profiles": {}}
+    found = Outcome(tuple(standings), winner=winner, runner_up=runner_up, **{**usual, **outcome})
+    return build(spec, question, found, now=NOW, machine="a machine", paid=paid, out=out)
+
+
+PROVEN = {ONE: [run(ONE, 400)], TWO: [run(TWO, 300)]}
+BRACKETS = {ONE: [*PROVEN[ONE], run(ONE, 420, "fail", MISSED)], TWO: [*PROVEN[TWO], run(TWO, 310, "fail", MISSED)]}
+
+
+# One candidate.
+
+
+def test_a_candidate_is_described_by_its_bracket_at_the_rate_claimed() -> None:
+    found = told(BRACKETS, ONE, TWO).candidate(ONE)
+    assert (found.max_rps, found.held_rps, found.failing_rps, found.claimed_rps) == (400, 400, 420, 400)
+    assert (found.predicted_rps, found.estimated_rps) == (500, pytest.approx((400 * 420) ** 0.5))
+    assert found.cost_per_million_usd == pytest.approx(USD / 3600 / 400 * 1e6)
+    assert found.requests_per_dollar == pytest.approx(400 * 3600 / USD)
+    assert found.p99_ms_at_max == 20
+    assert [point.offered_rps for point in found.curve] == [400, 420]
+    assert len(found.runs) == 2
+
+
+def test_who_was_never_measured_has_no_cost() -> None:
+    found = told(PROVEN, ONE, TWO).candidate(THREE)
+    assert (found.max_rps, found.held_rps, found.failing_rps) == (0, 0, None)
+    assert (found.cost_per_million_usd, found.requests_per_dollar, found.p99_ms_at_max, found.cliff) == (None,) * 4
+    assert (found.timings, found.overhead_ms, found.curve, found.runs) == ((), 0, (), ())
+
+
+def test_the_p99_is_that_of_the_last_run_at_the_claimed_rate() -> None:
+    again = {ONE: [run(ONE, 400, "undecided", p99_ms=44.0), run(ONE, 400, p99_ms=33.0), run(ONE, 380, p99_ms=11.0)]}
+    assert told(again, ONE).candidate(ONE).p99_ms_at_max == 33
+
+
+def test_a_profile_is_its_groups() -> None:
+    group = usual_spec().candidates[0].group
+    timings = (Timing(1, 1, 5.0),)
+    found = told(PROVEN, ONE, TWO, profiles={group: Profiled(group, timings, 0.5, 30.0)})
+    assert [(c.timings, c.overhead_ms) for c in found.candidates if c.instance_type == "c7i.large"] == [(timings, 0.5)] * 2
+    assert {c.timings for c in found.candidates if c.instance_type == "c8g.large"} == {()}
+
+
+def test_prices_come_with_source_date_and_what_is_doubtful() -> None:
+    spec = usual_spec()
+    odd = Price(usd_per_hour=0.5, source="a guess", date=datetime.date(2020, 1, 1), estimated=True)
+    undated = Price(usd_per_hour=0.25, source="a bill", date=None)
+    candidates = tuple(
+        replace(candidate, price=odd if candidate.instance_type == "c7i.large" else undated) for candidate in spec.candidates
+    )
+    found = told(PROVEN, ONE, TWO, spec=replace(spec, candidates=candidates))
+    price = found.candidate(ONE).price
+    assert (price.usd_per_hour, price.basis, price.source, price.date) == (0.5, "ec2", "a guess", "2020-01-01")
+    assert price.flags[0] == "estimated"
+    assert found.candidate(THREE).price.date is None
+    # One line for each price, whoever has it.
+    doubts = [line for line in found.warnings if "prices refresh" in line]
+    assert [line.partition(":")[0] for line in doubts] == ["c8g.large", "c7i.large"]
+    assert "(a bill): `loadtest prices refresh c8g.large` fetches" in doubts[0]
+    assert "(a guess): `loadtest prices refresh c7i.large` fetches" in doubts[1]
+
+
+# Ranks and states.
+
+
+def test_each_has_the_status_of_what_is_known_of_it() -> None:
+    runs = {
+        ONE: PROVEN[ONE],
+        TWO: PROVEN[TWO],
+        THREE: [run(THREE, 200)],
+        FOUR: [run(FOUR, 400, valid=False, verdict="undecided")],
+    }
+    found = told(runs, ONE, TWO)
+    assert [candidate.status for candidate in found.candidates] == ["winner", "runner-up", "finalist", "not measurable"]
+    out = told(runs, ONE, TWO, outs={THREE: "agrees 0.5"})
+    assert out.candidate(THREE).status == "measured"
+    missed = {**runs, THREE: [run(THREE, 200, "fail", MISSED)], FOUR: []}
+    assert told(missed, ONE, TWO).candidate(THREE).status == "rejected"
+    assert told(missed, ONE, TWO).candidate(FOUR).status == "predicted"
+    assert told(missed, ONE, TWO, predicted={FOUR: 0.0}).candidate(FOUR).status == "rejected"
+
+
+def test_letters_go_by_rank_and_then_by_cost() -> None:
+    runs = {
+        THREE: [run(THREE, 400)],
+        TWO: [run(TWO, 300)],
+        ONE: [run(ONE, 200)],
+    }
+    found = told(runs, THREE, TWO)
+    assert [(candidate.letter, candidate.name) for candidate in found.candidates] == [
+        ("A", THREE), ("B", TWO), ("C", ONE), ("D", FOUR),
+    ]  # fmt: skip
+    unmeasured = told({ONE: [run(ONE, 400)]}, ONE, predicted={TWO: 100.0, THREE: 300.0, FOUR: 200.0})
+    assert [candidate.name for candidate in unmeasured.candidates] == [ONE, THREE, FOUR, TWO]  # by what is predicted
+    assert len({candidate.differs for candidate in found.candidates}) == 4
+
+
+def test_a_winner_is_proven_where_its_rate_passed() -> None:
+    proven = told(PROVEN, ONE, TWO, verified=True)
+    assert (proven.state, proven.proven, proven.exit_code, proven.needed, proven.command) == (
+        "proven",
+        True,
+        ExitCode.MET,
+        "",
+        "",
+    )
+    assert (proven.verified, proven.winner, proven.runner_up) == (True, ONE, TWO)
+    held = told({ONE: [run(ONE, 400, "undecided")]}, ONE, needed_seconds=130.0, out=Path("some where"))
+    assert (held.state, held.proven, held.exit_code) == ("not proven", False, ExitCode.MISSED)
+    assert held.command == "loadtest recommend example.yaml --out 'some where' --resume --budget-minutes 3"
+    assert "more" in held.needed
+
+
+def test_without_a_winner_it_depends_on_what_is_known() -> None:
+    missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE, FOUR)}
+    assert told(missed).state == "no candidate"
+    busy = {**missed, ONE: [run(ONE, 100, "undecided", valid=False)]}
+    found = told(busy)
+    assert (found.state, found.generator_limited, found.exit_code) == ("invalid", (ONE,), ExitCode.INVALID)
+    untried = {**missed, ONE: []}
+    assert told(untried).state == "not proven"
+    assert told(untried, predicted={ONE: 0.0}).state == "no candidate"
+    dead = {**missed, ONE: [run(ONE, 100, "undecided", failure="was killed")]}
+    assert told(dead).state == "no candidate"
+    undecided = {**missed, ONE: [run(ONE, 100, "undecided", 0.98)]}
+    assert told(undecided).state == "not proven"
+
+
+def test_a_floor_that_could_not_be_measured_or_that_kept_the_slo_is_no_miss() -> None:
+    missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE, FOUR)}
+    floor = run(ONE, 13.0, "fail", MISSED, purpose="floor")
+    found = told(missed, floor=floor)
+    assert found.state == "no candidate"
+    assert found.floor is not None
+    assert (found.floor.candidate, found.floor.rps, found.floor.p50_ms, found.floor.p95_ms, found.floor.p99_ms) == (
+        ONE,
+        13,
+        8,
+        18,
+        20,
+    )
+    assert told(missed, floor=replace(floor, valid=False)).state == "invalid"
+    assert told(missed, floor=replace(floor, verdict="pass")).state == "not proven"
+    assert told(missed, floor=replace(floor, blocks=())).floor is None
+
+
+def test_where_nothing_could_be_compared_nothing_is_known() -> None:
+    failed = {name: Agreed(name, failure="did not answer") for name in (ONE, TWO)}
+    outs = dict.fromkeys((ONE, TWO, THREE, FOUR), "did not answer")
+    assert told({}, agreed=failed, outs=outs).state == "invalid"
+    some = {**failed, TWO: Agreed(TWO, 0.5, 300, "cosine")}
+    missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE, FOUR)}
+    assert told(missed, agreed=some).state == "no candidate"
+
+
+# The winner against the rest.
+
+
+@pytest.mark.slow
+def test_costs_are_told_apart_where_their_brackets_are() -> None:
+    assert told(BRACKETS, ONE, TWO).margin_resolved
+    assert not told({**BRACKETS, TWO: [run(TWO, 390), run(TWO, 410, "fail", MISSED)]}, ONE, TWO).margin_resolved
+    open_ended = {**BRACKETS, TWO: [run(TWO, 390)]}  # it may reach what is predicted
+    assert not told(open_ended, ONE, TWO).margin_resolved
+    assert told(open_ended, ONE, TWO, predicted={TWO: 395.0}).margin_resolved
+    dearer = {ONE: BRACKETS[ONE], TWO: [run(TWO, 500), run(TWO, 510, "fail", MISSED)]}
+    assert told(dearer, ONE, TWO).margin_resolved  # the other way round
+    assert not told(PROVEN, ONE).margin_resolved  # with nobody
+
+
+def test_the_margin_and_the_price_that_flips_are_those_of_the_claims() -> None:
+    found = told(PROVEN, ONE, TWO)
+    assert found.margin == pytest.approx(400 / 300 - 1)
+    assert found.flip_usd_per_hour == pytest.approx(USD * 400 / 300)
+    assert found.autoscaling_invocations_per_minute == pytest.approx(400 * 60 / 2)
+    nobody = told({})
+    assert (nobody.margin, nobody.flip_usd_per_hour, nobody.probability_cheapest) == (None, None, None)
+    assert (nobody.autoscaling_invocations_per_minute, nobody.configuration) == (None, {})
+
+
+def test_what_the_decisive_run_says_of_itself_is_a_note() -> None:
+    noted = {ONE: [run(ONE, 400, notes=("blocks are short",)), run(ONE, 380, notes=("another",))]}
+    found = told(noted, ONE, notes=("the first",))
+    assert found.notes == ("the first", f"the run behind {ONE}'s rate: blocks are short")
+
+
+# Fleets.
+
+
+def test_fleets_are_given_for_rates_from_a_tenth_to_fifty_times_the_best() -> None:
+    found = told(PROVEN, ONE, TWO)
+    assert [fleet.rps for fleet in found.fleets] == [40, 80, 200, 400, 800, 2000, 4000, 8000, 20000]
+    assert found.fleets[3].counts == {ONE: 2}  # 0.7 of 400/s each
+    assert found.fleets[3].usd_per_month == pytest.approx(2 * USD * 730)
+    assert told({}).fleets == ()
+    odd = told({ONE: [run(ONE, 404)]}, ONE)
+    assert [fleet.rps for fleet in odd.fleets][:3] == [40, 81, 200]  # two digits
+
+
+def test_a_fleet_is_of_proven_rates_unless_none_is() -> None:
+    held = {ONE: PROVEN[ONE], TWO: [run(TWO, 4000, "undecided")]}
+    assert told(held, ONE, TWO).fleets[-1].counts.keys() == {ONE}
+    assert told({TWO: held[TWO]}, TWO).fleets[-1].counts.keys() == {TWO}
+    broken = {ONE: PROVEN[ONE], TWO: [run(TWO, 4000), run(TWO, 4500, "fail", MISSED, failure="was killed")]}
+    assert told(broken, ONE).fleets[-1].counts.keys() == {ONE}
+
+
+def test_the_fleet_for_the_target_rate_keeps_to_what_can_be_had() -> None:
+    few = {**example_spec_document(), "max_count": 2}
+    spec = example_spec(target_rps=900, candidates=[few])
+    found = told({ONE: [run(ONE, 400)], TWO: [run(TWO, 300)]}, ONE, TWO, spec=spec)
+    assert found.fleet is not None
+    assert found.fleet.counts == {ONE: 2, TWO: 2}
+    assert found.InferenceRecommendations[0].EndpointConfiguration.InitialInstanceCount == 2
+    # Beyond what two of each carry there is none.
+    assert [fleet.rps for fleet in found.fleets] == [40, 80, 200, 400, 800]
+    short = told({ONE: [run(ONE, 400)]}, ONE, spec=spec)
+    assert short.fleet is None
+    assert len(short.notes) == 1
+    assert told({}, spec=spec).fleet is None
+
+
+def example_spec_document() -> dict[str, Any]:
+    backend = {"kind": "synthetic", "fixed_ms": 4, "row_ms": 1}
+    return {"instances": ["c7i.large", "c8g.large"], "backend": backend, "settings": {"sessions": [1, 2]}}
+
+
+# In AWS's words.
+
+
+def test_awss_figures_are_of_the_last_run_at_the_claimed_rate_cheapest_first() -> None:
+    known = {"queue_ms": 3.0, "compute_ms": 4.0, "cpu_percent": 71.0, "memory_percent": 12.0}
+    runs = {TWO: [run(TWO, 300, mean_ms=1.0), run(TWO, 300, **known)], ONE: [run(ONE, 400, queue_ms=3.0, mean_ms=9.0)]}
+    first, second = told(runs, ONE, TWO).InferenceRecommendations
+    assert (first.RecommendationId, second.RecommendationId) == (ONE, TWO)
+    assert first.Metrics.ModelLatency == 9  # its compute time is not known
+    assert (first.Metrics.CpuUtilization, first.Metrics.MemoryUtilization) == (None, None)
+    metrics = second.Metrics
+    assert (metrics.ModelLatency, metrics.CpuUtilization, metrics.MemoryUtilization) == (7, 71, 12)
+    assert (metrics.CostPerHour, metrics.MaxInvocations) == (USD, 18_000)
+    assert metrics.CostPerInference == pytest.approx(USD / 18_000 / 60)
+    assert second.EndpointConfiguration.InstanceType == "ml.c7i.large"
+    assert second.EndpointConfiguration.InitialInstanceCount == 1
+    assert [(p.Key, p.ValueType, p.Value) for p in second.ModelConfiguration.EnvironmentParameters] == [
+        ("sessions", "String", "2")
+    ]
+
+
+def test_awss_figures_need_neither_an_instance_type_nor_a_place_in_the_fleet() -> None:
+    own = {"backend": {"kind": "synthetic"}, "usd_per_hour": 0.03, "price_source": "electricity"}
+    spec = example_spec(candidates=[own], target_rps=100)
+    (name,) = (candidate.name for candidate in spec.candidates)
+    (found,) = told({name: [run(name, 400)]}, name, spec=spec).InferenceRecommendations
+    assert found.EndpointConfiguration.InstanceType == ""
+    both = told(PROVEN, ONE, TWO, spec=example_spec(target_rps=100))
+    assert [entry.EndpointConfiguration.InitialInstanceCount for entry in both.InferenceRecommendations] == [1, 1]
+
+
+# The fronts.
+
+
+def test_less_load_is_quicker_and_dearer_as_far_as_the_slo_held() -> None:
+    runs = {
+        ONE: [run(ONE, 100, p99_ms=5.0), run(ONE, 400, p99_ms=20.0), run(ONE, 420, "fail", MISSED, p99_ms=90.0)],
+        TWO: [run(TWO, 200, p99_ms=30.0), run(TWO, 450, "undecided", share=0.9, p99_ms=1.0)],
+    }
+    front = told(runs, ONE, TWO).pareto_p99
+    assert sorted((point.candidate, point.offered_rps) for point in front) == [(ONE, 100), (ONE, 400)]
+
+
+def test_cheaper_and_closer_to_the_reference_is_a_front_of_its_own() -> None:
+    agreed = {ONE: Agreed(ONE, 0.99, 300, "cosine"), TWO: Agreed(TWO, 1.0, 300, "cosine"), THREE: Agreed(THREE, failure="died")}
+    runs = {**PROVEN, THREE: [run(THREE, 390)]}
+    found = told(runs, ONE, TWO, agreed=agreed, reference=TWO)
+    assert sorted((point.candidate, point.offered_rps) for point in found.pareto_agreement) == [(ONE, 400), (TWO, 300)]
+    assert told(PROVEN, ONE, TWO).pareto_agreement == ()
+
+
+# Agreement.
+
+
+def test_a_winner_below_the_default_is_told_with_its_loss() -> None:
+    def loss(agreed: Agreed | None) -> list[str]:
+        found = told(PROVEN, ONE, TWO, agreed={ONE: agreed} if agreed else {}, reference=TWO)
+        return [line for line in found.warnings if line.startswith("the winner's answers")]
+
+    assert loss(Agreed(ONE, 0.9989, 300, "cosine")) == [
+        f"the winner's answers agree only 0.9989 with those of {TWO}; the spec allows it"
+    ]
+    assert loss(Agreed(ONE, 0.999, 300, "cosine")) == []
+    assert loss(None) == []
+    assert loss(Agreed(ONE, failure="died")) == ["the winner's answers could not be judged: died; the spec allows it"]
+
+
+def test_an_agreement_is_reported_with_whom_it_was_measured_on() -> None:
+    agreed = {ONE: Agreed(TWO, 0.9, 321, "top-1")}
+    found = told(PROVEN, ONE, TWO, agreed=agreed, reference=FOUR).candidate(ONE).agreement
+    assert found is not None
+    assert (found.value, found.inputs, found.statistic, found.reference, found.measured_on) == (0.9, 321, "top-1", FOUR, TWO)
+    assert (found.met, found.failure) == (True, "")
+
+
+# The document.
+
+
+def test_the_document_says_what_was_asked_and_spent() -> None:
+    found = told(PROVEN, ONE, TWO, spec=example_spec(target_rps=900))
+    assert (found.created_at, found.source, found.model) == ("2026-08-01T12:00:00+00:00", "example.yaml", "adder")
+    assert (found.slo, found.limit_ms, found.required_share) == ("p99<50ms", 50, 0.99)
+    assert (found.target_rps, found.headroom, found.launcher, found.machine) == (900, 0.7, "local", "a machine")
+    assert (found.seconds_spent, found.seconds_budget, found.usd_spent) == (60, 1800, 0)
+    assert told(PROVEN, ONE, TWO, paid=True).usd_spent == 0.5
+    assert found.configuration == usual_spec().candidates[0].document
+
+
+def test_a_document_of_another_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(to_json(replace(told(PROVEN, ONE, TWO), schema="loadtest.recommendation/0")))
+    with pytest.raises(
+        UsageError, match=r"old\.json: schema 'loadtest\.recommendation/0', expected 'loadtest\.recommendation/1'"
+    ):
+        read(path)
+    with pytest.raises(UsageError, match=r"none\.json: is no result of `loadtest recommend`"):
+        read(tmp_path / "none.json")

@@ -59,7 +59,7 @@ _OF_LOADTEST = {
     "prices": "prices_command prices",
     "profiling": "profiling",
     "ranking": "ranking golden search search_limits",
-    "recommendation": "recommendation recommendation_figures recommendation_agreement outputs golden",
+    "recommendation": "recommendation_figures recommendation recommendation_agreement outputs golden",
     "search": "search search_rules search_answers search_agreement search_limits",
     "simulator": "simulator",
     "spec": "spec spec_details spec_agreement",

@@ -145,6 +145,11 @@ def test_who_held_nowhere_peaks_below_by_what_was_missed() -> None:
     assert found.mean() == pytest.approx(math.log(200), abs=0.005)  # half at least
 
 
+def test_one_request_is_evidence_too() -> None:
+    found = peaks(run("a", 400, "undecided", ((1, 1),)), run("a", 800, "fail", HALF))
+    assert found.mean() > math.log(500)
+
+
 def test_blocks_that_differ_leave_the_peak_in_doubt() -> None:
     # Of ten blocks with 98 or 100 of 100, 0.99 are seen in 62 % of the draws, as five good ones do.
     doubtful = run("a", 400, "undecided", (*(((100, 98),) * 5), *(((100, 100),) * 5)))

@@ -386,6 +386,8 @@ def test_nothing_is_sought_above_what_the_generator_can_offer() -> None:
     assert load(asked, known(asked, 1700, (500.0,), ceiling_rps=300.0)).rps == pytest.approx(0.92 * 300)
     ended = load(asked, known(asked, 1700, (500.0,), run("c0", 300, "pass"), ceiling_rps=300.0))
     assert (ended.purpose, ended.rps) == ("recovery", 240)  # an overload would be none
+    just = known(asked, 1700, (500.0,), run("c0", 240, "pass"), run("c0", 245, "fail", MISSED), ceiling_rps=300.0)
+    assert load(asked, just).purpose == "recovery"  # 300/s are no more than a peak that is kept to 0.8
     sought = load(asked, known(asked, 1700, (500.0,), run("c0", 295, "pass"), ceiling_rps=300.0))
     assert (sought.purpose, sought.rps) == ("peak", 300)
 

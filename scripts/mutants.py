@@ -67,7 +67,7 @@ _OF_LOADTEST = {
     "standing": "standing search search_rules search_agreement",
     "statistics": "statistics",
     "verdict": "verdict statistics",
-    "wording": "wording",
+    "wording": "wording outputs",
 }
 """Its pure modules, and the names of the test files that concern each."""
 

@@ -190,6 +190,14 @@ def test_a_run_that_ended_early_counts_until_then() -> None:
     assert (found.requests, found.excluded, found.sent_rps, found.asked_rps) == (999, 1, 100, 100)
 
 
+def test_a_run_that_ended_before_its_first_request_was_due_says_so() -> None:
+    found = run(until_s=0.0005)
+    assert (found.requests, found.excluded, found.sent_rps, len(found.blocks)) == (0, 0, 0, 1)
+    assert (found.generator.send_lag_p99_ms, found.generator.connection_wait_p99_ms) == (0, 0)
+    assert (found.verdict, found.attainment, found.latency.count, found.p99_interval_ms) == ("undecided", None, 0, (None, None))
+    assert "nothing can be said" in found.warnings[0]
+
+
 def test_a_closed_loop_asks_for_what_it_sent_and_has_no_fault_of_lag() -> None:
     found = run(users=4, lag_ms=dict.fromkeys(range(2500), 5.0))
     assert (found.asked_rps, found.sent_rps, found.valid) == (100, 100, True)
@@ -364,7 +372,11 @@ def test_lag_that_others_caused_is_borne_up_to_one_in_twenty_and_without_an_slo_
     assert often.machine is not None
     assert often.machine.disturbed
     assert not sent_late(2, replace(SPEC, slo=None)).valid
-    assert "send lag p99 5 ms is above 1 ms" in sent_late(2, kept_ms=0.0).reasons[0]
+    for spec in (SPEC, replace(SPEC, slo=None)):
+        alone = sent_late(2, spec, kept_ms=0.0)
+        assert alone.reasons[0].startswith("send lag p99 5 ms is above 1 ms")
+        assert alone.machine is not None
+        assert (len(alone.reasons), alone.machine.disturbed) == (1, False)
 
 
 def test_a_sequential_test_is_not_decided_by_what_other_work_did() -> None:

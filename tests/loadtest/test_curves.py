@@ -53,6 +53,16 @@ def test_a_queue_that_fills_is_no_cliff() -> None:
     assert cliff(points(*((1000 * busy, 10 / (1 - busy)) for busy in (0.1, 0.3, 0.5, 0.6)))) is None
 
 
+@pytest.mark.parametrize(("power", "jumps"), [(1.0, False), (2.5, False), (2.95, False), (3.05, True), (5.0, True)])
+def test_a_jump_is_steeper_than_the_third_power_of_the_rate(power: float, jumps: bool) -> None:
+    assert bool(cliff(points((100, 10), (150, 10 * 1.5**power)))) == jumps
+
+
+@pytest.mark.parametrize(("times", "jumps"), [(1.45, False), (1.55, True)])
+def test_a_jump_is_to_one_and_a_half_times_the_p99_at_least(times: float, jumps: bool) -> None:
+    assert bool(cliff(points((100, 10), (101, 10 * times)))) == jumps
+
+
 def test_without_a_run_above_there_is_no_cliff() -> None:
     assert cliff(points((100, 10))) is None
     assert cliff(()) is None

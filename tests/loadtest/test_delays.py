@@ -103,6 +103,13 @@ def test_what_was_taken_from_the_candidate_on_a_shared_core_was_not_taken_from_t
     assert generators((0,), (1, 6, 0, 10)) == [8, 4, 10, 0]
 
 
+def test_nothing_less_than_nothing_is_taken_from_the_generator() -> None:
+    times = np.array([1, 2], np.int64) * MS
+    stolen = recorded(side((0,), steal=(10, 0, 0, 0)), side((0,), wait=(10, 0, 0, 0)), late=[(0, 0, 10)])
+    delays = Delays.of(stolen, times, times + MS)
+    assert (delays.candidate_taken[0], delays.generator_taken.tolist()) == (10 * MS, [0, 0, 0, 0])
+
+
 def made(*, candidate_debt: Figures = NOTHING, generator_debt: Figures = NOTHING) -> Delays:
     none = np.zeros(len(candidate_debt))
     return Delays(recorded(side()), none, none, np.array(candidate_debt) * MS, np.array(generator_debt) * MS)

@@ -18,6 +18,7 @@ def test_a_run_counts_its_requests_and_how_many_met_the_slo() -> None:
 def test_without_a_target_rate_a_million_requests_are_what_is_minimised() -> None:
     asked = Question((CHEAP,), 0.99, 50.0, 600.0)
     assert asked.cost(CHEAP, 100.0) == pytest.approx(10.0)
+    assert asked.cost(CHEAP, 0.5) == pytest.approx(2000.0)
     assert asked.cost(CHEAP, 0.0) == math.inf
 
 
@@ -40,4 +41,7 @@ def test_measuring_is_paid_for_by_the_hour_of_whoever_runs() -> None:
     spent.add(Predicted("dear", 100.0, 5.0))  # nothing runs
     assert (spent.seconds, spent.usd) == (25, pytest.approx(0.11))
     spent.add(Measured("dear", "peak", 100.0, "pass", (), 20.0))
+    assert (spent.seconds, spent.usd) == (45, pytest.approx(0.31))
+    for free in (Agreed("cheap", failure="was not compared"), Profiled("g", failure="did not start"), Predicted("cheap", 0.0)):
+        spent.add(free)
     assert (spent.seconds, spent.usd) == (45, pytest.approx(0.31))

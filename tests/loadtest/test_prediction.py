@@ -68,6 +68,7 @@ def test_the_service_interpolates_in_rows_and_takes_the_next_larger_concurrency(
     service = MeasuredService((Timing(1, 1, 10), Timing(4, 1, 40), Timing(1, 4, 15), Timing(4, 4, 60)), max_rows=8)
     assert service.ms(2, 1) == pytest.approx(20)
     assert service.ms(8, 1) == pytest.approx(80)  # beyond the largest in proportion
+    assert service.ms(6, 1) == pytest.approx(60)
     assert service.ms(1, 2) == service.ms(1, 4) == service.ms(1, 9) == 15
 
 

@@ -208,6 +208,15 @@ def test_how_lengths_are_padded_is_taken_from_the_model(catalogue: Catalogue) ->
     assert parse_spec(changed(), catalogue, source="s").pad == ()
 
 
+@pytest.mark.parametrize(("at", "known"), [((16 << 20) - 14, False), (16 << 20, None)])
+def test_operators_are_looked_for_before_the_weights(tmp_path: Path, at: int, known: bool | None) -> None:
+    path = tmp_path / "m.onnx"
+    with path.open("wb") as file:
+        file.seek(at)
+        file.write(b"QuantizeLinear")
+    assert full_precision("onnxruntime", {"model": str(path)}) is known
+
+
 def test_threads_and_a_made_up_cost_change_no_answer_but_precision_does() -> None:
     fast = numerics_of("torch", {"model": "m:f", "precision": "fp32", "threads": 1})
     assert fast == numerics_of("torch", {"precision": "fp32", "model": "m:f", "threads": 2})

@@ -1,3 +1,6 @@
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 
 from loadtest import wording
@@ -14,6 +17,8 @@ from loadtest import wording
         (wording.usd(0.05348), "$0.0535"),
         (wording.usd(1890), "$1,890"),
         (wording.ms(48.04), "48.0 ms"),
+        (wording.ms(1.5), "1.50 ms"),
+        (wording.ms(1.0), "1.00 ms"),
         (wording.ms(0.02), "0.020 ms"),
         (wording.percent(0.0789), "7.9 %"),
         (wording.percent(0.19), "19 %"),
@@ -41,3 +46,27 @@ def test_an_estimated_probability_is_never_certain(probability: float, text: str
 
 def test_letters_go_on_after_z() -> None:
     assert [wording.letters(place) for place in (0, 1, 25, 26, 27, 701, 702)] == ["A", "B", "Z", "AA", "AB", "ZZ", "AAA"]
+
+
+@dataclass(frozen=True)
+class One:
+    name: str
+    instance_type: str
+    backend: str
+    settings: dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "told"),
+    [
+        ([("c7i", "torch", {"threads": 1}), ("c8g", "torch", {"threads": 1})], ["c7i", "c8g"]),
+        ([("c7i", "torch", {"threads": 1}), ("c7i", "onnx", {"threads": 2})], ["torch, threads 1", "onnx, threads 2"]),
+        ([("c7i", "torch", {"threads": 1}), ("c7i", "torch", {"threads": 1, "precision": "bf16"})], ["0", "1"]),  # one of none
+        ([("c7i", "torch", {}), ("c7i", "torch", {})], ["0", "1"]),  # what is told does not tell
+        ([("c7i", "a", {"n": 1}), ("c7i", "a", {"n": 1}), ("c8g", "a", {"n": 2})], ["0", "1", "2"]),
+    ],
+)
+def test_candidates_are_told_by_what_differs_and_by_name_where_that_does_not_tell(
+    candidates: list[tuple[str, str, dict[str, Any]]], told: list[str]
+) -> None:
+    assert wording.differences([One(str(n), *parts) for n, parts in enumerate(candidates)]) == told

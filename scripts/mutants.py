@@ -63,7 +63,7 @@ _OF_LOADTEST = {
     "search": "search search_rules search_answers search_agreement search_limits",
     "simulator": "simulator",
     "spec": "spec spec_details spec_agreement",
-    "stalls": "stalls delays",
+    "stalls": "stalls delays analysis",
     "standing": "standing search search_rules search_agreement",
     "statistics": "statistics",
     "verdict": "verdict statistics",

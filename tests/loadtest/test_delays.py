@@ -264,6 +264,7 @@ def test_a_stall_is_the_generators_as_far_as_it_did_not_send_and_was_not_kept_fr
     assert kept == Stall(0.03, 22, 18, 2, "machine")
     waited = late_by_20_ms(generator_taken=(9, 8, 0, 0), generator_wait=(9, 10, 10, 0))
     assert waited == Stall(0.03, 22, 8, 0, "server")  # on the same core
+    assert late_by_20_ms(generator_wait=(0, 10, 10, 10)) == Stall(0.03, 22, 0, 0, "server")
     unknown = late_by_20_ms(generator_taken=(9, 8, 4, 0), generator_wait=(-1, -1, -1, -1))
     assert unknown == Stall(0.03, 22, 12, 8, "machine")
     both = late_by_20_ms(generator_taken=(0, 5, 0, 0), candidate_taken=(9, 4, 3, 0))

@@ -76,6 +76,17 @@ def test_numbers_stand_on_the_right(prices: Prices) -> None:
     assert lone[5].endswith((" ", "† "))
 
 
+def test_each_price_stands_under_its_name(prices: Prices) -> None:
+    head = next(line for line in prices("list", "inf2")[1].splitlines() if "accelerator" in line)
+    assert re.split(r"\s*┃\s*", head.strip("┃ ")) == ["type", "vCPU", "GiB", "accelerator", "EC2", "spot", "SageMaker"]
+
+
+def test_an_unknown_price_hides_none_of_the_others(prices: Prices) -> None:
+    told = prices("show", "g7.2xlarge")[1]
+    assert row(told, "spot ")[1] == "unknown"
+    assert float(row(told, "sagemaker ")[1]) > 0
+
+
 def test_prices_that_are_unknown_estimated_stale_or_undated_are_marked(prices: Prices) -> None:
     told = prices("list")[1]
     assert row(told, "t3.medium ")[6] == "unknown"

@@ -166,6 +166,11 @@ def test_a_drift_at_the_start_is_cut_off_where_nothing_else_is_said() -> None:
     assert run(spec=spec, took_ms=slow).warmup_s == 3
     much = level | {row: 50 * noise[row] for row in range(900)}
     assert run(spec=spec, took_ms=much).warmup_s <= 5  # a fifth
+    # Of few that ended in the first ten seconds, and many slow ones behind them: still a fifth.
+    sparse = dict.fromkeys((row for row in range(1000) if row % 10), PENDING)
+    late = run(spec=spec, took_ms=level | {row: 50 * noise[row] for row in range(1250)}, status=sparse)
+    assert late.warmup_s == 5
+    assert run(spec=spec, status=dict.fromkeys(range(2500), PENDING)).steady
 
 
 def test_the_generator_is_described_by_all_its_processes() -> None:
@@ -204,6 +209,16 @@ def test_a_closed_loop_asks_for_what_it_sent_and_has_no_fault_of_lag() -> None:
     assert len(found.blocks) == 25
 
 
+def test_a_sender_without_time_to_spare_asks_for_less_than_the_target_might_answer() -> None:
+    def busy(share: float, users: int) -> list[str]:
+        warnings = run(users=users, reports=[replace(QUIET, busy=share), QUIET]).warnings
+        return [line for line in warnings if line.startswith("the process that sends was busy")]
+
+    assert busy(0.86, 4) == ["the process that sends was busy 86% of the time: the target may answer more than it can ask"]
+    assert busy(1.2, 4)[0].startswith("the process that sends was busy 100% of the time")
+    assert busy(0.85, 4) == busy(0.86, 0) == []
+
+
 def test_more_requests_are_needed_only_if_they_would_decide_every_objective() -> None:
     # 1.6 % of the requests take over 50 ms, in a few bursts.
     bursts = {row: 60.0 for start in range(0, 2500, 250) for row in range(start, start + 2)}
@@ -227,6 +242,9 @@ def test_what_the_server_counted_is_a_mean_per_request() -> None:
     idle = run(statistics=(before, replace(after, executions=60))).server
     assert idle is not None
     assert idle.rows_per_execution == 0
+    single = run(statistics=(before, replace(before, requests=101, queue_ns=before.queue_ns + MS))).server
+    assert single is not None
+    assert (single.requests, single.queue_ms) == (1, 1.0)
 
 
 def test_the_p99_has_an_interval_where_requests_can_tell() -> None:
@@ -386,6 +404,8 @@ def test_a_sequential_test_is_not_decided_by_what_other_work_did() -> None:
     assert decided(SPEC, log, blocks, 25, 0.95)
     assert not decided(SPEC, log, blocks, 25, 0.95, recording(others_ms=60))
     assert decided(SPEC, log, blocks, 25, 0.95, recording(others_ms=20))  # which changes nothing
+    near = log_of(intended, took_ms=dict.fromkeys(range(0, 2500, 100), 130.0))
+    assert not decided(SPEC, near, blocks, 25, 0.95)  # just what may miss
     fine = log_of(intended)
     assert decided(SPEC, fine, blocks, 25, 0.95, recording(others_ms=60))
 

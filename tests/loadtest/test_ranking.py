@@ -117,6 +117,12 @@ def test_what_nothing_brackets_is_spread_by_the_usual_error_of_predictions(runs:
     assert found.std() == pytest.approx(0.075, rel=0.1)
 
 
+def test_less_than_a_request_a_second_is_spread_as_well() -> None:
+    assert peaks(predicted=0.5).mean() == pytest.approx(math.log(0.5), abs=0.01)
+    found = peaks(*bracket("a", 1.5, 3.0))
+    assert found.mean() == pytest.approx((math.log(1.5) + math.log(3)) / 2, abs=0.02)
+
+
 def test_any_place_in_the_bracket_is_as_likely() -> None:
     low, high = math.log(400), math.log(800)
     found = peaks(*bracket("a", 400, 800))
@@ -131,7 +137,7 @@ def test_the_order_of_runs_does_not_matter() -> None:
 
 
 def test_another_run_may_differ_by_two_percent_though_the_blocks_are_alike() -> None:
-    held = peaks(run("a", 400, "pass", ALL), run("a", 450, "pass", ALL))
+    held = peaks(run("a", 400, "pass", ALL), run("a", 420, "pass", ALL), run("a", 450, "pass", ALL))
     assert held.mean() == pytest.approx(math.log(450), abs=0.005)
     assert held.std() == pytest.approx(0.02, rel=0.1)
 

@@ -197,3 +197,9 @@ def test_a_candidates_agreement_is_its_first_percentile_and_one_it_has() -> None
     assert of_all([0.5] * 3 + [1.0] * 297) == 0.5
     assert of_all([0.5] * 2 + [0.9] + [1.0] * 297) == 0.9
     assert of_all([0.5] * 2 + [1.0] * 298) == 1.0
+
+
+def test_nothing_agrees_with_itself_by_more_than_1() -> None:
+    rows = np.random.default_rng(0).normal(size=(1000, 7))
+    assert cosine(rows, rows).max() <= 1.0
+    assert cosine(rows, -rows).min() >= -1.0

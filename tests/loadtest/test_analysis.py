@@ -185,6 +185,8 @@ def test_the_generator_is_described_by_all_its_processes() -> None:
     assert (own.cpu_cores, own.connections, own.processes, own.loop_lag_p99_ms) == (pytest.approx(0.7), 7, 3, 0.3)
     assert (own.send_lag_p50_ms, own.send_lag_p99_ms, own.send_lag_limit_ms) == (0, pytest.approx(0.9), 1)
     assert own.connection_wait_p99_ms == pytest.approx(4)
+    rising = run(lag_ms={row: 0.9 * row / 2499 for row in range(2500)}).generator
+    assert (rising.send_lag_p50_ms, rising.send_lag_p99_ms) == (pytest.approx(0.45, abs=1e-4), pytest.approx(0.891, abs=1e-4))
     assert found.error_samples == {"http 503": "one", "timeout": "two"}
     assert found.valid
 
@@ -375,8 +377,8 @@ def test_a_small_debt_explains_no_failure_and_next_to_none_no_delay() -> None:
 
 
 def test_lag_that_others_caused_is_borne_up_to_one_in_twenty_and_without_an_slo_not_at_all() -> None:
-    def sent_late(count: int, spec: LoadSpec = SPEC, kept_ms: float = 30.0) -> RunResult:
-        return run(spec=spec, recording=recording(generator_ms=kept_ms), lag_ms=dict.fromkeys(late_rows(count), 5.0))
+    def sent_late(count: int, spec: LoadSpec = SPEC, kept_ms: float = 30.0, lag_ms: float = 5.0) -> RunResult:
+        return run(spec=spec, recording=recording(generator_ms=kept_ms), lag_ms=dict.fromkeys(late_rows(count), lag_ms))
 
     borne = sent_late(5)
     assert borne.generator.send_lag_p99_ms == 5
@@ -389,6 +391,8 @@ def test_lag_that_others_caused_is_borne_up_to_one_in_twenty_and_without_an_slo_
     )
     assert often.machine is not None
     assert often.machine.disturbed
+    assert "6.0% of the requests were sent over 1 ms late" in sent_late(6, lag_ms=30.9).reasons[0]  # 0.9 ms are its own
+    assert sent_late(6, lag_ms=31.1).reasons[0].startswith("send lag p99 31.1 ms is above 1 ms")
     assert not sent_late(2, replace(SPEC, slo=None)).valid
     for spec in (SPEC, replace(SPEC, slo=None)):
         alone = sent_late(2, spec, kept_ms=0.0)

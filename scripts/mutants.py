@@ -42,7 +42,6 @@ EQUIVALENT = ROOT / "scripts" / "equivalent_mutants.txt"
 _OF_LOADTEST = {
     "agreement": "agreement",
     "analysis": "analysis warnings validity stalls results generator",
-    "answers": "answers",
     "catalogue": "catalogue prices",
     "compare": "compare",
     "comparison": "comparison compare",
@@ -50,7 +49,7 @@ _OF_LOADTEST = {
     "curves": "curves recommendation",
     "events": "events search search_rules",
     "fleet": "fleet",
-    "headline": "outputs recommendation recommendation_agreement",
+    "headline": "outputs recommendation_figures recommendation recommendation_agreement",
     "live_prices": "prices_command prices",
     "numerics": "spec_agreement",
     "patterns": "patterns",

@@ -21,6 +21,10 @@ def test_a_curve_has_the_valid_runs_rate_ascending() -> None:
     assert [point.offered_rps for point in curve(runs)] == [100, 300, 400]
 
 
+def test_a_run_without_a_p99_is_no_point_and_the_quickest_is() -> None:
+    assert [point.p99_ms for point in curve([run(100, 0.0), run(200, 0.01)])] == [0.01]
+
+
 def test_a_rate_measured_again_counts_by_its_last_run() -> None:
     assert [point.p99_ms for point in curve([run(100, 80), run(100, 10)])] == [10]
 

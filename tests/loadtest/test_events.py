@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from loadtest.events import Agreed, Entrant, Measured, Predicted, Profiled, Question, Spent
+from loadtest.events import Agreed, Entrant, Measured, Predicted, Profiled, Question, Spent, Timing
 
 CHEAP, DEAR = Entrant("cheap", "g", 3.6, 1, 8), Entrant("dear", "g", 36.0, 4, 8)
 
@@ -13,6 +13,28 @@ def test_a_run_counts_its_requests_and_how_many_met_the_slo() -> None:
     found = Measured("c", "peak", 100.0, "undecided", ((100, 99), (300, 201)), 10.0)
     assert (found.requests, found.attainment) == (400, 0.75)
     assert Measured("c", "peak", 100.0, "undecided", (), 10.0).attainment is None
+
+
+def test_what_was_not_measured_is_nothing_or_not_known() -> None:
+    bare = Measured("c", "peak", 100.0, "undecided", (), 10.0)
+    figures = ("p50", "p95", "p99", "mean", "p99_low", "p99_high", "reference")
+    assert {getattr(bare, f"{name}_ms") for name in figures} == {0.0}
+    assert (bare.goodput_rps, bare.error_rate, bare.start_s, bare.slowdown, bare.batch_rows, bare.notes) == (0, 0, 0, 1, {}, ())
+    unknown = (bare.queue_ms, bare.compute_ms, bare.overhead_ms, bare.cpu_percent, bare.memory_percent)
+    assert unknown == (None,) * 5
+    assert (bare.valid, bare.failure, bare.disturbed) == (True, "", False)
+    profiled = Profiled("g")
+    assert (profiled.timings, profiled.overhead_ms, profiled.seconds, profiled.reference_ms, profiled.start_s) == (
+        (),
+        0,
+        0,
+        0,
+        0,
+    )
+    assert (profiled.failure, profiled.saturated_rps, profiled.disturbed) == ("", None, False)
+    predicted = Predicted("c", 5.0)
+    assert (predicted.seconds, predicted.why, predicted.ceiling_rps, predicted.disturbed) == (0, "", None, False)
+    assert Timing(1, 1, 5.0).spread == 0
 
 
 def test_without_a_target_rate_a_million_requests_are_what_is_minimised() -> None:
@@ -42,6 +64,8 @@ def test_measuring_is_paid_for_by_the_hour_of_whoever_runs() -> None:
     assert (spent.seconds, spent.usd) == (25, pytest.approx(0.11))
     spent.add(Measured("dear", "peak", 100.0, "pass", (), 20.0))
     assert (spent.seconds, spent.usd) == (45, pytest.approx(0.31))
-    for free in (Agreed("cheap", failure="was not compared"), Profiled("g", failure="did not start"), Predicted("cheap", 0.0)):
+    nothing = Agreed("cheap", failure="was not compared")
+    assert (nothing.agreement, nothing.inputs, nothing.statistic) == (None, 0, "")
+    for free in (nothing, Profiled("g", failure="did not start"), Predicted("cheap", 0.0)):
         spent.add(free)
     assert (spent.seconds, spent.usd) == (45, pytest.approx(0.31))

@@ -262,6 +262,7 @@ def test_of_visits_that_differ_much_a_third_tells_which_was_disturbed() -> None:
     assert changing(90, 10, 16, 11).timings[0].ms == 10.5
     assert changing(90, 10, 16, 15).timings[0].ms == 15.5
     assert changing(90, 16, 10, 17).timings[0].ms == 16.5
+    assert changing(90, 10, 21, 20).timings[0].ms == 20.5
 
 
 def test_the_scatter_is_taken_from_where_nine_in_ten_are() -> None:

@@ -271,6 +271,14 @@ def test_a_fleet_is_of_proven_rates_unless_none_is() -> None:
     assert told(broken, ONE).fleets[-1].counts.keys() == {ONE}
 
 
+def test_the_answer_says_what_a_month_of_the_fleet_costs_where_a_rate_was_asked() -> None:
+    found = told(PROVEN, ONE, TWO, spec=example_spec(target_rps=500))
+    assert "; $130 a month for 500/s: 2 × A, loaded to 70 %; " in found.answer
+    assert "a month" not in told(PROVEN, ONE, TWO).answer
+    nobody_can = {**example_spec_document(), "max_count": 1}
+    assert "a month" not in told(PROVEN, ONE, TWO, spec=example_spec(target_rps=5000, candidates=[nobody_can])).answer
+
+
 def test_the_fleet_for_the_target_rate_keeps_to_what_can_be_had() -> None:
     few = {**example_spec_document(), "max_count": 2}
     spec = example_spec(target_rps=900, candidates=[few])

@@ -244,6 +244,27 @@ def test_the_margin_and_the_price_that_flips_are_those_of_the_claims() -> None:
     assert (nobody.autoscaling_invocations_per_minute, nobody.configuration) == (None, {})
 
 
+def test_the_answer_sets_the_runner_up_against_the_winner() -> None:
+    answer = told(BRACKETS, ONE, TWO).answer
+    assert "; 33 % more is what B, the runner-up, costs at 300/s; " in answer
+    assert "; $0.119 an hour of A is where B becomes the cheaper; " in answer
+    assert "is the chance that none costs less than A" in answer
+    cheaper = {ONE: BRACKETS[ONE], TWO: [run(TWO, 460, "undecided"), run(TWO, 480, "fail", MISSED)]}
+    answer = told(cheaper, ONE, TWO).answer
+    assert "; 13 % less is what B, the runner-up, costs at 460/s, which is not proven; " in answer
+    assert "becomes the cheaper" not in answer
+    near = {ONE: BRACKETS[ONE], TWO: [run(TWO, 390), run(TWO, 410, "fail", MISSED)]}
+    assert "; the same is what B, the runner-up, costs, within what was measured; " in told(near, ONE, TWO).answer
+    assert "runner-up" not in told(BRACKETS, ONE).answer
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(1, 1), (60, 1), (61, 2), (120, 2), (120.5, 3)])
+def test_what_a_proof_would_take_is_told_in_whole_minutes(seconds: float, minutes: int) -> None:
+    found = told({ONE: [run(ONE, 400, "undecided")]}, ONE, needed_seconds=seconds)
+    assert found.command.endswith(f" --resume --budget-minutes {minutes}")
+    assert found.needed == f"needs about {minutes} more minute{'s' if minutes > 1 else ''}"
+
+
 def test_what_the_decisive_run_says_of_itself_is_a_note() -> None:
     noted = {ONE: [run(ONE, 400, notes=("blocks are short",)), run(ONE, 380, notes=("another",))]}
     found = told(noted, ONE, notes=("the first",))

@@ -240,4 +240,5 @@ def test_precision_is_known_from_settings_the_record_of_the_build_or_the_operato
     assert full_precision("torch", {"model": "m:f", "precision": "bf16"}) is False
     assert full_precision("torch", {"model": "m.pt2"}) is None
     assert full_precision("python", {"model": "m:C"}) is None
+    assert full_precision("synthetic", {"output": "echo"}) is True
     assert full_precision("onnxruntime", {"model": "none.onnx"}) is None

@@ -26,6 +26,7 @@ from loadtest import wording
         (wording.attained(1.0), "100.00 %"),
         (wording.clock(133), "02:13"),
         (wording.clock(6000), "100:00"),
+        (wording.minutes(60), "1 minute"),
         (wording.minutes(61), "2 minutes"),
         (wording.minutes(5, "more "), "1 more minute"),
         (wording.slo_in_words("p99<50ms,errors<0.1%"), "p99 under 50 ms and errors under 0.1 %"),

@@ -101,7 +101,7 @@ def test_fetched_prices_are_used_for_a_day_and_spot_for_five_minutes(session: An
     on_demand = ec2_price(stubbed_pricing(session, "AmazonEC2", EC2_FILTERS, [product("0.09")]), "c7i.large", "us-east-1", NOW)
     spot = spot_price(spot_history(session, [("us-east-1a", "0.03", 1)]), "c7i.large", "us-east-1", NOW)
     write_cache(cache, [on_demand, spot], NOW)
-    soon, later, tomorrow = (NOW + datetime.timedelta(minutes=minutes) for minutes in (4, 6, 24 * 60 + 1))
+    soon, later, tomorrow = (NOW + datetime.timedelta(minutes=minutes) for minutes in (4.9, 5.1, 24 * 60 + 1))
     assert read_cache(cache, soon) == [on_demand, spot]
     assert read_cache(cache, later) == [on_demand]
     assert current_catalogue(later, cache=cache).price("c7i.large", "ec2").usd_per_hour == 0.09

@@ -50,6 +50,7 @@ def test_a_plan_names_candidates_prices_and_time_and_starts_nothing(tmp_path: Pa
     assert "Costs nothing" in told
 
 
+@pytest.mark.slow
 def test_a_plan_tells_of_the_comparison_of_answers_and_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     backend = {"kind": "synthetic", "fixed_ms": 4, "row_ms": 1}
     exact, fast = (

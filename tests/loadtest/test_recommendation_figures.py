@@ -292,6 +292,7 @@ def test_a_fleet_is_of_proven_rates_unless_none_is() -> None:
     assert told(broken, ONE).fleets[-1].counts.keys() == {ONE}
 
 
+@pytest.mark.slow
 def test_the_answer_says_what_a_month_of_the_fleet_costs_where_a_rate_was_asked() -> None:
     found = told(PROVEN, ONE, TWO, spec=example_spec(target_rps=500))
     assert "; $130 a month for 500/s: 2 × A, loaded to 70 %; " in found.answer

@@ -204,6 +204,12 @@ def test_a_debt_ends_where_as_few_wait_as_in_the_best_tenth() -> None:
     assert (delays.candidate_debt[3:10] / MS).tolist() == [0, 10, 10, 10, 10, 10, 0]  # seen in the period after
 
 
+def test_a_recording_of_one_period_has_its_debt() -> None:
+    one = recorded(side(cpu=(0,), wait=(10,), others=(10,), steal=(0,)))
+    times = np.array([1, 2], np.int64) * MS
+    assert (Delays.of(one, times, times + MS).candidate_debt / MS).tolist() == [10]
+
+
 def steps(count: int, every_ms: float, took_ms: float) -> tuple[np.ndarray, np.ndarray]:
     intended = (np.arange(count) * every_ms * MS).astype(np.int64)
     return intended, intended + int(took_ms * MS)
@@ -287,6 +293,7 @@ def test_steal_belongs_to_the_period_that_ends_when_it_is_told() -> None:
     reader.feed(["T 500 0:1 1:1", *(f"S {moment} 0 0 0 0 0 0 0" for moment in (1000, 2000, 3000))])
     reader.feed(["T 2000 0:2 1:0", "T 2001 0:0 1:3 2:4 3:9", "T 9000 0:5"])
     found = reader.recording()
+    assert (found.candidate.cores, found.generator.cores) == ((0,), (1, 2))
     assert found.candidate.steal.tolist() == [30_000_000, 50_000_000]
     assert found.generator.steal.tolist() == [10_000_000, 70_000_000]
 

@@ -258,6 +258,14 @@ def test_the_answer_sets_the_runner_up_against_the_winner() -> None:
     assert "runner-up" not in told(BRACKETS, ONE).answer
 
 
+def test_the_answer_begins_with_the_rate_what_was_seen_there_and_what_it_costs() -> None:
+    proven, at_rate = "400/s kept p99 under 50 ms, proven at 95 % confidence", "20.0 ms p99 at that rate; $0.0620 per million"
+    assert f" {proven}; the highest that was tried; {at_rate} requests at that rate; " in told(PROVEN, ONE, TWO).answer
+    assert f" {proven}; {at_rate} requests at that rate; " in told(BRACKETS, ONE, TWO).answer
+    held = told({ONE: [run(ONE, 400, "undecided")]}, ONE).answer
+    assert " 400/s kept p99 under 50 ms while it was measured, not proven; the highest that was tried; 20.0 ms p99" in held
+
+
 @pytest.mark.parametrize(("seconds", "minutes"), [(1, 1), (60, 1), (61, 2), (120, 2), (120.5, 3)])
 def test_what_a_proof_would_take_is_told_in_whole_minutes(seconds: float, minutes: int) -> None:
     found = told({ONE: [run(ONE, 400, "undecided")]}, ONE, needed_seconds=seconds)

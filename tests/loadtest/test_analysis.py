@@ -40,6 +40,7 @@ def test_blocks_are_ten_limits_and_200_requests_long_where_the_run_allows_25_of_
     assert grid(10) == (0.4, 1, 25)
     assert grid(25.9) == (1.036, 1, 25)
     assert grid(1000) == (5, 1, 200)
+    assert grid(60, 0.5)[:2] == (2.4, 400)
     assert grid(25, 0)[2] == 25  # nothing was sent
 
 
@@ -290,6 +291,16 @@ def test_what_other_work_did_is_told_in_shares_of_the_measured_time() -> None:
     assert found.others == (("backup", 0.2), ("editor", 0.04), ("cron", 0.01))
     assert (found.steal_share, found.longest_hiccup_ms, found.meter_cores) == (0, 0, pytest.approx(0.01))
     assert (found.marked, found.marked_share, found.without_marked, found.disturbed) == (0, 0, "pass", False)
+
+
+def test_what_other_work_did_in_the_warm_up_is_not_told_of_the_measured_time() -> None:
+    hit = recording(others_ms=20)
+    early = np.where(np.arange(250) < 50, hit.candidate.others, 0)
+    found = run(
+        recording=replace(hit, candidate=replace(hit.candidate, others=early)), spec=replace(SPEC, warmup_s=5.0), until_s=24.0
+    ).machine
+    assert found is not None
+    assert found.taken_share == 0
 
 
 def test_steal_is_a_share_of_the_cores_that_are_watched() -> None:

@@ -153,6 +153,7 @@ def test_the_fixed_part_of_a_batch_weighs_each_size_by_its_share() -> None:
         ((Timing(1, 1, 10.0), Timing(2, 1, 9.0)), 0.0),  # nor where more rows take less
         ((Timing(1, 1, 10.0), Timing(2, 1, 25.0)), 0.0),  # it is no less than nothing
         ((Timing(1, 1, 10.0), Timing(2, 1, 12.0)), 8.0),
+        ((Timing(1, 1, 10.0), Timing(2, 1, 10.5)), 9.5),
     ],
 )
 def test_the_fixed_part_is_between_nothing_and_the_least_time(timings: tuple[Timing, ...], fixed_ms: float) -> None:

@@ -28,7 +28,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def prices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> "Prices":
-    return Prices(tmp_path / "cache.json", capsys)
+    return Prices(tmp_path / "not" / "yet" / "cache.json", capsys)
 
 
 class Prices:
@@ -235,7 +235,10 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
 def test_what_aws_asks_today_is_fetched_and_shown_from_then_on(aws: Aws, prices: Prices, tmp_path: Path) -> None:
     aws.on_demand, aws.hosting, aws.spot = {"c7i.large": "0.1234"}, {"c7i.large": "0.2345"}, {"c7i.large": "0.0345"}
     code, told, _ = prices("refresh", "ml.c7i.large")
-    assert (code, told.replace("\n", "")) == (ExitCode.MET, f"3 prices of us-east-1 fetched into {tmp_path / 'cache.json'}")
+    assert (code, told.replace("\n", "")) == (
+        ExitCode.MET,
+        f"3 prices of us-east-1 fetched into {tmp_path / 'not' / 'yet' / 'cache.json'}",
+    )
     assert aws.asked == [
         ("us-east-1", "AmazonEC2 in us-east-1", "c7i.large"),
         ("us-east-1", "AmazonSageMaker in us-east-1", "c7i.large"),

@@ -125,7 +125,8 @@ def test_the_lengths_that_are_padded_to_what_is_nearest_to_the_mean_are_typical(
 
 def test_lengths_are_drawn_as_often_as_they_are_and_the_same_by_one_seed() -> None:
     lengths = mixed(10, 60, 60, 60)
-    drawn = [lengths.drawn(3)(index)["x"].shape for index in range(4096)]
+    first = lengths.drawn(3)
+    drawn = [first(index)["x"].shape for index in range(4096)]
     assert set(drawn) == {(1, 10), (1, 60)}
     assert drawn.count((1, 10)) / 4096 == pytest.approx(0.25, abs=0.03)
     again, other = lengths.drawn(3), lengths.drawn(4)

@@ -245,6 +245,7 @@ def enter_copy(parent: str) -> None:
             shutil.copy2(ROOT / name, copy / name)
     os.chdir(copy)
     os.environ["PYTHONPATH"] = str(copy)
+    os.environ["HOME"] = str(copy)  # what a change makes of a user's own files (prices, caches) goes with the copy
     os.nice(10)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     subprocess.run([PYTHON, "-m", "compileall", "-q", "backends", "gateway", "loadtest", "tests"], check=False)

@@ -11,7 +11,7 @@ UNAVAILABLE, whatever is raised meanwhile.
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -122,10 +122,19 @@ class Repository:
             self._models.setdefault(model.name, {})[model.version] = ServedModel(model, wanted=model.load_at_start)
 
     async def start(self) -> None:
-        """Load what is to be loaded at start. Raises: GatewayError, of the first model that fails."""
+        """Load what is to be loaded at start. Raises: GatewayError, that names every model that fails."""
+        failed: list[GatewayError] = []
         for served in self._all():
             if served.wanted:
-                await self._load(served)
+                try:
+                    await self._load(served)
+                except GatewayError as exc:
+                    failed.append(exc)
+                    if self._loads_ended:
+                        break
+                    log.warning("%s; the other models are loaded, to name all that fail", exc.message)
+        if failed:
+            raise _together(failed)
 
     def end_loads(self) -> None:
         """Refuse loads from now on, and break off those under way: who waits for one is told, and what was opened is closed."""
@@ -307,8 +316,8 @@ class Repository:
             raise error.with_traceback(None)  # several may raise it
 
     async def _carry_out(self, name: str, loaded: bool) -> GatewayError | None:
-        """Change every version, also where one fails; gives the first error."""
-        first: GatewayError | None = None
+        """Change every version, also where one fails; gives what they met."""
+        failed: list[GatewayError] = []
         try:
             async with self._turn:
                 for served in self._models[name].values():
@@ -316,14 +325,14 @@ class Repository:
                     try:
                         await (self._load(served) if loaded else self._unload(served))
                     except GatewayError as exc:
-                        first = first or exc
+                        failed.append(exc)
                     except Exception:  # a fault of ours must still be an answer, and leave the other versions alone
                         log.exception("model %s version %s", name, served.version)
-                        first = first or InternalError("internal error")
+                        failed.append(InternalError("internal error"))
         finally:
             if self._changes[name].task is asyncio.current_task():
                 del self._changes[name]
-        return first
+        return _together(failed) if failed else None
 
     async def _load(self, served: ServedModel) -> None:
         if self._loads_ended:
@@ -433,3 +442,10 @@ class Repository:
 
     def _serves(self, served: ServedModel) -> bool:
         return served.state == "READY" and any(lane.available for lane in served.lanes)
+
+
+def _together(failed: Sequence[GatewayError]) -> GatewayError:
+    """One error that says what each says, a line each."""
+    if len(failed) == 1:
+        return failed[0]
+    return BackendFailed("\n".join(dict.fromkeys(error.message for error in failed)))

@@ -251,9 +251,7 @@ def _deployed(app: serve.Application, config: Config, head: _Head) -> Iterator[D
             ingress = serve.run(app, name=name, route_prefix=None)
         except RuntimeError as exc:  # Serve's, with the reason in the status
             deployments = serve.status().applications[name].deployments
-            faults = [
-                f"{key}: {_last_line(deployment.message)}" for key, deployment in deployments.items() if deployment.message
-            ]
+            faults = [f"{key}: {_failure(deployment.message)}" for key, deployment in deployments.items() if deployment.message]
             raise InternalError("\n".join(["the application did not start", *faults])) from exc
         yield ingress
     finally:
@@ -275,6 +273,7 @@ def _drain(ingress: DeploymentHandle[Any], server: Server) -> None:
             call.result(timeout_s=2 * server.drain_timeout_s)
 
 
-def _last_line(message: str) -> str:
-    """What went wrong, of a message that may end in a traceback."""
-    return message.strip().rpartition("\n")[2]
+def _failure(message: str) -> str:
+    """What went wrong, of a message that may end in a traceback: an error of ours with all its lines, else the last line."""
+    ours = list(re.finditer(r"^gateway\.[\w.]+: ", message, re.MULTILINE))
+    return message[ours[-1].end() :].strip() if ours else message.strip().rpartition("\n")[2]

@@ -101,6 +101,36 @@ def test_a_model_that_fails_to_load_at_start_stops_the_start_with_its_words(tmp_
         with_repository(tmp_path, main, text)
 
 
+def test_every_model_that_fails_to_load_at_start_is_named(tmp_path: Path) -> None:
+    broken = "backends: [{kind: synthetic, fail_opens: 1}]"
+    text = f"""models:
+  - {{name: a, {broken}}}
+  - {{name: well, backends: [{{kind: synthetic}}]}}
+  - {{name: b, {broken}}}
+  - {{name: b, version: "2", {broken}}}"""
+
+    async def main(repository: Repository) -> None:
+        raise AssertionError("started")
+
+    with pytest.raises(BackendFailed) as failed:
+        with_repository(tmp_path, main, text)
+    named = [line.partition(": ")[0] for line in failed.value.message.splitlines()]
+    assert named == [f"failed to load {name} version {version}" for name, version in (("'a'", 1), ("'b'", 1), ("'b'", 2))]
+
+
+def test_every_version_that_a_client_cannot_load_is_named(tmp_path: Path) -> None:
+    text = """server: {model_control: true}
+models:
+  - {name: b, load_at_start: false, backends: [{kind: synthetic, fail_opens: 1}]}
+  - {name: b, version: "2", load_at_start: false, backends: [{kind: synthetic, fail_opens: 1}]}"""
+
+    async def main(repository: Repository) -> None:
+        with pytest.raises(BackendFailed, match=r"'b' version 1: .*\n.*'b' version 2: "):
+            await repository.load("b", {})
+
+    with_repository(tmp_path, main, text)
+
+
 def test_load_and_unload_change_what_is_ready(tmp_path: Path) -> None:
     async def main(repository: Repository) -> None:
         assert repository.ready()

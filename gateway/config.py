@@ -1,22 +1,25 @@
 """The one configuration object: a YAML file, read and validated once, passed down from there.
 
-Every key with its meaning and default stands in configs/gateway.yaml. An error names the file, the key path, the value, what
-was expected, and for an unknown key the nearest one that exists.
+Every key with its meaning and default stands in configs/gateway.yaml. How faults are told: `gateway.documents`. What can only
+be seen beside the file, such as whether a model's file is there: `gateway.check`.
 """
 
-import difflib
+import ipaddress
 import re
 import unicodedata
+from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
-from gateway.errors import ConfigError
+from gateway.documents.faults import Refused, Unfit, did_you_mean
+from gateway.documents.reader import Document, read
+from gateway.documents.validation import validated
 
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -30,23 +33,37 @@ def _name(value: object, *, most: int) -> object:
         return value  # which pydantic refuses
     unfit = any(char == "/" or unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in value)
     if unfit or not 0 < len(value) <= most:
-        raise ValueError(f"expected 1 to {most} characters, none of them '/' or a control character")
+        raise Unfit(expected=f"1 to {most} characters, none of them '/' or a control character")
     return value
 
 
 def _version(value: object) -> object:
     if not isinstance(value, str) or not re.fullmatch("[0-9]{1,18}", value):
-        raise ValueError("expected a number of 1 to 18 digits, in quotes")
+        plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18
+        raise Unfit(expected="a number of 1 to 18 digits, in quotes", remedy=f'write `version: "{value}"`' if plain else "")
     return value
 
 
+def _host(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        if not re.fullmatch(r"[\w.-]+", value):
+            remedy = "the ports are http_port and grpc_port" if re.search(r":\d+$", value) else ""
+            raise Unfit(expected="an address such as 127.0.0.1, or a name", remedy=remedy) from None
+    return value
+
+
+Host = Annotated[str, BeforeValidator(_host)]
 ModelName = Annotated[str, BeforeValidator(partial(_name, most=128))]
 BackendName = Annotated[str, BeforeValidator(partial(_name, most=48))]
 Version = Annotated[str, BeforeValidator(_version)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Limits(_Strict):
@@ -67,7 +84,7 @@ class Limits(_Strict):
 class Server(_Strict):
     """The listeners and the processes that own them."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     http_port: Port | None = 8000  # None: no such listener; 0: any free port
     grpc_port: Port | None = 8001
     ingress_replicas: int = Field(default=1, ge=1, le=64)
@@ -79,6 +96,12 @@ class Server(_Strict):
     system_shared_memory: bool = True
     model_control: bool = False  # repository load and unload by clients
     limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if self.http_port and self.http_port == self.grpc_port:
+            raise Unfit("http_port has it too", expected="another port", remedy="0 is any free one", at=("grpc_port",))
+        return self
 
 
 class Autoscaling(_Strict):
@@ -93,8 +116,16 @@ class Autoscaling(_Strict):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min_replicas > self.max_replicas:
-            raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
+            raise Unfit(f"above max_replicas, {self.max_replicas}", remedy="raise that, or lower this", at=("min_replicas",))
         return self
+
+
+# What numpy, PyTorch and others call the datatypes -> what the protocol does.
+_NAMES_ELSEWHERE: Final = {
+    **{dtype.name: name for name, dtype in NUMPY.items()},
+    "float": "FP32", "half": "FP16", "double": "FP64", "long": "INT64", "int": "INT32", "short": "INT16",
+    "str": "BYTES", "string": "BYTES", "text": "BYTES", "object": "BYTES", "bool_": "BOOL", "boolean": "BOOL",
+}  # fmt: skip
 
 
 class Tensor(_Strict):
@@ -110,7 +141,8 @@ class Tensor(_Strict):
     @classmethod
     def _known(cls, value: str) -> str:
         if value not in NUMPY:
-            raise ValueError(f"unknown datatype, expected one of {', '.join(NUMPY)}")
+            meant = _NAMES_ELSEWHERE.get(value.lower().removeprefix("type_"), value)
+            raise Unfit("unknown datatype", expected=f"one of {', '.join(NUMPY)}", remedy=did_you_mean(meant, NUMPY))
         return value
 
 
@@ -121,7 +153,7 @@ class Ragged(_Strict):
     crop: outputs whose axis 1 is the padded one and is cut back to each request's own length.
     """
 
-    pad: dict[str, float] = Field(min_length=1)
+    pad: dict[str, Annotated[float, Field(allow_inf_nan=True)]] = Field(min_length=1)
     buckets: tuple[Rows, ...] = ()
     crop: tuple[str, ...] = ()
 
@@ -129,7 +161,7 @@ class Ragged(_Strict):
     @classmethod
     def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if list(value) != sorted(set(value)):
-            raise ValueError("expected ascending lengths without repetition")
+            raise Unfit(expected="ascending lengths without repetition", remedy=f"write {sorted(set(value))}")
         return value
 
 
@@ -236,6 +268,16 @@ class Synthetic(Backend):
     fail_opens: int = Field(default=0, ge=0)  # so many openings of a session fail before one succeeds
 
 
+def _device(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"cpu|cuda(:\d{1,3})?", value):
+        remedy = "an NVIDIA GPU is `cuda`" if value.lower().startswith(("gpu", "nvidia")) else ""
+        raise Unfit(expected="cpu, cuda, or one of several GPUs such as cuda:1", remedy=remedy)
+    return value
+
+
+Device = Annotated[str, BeforeValidator(_device)]
+
+
 class Torch(Backend):
     """TorchScript (.pt), torch.export (.pt2), an AOTInductor package (.pt2), or a factory `module:callable`."""
 
@@ -246,7 +288,7 @@ class Torch(Backend):
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
     compile: bool = False
     threads: int = Field(default=1, ge=1)
-    device: str = "cpu"  # or cuda, cuda:1
+    device: Device = "cpu"  # or cuda, cuda:1
     cuda_graphs: bool = False  # on cuda: one recorded launch per batch shape; the module must not branch on values
 
 
@@ -344,31 +386,61 @@ class Model(_Strict):
     @classmethod
     def _unlike_a_path(cls, value: str) -> str:
         if value in (".", "..", "stats"):  # /v2/models/stats; clients shorten dots away
-            raise ValueError("means something else in a path: expected another name")
+            raise Unfit("means something else in a path", expected="another name")
         return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        labels = [backend.label for backend in self.backends]
-        if len(set(labels)) != len(labels):
-            raise ValueError(f"backends of one model need different names, got {labels}: set `name`")
-        if all(backend.canary_share or backend.shadow_share for backend in self.backends):
-            raise ValueError("every backend is a canary or a shadow: at least one must serve the rest of the requests")
-        for backend in self.backends:
-            if backend.canary_share and backend.shadow_share:
-                raise ValueError(f"backend {backend.label}: canary_share and shadow_share exclude each other")
-        if sum(backend.canary_share or 0.0 for backend in self.backends) > 1:
-            raise ValueError("the canary_share of all backends exceeds 1")
-        unknown = {label for group in self.routing.equivalent for label in group} - set(labels)
-        if unknown:
-            raise ValueError(f"routing.equivalent names {sorted(unknown)}, which are no backends of the model: {labels}")
-        if self.ragged is not None and self.max_rows == 0:
-            raise ValueError("ragged needs a batch dimension, but max_rows is 0")
-        if self.ragged is not None and self.inputs is not None:
-            padded = set(self.ragged.pad) - {tensor.name for tensor in self.inputs}
-            if padded:
-                raise ValueError(f"ragged.pad names {sorted(padded)}, which are no inputs of the model")
+        unfit = [*self._unfit_backends(), *self._unfit_tensors()]
+        if unfit:
+            raise Refused(unfit)
         return self
+
+    def _unfit_backends(self) -> Iterator[Unfit]:
+        labels = [backend.label for backend in self.backends]
+        for index, label in enumerate(labels):
+            if label in labels[:index]:
+                remedy = "give each a `name` of its own" if self.backends[index].name is None else "choose another"
+                yield Unfit(f"{label!r} is the name of another backend too", remedy=remedy, at=("backends", index, "name"))
+        if all(backend.canary_share or backend.shadow_share for backend in self.backends):
+            found = "every backend is a canary or a shadow"
+            yield Unfit(found, expected="at least one for the rest of the requests", remedy="add one", at=("backends",))
+        for index, backend in enumerate(self.backends):
+            if backend.canary_share and backend.shadow_share:
+                remedy = "keep one of the two"
+                yield Unfit("canary_share is set too", remedy=remedy, at=("backends", index, "shadow_share"))
+        if (shares := sum(backend.canary_share or 0.0 for backend in self.backends)) > 1:
+            last = max(index for index, backend in enumerate(self.backends) if backend.canary_share)
+            found = f"with it all canary shares sum to {shares:g}"
+            yield Unfit(found, expected="at most 1", remedy="lower them", at=("backends", last, "canary_share"))
+        for number, group in enumerate(self.routing.equivalent):
+            for index, label in enumerate(group):
+                if label not in labels:
+                    expected = f"a backend of this model, one of {', '.join(labels)}"
+                    at = ("routing", "equivalent", number, index)
+                    yield Unfit(expected=expected, remedy=did_you_mean(label, labels), at=at)
+
+    def _unfit_tensors(self) -> Iterator[Unfit]:
+        for key, tensors in (("inputs", self.inputs or ()), ("outputs", self.outputs or ())):
+            count = Counter(tensor.name for tensor in tensors)
+            for index, tensor in enumerate(tensors):
+                if count[tensor.name] > 1:
+                    yield Unfit("listed twice", remedy="each tensor has a name of its own", at=(key, index, "name"))
+                    break
+        if self.ragged is None:
+            return
+        if self.max_rows == 0:
+            found = "requests are padded to share a batch, but max_rows 0 says that there is none"
+            yield Unfit(found, remedy="remove `ragged`, or set max_rows", at=("ragged",))
+        inputs, outputs = ([tensor.name for tensor in tensors or ()] for tensors in (self.inputs, self.outputs))
+        for name in self.ragged.pad:
+            if inputs and name not in inputs:
+                expected = f"an input of the model, one of {', '.join(inputs)}"
+                yield Unfit(expected=expected, remedy=did_you_mean(name, inputs), at=("ragged", "pad", name))
+        for index, name in enumerate(self.ragged.crop):
+            if outputs and name not in outputs:
+                expected = f"an output of the model, one of {', '.join(outputs)}"
+                yield Unfit(expected=expected, remedy=did_you_mean(name, outputs), at=("ragged", "crop", index))
 
 
 class Ray(_Strict):
@@ -388,83 +460,30 @@ class Config(_Strict):
 
     @model_validator(mode="after")
     def _unique(self) -> Self:
-        seen: set[tuple[str, str]] = set()
-        for model in self.models:
-            if (model.name, model.version) in seen:
-                raise ValueError(f"model {model.name!r} version {model.version!r} is listed twice")
-            seen.add((model.name, model.version))
+        listed = [(model.name, model.version) for model in self.models]
+        twice = [index for index, model in enumerate(listed) if model in listed[:index]]
+        if twice:
+            remedy = "choose another, or give each a `version` of its own"
+            raise Refused(
+                Unfit(f"version {listed[index][1]} of it is listed twice", remedy=remedy, at=("models", index, "name"))
+                for index in twice
+            )
         return self
 
 
 def load_config(path: str | Path) -> Config:
-    """Read and validate a YAML file; relative model paths in it stay relative to the working directory.
+    """Read and validate a YAML file, "-" being standard input; relative paths in it are relative to the working directory.
 
-    Raises: ConfigError, with one line per fault.
+    Raises: ConfigFaults.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{path}: not YAML: {exc}") from exc
-    return parse_config(document, source=str(path))
+    return config_of(read(path))
 
 
 def parse_config(document: object, *, source: str) -> Config:
-    """Validate a parsed document. source: what messages call it. Raises: ConfigError."""
-    if not isinstance(document, dict):
-        raise ConfigError(f"{source}: expected a mapping with the key `models`, got {type(document).__name__}")
-    try:
-        return Config.model_validate(document)
-    except ValidationError as exc:
-        # A faulty element makes pydantic also call its list too short: that says nothing new.
-        errors = exc.errors()
-        faults = [_describe(error, document, source) for error in errors if error["type"] != "too_short" or not error["input"]]
-        raise ConfigError("\n".join(faults)) from exc
+    """Validate a parsed document. source: what messages call it. Raises: ConfigFaults."""
+    return config_of(Document(source, document))
 
 
-def _describe(error: Any, document: Any, source: str) -> str:
-    # The discriminator's value stands in pydantic's path, but not in the user's file: walk the file to leave it out.
-    node, path = document, ""
-    for part in error["loc"]:
-        if isinstance(node, dict) and (part in node or error["type"] in ("missing", "extra_forbidden")):
-            if part not in node and node.get("kind") == part:
-                continue
-            path += f".{part}" if path else str(part)
-            node = node.get(part)
-        elif isinstance(node, (list, tuple)) and isinstance(part, int) and part < len(node):
-            path += f"[{part}]"
-            node = node[part]
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "missing":
-        return f"{source}: {path}: missing, expected a value"
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), _keys_beside(error["loc"]), n=1)
-        hint = f"; did you mean `{near[0]}`?" if near else ""
-        return f"{source}: {path}: unknown key{hint}"
-    value = "" if isinstance(node, (dict, list)) else f"{node!r}: "
-    return f"{source}: {path or '(top level)'}: {value}{message}"
-
-
-def _keys_beside(location: tuple[Any, ...]) -> list[str]:
-    """The valid keys at the place of an unknown one, found by walking the model classes along the location."""
-    current: list[type[BaseModel]] = [Config]
-    for part in location[:-1]:
-        tagged = [
-            model
-            for model in current
-            if "kind" in model.model_fields and part in get_args(model.model_fields["kind"].annotation)
-        ]
-        if tagged:
-            current = tagged
-        elif isinstance(part, str) and part in current[0].model_fields:
-            current = _models_in(current[0].model_fields[part].annotation) or current
-    return list(current[0].model_fields)
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+def config_of(document: Document) -> Config:
+    """Raises: ConfigFaults."""
+    return validated(Config, document)

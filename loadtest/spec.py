@@ -16,10 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.config import parse_config
+from gateway.config import config_of, parse_config
+from gateway.documents.faults import ConfigFaults
+from gateway.documents.reader import Document, read
+from gateway.documents.validation import faults_of
 from gateway.errors import ConfigError
 from loadtest.agreement import LEAST_INPUTS, compare_of
 from loadtest.catalogue import Catalogue, Price, PriceBasis
@@ -200,18 +202,22 @@ class Spec:
 def load_spec(path: Path, catalogue: Catalogue) -> Spec:
     """Read and check a file. Raises: UsageError, with one line per fault."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise UsageError(f"{path}: cannot be read: {exc}") from exc
-    return parse_spec(document, catalogue, source=str(path))
+        return _spec_of(read(path), catalogue)
+    except ConfigFaults as exc:
+        raise UsageError(exc.message) from exc
 
 
 def parse_spec(document: object, catalogue: Catalogue, *, source: str) -> Spec:
     """Check a parsed document. source: what messages call it. Raises: UsageError, with one line per fault."""
-    if not isinstance(document, dict):
+    return _spec_of(Document(source, document), catalogue)
+
+
+def _spec_of(document: Document, catalogue: Catalogue) -> Spec:
+    source = document.source
+    if not isinstance(document.value, dict):
         raise UsageError(f"{source}: expected a mapping with `model`, `slo`, `launcher` and `candidates`")
-    faults: list[str] = []
-    file, bad, incomplete = _validated(document, source, faults)
+    faults = list(map(str, document.faults))
+    file, bad, incomplete = _validated(document, faults)
     slo, min_agreement = (None, None) if "slo" in bad else _slo(file.slo, source, faults)
     model = None
     if not bad & {"model", "gateway"} and not ("launcher" in bad and isinstance(file.model, str) and file.gateway is None):
@@ -264,20 +270,21 @@ def priced(candidate: Candidate, instance_type: str, catalogue: Catalogue, basis
     return replace(candidate, name=f"{instance_type} {candidate.name}", instance_type=instance_type, price=price, basis=basis)
 
 
-def _validated(document: dict[Any, Any], source: str, faults: list[str]) -> tuple[SpecFile, set[str], set[int]]:
+def _validated(document: Document, faults: list[str]) -> tuple[SpecFile, set[str], set[int]]:
     """The file without what is at fault in it, so that the rest can be checked too; which of its keys that concerns, and which
     candidates, by number.
     """
     try:
-        return SpecFile.model_validate(document), set(), set()
+        return SpecFile.model_validate(document.value), set(), set()
     except ValidationError as exc:
         errors = exc.errors()
-    # pydantic also calls a list too short if its items are at fault, and tells each type that a value may have: once is enough.
+    faults += map(str, faults_of(errors, SpecFile, document))
+    # pydantic also calls a list too short if its items are at fault.
     at_fault = [error["loc"] for error in errors if error["type"] != "too_short"]
     told = [e for e in errors if e["type"] != "too_short" or all(loc[: len(e["loc"])] != e["loc"] for loc in at_fault)]
-    faults += dict.fromkeys(_describe(error, source) for error in told)
-    mended = copy.deepcopy(document)
-    _drop(mended, [error["loc"] for error in errors])
+    mended = copy.deepcopy(document.value)
+    for error in errors:
+        _drop(mended, error["loc"])
     for key, stand_in in {"model": "", "slo": {}, "launcher": {"kind": "local"}}.items():
         mended.setdefault(key, stand_in)
     if not mended.get("candidates"):
@@ -288,28 +295,18 @@ def _validated(document: dict[Any, Any], source: str, faults: list[str]) -> tupl
     return SpecFile.model_validate(mended), bad, incomplete
 
 
-def _drop(document: dict[Any, Any], locations: Sequence[tuple[int | str, ...]]) -> None:
-    """Take away what is at the places that pydantic names, which also names the types that it tried there."""
-    places = [_place(document, location) for location in locations]  # all of them before anything is gone
-    for holder, key in places:
-        if isinstance(holder, dict):
-            holder.pop(key, None)
-        else:
-            holder[key] = {}
-
-
-def _place(document: dict[Any, Any], location: tuple[int | str, ...]) -> tuple[Any, Any]:
-    """Where it is held, and under which key or number."""
+def _drop(document: dict[Any, Any], location: tuple[int | str, ...]) -> None:
+    """Take away what is at a place that pydantic names, which also names the types that it tried there."""
     node: Any = document
-    path: list[tuple[Any, Any]] = []
+    holder: Any = None
+    key: Any = None
     for part in location:
         if (isinstance(node, dict) and part in node) or (isinstance(node, list) and isinstance(part, int) and part < len(node)):
-            path.append((node, part))
-            node = node[part]  # type: ignore[index]  # an int where it is a list, as just seen
-    # Only a candidate stays in place, as the others are known by their number; any other list is left out whole.
-    while path and isinstance(path[-1][0], list) and len(path) > 2:
-        path.pop()
-    return path[-1] if path else ({}, None)
+            holder, key, node = node, part, node[part]  # type: ignore[index]  # an int where it is a list, as just seen
+    if isinstance(holder, dict):
+        holder.pop(key, None)
+    elif isinstance(key, int):
+        holder[key] = {}  # in place, as others are known by their number
 
 
 def _follows(line: str, incomplete: bool, no_launcher: bool) -> bool:
@@ -448,14 +445,12 @@ def _gateway_file(file: SpecFile) -> dict[str, Any]:
     if file.gateway is None:
         raise UsageError("gateway: missing, expected the configuration that the names of model and backend refer to")
     try:
-        document = yaml.safe_load(Path(file.gateway).read_text(encoding="utf-8"))
-        parse_config(document, source=file.gateway)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise UsageError(f"gateway: {file.gateway}: cannot be read: {exc}") from exc
-    except ConfigError as exc:
-        raise UsageError(exc.message) from exc
-    assert isinstance(document, dict)  # parse_config accepts nothing else
-    return document
+        document = read(file.gateway)
+        config_of(document)
+    except ConfigFaults as exc:
+        raise UsageError("\n".join(f"gateway: {line}" for line in exc.message.splitlines())) from exc
+    assert isinstance(document.value, dict)  # config_of accepts nothing else
+    return document.value
 
 
 def _model(file: SpecFile) -> dict[str, Any]:
@@ -684,25 +679,3 @@ def _warnings(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue)
         crowd = f"{len(crowded)} of {len(candidates)} candidates have more threads of work than cores"
         found.append(f"{crowd}: with fewer `sessions` or `threads` they may be faster")
     return found
-
-
-def _describe(error: Any, source: str) -> str:
-    # pydantic's path also names the type that it tried: a launcher's kind, or one of those that a value may have.
-    location = [part for at, part in enumerate(error["loc"]) if not (at == 1 and error["loc"][0] == "launcher")]
-    either = error["type"] in ("string_type", "dict_type") and str(location[-1]).partition("[")[0] in ("str", "dict")
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location[: -1 if either else None]).lstrip(
-        "."
-    )
-    if error["type"] == "missing":
-        return f"{source}: {path}: missing, expected a value"
-    if error["type"] == "extra_forbidden":
-        models: dict[str, type[BaseModel]] = {
-            "candidates": CandidateSpec, "budget": BudgetSpec, "payload": Payload, "agreement": AgreementSpec,
-            "local": LocalLauncher, "url": UrlLauncher,
-        }  # fmt: skip
-        owner = next((models[part] for part in reversed(error["loc"][:-1]) if part in models), SpecFile)
-        near = difflib.get_close_matches(str(error["loc"][-1]), owner.model_fields, n=1)
-        return f"{source}: {path}: unknown key" + (f"; did you mean `{near[0]}`?" if near else "")
-    value = "" if isinstance(error["input"], dict | list) else f"{error['input']!r}: "
-    expected = "expected a text or a mapping" if either else error["msg"].removeprefix("Value error, ")
-    return f"{source}: {path or '(top level)'}: {value}{expected}"

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from gateway.config import load_config, parse_config
+from gateway.documents.faults import shown
 from gateway.errors import ConfigError
 
 BACKEND = "backends: [{kind: synthetic}]"
@@ -29,36 +30,36 @@ def test_the_least_configuration_has_defaults_for_the_rest() -> None:
     [
         (
             "models: [{name: a, backends: [{kind: onnxruntime, modle: x, model: y}]}]",
-            "x.yaml: models[0].backends[0].modle: unknown key; did you mean `model`?",
+            "x.yaml: models[0].backends[0].modle: 'x': unknown key; did you mean `model`?",
         ),
         (
             "models: [{name: a, backends: [{kind: onnxruntime}]}]",
-            "x.yaml: models[0].backends[0].model: missing, expected a value",
+            "x.yaml: models[0].backends[0].model: missing, expected text; add `model: …`",
         ),
         (
             f"models: [{{name: a, slo: {{p99ms: 3, p99_ms: 3}}, {BACKEND}}}]",
-            "x.yaml: models[0].slo.p99ms: unknown key; did you mean `p99_ms`?",
+            "x.yaml: models[0].slo.p99ms: 3: unknown key; did you mean `p99_ms`?",
         ),
         (
             f"server: {{http_port: 70000}}\nmodels: [{{name: a, {BACKEND}}}]",
-            "x.yaml: server.http_port: 70000: Input should be less than or equal to 65535",
+            "x.yaml: server.http_port: 70000: expected a whole number from 0 to 65535, or null; left out, it is 8000",
         ),
         (
             f"models: [{{name: a, max_rows: -2, {BACKEND}}}]",
-            "x.yaml: models[0].max_rows: -2: Input should be greater than or equal to 0",
+            "x.yaml: models[0].max_rows: -2: expected a whole number from 0 to 1048576; left out, it is 32",
         ),
-        ("models: []", "x.yaml: models: Tuple should have at least 1 item after validation, not 0"),
+        ("models: []", "x.yaml: models: []: expected a list of at least 1, each item a mapping with `name`, `backends`, …"),
         (
             "models: [{name: a, backends: [{kind: synthetic}, {kind: synthetic}]}]",
-            "x.yaml: models[0]: backends of one model need different names, got ['synthetic', 'synthetic']: set `name`",
+            "x.yaml: models[0].backends[1].name: 'synthetic' is the name of another backend too; give each a `name` of its own",
         ),
         (
             f"models: [{{name: a, {BACKEND}}}, {{name: a, {BACKEND}}}]",
-            "x.yaml: (top level): model 'a' version '1' is listed twice",
+            "x.yaml: models[1].name: 'a': version 1 of it is listed twice; choose another, or give each a `version` of its own",
         ),
         (
             f"models: [{{name: a, ragged: {{pad: {{x: 0}}, buckets: [4, 2]}}, {BACKEND}}}]",
-            "x.yaml: models[0].ragged.buckets: expected ascending lengths without repetition",
+            "x.yaml: models[0].ragged.buckets: [4, 2]: expected ascending lengths without repetition; write [2, 4]",
         ),
     ],
 )
@@ -73,14 +74,14 @@ NAME = "expected 1 to {} characters, none of them '/' or a control character"
 def test_a_model_name_that_no_path_label_or_file_can_hold_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({"models": [{"name": name, "backends": [{"kind": "synthetic"}]}]}, source="x.yaml")
-    assert caught.value.message == f"x.yaml: models[0].name: {name!r}: {NAME.format(128)}"
+    assert caught.value.message == f"x.yaml: models[0].name: {shown(name)}: {NAME.format(128)}"
     caught.value.message.encode()  # so that it can be printed
 
 
 @pytest.mark.parametrize("name", [".", "..", "stats"])
 def test_a_model_name_that_a_path_takes_for_something_else_is_refused(name: str) -> None:
     (fault,) = faults(f"models: [{{name: {name}, {BACKEND}}}]")
-    assert fault == f"x.yaml: models[0].name: {name!r}: means something else in a path: expected another name"
+    assert fault == f"x.yaml: models[0].name: {name!r}: means something else in a path, expected another name"
 
 
 @pytest.mark.parametrize("name", ["cpu/int8", "/", "", "a\tb", "x" * 49])
@@ -94,7 +95,9 @@ def test_a_backend_name_that_no_lane_or_file_can_hold_is_refused(name: str) -> N
 def test_a_version_is_a_number(version: object) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({"models": [{"name": "a", "version": version, "backends": [{"kind": "synthetic"}]}]}, source="x.yaml")
-    assert caught.value.message == f"x.yaml: models[0].version: {version!r}: expected a number of 1 to 18 digits, in quotes"
+    hint = '; write `version: "2"`' if version == 2 else ""
+    expected = "expected a number of 1 to 18 digits, in quotes"
+    assert caught.value.message == f"x.yaml: models[0].version: {version!r}: {expected}{hint}"
 
 
 def test_names_may_have_spaces_dots_colons_and_letters_of_any_script() -> None:
@@ -105,9 +108,8 @@ def test_names_may_have_spaces_dots_colons_and_letters_of_any_script() -> None:
 
 def test_an_unknown_kind_names_the_known_ones() -> None:
     (fault,) = faults("models: [{name: a, backends: [{kind: onnxrutime}]}]")
-    assert fault.startswith("x.yaml: models[0].backends[0]: ")
-    assert "'onnxrutime'" in fault
-    assert "'onnxruntime'" in fault
+    assert fault.startswith("x.yaml: models[0].backends[0].kind: 'onnxrutime': expected one of synthetic, torch, ")
+    assert fault.endswith("; did you mean `onnxruntime`?")
 
 
 def test_every_fault_is_told_at_once() -> None:
@@ -118,8 +120,8 @@ def test_a_file_that_is_none_or_no_yaml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read"):
         load_config(tmp_path / "missing.yaml")
     (tmp_path / "bad.yaml").write_text("models: [")
-    with pytest.raises(ConfigError, match=r"bad\.yaml: not YAML"):
+    with pytest.raises(ConfigError, match=r"bad\.yaml:1:\d+: 'models: \[': not YAML: a bracket or brace is not closed"):
         load_config(tmp_path / "bad.yaml")
     (tmp_path / "list.yaml").write_text("- 1")
-    with pytest.raises(ConfigError, match="expected a mapping with the key `models`, got list"):
+    with pytest.raises(ConfigError, match=r"list\.yaml:1: got a list, expected a mapping with `models`"):
         load_config(tmp_path / "list.yaml")

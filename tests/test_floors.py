@@ -9,26 +9,33 @@ ROOT = Path(__file__).parent.parent
 
 # Floor of each module of the gateway; a module may import modules of lower floors, and of its own package.
 FLOORS = {
-    "types": 0, "errors": 0, "clock": 0,
+    "types": -1, "errors": -1, "clock": -1,
+    "documents": 0,
     "config": 1, "run_dir": 1,
-    "protocols": 2, "batching": 2, "ports": 2,
+    "protocols": 2, "batching": 2, "ports": 2, "check": 2,
     "frames": 3, "killers": 3, "runner": 3, "shared_memory": 3,
     "session_process": 4, "metrics": 4,
     "workers": 5, "lane": 5, "probes": 5,
     "routing": 6,
     "lane_opener": 6, "descriptions": 6,
     "repository": 7,
-    "http_server": 8, "http2": 8, "compile": 8, "rest_routes": 9, "grpc_call": 9,
-    "grpc_server": 10, "ingress": 11, "cluster": 12, "app": 13, "cli": 14,
+    "http_server": 8, "http2": 8, "compile": 8, "trial": 8, "rest_routes": 9, "grpc_call": 9,
+    "grpc_server": 10, "ingress": 11, "cluster": 12, "app": 13, "check_command": 13, "cli": 14,
 }  # fmt: skip
 
 # What loadtest may use of the gateway: the pure floors, and the simulator's real batcher.
-LOADTEST_MAY_IMPORT = {"types", "errors", "config", "clock", "batching", "protocols"}
+LOADTEST_MAY_IMPORT = {"types", "errors", "documents", "config", "clock", "batching", "protocols"}
 
 # third party -> the modules that may import it
 DOORS = {
     "ray": {"gateway.cluster", "gateway.app"},
-    "pydantic": {"gateway.config", "loadtest.catalogue", "loadtest.spec", "loadtest.live_prices"},
+    "pydantic": {
+        "gateway.config",
+        "gateway.documents.validation",
+        "loadtest.catalogue",
+        "loadtest.spec",
+        "loadtest.live_prices",
+    },
     "httptools": {"gateway.http_server", "loadtest.http_client", "loadtest.nullserver"},
     "torch": {"backends"},
     "onnxruntime": {"backends.onnxruntime", "backends.onnxruntime_cuda", "backends.onnx_export"},

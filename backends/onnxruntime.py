@@ -35,13 +35,13 @@ def load(
     cuda_graphs: on cuda, record and replay one launch per batch shape; all of the model must run there.
     """
     try:
-        import onnxruntime
+        import onnxruntime  # noqa: F401  # only whether it can be, here
     except ImportError as exc:
         raise LoadFailed(f"ONNX Runtime cannot be imported ({exc}): pip install 'serving-gateway[onnx]'") from exc
     if not Path(model).is_file():
         raise LoadFailed(f"{model}: no such file; `gateway compile` builds the examples' and exports your own")
-    if device == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise LoadFailed(f"device 'cuda': onnxruntime {onnxruntime.__version__} has no CUDA provider: install onnxruntime-gpu")
+    if device == "cuda" and (lacks := without_cuda()):
+        raise LoadFailed(f"device 'cuda': {lacks}: install onnxruntime-gpu")
     if cuda_graphs and device != "cuda":
         raise LoadFailed(f"cuda_graphs: expected false where device is {device!r}")
     session = _open(model, threads, device, cuda_graphs)
@@ -66,6 +66,15 @@ def load(
     if cuda_graphs and any(tensor.datatype == "BYTES" for tensor in (*inputs, *outputs)):
         raise LoadFailed(f"{model}: has strings, which stay on the CPU: set cuda_graphs to false")
     return OnnxRuntimeModel(spec, session, model, threads, device, cuda_graphs)
+
+
+def without_cuda() -> str:
+    """Why this build of ONNX Runtime cannot run on CUDA; empty if it can."""
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        return ""
+    return f"onnxruntime {onnxruntime.__version__} has no CUDA provider"
 
 
 def _open(model: str, threads: int, device: str, cuda_graphs: bool) -> Any:

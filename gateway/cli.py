@@ -10,6 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+from gateway.check import servable
+from gateway.check_command import add_parser as add_check_parser
 from gateway.config import Config, load_config
 from gateway.errors import ConfigError, GatewayError
 from gateway.routing.explain import add_parser as add_route_parser
@@ -45,25 +47,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--grpc-port", type=int, metavar="N", help="instead of server.grpc_port; 0: any free port")
     serve.add_argument("--ray-address", metavar="ADDRESS", help="instead of ray.address; local: a cluster of its own")
     serve.set_defaults(run=_serve)
-    check = commands.add_parser("check", help="validate a configuration file without starting anything")
-    check.add_argument("config", metavar="CONFIG")
-    check.set_defaults(run=_check)
+    add_check_parser(commands)
     build = commands.add_parser("compile", help="make the artifacts that a configuration's backends say how to build")
     build.add_argument("config", metavar="CONFIG")
     build.add_argument("models", metavar="MODEL", nargs="*", help="only these; none: all")
     build.set_defaults(run=_compile)
     add_route_parser(commands)
     return parser
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    config = load_config(arguments.config)
-    for model in config.models:
-        slo = f"p99 {model.slo.p99_ms:g} ms" if model.slo else "no SLO"
-        lanes = ", ".join(f"{b.label} ({b.placement}, {b.sessions} sessions)" for b in model.backends)
-        print(f"{model.name} version {model.version}: {slo}, policy {model.batching.policy}, on {lanes}")
-    print(f"{arguments.config}: valid")
-    return 0
 
 
 def _compile(arguments: argparse.Namespace) -> int:
@@ -74,7 +64,8 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    config = load_config(arguments.config)
+    cluster = arguments.ray_address or os.environ.get("RAY_ADDRESS")
+    config = servable(arguments.config, here=arguments.no_ray or cluster in (None, "", "local"))
     given = {"host": arguments.host, "http_port": arguments.http_port, "grpc_port": arguments.grpc_port}
     server = config.server.model_copy(update={key: value for key, value in given.items() if value is not None})
     for key in ("http_port", "grpc_port"):

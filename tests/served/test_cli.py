@@ -45,15 +45,19 @@ def test_a_faulty_configuration_exits_2_before_anything_starts(tmp_path: Path) -
     for command in (("check",), ("serve", "--no-ray"), ("serve",), ("compile",)):
         done = gateway(*command, path)
         assert done.returncode == 2
-        assert done.stderr.strip() == f"{path}: models[0].backends[0].sesions: unknown key; did you mean `sessions`?"
+        fault = f"{path}:1: models[0].backends[0].sesions: 2: unknown key; did you mean `sessions`?"
+        assert done.stderr.splitlines()[0] == fault
 
 
-def test_a_model_that_cannot_load_exits_1_with_its_reason(tmp_path: Path) -> None:
-    path = written(tmp_path, "models: [{name: m, backends: [{kind: onnxruntime, model: missing.onnx}]}]")
+def test_every_model_that_cannot_load_is_named_with_its_reason(tmp_path: Path) -> None:
+    broken = "backends: [{kind: synthetic, fail_opens: 1}]"
+    path = written(tmp_path, f"models: [{{name: m, {broken}}}, {{name: well, backends: [{{kind: synthetic}}]}}, {{name: n, {broken}}}]")
     done = gateway("serve", "--no-ray", path, "--http-port", "0", "--grpc-port", "0")
     assert done.returncode == 1
-    assert "failed to load 'm' version 1" in done.stderr
-    assert "missing.onnx" in done.stderr
+    assert done.stderr.splitlines()[-2:] == [
+        f"{start}failed to load '{name}' version 1: {name}:1/synthetic: failed to load: session 0: told to fail by `fail_opens`"
+        for start, name in (("gateway: ", "m"), ("", "n"))
+    ]
     assert "Traceback" not in done.stderr
 
 

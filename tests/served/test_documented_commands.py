@@ -32,7 +32,7 @@ READY_S = 90.0
 ALONE = {
     "make setup": "",
     ". .venv/bin/activate": "",
-    "gateway check configs/gateway.yaml": "configs/gateway.yaml: valid",
+    "gateway check configs/examples/minilm.yaml": "configs/examples/minilm.yaml: valid",
     "gateway compile configs/examples/minilm.yaml": "models/minilm.onnx: up to date",
     "gateway compile configs/examples/linear.yaml": "models/linear.onnx: up to date",
     "loadtest plan configs/loadtests/minilm-local.yaml": "Costs nothing",
@@ -107,7 +107,9 @@ BENCHMARKS = (
 
 NOT_RUN = {
     "a form: the reader puts in a file or a name": (
+        "gateway check CONFIG",
         "gateway check FILE",
+        "gateway check FILE --load",
         "gateway compile CONFIG [MODEL...]",
         "gateway compile FILE",
         "gateway route explain CONFIG|URL MODEL [--rows N]",

@@ -1,0 +1,571 @@
+"""What a load would refuse, as far as it can be known without one: no model is opened, and no device is touched.
+
+`checked` gives every mistake at once, each at the key that makes it. A first look (files, the names in Python files, installed
+libraries, devices) takes milliseconds and runs none of the user's code. A thorough one also imports the code that is named, and
+reads the tensors of ONNX and torch.export files.
+"""
+
+import ast
+import difflib
+import importlib.util
+import inspect
+import json
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import backends.synthetic
+from backends.base import BackendError, LoadFailed, ModelSpec, TensorSpec, words_of
+from backends.datatypes import NUMPY
+from backends.source import is_source, load_object
+
+Place = tuple[str | int, ...]
+
+# Seen without any library: NVIDIA's driver makes one for each GPU that this system (or container) may use.
+_GPU_FILES: Final = re.compile(r"nvidia\d+")
+# Of GPUs that have no such file (WSL, AMD, Jetson): how many there are is then not known.
+_OTHER_GPU_FILES: Final = ("dxg", "kfd", "nvhost-gpu", "nvgpu")
+_LFS: Final = b"version https://git-lfs"
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """at: keys below the backend; of_model: below its model instead. The rest as in `gateway.documents.faults.Fault`."""
+
+    at: Place
+    found: str = ""
+    expected: str = ""
+    remedy: str = ""
+    of_model: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be checked.
+
+    options: as for `backends.load`, with `build` where there is one. declared: None, if what is declared is itself at fault.
+    here: whether it will run on this machine. thorough: see the module.
+    """
+
+    kind: str
+    options: Mapping[str, Any]
+    declared: ModelSpec | None
+    here: bool
+    thorough: bool
+
+    @property
+    def model(self) -> str:
+        return str(self.options["model"])
+
+    @property
+    def file(self) -> Path:
+        return Path(self.model).absolute()
+
+
+def checked(wanted: Wanted) -> list[Mistake]:
+    """Every mistake that is found."""
+    return [*_library(wanted), *_CHECKS[wanted.kind](wanted)]
+
+
+def gpus() -> int | None:
+    """How many NVIDIA GPUs this machine has; None: it may have some, and how many is not known."""
+    devices = Path("/dev")
+    count = sum(bool(_GPU_FILES.fullmatch(file.name)) for file in devices.glob("nvidia*"))
+    unknown = sys.platform != "linux" or any((devices / name).exists() for name in _OTHER_GPU_FILES)
+    return None if count == 0 and unknown else count
+
+
+# kinds
+
+
+def _onnxruntime(wanted: Wanted) -> Iterator[Mistake]:
+    yield from _gpu(wanted)
+    if wanted.options["cuda_graphs"] and wanted.options["device"] == "cpu":
+        yield Mistake(("cuda_graphs",), expected="false where device is cpu", remedy="set device: cuda, or remove it")
+    if wanted.options["device"] == "cuda" and wanted.here and wanted.thorough and gpus() != 0 and _installed("onnxruntime"):
+        from backends.onnxruntime import without_cuda
+
+        if lacks := without_cuda():
+            yield Mistake(("device",), lacks, remedy="pip install onnxruntime-gpu, or set device: cpu")
+    yield from _onnx(wanted)
+
+
+def _onnx(wanted: Wanted) -> Iterator[Mistake]:
+    faults = list(_no_file(wanted))
+    yield from faults
+    if faults or not wanted.thorough or not _installed("onnx"):
+        return
+    try:
+        inputs, outputs = onnx_tensors(wanted.file)
+    except LoadFailed as exc:
+        yield Mistake(
+            ("model",), str(exc), expected="an ONNX file", remedy="export the model to ONNX again, or set another kind"
+        )
+    else:
+        yield from _unlike_file(wanted, inputs, outputs)
+
+
+def _torch(wanted: Wanted) -> Iterator[Mistake]:
+    yield from _gpu(wanted)
+    options, declared = wanted.options, wanted.declared
+    if is_source(wanted.model):
+        yield from _source(wanted, ("model",), wanted.model, "a factory of an nn.Module", ("factory_options",))
+    else:
+        if options["precision"] == "int8":
+            remedy = "quantise the model when you export it, or name its factory: path/to/file.py:factory"
+            yield Mistake(
+                ("precision",), "an artifact is not quantised when it is loaded", expected="fp32 or bf16", remedy=remedy
+            )
+        faults = list(_no_file(wanted, code=True))
+        yield from faults
+        if not faults and wanted.file.suffix == ".pt2":
+            yield from _pt2(wanted)
+    if declared is None:
+        return
+    for key, tensors in (("inputs", declared.inputs), ("outputs", declared.outputs)):
+        if not tensors:
+            remedy = f"set {key}: [{{name: …, datatype: FP32, shape: [-1, …]}}]"
+            yield Mistake((key,), "missing: PyTorch models do not tell their tensors", remedy=remedy, of_model=True)
+        for index, tensor in enumerate(tensors):
+            if tensor.datatype == "BYTES":
+                remedy = "put a python backend before it, which makes numbers of texts"
+                yield Mistake(
+                    (key, index, "datatype"), "PyTorch has no texts", expected="another", remedy=remedy, of_model=True
+                )
+
+
+def _pt2(wanted: Wanted) -> Iterator[Mistake]:
+    if not zipfile.is_zipfile(wanted.file):
+        yield Mistake(("model",), "not a .pt2 archive", expected="a file of torch.export.save", remedy="export it again")
+        return
+    tensors = exported_tensors(wanted.file) if wanted.thorough else None
+    if tensors is None or wanted.declared is None:
+        return
+    for key, found, declared in zip(
+        ("inputs", "outputs"), tensors, (wanted.declared.inputs, wanted.declared.outputs), strict=True
+    ):
+        if not declared:
+            continue
+        if len(found) != len(declared):
+            expected = f"{len(found)}, in the order of the file: {_listed(found)}"
+            yield Mistake((key,), f"{len(declared)} are listed", expected, f"list all {key}", of_model=True)
+            continue
+        for index, (theirs, ours) in enumerate(
+            zip(found, declared, strict=True)
+        ):  # by position: names are the configuration's own
+            yield from _unlike(key, index, ours, theirs, wanted.declared.max_rows)
+
+
+def _python(wanted: Wanted) -> Iterator[Mistake]:
+    cls: list[Any] = []
+    yield from _source(wanted, ("model",), wanted.model, "a class", ("class_options",), cls.append)
+    if not cls:
+        return
+    if not callable(getattr(cls[0], "predict", None)):
+        yield Mistake(("model",), "it has no method `predict`", expected="a class with predict(inputs)", remedy="add it")
+    for key in ("inputs", "outputs"):
+        stated = getattr(cls[0], key, None)
+        if wanted.declared is None or getattr(wanted.declared, key):
+            continue
+        if not stated:
+            remedy = f'write `{key} = [("x", "FP32", (-1, 16))]` in the class, or set {key} of the model here'
+            yield Mistake((key,), f"missing: the class states no `{key}` either", remedy=remedy, of_model=True)
+            continue
+        yield from _stated(key, stated)
+
+
+def _stated(key: str, stated: Any) -> Iterator[Mistake]:
+    """What a class says of its tensors."""
+    for entry in stated if isinstance(stated, list | tuple) else [stated]:
+        try:
+            name, datatype, shape, *_ = entry
+            fits = isinstance(name, str) and datatype in NUMPY and all(isinstance(size, int) for size in shape)
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            expected = f"(name, datatype, shape) in `{key}` of the class, the datatype one of {', '.join(NUMPY)}"
+            yield Mistake(("model",), f"its `{key}` have {entry!r}", expected, "correct the class")
+
+
+def _triton(wanted: Wanted) -> Iterator[Mistake]:
+    url = wanted.options["url"]
+    many = not isinstance(url, str)
+    for index, address in enumerate(url if many else [url]):
+        at: Place = ("url", index) if many else ("url",)
+        if re.match(r"https?://", address):
+            host = re.sub(r"^https?://([^/:]*).*", r"\1", address)
+            remedy = f"write {host}:8001: gRPC has another port than HTTP"
+            yield Mistake(at, expected="host:port of Triton's gRPC, without http://", remedy=remedy)
+        elif not re.match(r"(unix|dns|ipv4|ipv6|xds):", address) and not re.fullmatch(
+            r"(\[[^\]]+\]|[^\s:/]+):\d{1,5}", address
+        ):
+            yield Mistake(
+                at, expected="host:port of Triton's gRPC", remedy=f"write {address.partition(':')[0] or 'localhost'}:8001"
+            )
+
+
+def _tensorrt(wanted: Wanted) -> Iterator[Mistake]:
+    yield from _gpu(wanted)
+    yield from _onnx(wanted)
+
+
+def _neuron(wanted: Wanted) -> Iterator[Mistake]:
+    folder = wanted.file
+    if not folder.is_dir() or not (folder / "manifest.json").is_file():
+        found = "no such directory" if not folder.exists() else "not a directory of Neuron artifacts: it has no manifest.json"
+        yield Mistake(("model",), f"{found} ({folder})", "what `gateway compile` makes", _compiles(wanted))
+    if wanted.here and not list(Path("/dev").glob("neuron*")) and not _doubled("torch_neuronx"):
+        remedy = "use another kind, or place it where one is: placement: replicas, resources: {neuron_cores: 1}"
+        yield Mistake(("kind",), "this machine has no Neuron device (/dev/neuron0)", remedy=remedy)
+
+
+def _synthetic(wanted: Wanted) -> Iterator[Mistake]:
+    if wanted.declared is None:
+        return
+    try:
+        backends.synthetic.load(wanted.declared, **wanted.options)  # which is free: there is no model
+    except LoadFailed as exc:
+        yield Mistake((), str(exc))
+
+
+_CHECKS: Final[dict[str, Callable[[Wanted], Iterator[Mistake]]]] = {
+    "synthetic": _synthetic,
+    "torch": _torch,
+    "onnxruntime": _onnxruntime,
+    "python": _python,
+    "triton": _triton,
+    "tensorrt": _tensorrt,
+    "neuron": _neuron,
+}
+# kind -> the library it needs, and how to get it.
+_LIBRARIES: Final = {
+    "torch": ("torch", "pip install 'serving-gateway[torch]'"),
+    "onnxruntime": ("onnxruntime", "pip install 'serving-gateway[onnx]'"),
+    "triton": ("tritonclient", "pip install 'tritonclient[grpc]'"),
+    "tensorrt": ("tensorrt", "install NVIDIA's tensorrt, and PyTorch built for CUDA"),
+    "neuron": ("torch", "install torch-neuronx from AWS's Neuron repository"),
+}
+
+
+# libraries and devices
+
+
+def _library(wanted: Wanted) -> Iterator[Mistake]:
+    name, remedy = _LIBRARIES.get(wanted.kind, ("", ""))
+    if name and wanted.here and not _installed(name):
+        yield Mistake(("kind",), f"{name} is not installed in {sys.prefix}", remedy=remedy)
+
+
+def _installed(name: str) -> bool:
+    return name in sys.modules or importlib.util.find_spec(name) is not None
+
+
+def _doubled(name: str) -> bool:
+    """Whether a double of AWS's library is installed, which needs no device."""
+    return _installed(name) and hasattr(sys.modules.get(name), "PLATFORM")
+
+
+def _gpu(wanted: Wanted) -> Iterator[Mistake]:
+    """device: cuda and cuda:N of torch, cuda of onnxruntime, N of tensorrt."""
+    device = wanted.options["device"]
+    count = gpus()
+    if not wanted.here or count is None or device == "cpu":
+        return
+    number = device if isinstance(device, int) else int(device.partition(":")[2] or 0)
+    if count == 0:
+        yield Mistake(
+            ("device",), "this machine has no NVIDIA GPU", remedy="use the CPU, or place it where one is: placement: replicas"
+        )
+    elif number >= count:
+        yield Mistake(("device",), f"this machine has {count} GPU{'s' if count > 1 else ''}", expected=f"0 to {count - 1}")
+
+
+# files
+
+
+def _no_file(wanted: Wanted, *, code: bool = False) -> Iterator[Mistake]:
+    """code: whether `path/to/file.py:name` may stand there as well."""
+    at, path = ("model",), wanted.file
+    if path.is_dir():
+        yield Mistake(at, f"a directory ({path})", expected="a file", remedy="name the file in it")
+    elif code and path.suffix == ".py":
+        yield Mistake(at, "code, without the name in it", "path/to/file.py:factory", f"write {wanted.model}:factory")
+    elif not path.is_file():
+        yield Mistake(at, f"no such file ({path})", remedy=_compiles(wanted) or _near(path))
+        yield from _build_source(wanted)
+    elif not path.stat().st_size:
+        yield Mistake(at, f"an empty file ({path})", expected="a model's file", remedy="make it again")
+    elif _starts(path, _LFS):
+        remedy = "run `git lfs pull`"
+        yield Mistake(at, f"a pointer of Git LFS, without the file itself ({path})", "a model's file", remedy)
+
+
+def _starts(path: Path, start: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
+
+
+def _near(path: Path) -> str:
+    """A file that may have been meant: of a like name, or the only one of its kind."""
+    beside = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1) or (beside if len(beside) == 1 else [])
+    if near:
+        return f"did you mean `{near[0]}`, which is there?"
+    return "" if path.parent.is_dir() else f"there is no directory {path.parent} either"
+
+
+def _compiles(wanted: Wanted) -> str:
+    return "`gateway compile` with this configuration makes it" if wanted.options.get("build") else ""
+
+
+def _build_source(wanted: Wanted) -> Iterator[Mistake]:
+    """Of an artifact that is still to be made."""
+    build = wanted.options.get("build")
+    if build:
+        yield from _source(
+            wanted, ("build", "source"), str(build["source"]), "a factory of an nn.Module", ("build", "options"), static=True
+        )
+
+
+# code
+
+
+def _source(
+    wanted: Wanted,
+    at: Place,
+    source: str,
+    what: str,
+    options_at: Place,
+    loaded: Callable[[Any], object] = lambda _: None,
+    *,
+    static: bool = False,
+) -> Iterator[Mistake]:
+    """Of `module:name` or `path/to/file.py:name`. loaded: gets the object, if it is imported. static: it never is."""
+    name_of = "Class" if what == "a class" else "factory"
+    place, _, name = source.rpartition(":")
+    if not is_source(source):
+        names = _names_in(Path(source)) if source.endswith(".py") else {}
+        guess = next((known for known, is_class in names.items() if is_class == (what == "a class")), name_of)
+        remedy = f"write {source}:{guess}" if source.endswith(".py") else ""
+        yield Mistake(at, f"does not name {what}", f"path/to/file.py:{name_of} or module:{name_of}", remedy)
+        return
+    file: Path | None
+    if place.endswith(".py"):
+        file = Path(place).absolute()
+        if not file.is_file():
+            yield Mistake(at, f"no such file ({file})", remedy=_near(file))
+            return
+    else:
+        # To find what is in a package, the package is imported: a first look is for the package itself.
+        looked = place if wanted.thorough else place.partition(".")[0]
+        try:
+            found = importlib.util.find_spec(looked)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            remedy = f"install it in {sys.prefix}, or name the file: path/to/{place.rpartition('.')[2]}.py:{name}"
+            yield Mistake(at, f"there is no module {place!r}", remedy=remedy)
+            return
+        file = Path(found.origin) if looked == place and found.origin and found.origin.endswith(".py") else None
+    if file is not None:
+        try:
+            known = _names_in(file)
+        except (SyntaxError, ValueError) as exc:
+            line = f":{exc.lineno}" if isinstance(exc, SyntaxError) else ""
+            yield Mistake(at, f"not Python: {getattr(exc, 'msg', exc)} ({file}{line})", remedy="correct that line")
+            return
+        if known and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            offered = [each for each, is_class in known.items() if is_class == (what == "a class")]
+            hint = (
+                f"did you mean `{near[0]}`?" if near else f"it has {', '.join(offered)}" if offered else f"write {what} there"
+            )
+            yield Mistake(at, f"{file} has no {name!r}", remedy=hint)
+            return
+    if not wanted.thorough or static:
+        return
+    try:
+        code = load_object(source)
+    except BackendError as exc:
+        yield Mistake(at, str(exc).removeprefix(f"{source!r}: "), remedy="what it imports must be installed, and work, here")
+        return
+    except BaseException as exc:  # a module may call sys.exit()
+        if isinstance(exc, KeyboardInterrupt):
+            raise
+        yield Mistake(at, f"cannot be imported: {words_of(exc)}", remedy="its own code must let it be imported")
+        return
+    if not callable(code):
+        yield Mistake(at, f"{name!r} is {type(code).__name__} {code!r}", expected=what)
+        return
+    loaded(code)
+    options: Any = wanted.options
+    for key in options_at:
+        options = options[key]
+    yield from misfits(code, options, options_at)
+
+
+def misfits(code: Callable[..., Any], options: Mapping[str, Any], at: Place) -> Iterator[Mistake]:
+    """Options that a class or a factory does not take, and those that it cannot do without."""
+    try:
+        parameters = inspect.signature(code).parameters.values()
+    except (TypeError, ValueError):  # it does not tell
+        return
+    kind = inspect.Parameter
+    named = {p.name: p for p in parameters if p.kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY)}
+    any_name = any(p.kind is kind.VAR_KEYWORD for p in parameters)
+    name = getattr(code, "__name__", "it")
+    for option in options:
+        if option not in named and not any_name:
+            near = difflib.get_close_matches(str(option), named, n=1)
+            takes = f"it takes {', '.join(named)}" if named else "it takes none"
+            yield Mistake((*at, option), f"{name} takes no such option", remedy=f"did you mean `{near[0]}`?" if near else takes)
+    for option, parameter in named.items():
+        if parameter.default is kind.empty and option not in options:
+            yield Mistake(
+                (*at, option), f"missing: {name} needs it", remedy=f"add `{at[-1]}: {{{option}: …}}`, or give it a default"
+            )
+    unnamed = [p.name for p in parameters if p.kind is kind.POSITIONAL_ONLY and p.default is kind.empty]
+    if unnamed:
+        yield Mistake(
+            at, f"{name} takes {', '.join(unnamed)} by position only", remedy="options are given by name: remove the `/`"
+        )
+
+
+def _names_in(file: Path) -> dict[str, bool]:
+    """The names that a file binds at its top, and whether each is a class; empty if only running it would tell.
+
+    Raises: SyntaxError; ValueError, for what is no text.
+    """
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except OSError:
+        return {}
+    found: dict[str, bool] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            return {}
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            found |= {(alias.asname or alias.name).partition(".")[0]: False for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.setdefault(node.id, False)
+    for node in ast.walk(tree):  # within `if` and `try` as well
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found[node.name] = isinstance(node, ast.ClassDef)
+    return {} if "__getattr__" in found or "globals" in {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} else found
+
+
+# tensors
+
+
+def onnx_tensors(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Inputs and outputs as an ONNX file states them; needs the package onnx. Raises: LoadFailed, if it is none."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        graph = onnx.load(str(path), load_external_data=False).graph
+    except DecodeError as exc:
+        raise LoadFailed(f"not an ONNX file ({path})") from exc
+    if not graph.output:
+        raise LoadFailed(f"not an ONNX file ({path})")
+    weights = {tensor.name for tensor in graph.initializer}
+    kinds = onnx.TensorProto.DataType
+
+    def found(tensors: Iterable[Any]) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(
+                tensor.name,
+                _ONNX_DATATYPES.get(
+                    kinds.Name(tensor.type.tensor_type.elem_type), kinds.Name(tensor.type.tensor_type.elem_type)
+                ),
+                tuple(size.dim_value if size.HasField("dim_value") else -1 for size in tensor.type.tensor_type.shape.dim),
+            )
+            for tensor in tensors
+        )
+
+    return found(tensor for tensor in graph.input if tensor.name not in weights), found(graph.output)
+
+
+def exported_tensors(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]] | None:
+    """Inputs and outputs in order, as a torch.export file (.pt2) states them; None, if it does not tell.
+
+    AOTInductor's packages do not, nor does a schema that is not known here. Source: torch/_export/serde/schema.py, version 8.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            program = json.loads(archive.read(next(name for name in archive.namelist() if _PROGRAM.search(name))))
+        graph = program["graph_module"]["graph"]
+        signature = program["graph_module"]["signature"]
+        inputs = [spec["user_input"]["arg"] for spec in signature["input_specs"] if "user_input" in spec]
+        outputs = [spec["user_output"]["arg"] for spec in signature["output_specs"] if "user_output" in spec]
+
+        def found(arguments: list[Any]) -> tuple[TensorSpec, ...]:
+            names = [argument["as_tensor"]["name"] for argument in arguments]
+            return tuple(TensorSpec(name, *_exported(graph["tensor_values"][name])) for name in names)
+
+        return found(inputs), found(outputs)
+    except (StopIteration, KeyError, TypeError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def _exported(meta: Any) -> tuple[str, tuple[int, ...]]:
+    return _TORCH_DATATYPES[meta["dtype"]], tuple(size.get("as_int", -1) for size in meta["sizes"])
+
+
+_PROGRAM: Final = re.compile(r"(^|/)models/[^/]+\.json$")
+_TORCH_DATATYPES: Final = {
+    1: "UINT8", 2: "INT8", 3: "INT16", 4: "INT32", 5: "INT64", 6: "FP16", 7: "FP32", 8: "FP64", 12: "BOOL", 13: "BF16",
+    28: "UINT16", 34: "UINT32", 35: "UINT64",
+}  # fmt: skip
+_ONNX_DATATYPES: Final = {"FLOAT": "FP32", "DOUBLE": "FP64", "FLOAT16": "FP16", "BFLOAT16": "BF16", "STRING": "BYTES"}
+
+
+def _unlike_file(wanted: Wanted, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
+    """What is declared, and differs from what the file states by name."""
+    declared = wanted.declared
+    if declared is None:
+        return
+    odd = {tensor.shape[0] if tensor.shape else None for tensor in (*inputs, *outputs)} - {-1, declared.max_rows}
+    if declared.max_rows and odd:
+        expected = "an open first dimension in every tensor"
+        fixed = next((size for size in odd if size), None)
+        remedy = "export the file so" + (f", or set max_rows: {fixed}" if fixed else ", or set max_rows: 0")
+        yield Mistake(("max_rows",), f"the file has {_listed((*inputs, *outputs))}", expected, remedy, of_model=True)
+    for key, found, ours in (("inputs", inputs, declared.inputs), ("outputs", outputs, declared.outputs)):
+        by_name = {tensor.name: tensor for tensor in found}
+        missing = [tensor.name for tensor in found if tensor.name not in {ours.name for ours in ours}]
+        for index, tensor in enumerate(ours):
+            if tensor.name in by_name:
+                yield from _unlike(key, index, tensor, by_name[tensor.name], declared.max_rows)
+            else:
+                near = difflib.get_close_matches(tensor.name, missing or by_name, n=1) or missing[:1]
+                hint = (
+                    f"did you mean `{near[0]}`?" if near else f"remove it, or leave out all {key}: they are read from the file"
+                )
+                yield Mistake(
+                    (key, index, "name"), expected=f"one of the file's {key}, {', '.join(by_name)}", remedy=hint, of_model=True
+                )
+        if ours and key == "inputs" and len(missing) > sum(tensor.name not in by_name for tensor in ours):
+            remedy = f"add {', '.join(missing)}, or leave out all inputs: they are read from the file"
+            yield Mistake((key,), f"the file also needs {', '.join(missing)}", remedy=remedy, of_model=True)
+
+
+def _unlike(key: str, index: int, ours: TensorSpec, theirs: TensorSpec, max_rows: int) -> Iterator[Mistake]:
+    if ours.datatype != theirs.datatype:
+        at = (key, index, "datatype")
+        yield Mistake(at, expected=f"{theirs.datatype}, as in the file", remedy=f"write {theirs.datatype}", of_model=True)
+    shape = (-1, *theirs.shape[1:]) if max_rows and theirs.shape else theirs.shape
+    agrees = len(ours.shape) == len(shape) and all(
+        -1 in pair or pair[0] == pair[1] for pair in zip(ours.shape, shape, strict=True)
+    )
+    if not agrees:
+        remedy = f"write {list(shape)}; -1 stands for any size"
+        yield Mistake((key, index, "shape"), expected=f"{list(shape)}, as in the file", remedy=remedy, of_model=True)
+
+
+def _listed(tensors: Iterable[TensorSpec]) -> str:
+    return ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)

@@ -1,0 +1,67 @@
+"""`gateway check`: says what is wrong with a configuration, all at once, or what would be served."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gateway.check import check
+from gateway.config import Config
+from gateway.documents.faults import ConfigFaults, Fault
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `check` to the command line."""
+    check = commands.add_parser("check", help="tell everything that is wrong with a configuration, without serving it")
+    check.add_argument("config", metavar="CONFIG", help="a YAML file; -: standard input")
+    check.add_argument("--load", action="store_true", help="also load each model in this process, and run it once")
+    check.add_argument("--json", action="store_true", help="faults and models as JSON, for programs")
+    check.set_defaults(run=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Exit codes: 0, it is valid; 2, it is not."""
+    config: Config | None = None
+    try:
+        document, config, faults = check(arguments.config)
+        source = document.source
+        if arguments.load and config is not None and not faults:
+            from gateway.trial import tried  # which imports all that serves
+
+            faults = tuple(asyncio.run(tried(document, config)))
+    except ConfigFaults as exc:  # no YAML
+        faults, source = exc.faults, exc.faults[0].source
+    if arguments.json:
+        print(json.dumps(as_json(source, config, faults), indent=2))
+    else:
+        print(rendered(source, config, faults, loaded=arguments.load), file=sys.stderr if faults else sys.stdout)
+    return 2 if faults else 0
+
+
+def rendered(source: str, config: Config | None, faults: Sequence[Fault], *, loaded: bool = False) -> str:
+    """What the user reads: a line for each fault, or for each model."""
+    if faults or config is None:
+        return ConfigFaults([*faults]).message + f"\n{source}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}"
+    lines = []
+    for model in config.models:
+        slo = f"p99 {model.slo.p99_ms:g} ms" if model.slo else "no SLO"
+        lanes = ", ".join(f"{b.label} ({b.placement}, {b.sessions} sessions)" for b in model.backends)
+        ran = ", loaded and run once" if loaded else ""
+        lines.append(f"{model.name} version {model.version}: {slo}, policy {model.batching.policy}, on {lanes}{ran}")
+    return "\n".join([*lines, f"{source}: valid"])
+
+
+def as_json(source: str, config: Config | None, faults: Sequence[Fault]) -> dict[str, Any]:
+    """The same for programs. models: empty, if the file is at fault in itself."""
+    models = [
+        {"name": model.name, "version": model.version, "backends": [backend.label for backend in model.backends]}
+        for model in (config.models if config is not None else ())
+    ]
+    told = []
+    for fault in faults:
+        parts = asdict(fault)
+        told.append({"file": parts.pop("source"), **parts, "message": str(fault)})
+    return {"file": source, "valid": not faults, "models": models, "faults": told}

@@ -1,0 +1,207 @@
+"""What people get wrong in configurations and models is told at once, with line, field, value, expectation and remedy."""
+
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from backends.check import gpus
+from gateway.cli import main
+from tests.mistakes import MISTAKES, Mistake, message_of, one, onnx, prepare, told
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+WITHIN_S = 3.0
+
+
+def lacks(mistake: Mistake) -> str:
+    """What this machine must have, or lack, to be told of a mistake."""
+    for need in mistake.needs:
+        if need == "no GPU":
+            there = gpus() == 0
+        elif need == "no Neuron":
+            there = not list(Path("/dev").glob("neuron*"))
+        else:
+            there = importlib.util.find_spec(need) is not None
+        if not there:
+            return need
+    return ""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the files that the mistakes are made with."""
+    prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_there_are_forty_and_more() -> None:
+    assert len(MISTAKES) >= 40
+
+
+@pytest.mark.parametrize("title", MISTAKES)
+def test_a_mistake_is_told_with_its_line_its_field_and_what_to_do(title: str, folder: Path) -> None:
+    mistake = MISTAKES[title]
+    if need := lacks(mistake):
+        pytest.skip(f"needs {need}")
+    begun_s = time.process_time()
+    said = told(mistake, folder)
+    took_s = time.process_time() - begun_s
+    paths = [fault["path"] for fault in said["faults"] if fault["path"].rpartition(".")[2] != "outputs"]
+    fault = said["faults"][0]
+    assert (paths, fault["line"]) == ([mistake.path], mistake.at_line), [fault["message"] for fault in said["faults"]]
+    assert fault["file"] == "gateway.yaml"
+    place = "gateway.yaml" + (f":{fault['line']}" if fault["line"] else "")
+    assert fault["message"].startswith(place)
+    for part in mistake.says:
+        assert part in fault["message"]
+    assert took_s < WITHIN_S
+    assert f"# {title}\n{message_of(said, folder)}\n" in PAGE, "python -m tests.mistakes docs/troubleshooting.md"
+
+
+def test_the_page_lists_every_mistake_once() -> None:
+    assert sorted(line[2:] for line in PAGE.splitlines() if line.startswith("# ") and line[2:] in MISTAKES) == sorted(MISTAKES)
+
+
+def test_faults_of_every_kind_are_told_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "gateway.yaml").write_text(
+        "server: {http_port: 70000}\n"
+        "models:\n"
+        "  - name: a\n"
+        "    max_row: 3\n"
+        "    backends:\n"
+        "      - {kind: onnxruntime, model: absent.onnx}\n"
+        "      - {kind: python, model: 'code.py:Ecko', sesions: 2}\n"
+        "  - name: b\n"
+        "    max_rows: 3\n"
+        "    max_rows: 4\n"
+        "    backends: [{kind: python, model: 'code.py:Echo'}]\n"
+    )
+    assert main(["check", "gateway.yaml"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[:2] for line in lines[:-1]] == [
+        ["gateway.yaml:1", "server.http_port"],
+        ["gateway.yaml:4", "models[0].max_row"],
+        ["gateway.yaml:6", "models[0].backends[0].model"],
+        ["gateway.yaml:7", "models[0].backends[1].sesions"],
+        ["gateway.yaml:10", "models[1].max_rows"],
+        ["gateway.yaml:11", "models[1].backends[0].class_options.factor"],
+    ]
+    assert lines[-1] == "gateway.yaml: 6 faults"
+
+
+def test_what_comes_from_an_anchor_is_told_where_it_stands(folder: Path) -> None:
+    text = (
+        "models:\n"
+        "  - name: a\n"
+        "    inputs: &tensors\n"
+        "      - {name: x, datatype: FP31, shape: [-1]}\n"
+        "    backends: [{kind: synthetic}]\n"
+        "  - name: b\n"
+        "    inputs: *tensors\n"
+        "    backends: [{kind: synthetic}]\n"
+    )
+    said = told(Mistake("", text, "", ()), folder)
+    assert [(fault["path"][:9], fault["line"]) for fault in said["faults"]] == [("models[0]", 4), ("models[1]", 4)]
+
+
+def test_what_is_right_is_valid(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "gateway.yaml").write_text(one("model: code.py:Echo", "class_options: {factor: 2}", kind="python"))
+    assert main(["check", "gateway.yaml", "--load"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "m version 1: no SLO, policy adaptive, on python (embedded, 1 sessions), loaded and run once",
+        "gateway.yaml: valid",
+    ]
+
+
+def test_standard_input_is_a_file_like_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"models:\n  - name: m\n    backends: {}\n")))
+    assert main(["check", "-"]) == 2
+    assert capsys.readouterr().err.splitlines()[0].startswith("<stdin>:3: models[0].backends: expected a list")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        (
+            "gatway.yaml",
+            "gatway.yaml: cannot be read: no such file, expected a configuration in YAML; did you mean `gateway.yaml`?",
+        ),
+        (".", ".: cannot be read: a directory, expected a configuration in YAML"),
+        ("linear.onnx", "linear.onnx: "),
+    ],
+)
+def test_what_is_no_configuration_is_named(folder: Path, path: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "gateway.yaml").write_text(one())
+    (folder / "linear.onnx").write_bytes(b"\x08\x08\xff\x00")
+    assert main(["check", path]) == 2
+    assert capsys.readouterr().err.startswith(says)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [("--no-ray",), ()])
+def test_serve_refuses_the_same_before_it_starts_anything(folder: Path, way: tuple[str, ...]) -> None:
+    pytest.importorskip("onnxruntime")
+    (folder / "gateway.yaml").write_text(
+        onnx(model="lineer.onnx") + "  - name: n\n    backends: [{kind: python, model: a.py:A}]\n"
+    )
+    command = [sys.executable, "-m", "gateway.cli", "serve", "gateway.yaml", *way]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first.startswith("gateway.yaml:5: models[0].backends[0].model: 'lineer.onnx': no such file (")
+    assert second.startswith("gateway.yaml:7: models[1].backends[0].model: 'a.py:A': no such file (")
+
+
+def test_a_backend_that_another_stands_in_for_keeps_nothing_from_starting(folder: Path) -> None:
+    from gateway.check import servable
+
+    pytest.importorskip("onnxruntime")
+    (folder / "gateway.yaml").write_text(onnx(model="lineer.onnx") + "      - {kind: synthetic}\n")
+    assert servable("gateway.yaml", here=True).models[0].name == "m"
+    (folder / "gateway.yaml").write_text(onnx("load_at_start: false", model="lineer.onnx"))
+    assert servable("gateway.yaml", here=True).models[0].name == "m"
+
+
+@pytest.mark.slow
+def test_tensors_of_an_exported_program_are_held_against_the_file(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(torch.nn.Linear(3, 2).eval(), (torch.ones(4, 3),), dynamic_shapes=({0: rows},))
+    torch.export.save(program, folder / "linear.pt2")
+    tensors = ("inputs: [{name: x, datatype: FP64, shape: [-1, 4]}]", "outputs: [{name: y, datatype: FP32, shape: [-1, 2]}]")
+    text = onnx(*tensors, model="linear.pt2").replace("kind: onnxruntime", "kind: torch")
+    said = told(Mistake("", text, "", ()), folder)
+    assert [(fault["path"], fault["expected"]) for fault in said["faults"]] == [
+        ("models[0].inputs[0].datatype", "FP32, as in the file"),
+        ("models[0].inputs[0].shape", "[-1, 3], as in the file"),
+    ]
+    right = text.replace("FP64", "FP32").replace("[-1, 4]", "[-1, 3]")
+    assert told(Mistake("", right, "", ()), folder)["valid"]
+
+
+def test_json_has_the_parts_of_each_fault(folder: Path) -> None:
+    said = told(MISTAKES["misspelt key"], folder)
+    assert json.loads(json.dumps(said)) == said
+    assert said["faults"] == [
+        {
+            "file": "gateway.yaml",
+            "line": 5,
+            "column": None,
+            "path": "models[0].backends[0].sesions",
+            "value": "2",
+            "found": "unknown key",
+            "expected": "",
+            "remedy": "did you mean `sessions`?",
+            "message": "gateway.yaml:5: models[0].backends[0].sesions: 2: unknown key; did you mean `sessions`?",
+        }
+    ]

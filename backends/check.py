@@ -217,7 +217,7 @@ def _neuron(wanted: Wanted) -> Iterator[Mistake]:
     folder = wanted.file
     if not folder.is_dir() or not (folder / "manifest.json").is_file():
         found = "no such directory" if not folder.exists() else "not a directory of Neuron artifacts: it has no manifest.json"
-        yield Mistake(("model",), f"{found} ({folder})", "what `gateway compile` makes", _compiles(wanted))
+        yield Mistake(("model",), f"{found} ({folder})", remedy=_compiles(wanted) or "set `build`, and run `gateway compile`")
     if wanted.here and not list(Path("/dev").glob("neuron*")) and not _doubled("torch_neuronx"):
         remedy = "use another kind, or place it where one is: placement: replicas, resources: {neuron_cores: 1}"
         yield Mistake(("kind",), "this machine has no Neuron device (/dev/neuron0)", remedy=remedy)

@@ -5,6 +5,7 @@ looked at. `servable` takes a first look before anything is started.
 """
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ def check(path: str | Path) -> Checked:
         for part in _parts(document, config, told)
         for mistake in [*_of_model(part), *checked(_wanted(part, thorough=True))]
     ]
+    if config is not None:
+        found += _of_server(document, config)
     faults = sorted(dict.fromkeys((*told, *found)), key=lambda fault: fault.line or 0)
     return Checked(document, config, tuple(faults))
 
@@ -124,6 +127,23 @@ def _wanted(part: _Part, *, thorough: bool) -> Wanted:
         here=backend.computes_here,
         thorough=thorough,
     )
+
+
+def _of_server(document: Document, config: Config) -> Iterator[Fault]:
+    """Directories that cannot be made or written to."""
+    for key in ("run_dir", "state_dir"):
+        wanted = getattr(config.server, key)
+        if wanted is None:
+            continue
+        path = Path(wanted).absolute()
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not there.is_dir():
+            found = f"{there} is a file"
+        elif not os.access(there, os.W_OK | os.X_OK):
+            found = f"this user cannot write to {there}"
+        else:
+            continue
+        yield document.fault(("server", key), found, expected="a directory, or a place to make one", remedy="choose another")
 
 
 def _of_model(part: _Part) -> Iterator[Mistake]:

@@ -204,6 +204,19 @@ class Routing(_Strict):
     ejection: Ejection = Ejection()
 
 
+def _resources(value: object) -> object:
+    """Ray takes any name for a resource, and waits for good for one that no node has."""
+    for name in value if isinstance(value, dict) else ():
+        meant = _RESOURCES.get(str(name).lower().removeprefix("num_").rstrip("s"), name)
+        if name != meant:
+            raise Unfit("no resource of Ray", remedy=f"did you mean `{meant}`?", at=(name,))
+    return value
+
+
+_RESOURCES: Final = {"cpu": "num_cpus", "gpu": "num_gpus", "neuron_core": "neuron_cores"}
+Resources = Annotated[dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_resources)]
+
+
 class Backend(_Strict):
     """What all kinds share."""
 
@@ -213,7 +226,7 @@ class Backend(_Strict):
     isolation: Literal["thread", "process"] = "thread"  # of each session; process: for code that holds the GIL or may crash
     replicas: int = Field(default=1, ge=1)
     autoscaling: Autoscaling | None = None
-    resources: dict[str, float] = {}  # of one replica, as Ray counts them
+    resources: Resources = {}  # of one replica, as Ray counts them
     surge: bool = True  # an upgrade starts the new replica beside the old, so needs its resources once more; false: after it
     usd_per_hour: float | None = Field(default=None, gt=0)  # of one instance: this machine's part, or one replica
     canary_share: float | None = Field(default=None, gt=0, le=1)  # gets this share of the requests, and no others

@@ -93,8 +93,8 @@ class LaneOpener:
         """Load a model's backends and probe them; gives one lane each, in order of price.
 
         Backends that cannot be loaded are left out if another serves the model without them.
-        Raises: ConfigError, if one is not as declared or unlike another; else GatewayError, of the first that fails if too many
-        do. Then none is left open.
+        Raises: ConfigError, if one is not as declared or unlike another; else GatewayError, that names each that fails if too
+        many do. Then none is left open.
         """
         lanes: list[Lane] = []
         missing: dict[str, str] = {}
@@ -109,7 +109,7 @@ class LaneOpener:
                     failed = failed or exc
                     missing[backend.label] = exc.message
             if failed and all(backend.label in missing or backend.shadow_share for backend in model.backends):
-                raise failed
+                raise failed if len(missing) == 1 else BackendFailed("; ".join(dict.fromkeys(missing.values())))
         except BaseException:  # broken off, too
             await close_all(lanes)
             raise

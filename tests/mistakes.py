@@ -311,6 +311,12 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 ("'sinthetic': expected a backend of this model, one of synthetic", "did you mean `synthetic`?"),
             ),
             Mistake(
+                "resource of another name",
+                one("resources: {num_gpu: 1}  # !"),
+                "models[0].backends[0].resources.num_gpu",
+                ("1: no resource of Ray", "did you mean `num_gpus`?"),
+            ),
+            Mistake(
                 "nothing but a canary",
                 one("canary_share: 0.1"),
                 "models[0].backends",
@@ -333,6 +339,12 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 onnx(model="later.onnx  # !") + "        build: {source: 'code.py:factory'}\n",
                 "models[0].backends[0].model",
                 ("'later.onnx': no such file", "`gateway compile` with this configuration makes it"),
+            ),
+            Mistake(
+                "file for a directory",
+                "server:\n  state_dir: code.py/state  # !\nmodels: [{name: m, backends: [{kind: synthetic}]}]\n",
+                "server.state_dir",
+                ("'code.py/state': ", "/code.py is a file, expected a directory", "choose another"),
             ),
             Mistake(
                 "pointer of Git LFS",

@@ -136,8 +136,8 @@ def test_no_request_is_lost_when_a_backend_joins(tmp_path: Path) -> None:
     simulated(tmp_path, main, cheap=DOWN)
 
 
-def test_a_model_of_which_no_backend_can_be_loaded_fails_with_the_first_reason(tmp_path: Path) -> None:
-    with pytest.raises(BackendFailed, match="failed to load 'm' version 1: told to be down"):
+def test_a_model_of_which_no_backend_can_be_loaded_fails_with_the_reason_of_each(tmp_path: Path) -> None:
+    with pytest.raises(BackendFailed, match="failed to load 'm' version 1: told to be down; the second$"):
         simulated(tmp_path, not_reached, cheap=DOWN, dear=BackendFailed("the second"))
 
 

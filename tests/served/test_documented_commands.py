@@ -122,6 +122,7 @@ NOT_RUN = {
         "ray start --address HEAD:6379",
     ),
     "a name in a sentence": (
+        "gateway check",
         "gateway compile",
         "gateway route explain",
         "gateway serve",

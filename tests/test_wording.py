@@ -12,6 +12,10 @@ import yaml
 
 from gateway.config import Config, parse_config
 from gateway.documents.faults import ConfigFaults, Fault, Location, path_of
+from loadtest.catalogue import load_catalogue
+from loadtest.errors import UsageError
+from loadtest.spec import parse_spec
+from tests.loadtest.examples import changed as example_of_a_spec
 
 REFERENCE = yaml.safe_load((Path(__file__).parent.parent / "configs" / "gateway.yaml").read_text())
 WRONG: tuple[Any, ...] = (
@@ -93,6 +97,25 @@ def test_an_unknown_key_or_a_missing_one_is_told_in_our_words_everywhere() -> No
             del holder[location[-1]]
             told += check(missing, location)
     assert told > 20
+
+
+@pytest.mark.slow
+def test_whatever_stands_wherever_in_a_spec_of_loadtest_is_told_in_our_words() -> None:
+    catalogue = load_catalogue()
+    spec = example_of_a_spec(payload={"values": ["x"]}, agreement={"statistic": {"y": "cosine"}}, target_rps=5)
+    spec["launcher"]["cpus"] = [0]
+    told = 0
+    for location in places(spec):
+        for value in WRONG:
+            try:
+                parse_spec(changed(location, value, spec), catalogue, source="spec.yaml")
+            except UsageError as exc:
+                told += 1
+                theirs = THEIRS.search(str(exc).replace(repr(value), ""))
+            else:
+                theirs = None
+            assert theirs is None, (location, value)
+    assert told > 500
 
 
 def test_a_fault_names_the_place_that_was_changed() -> None:

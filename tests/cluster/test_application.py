@@ -46,7 +46,7 @@ def test_build_takes_a_path_and_names_the_fault_of_what_it_is_given(tmp_path: Pa
     path = tmp_path / "gateway.yaml"
     path.write_text(yaml.safe_dump(config().model_dump(mode="json", exclude_none=True)))
     assert set(deployments(build({"config": str(path)}))) == {"ingress", "m-1-synthetic"}
-    with pytest.raises(ConfigError, match=r"args: modles: unknown key; did you mean `models`"):
+    with pytest.raises(ConfigError, match=r"args: modles: \[\]: unknown key; did you mean `models`"):
         build({"modles": []})
 
 

@@ -33,7 +33,8 @@ def _name(value: object, *, most: int) -> object:
         return value  # which pydantic refuses
     unfit = any(char == "/" or unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in value)
     if unfit or not 0 < len(value) <= most:
-        raise Unfit(expected=f"1 to {most} characters, none of them '/' or a control character")
+        remedy = f"for instance {value.replace('/', '-')}" if "/" in value.strip("/") else "choose another"
+        raise Unfit(expected=f"1 to {most} characters, none of them '/' or a control character", remedy=remedy)
     return value
 
 

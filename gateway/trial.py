@@ -13,6 +13,7 @@ from gateway.lane_opener import LaneOpener, close_all
 from gateway.metrics import Metrics
 from gateway.workers import WorkerPool
 
+_REMEDY: Final = "correct the model, or what is said of it here"
 _ONE_RUN_S: Final = 1e-3  # of probing, which begins no second run after it
 
 
@@ -34,7 +35,7 @@ async def tried(document: Document, config: Config) -> list[Fault]:
                 opened = await LaneOpener(pool, metrics=metrics, clock=clock).open(only)
             except GatewayError as exc:
                 words = exc.message.removeprefix(f"{model.name}:{model.version}/{backend.label}: ")
-                faults.append(document.fault(("models", index, "backends", number), words))
+                faults.append(document.fault(("models", index, "backends", number), words, remedy=_REMEDY))
             else:
                 await close_all(opened.lanes)
     return faults

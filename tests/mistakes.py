@@ -153,11 +153,13 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
                 + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcde", "bcdef", strict=True)),
                 "",
-                ("has more than 100000 values, its anchors filled in",),
+                ("has more than 100000 values, its anchors filled in", "use fewer anchors"),
                 line=5,
             ),
-            Mistake("a list", "- models\n", "", ("got a list", "expected a mapping with `models`"), line=1),
-            Mistake("nothing", "", "", ("got nothing", "expected a mapping with `models`")),
+            Mistake(
+                "a list", "- models\n", "", ("got a list", "expected a mapping with `models`", "begin with `models:`"), line=1
+            ),
+            Mistake("nothing", "", "", ("got nothing", "expected a mapping with `models`", "begin with `models:`")),
         ),
     ),
     "Keys and values": (
@@ -190,7 +192,7 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
             Mistake(
                 "no models", "server: {}\n", "models", ("missing, expected a list of at least 1", "add `models: …`"), line=1
             ),
-            Mistake("empty list", "models: []  # !\n", "models", ("[]: expected a list of at least 1",)),
+            Mistake("empty list", "models: []  # !\n", "models", ("[]: expected a list of at least 1", "add one")),
             Mistake(
                 "number out of range",
                 "server:\n  http_port: 70000  # !\nmodels: [{name: m, backends: [{kind: synthetic}]}]\n",
@@ -267,7 +269,7 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 "slash in a name",
                 "models:\n  - name: org/model  # !\n    backends: [{kind: synthetic}]\n",
                 "models[0].name",
-                ("'org/model': expected 1 to 128 characters, none of them '/'",),
+                ("'org/model': expected 1 to 128 characters, none of them '/'", "for instance org-model"),
             ),
             Mistake(
                 "model listed twice",

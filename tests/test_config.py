@@ -48,7 +48,10 @@ def test_the_least_configuration_has_defaults_for_the_rest() -> None:
             f"models: [{{name: a, max_rows: -2, {BACKEND}}}]",
             "x.yaml: models[0].max_rows: -2: expected a whole number from 0 to 1048576; left out, it is 32",
         ),
-        ("models: []", "x.yaml: models: []: expected a list of at least 1, each item a mapping with `name`, `backends`, …"),
+        (
+            "models: []",
+            "x.yaml: models: []: expected a list of at least 1, each item a mapping with `name`, `backends`, …; add one",
+        ),
         (
             "models: [{name: a, backends: [{kind: synthetic}, {kind: synthetic}]}]",
             "x.yaml: models[0].backends[1].name: 'synthetic' is the name of another backend too; give each a `name` of its own",
@@ -74,7 +77,8 @@ NAME = "expected 1 to {} characters, none of them '/' or a control character"
 def test_a_model_name_that_no_path_label_or_file_can_hold_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({"models": [{"name": name, "backends": [{"kind": "synthetic"}]}]}, source="x.yaml")
-    assert caught.value.message == f"x.yaml: models[0].name: {shown(name)}: {NAME.format(128)}"
+    remedy = "for instance a-b" if name == "a/b" else "choose another"
+    assert caught.value.message == f"x.yaml: models[0].name: {shown(name)}: {NAME.format(128)}; {remedy}"
     caught.value.message.encode()  # so that it can be printed
 
 
@@ -88,7 +92,8 @@ def test_a_model_name_that_a_path_takes_for_something_else_is_refused(name: str)
 def test_a_backend_name_that_no_lane_or_file_can_hold_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({"models": [{"name": "a", "backends": [{"kind": "synthetic", "name": name}]}]}, source="x.yaml")
-    assert caught.value.message == f"x.yaml: models[0].backends[0].name: {name!r}: {NAME.format(48)}"
+    remedy = "for instance cpu-int8" if name == "cpu/int8" else "choose another"
+    assert caught.value.message == f"x.yaml: models[0].backends[0].name: {name!r}: {NAME.format(48)}; {remedy}"
 
 
 @pytest.mark.parametrize("version", [2, "", "-1", "1.0", "one", "1" * 19, "1\n", "١"])

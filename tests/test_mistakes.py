@@ -57,6 +57,7 @@ def test_a_mistake_is_told_with_its_line_its_field_and_what_to_do(title: str, fo
     fault = said["faults"][0]
     assert (paths, fault["line"]) == ([mistake.path], mistake.at_line), [fault["message"] for fault in said["faults"]]
     assert fault["file"] == "gateway.yaml"
+    assert fault["remedy"]
     place = "gateway.yaml" + (f":{fault['line']}" if fault["line"] else "")
     assert fault["message"].startswith(place)
     for part in mistake.says:

@@ -112,7 +112,7 @@ def parse(text: str, *, source: str) -> Document:
 
 
 class _Unreasonable(yaml.MarkedYAMLError):
-    """YAML, but such as nobody writes a configuration. problem: said as it is."""
+    """YAML, but such as nobody writes a configuration. problem, note: what is wrong and what to do, said as they are."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -128,14 +128,14 @@ class _Loader(yaml.SafeLoader):
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # yaml's
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise _Unreasonable(problem=f"nested more than {_DEEPEST} deep", problem_mark=mark)
+            raise _Unreasonable(problem=f"nested more than {_DEEPEST} deep", note="nest less", problem_mark=mark)
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is None or id(node) in self._measured:
             return node
         if is_alias:
-            raise _Unreasonable(problem="an anchor that contains itself", problem_mark=mark)
+            raise _Unreasonable(problem="an anchor that contains itself", note="remove its alias", problem_mark=mark)
         children: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
             children = [part for pair in node.value for part in pair]
@@ -146,7 +146,7 @@ class _Loader(yaml.SafeLoader):
         depth = 1 + max((depth for _, _, depth in measures), default=0)
         if nodes > _MOST_NODES or depth > _DEEPEST:
             fault = f"has more than {_MOST_NODES} values" if nodes > _MOST_NODES else f"nested more than {_DEEPEST} deep"
-            raise _Unreasonable(problem=f"{fault}, its anchors filled in", problem_mark=mark)
+            raise _Unreasonable(problem=f"{fault}, its anchors filled in", note="use fewer anchors", problem_mark=mark)
         self._measured[id(node)] = (node, nodes, depth)
         return node
 
@@ -154,8 +154,8 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ValueError, OverflowError) as exc:  # a date of month 13, or what a tag makes of a text
-            problem = "looks like a date or a number, and is none (text needs quotes)"
-            raise _Unreasonable(problem=problem, problem_mark=node.start_mark) from exc
+            problem = "looks like a date or a number, and is none"
+            raise _Unreasonable(problem=problem, note="put text in quotes", problem_mark=node.start_mark) from exc
 
 
 def _child(node: yaml.Node, part: str | int) -> tuple[int, yaml.Node] | None:
@@ -229,8 +229,8 @@ def _not_yaml(exc: yaml.YAMLError, text: str, source: str) -> Fault:
     mark = exc.problem_mark or exc.context_mark
     assert mark is not None  # one of the two is always there
     if isinstance(exc, _Unreasonable):
-        expected = "a configuration in YAML"
-        return Fault(source, found=str(exc.problem), expected=expected, line=mark.line + 1, column=mark.column + 1)
+        remedy = str(exc.note)
+        return Fault(source, found=str(exc.problem), remedy=remedy, line=mark.line + 1, column=mark.column + 1)
     lines = text.splitlines() or [""]
     at = min(mark.line, len(lines) - 1)
     found, remedy, line = _cause(exc, lines, at, mark.column)

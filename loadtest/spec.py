@@ -305,8 +305,8 @@ def _drop(document: dict[Any, Any], location: tuple[int | str, ...]) -> None:
             holder, key, node = node, part, node[part]  # type: ignore[index]  # an int where it is a list, as just seen
     if isinstance(holder, dict):
         holder.pop(key, None)
-    elif isinstance(key, int) and holder is document.get("candidates"):
-        holder[key] = {}  # in place, as others are known by their number
+    elif isinstance(key, int) and location[0] == "candidates" and len(location) == 2:
+        document["candidates"][key] = {}  # in place, as others are known by their number
     elif isinstance(key, int):
         _drop(document, location[:-1])  # with its list
 

@@ -200,7 +200,7 @@ def _value(place: _Place, document: Document) -> Fault:
         remedy = f"a space is missing after the colon: `{key}: {rest}`"
     elif inner is str and value is not None and not isinstance(value, list | dict):
         remedy = f'put it in quotes: "{value}"'
-    elif not place.location and isinstance(inner, type):
+    elif not place.location and isinstance(inner, type) and issubclass(inner, BaseModel):
         required = next((name for name, field in inner.model_fields.items() if field.is_required()), "")
         remedy = f"begin with `{required}:`" if required else ""
     elif value in ([], {}):

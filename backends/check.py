@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import backends.python
 import backends.synthetic
 from backends.base import BackendError, LoadFailed, ModelSpec, TensorSpec, words_of
 from backends.datatypes import NUMPY
@@ -161,21 +162,23 @@ def _pt2(wanted: Wanted) -> Iterator[Mistake]:
 
 
 def _python(wanted: Wanted) -> Iterator[Mistake]:
-    cls: list[Any] = []
-    yield from _source(wanted, ("model",), wanted.model, "a class", ("class_options",), cls.append)
-    if not cls:
+    code: list[Any] = []
+    yield from _source(wanted, ("model",), wanted.model, "a class", loaded=code.append)
+    if not code:
         return
-    if not callable(getattr(cls[0], "predict", None)):
-        yield Mistake(("model",), "it has no method `predict`", expected="a class with predict(inputs)", remedy="add it")
+    faults = list(misfits(code[0], wanted.options["class_options"], ("class_options",))) if inspect.isclass(code[0]) else []
     for key in ("inputs", "outputs"):
-        stated = getattr(cls[0], key, None)
-        if wanted.declared is None or getattr(wanted.declared, key):
-            continue
-        if not stated:
-            remedy = f'write `{key} = [("x", "FP32", (-1, 16))]` in the class, or set {key} of the model here'
-            yield Mistake((key,), f"missing: the class states no `{key}` either", remedy=remedy, of_model=True)
-            continue
-        yield from _stated(key, stated)
+        stated = getattr(code[0], key, None)
+        if stated and not (wanted.declared and getattr(wanted.declared, key)):
+            faults += _stated(key, stated)
+    yield from faults
+    if faults or wanted.declared is None:
+        return
+    try:  # it makes no instance: that is for sessions to do
+        backends.python.load(wanted.declared, model=wanted.model, class_options=wanted.options["class_options"])
+    except BackendError as exc:
+        found = str(exc).removeprefix(f"{wanted.model}: ")
+        yield Mistake(("model",), found, remedy="correct the code, or what is said of it here")
 
 
 def _stated(key: str, stated: Any) -> Iterator[Mistake]:
@@ -339,12 +342,16 @@ def _source(
     at: Place,
     source: str,
     what: str,
-    options_at: Place,
+    options_at: Place = (),
     loaded: Callable[[Any], object] = lambda _: None,
     *,
     static: bool = False,
 ) -> Iterator[Mistake]:
-    """Of `module:name` or `path/to/file.py:name`. loaded: gets the object, if it is imported. static: it never is."""
+    """Of `module:name` or `path/to/file.py:name`.
+
+    options_at: where the options stand that it is called with; empty: they are not looked at. loaded: gets the object, if it is
+    imported. static: it never is.
+    """
     name_of = "Class" if what == "a class" else "factory"
     place, _, name = source.rpartition(":")
     if not is_source(source):
@@ -402,10 +409,11 @@ def _source(
         yield Mistake(at, f"{name!r} is {type(code).__name__} {code!r}", expected=what)
         return
     loaded(code)
-    options: Any = wanted.options
-    for key in options_at:
-        options = options[key]
-    yield from misfits(code, options, options_at)
+    if options_at:
+        options: Any = wanted.options
+        for key in options_at:
+            options = options[key]
+        yield from misfits(code, options, options_at)
 
 
 def misfits(code: Callable[..., Any], options: Mapping[str, Any], at: Place) -> Iterator[Mistake]:

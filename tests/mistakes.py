@@ -446,14 +446,13 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 "class without predict",
                 one("model: code.py:Unfinished  # !", kind="python"),
                 "models[0].backends[0].model",
-                ("it has no method `predict`", "expected a class with predict(inputs)", "add it"),
+                ("expected a class with a method `predict(inputs)`", "correct the code"),
             ),
             Mistake(
                 "tensors stated nowhere",
-                one("model: code.py:Silent", kind="python"),
-                "models[0].inputs",
-                ("missing: the class states no `inputs` either", "write `inputs = "),
-                line=2,
+                one("model: code.py:Silent  # !", kind="python"),
+                "models[0].backends[0].model",
+                ("'code.py:Silent'", "`inputs`", "set `inputs` of the model in the configuration"),
             ),
             Mistake(
                 "tensors of the class",

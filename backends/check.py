@@ -296,7 +296,7 @@ def _no_file(wanted: Wanted, *, code: bool = False) -> Iterator[Mistake]:
     if path.is_dir():
         yield Mistake(at, f"a directory ({path})", expected="a file", remedy="name the file in it")
     elif code and path.suffix == ".py":
-        yield Mistake(at, "code, without the name in it", "path/to/file.py:factory", f"write {wanted.model}:factory")
+        yield Mistake(at, "code, without the name in it", "path/to/file.py:factory", "add `:` and the name of the factory")
     elif not path.is_file():
         yield Mistake(at, f"no such file ({path})", remedy=_compiles(wanted) or _near(path))
         yield from _build_source(wanted)
@@ -357,7 +357,7 @@ def _source(
     if not is_source(source):
         names = _names_in(Path(source)) if source.endswith(".py") else {}
         guess = next((known for known, is_class in names.items() if is_class == (what == "a class")), name_of)
-        remedy = f"write {source}:{guess}" if source.endswith(".py") else ""
+        remedy = f"add `:{guess}`" if source.endswith(".py") else "name the code, or another kind"
         yield Mistake(at, f"does not name {what}", f"path/to/file.py:{name_of} or module:{name_of}", remedy)
         return
     file: Path | None

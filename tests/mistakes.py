@@ -398,7 +398,7 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 "file without a class",
                 one("model: code.py  # !", kind="python"),
                 "models[0].backends[0].model",
-                ("'code.py': does not name a class", "expected path/to/file.py:Class or module:Class", "write code.py:Echo"),
+                ("'code.py': does not name a class", "expected path/to/file.py:Class or module:Class", "add `:Echo`"),
             ),
             Mistake(
                 "misspelt class",

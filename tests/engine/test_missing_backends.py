@@ -137,7 +137,7 @@ def test_no_request_is_lost_when_a_backend_joins(tmp_path: Path) -> None:
 
 
 def test_a_model_of_which_no_backend_can_be_loaded_fails_with_the_reason_of_each(tmp_path: Path) -> None:
-    with pytest.raises(BackendFailed, match="failed to load 'm' version 1: told to be down; the second$"):
+    with pytest.raises(BackendFailed, match=r"failed to load 'm' version 1: told to be down; the second$"):
         simulated(tmp_path, not_reached, cheap=DOWN, dear=BackendFailed("the second"))
 
 

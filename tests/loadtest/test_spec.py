@@ -190,7 +190,8 @@ def test_faults_of_every_kind_are_told_together(catalogue: Catalogue, tmp_path: 
         ],
     ) == [
         "s: launcher.nise: 3: unknown key; did you mean `nice`?",
-        "s: payload.protocol: 'rest-bin': expected one of rest-json, rest-binary, grpc, invocations; did you mean `rest-binary`?",
+        "s: payload.protocol: 'rest-bin': expected one of rest-json, rest-binary, grpc, invocations; "
+        "did you mean `rest-binary`?",
         "s: agreement.statistic: 5: expected text or a mapping, each value text",
         "s: candidates[1].setings: unknown key; did you mean `settings`?",
         "s: candidates[2].backend: 5: expected text or a mapping, or null",
@@ -240,8 +241,8 @@ def test_what_is_missing_is_told_with_the_rest(catalogue: Catalogue) -> None:
     assert str(raised.value).splitlines() == [
         "s: model: missing, expected text or a mapping; add `model: …`",
         "s: launcher: missing, expected a mapping with `kind`, one of local, url; add `launcher: …`",
-        "s: candidates: missing, expected a list of at least 1, each item a mapping with `instances`, `backend`, `settings`, `url`, "
-        "`usd_per_hour`, `price_source`, …; add `candidates: …`",
+        "s: candidates: missing, expected a list of at least 1, each item a mapping with `instances`, `backend`, `settings`, "
+        "`url`, `usd_per_hour`, `price_source`, …; add `candidates: …`",
         "s: budget.minutes: -1: expected a number greater than 0, at most 1440; left out, it is 45",
         's: SLO: cannot read "p99<50mss", expected such as "p99<50ms" or "errors<0.1%"',
         's: SLO: cannot read "throughput", expected such as "p99<50ms" or "errors<0.1%"',

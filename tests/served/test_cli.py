@@ -51,7 +51,9 @@ def test_a_faulty_configuration_exits_2_before_anything_starts(tmp_path: Path) -
 
 def test_every_model_that_cannot_load_is_named_with_its_reason(tmp_path: Path) -> None:
     broken = "backends: [{kind: synthetic, fail_opens: 1}]"
-    path = written(tmp_path, f"models: [{{name: m, {broken}}}, {{name: well, backends: [{{kind: synthetic}}]}}, {{name: n, {broken}}}]")
+    path = written(
+        tmp_path, f"models: [{{name: m, {broken}}}, {{name: well, backends: [{{kind: synthetic}}]}}, {{name: n, {broken}}}]"
+    )
     done = gateway("serve", "--no-ray", path, "--http-port", "0", "--grpc-port", "0")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-2:] == [

@@ -221,7 +221,7 @@ def _neuron(wanted: Wanted) -> Iterator[Mistake]:
     if not folder.is_dir() or not (folder / "manifest.json").is_file():
         found = "no such directory" if not folder.exists() else "not a directory of Neuron artifacts: it has no manifest.json"
         yield Mistake(("model",), f"{found} ({folder})", remedy=_compiles(wanted) or "set `build`, and run `gateway compile`")
-    if wanted.here and not list(Path("/dev").glob("neuron*")) and not _doubled("torch_neuronx"):
+    if wanted.here and not list(Path("/dev").glob("neuron*")):
         remedy = "use another kind, or place it where one is: placement: replicas, resources: {neuron_cores: 1}"
         yield Mistake(("kind",), "this machine has no Neuron device (/dev/neuron0)", remedy=remedy)
 
@@ -265,11 +265,6 @@ def _library(wanted: Wanted) -> Iterator[Mistake]:
 
 def _installed(name: str) -> bool:
     return name in sys.modules or importlib.util.find_spec(name) is not None
-
-
-def _doubled(name: str) -> bool:
-    """Whether a double of AWS's library is installed, which needs no device."""
-    return _installed(name) and hasattr(sys.modules.get(name), "PLATFORM")
 
 
 def _gpu(wanted: Wanted) -> Iterator[Mistake]:

@@ -234,7 +234,7 @@ def _not_yaml(exc: yaml.YAMLError, text: str, source: str) -> Fault:
     lines = text.splitlines() or [""]
     at = min(mark.line, len(lines) - 1)
     found, remedy, line = _cause(exc, lines, at, mark.column)
-    column: int | None = mark.column + 1 if line == at else None
+    column = mark.column + 1 if line == at else len(lines[line]) - len(lines[line].lstrip()) + 1
     return Fault(
         source, value=shown(lines[line].strip()), found=f"not YAML: {found}", remedy=remedy, line=line + 1, column=column
     )

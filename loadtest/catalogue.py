@@ -10,9 +10,11 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from gateway.documents.faults import ConfigFaults, Refused, Unfit
+from gateway.documents.reader import parse
+from gateway.documents.validation import validated
 from loadtest.errors import UsageError
 
 BUNDLED: Traversable = files("loadtest") / "instances.yaml"
@@ -87,10 +89,14 @@ class Catalogue(_Strict):
 
     @model_validator(mode="after")
     def _sourced(self) -> Self:
+        unfit = []
         for name, instance in self.instances.items():
             used = {price.source for price in instance.prices.values()} | ({instance.spot.source} if instance.spot else set())
             for source in sorted(used - set(self.sources)):
-                raise ValueError(f"{name}: source {source!r} is not among `sources`")
+                found = f"source {source!r} is not among `sources`"
+                unfit.append(Unfit(found, remedy="add it there", at=("instances", name)))
+        if unfit:
+            raise Refused(unfit)
         return self
 
     def instance(self, name: str) -> InstanceType:
@@ -130,11 +136,8 @@ class Catalogue(_Strict):
 def load_catalogue(path: Traversable = BUNDLED) -> Catalogue:
     """Read an instances file. Raises: UsageError, with one line per fault."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        return validated(Catalogue, parse(path.read_text(encoding="utf-8"), source=str(path)))
+    except (OSError, UnicodeDecodeError) as exc:
         raise UsageError(f"{path}: cannot be read: {exc}") from exc
-    try:
-        return Catalogue.model_validate(document)
-    except ValidationError as exc:
-        faults = (f"{path}: {'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
-        raise UsageError("\n".join(faults)) from exc
+    except ConfigFaults as exc:
+        raise UsageError(exc.message) from exc

@@ -110,7 +110,7 @@ def words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         some = (required or list(annotation.model_fields))[:_KEYS_LISTED]
         more = ", …" if len(some) < len(annotation.model_fields) else ""
         return f"a mapping with {', '.join(f'`{name}`' for name in some)}{more}"
-    return f"{_SIMPLE[annotation]}{_range(metadata)}"
+    return f"{_SIMPLE.get(annotation, 'another value')}{_range(metadata)}"
 
 
 @dataclass(frozen=True, slots=True)

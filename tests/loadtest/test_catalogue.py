@@ -121,7 +121,7 @@ def written(folder: Path, changes: dict[str, Any]) -> Path:
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, key: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=r"instances\.yaml: .*(x\.large)") as refused:
+    with pytest.raises(UsageError, match=r"instances\.yaml:\d+: .*(x\.large)") as refused:
         load_catalogue(written(tmp_path, {key: value}))
     assert value != "unknown" or "source 'unknown' is not among `sources`" in str(refused.value)
 

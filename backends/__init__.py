@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from backends.base import BackendError, Device, LoadFailed, Model, ModelSpec, Session, Tensors, check_outputs, words_of
+from backends.base import BackendError, Device, LoadFailed, Model, ModelSpec, Session, Tensors, checked_outputs, words_of
 
 # kind -> the module whose `load(declared, **options) -> Model` is called. A module imports its library only
 # inside load, and says in a LoadFailed what to install where it is missing.
@@ -31,7 +31,8 @@ BUILDERS: Final[dict[str, str]] = {
 def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *, max_rows: int = 32) -> Model:
     """Load a model into this process; its sessions' outputs are checked against its spec.
 
-    options: the backend's own, `gateway.config.Backend.options()`.
+    options: the backend's own, `gateway.config.Backend.options()`. `cast_outputs` among them, true by default: outputs of
+    another datatype are brought to the declared one where that is safe.
     spec: what the operator declared; inputs or outputs left empty, and everything if None, are read from the artifact. What is
     declared is checked against the artifact where that can tell. Its platform is ignored.
     max_rows: the most rows one execution takes, where no spec says so.
@@ -39,6 +40,8 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
     """
     if kind not in BACKENDS:
         raise LoadFailed(f"unknown backend kind {kind!r}, expected one of {', '.join(BACKENDS)}")
+    options = dict(options)
+    cast = bool(options.pop("cast_outputs", True))
     declared = spec if spec is not None else ModelSpec(platform="", inputs=(), outputs=(), max_rows=max_rows)
     try:
         model: Model = import_module(BACKENDS[kind]).load(declared, **options)
@@ -46,7 +49,7 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
         raise
     except Exception as exc:  # whatever an artifact or a user's code throws while loading is a fault of the load
         raise LoadFailed(f"{kind}: {words_of(exc)}") from exc
-    return _Checked(model)
+    return _Checked(model, cast=cast)
 
 
 def build(kind: str, artifact: Path, spec: ModelSpec, **how: Any) -> str:
@@ -67,32 +70,32 @@ def build(kind: str, artifact: Path, spec: ModelSpec, **how: Any) -> str:
 class _Checked:
     """A model whose outputs are checked in one place, so that no backend and no caller can forget to."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, cast: bool) -> None:
         self._model = model
+        self._cast = cast
         self.spec: ModelSpec = model.spec
         self.device: Device = model.device
         self.memory_bytes: int = model.memory_bytes
 
     def open_session(self, index: int) -> Session:
-        return _CheckedSession(self._model.open_session(index), self.spec)
+        return _CheckedSession(self._model.open_session(index), self.spec, cast=self._cast)
 
     def close(self) -> None:
         self._model.close()
 
 
 class _CheckedSession:
-    __slots__ = ("_close", "_run", "_spec", "cancel")
+    __slots__ = ("_cast", "_close", "_run", "_spec", "cancel")
 
-    def __init__(self, session: Session, spec: ModelSpec) -> None:
+    def __init__(self, session: Session, spec: ModelSpec, *, cast: bool) -> None:
         self._run = session.run
         self._close = session.close
         self.cancel: Callable[[], None] | None = getattr(session, "cancel", None)  # of a CancellableSession
         self._spec = spec
+        self._cast = cast
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
-        outputs = self._run(inputs, parameters)
-        check_outputs(self._spec, inputs, outputs)
-        return outputs
+        return checked_outputs(self._spec, inputs, self._run(inputs, parameters), cast=self._cast)
 
     def close(self) -> None:
         self._close()

@@ -10,6 +10,7 @@ Errors a backend may raise, each a fault of
     ├── LoadFailed             the configuration or the artifact: bad path, missing library, wrong device
     │   └── SpecMismatch       the configuration: it says other tensors than the artifact has; no later try can mend it
     ├── ExecutionFailed        the model, on this input: the session is still good
+    │   └── OutputsRefused     the model, on any input: what it gives is not what is declared of it
     ├── RunCancelled           nobody: `cancel` ended the run
     └── SessionLost            the session: process died, device lost, out of memory. It must be rebuilt
 
@@ -17,6 +18,7 @@ Foreign exceptions become one of these at one seam per library. Imports nothing 
 """
 
 import logging
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -30,11 +32,17 @@ _MESSAGE_CHARS: Final = 2_000
 _WORDS_AROUND: Final = 500  # what is put around a message that was cut, and does not have it cut again
 _LOG_CHARS: Final = 16_000
 
+_DATATYPES: Final = {dtype: name for name, dtype in NUMPY.items()}
+_FLOATS: Final = frozenset(NUMPY[name] for name in ("FP16", "BF16", "FP32", "FP64"))
+_INTEGERS: Final = frozenset(dtype for name, dtype in NUMPY.items() if "INT" in name)
+
 log = logging.getLogger(__name__)
 
 
 class BackendError(Exception):
-    """What a backend raises."""
+    """What a backend raises. trace: where it began in a model's code, for the log, if that is not this process; else empty."""
+
+    trace: str = ""
 
 
 class LoadFailed(BackendError):
@@ -47,6 +55,10 @@ class SpecMismatch(LoadFailed):
 
 class ExecutionFailed(BackendError):
     """The model failed on this batch; the session can run the next."""
+
+
+class OutputsRefused(ExecutionFailed):
+    """What the model gave is not what is declared of it; another input hardly mends that."""
 
 
 class RunCancelled(BackendError):
@@ -79,6 +91,24 @@ def words_of(exc: BaseException) -> str:
         log.warning("an error message of %d characters is cut in the answer: %s", len(text), text[:_LOG_CHARS])
         text = f"{text[:_MESSAGE_CHARS]}… (cut, of {len(text)} characters)"
     return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be sent
+
+
+def trace_of(exc: BaseException) -> str:
+    """Where an exception came from, for the log: the traceback of what was raised first. Empty for what a backend itself says.
+
+    Never raises, whatever a foreign `__str__` does.
+    """
+    if isinstance(exc, BackendError):
+        if exc.trace or exc.__cause__ is None:
+            return exc.trace
+        exc = exc.__cause__
+    try:
+        text = "".join(traceback.format_exception(exc))
+    except BaseException:
+        text = "".join(traceback.format_tb(exc.__traceback__))
+    if len(text) > _LOG_CHARS:  # by what is said, at the end, or by a deep recursion
+        text = f"{text[: _LOG_CHARS // 2]}… (cut, of {len(text)} characters) …{text[-_LOG_CHARS // 2 :]}"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,25 +217,27 @@ class Model(Protocol):
     def close(self) -> None: ...
 
 
-def check_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors) -> None:
+def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast: bool = True) -> Tensors:
     """Hold a model to its spec: its outputs and no others, each of its datatype and shape, with as many rows as went in.
 
-    Raises: ExecutionFailed, naming the output.
+    cast: bring arrays of another datatype to the declared one where only the precision of float64 is lost, or nothing.
+    Raises: OutputsRefused, naming the output; ExecutionFailed, for a value or an element that the datatype cannot hold.
     """
     rows = None
     if spec.max_rows:
         rows = next(iter(inputs.values())).shape[0] if inputs else 0
+    made: Tensors = {}
     for expected in spec.outputs:
         array = outputs.get(expected.name)
         if not isinstance(array, np.ndarray):
             if expected.name in outputs:
-                raise ExecutionFailed(f"output {expected.name!r}: expected an array, the model gave {type(array).__name__}")
-            raise ExecutionFailed(f"output {expected.name!r} is missing, the model gave {_names(outputs)}")
+                raise OutputsRefused(f"output {expected.name!r}: expected an array, the model gave {type(array).__name__}")
+            raise OutputsRefused(f"output {expected.name!r} is missing, the model gave {_names(outputs)}")
         if array.dtype != NUMPY[expected.datatype]:
-            raise ExecutionFailed(f"output {expected.name!r}: expected {expected.datatype}, the model gave {array.dtype}")
+            array = made[expected.name] = _cast(expected, array, allowed=cast)
         if not _fits(array.shape, expected.shape, rows):
             with_rows = "" if rows is None else f" with {rows} rows"
-            raise ExecutionFailed(
+            raise OutputsRefused(
                 f"output {expected.name!r}: expected shape {list(expected.shape)}{with_rows}, "
                 f"the model gave shape {list(array.shape)}"
             )
@@ -213,9 +245,36 @@ def check_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors) -> None:
             _check_elements(expected.name, array)
     if len(outputs) != len(spec.outputs):
         undeclared = {name: array for name, array in outputs.items() if name not in spec.output_by_name}
-        raise ExecutionFailed(
+        raise OutputsRefused(
             f"the model gave {_names(undeclared)} beside its outputs {_names(spec.output_by_name)}: declare or omit them"
         )
+    return outputs | made if made else outputs
+
+
+def _cast(expected: TensorSpec, array: np.ndarray, *, allowed: bool) -> np.ndarray:
+    """The array in the declared datatype: a copy. numpy computes in float64 and int64 where nobody tells it otherwise.
+
+    Raises: OutputsRefused, where the datatypes do not go together; ExecutionFailed, for a value that does not fit.
+    """
+    dtype, given = NUMPY[expected.datatype], array.dtype
+    what = f"output {expected.name!r}"
+    if allowed and dtype in _FLOATS and (given == np.float64 or (given in _FLOATS and dtype.itemsize > given.itemsize)):
+        try:
+            with np.errstate(over="raise", under="ignore", invalid="ignore"):
+                return array.astype(dtype)
+        except FloatingPointError:
+            raise ExecutionFailed(f"{what}: a value of the model's {given} is too large for {expected.datatype}") from None
+    if allowed and dtype in _INTEGERS and given in _INTEGERS:
+        if array.size:
+            bounds = np.iinfo(dtype)
+            for value in (int(array.min()), int(array.max())):
+                if not bounds.min <= value <= bounds.max:
+                    raise ExecutionFailed(f"{what}: the model gave {value}, which {expected.datatype} cannot hold")
+        return array.astype(dtype)
+    way = f'return it with .astype("{dtype.name}")'
+    if given in _DATATYPES:
+        way += f", or declare {_DATATYPES[given]}"
+    raise OutputsRefused(f"{what}: expected {expected.datatype}, the model gave {given}: {way}")
 
 
 def _fits(shape: tuple[int, ...], declared: tuple[int, ...], rows: int | None) -> bool:
@@ -233,14 +292,14 @@ def _fits(shape: tuple[int, ...], declared: tuple[int, ...], rows: int | None) -
 
 
 def _check_elements(name: str, array: np.ndarray) -> None:
-    """Raises: ExecutionFailed, if what is declared as BYTES has elements that are neither bytes nor text."""
+    """Raises: OutputsRefused, if what is declared as BYTES has elements that are neither bytes nor text."""
     elements = array.ravel().tolist()
     kinds = set(map(type, elements))
     if kinds <= {bytes}:
         return
     for kind in kinds:
         if not issubclass(kind, bytes | str):
-            raise ExecutionFailed(f"output {name!r}: expected bytes or str in BYTES, the model gave {kind.__name__}")
+            raise OutputsRefused(f"output {name!r}: expected bytes or str in BYTES, the model gave {kind.__name__}")
     try:
         "".join(element for element in elements if isinstance(element, str)).encode()
     except UnicodeEncodeError as exc:

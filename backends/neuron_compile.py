@@ -12,7 +12,7 @@ import torch
 
 from backends.base import LoadFailed, ModelSpec, TensorSpec, example_inputs
 from backends.neuron import MANIFEST, library, platform
-from backends.source import load_object
+from backends.source import made_from
 
 
 def build(
@@ -36,7 +36,7 @@ def build(
         raise LoadFailed(f"{artifact}: inputs of open length are compiled for fixed ones: set ragged.buckets of the model")
     if not declared.inputs or not declared.outputs:
         raise LoadFailed(f"{artifact}: compiling needs the model's `inputs` and `outputs` stated")
-    network = load_object(source)(**options).eval().requires_grad_(False)
+    network = made_from(source, options, key="build.options").eval().requires_grad_(False)
     artifacts: dict[str, str] = {}
     artifact.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=artifact.parent, prefix=".neuron-") as folder:

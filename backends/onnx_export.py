@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.base import LoadFailed, ModelSpec, Tensors, example_inputs
-from backends.source import load_object
+from backends.source import made_from
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ def build(
     """
     if not declared.inputs or not declared.outputs:
         raise LoadFailed(f"{artifact}: an export needs the model's `inputs` and `outputs` stated")
-    module = load_object(source)(**options).eval().requires_grad_(False)
+    module = made_from(source, options, key="build.options").eval().requires_grad_(False)
     artifact.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=artifact.parent, prefix=".export-") as folder:
         exported = Path(folder) / artifact.name

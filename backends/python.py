@@ -14,7 +14,6 @@ SystemExit), its session.
 """
 
 import inspect
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,12 +23,14 @@ from backends.base import (
     ExecutionFailed,
     LoadFailed,
     ModelSpec,
+    OutputsRefused,
     SessionLost,
     Tensors,
     TensorSpec,
     words_of,
 )
-from backends.source import load_object
+from backends.datatypes import NUMPY
+from backends.source import check_options, line_of, load_object, make
 
 
 def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | None = None) -> "PythonModel":
@@ -37,36 +38,49 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | 
     cls = load_object(model)
     if not callable(getattr(cls, "predict", None)):
         raise LoadFailed(f"{model}: expected a class with a method `predict(inputs)`")
+    options = dict(class_options or {})
+    check_options(model, cls, options, key="class_options")
     inputs = declared.inputs or _tensors(model, cls, "inputs")
     outputs = declared.outputs or _tensors(model, cls, "outputs")
     spec = ModelSpec("python", inputs, outputs, declared.max_rows, declared.row_sizes)
-    return PythonModel(spec, cls, dict(class_options or {}))
+    return PythonModel(model, spec, cls, options)
 
 
 def _tensors(model: str, cls: Any, attribute: str) -> tuple[TensorSpec, ...]:
     stated = getattr(cls, attribute, None)
     if not stated:
         raise LoadFailed(f"{model}: the class states no `{attribute}`: set `{attribute}` of the model in the configuration")
-    return tuple(TensorSpec(*entry) for entry in stated)
+    tensors = []
+    for entry in stated:
+        try:
+            name, datatype, shape, *rest = entry
+            tensor = TensorSpec(name, datatype, tuple(int(size) for size in shape), *rest)
+        except (TypeError, ValueError):
+            raise LoadFailed(f"{model}: `{attribute}`: got {entry!r}, expected (name, datatype, shape)") from None
+        if not isinstance(datatype, str) or datatype not in NUMPY:
+            raise LoadFailed(f"{model}: `{attribute}`: {name!r} has datatype {datatype!r}, expected one of {', '.join(NUMPY)}")
+        tensors.append(tensor)
+    return tuple(tensors)
 
 
 class PythonModel:
-    def __init__(self, spec: ModelSpec, cls: Any, options: dict[str, Any]) -> None:
+    def __init__(self, model: str, spec: ModelSpec, cls: Any, options: dict[str, Any]) -> None:
         self.spec = spec
         self.device = Device("cpu")
         self.memory_bytes = 0
+        self._model = model
         self._cls = cls
         self._options = options
 
     def open_session(self, index: int) -> "PythonSession":
-        try:
-            instance = self._cls(**self._options)
-            if hasattr(instance, "load"):
+        instance = make(self._model, self._cls, self._options, key="class_options")
+        if hasattr(instance, "load"):
+            try:
                 instance.load()
-        except BackendError:
-            raise
-        except Exception as exc:
-            raise LoadFailed(_described(exc)) from exc
+            except BackendError:
+                raise
+            except Exception as exc:
+                raise LoadFailed(f"{self._model}: load raised {words_of(exc)} ({line_of(exc, self._cls)})") from exc
         return PythonSession(instance)
 
     def close(self) -> None:
@@ -87,21 +101,14 @@ class PythonSession:
         except BackendError:
             raise
         except MemoryError as exc:
-            raise SessionLost(_described(exc), self_inflicted=True) from exc
+            raise SessionLost(words_of(exc), self_inflicted=True) from exc
         except Exception as exc:
-            raise ExecutionFailed(_described(exc)) from exc
+            raise ExecutionFailed(words_of(exc)) from exc
         if not isinstance(outputs, dict):
-            raise ExecutionFailed(f"predict: expected a dict of arrays by output name, got {type(outputs).__name__}")
+            raise OutputsRefused(f"predict: expected a dict of arrays by output name, got {type(outputs).__name__}")
         return outputs
 
     def close(self) -> None:
         instance, self._instance = self._instance, None
         if hasattr(instance, "close"):
             instance.close()
-
-
-def _described(exc: BaseException) -> str:
-    """What the model's author needs to find the fault: the exception and the line of his that raised it."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{words_of(exc)}{where}"

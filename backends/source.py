@@ -1,14 +1,18 @@
 """Code that a configuration names: `module:name`, or `path/to/file.py:name` for a file that is in no package."""
 
+import difflib
 import hashlib
+import inspect
 import sys
+import traceback
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from backends.base import LoadFailed, words_of
+from backends.base import BackendError, LoadFailed, words_of
 
 
 def is_source(model: str) -> bool:
@@ -27,11 +31,80 @@ def load_object(source: str) -> Any:
     except LoadFailed:
         raise
     except Exception as exc:
-        raise LoadFailed(f"{source!r}: cannot be imported: {words_of(exc)}") from exc
+        line = line_of(exc, str(Path(place).resolve()))
+        raise LoadFailed(f"{source!r}: cannot be imported: {words_of(exc)} ({line})") from exc
     try:
         return getattr(module, name)
     except AttributeError as exc:
         raise LoadFailed(f"{source!r}: {place} has no {name!r}") from exc
+
+
+def made_from(source: str, options: Mapping[str, Any], *, key: str) -> Any:
+    """What the factory `source` names returns. key: under which its options stand. Raises: LoadFailed."""
+    return make(source, load_object(source), options, key=key)
+
+
+def make(source: str, code: Any, options: Mapping[str, Any], *, key: str) -> Any:
+    """Call a class or factory with its options. Raises: LoadFailed, which points at its line and at the key."""
+    check_options(source, code, options, key=key)
+    try:
+        return code(**options)
+    except BackendError:
+        raise
+    except Exception as exc:
+        given = f"; {key}: {', '.join(options)}" if options else ""  # without the values, which may be secrets
+        raise LoadFailed(f"{source}: raised {words_of(exc)} ({line_of(exc, code)}){given}") from exc
+
+
+def check_options(source: str, code: Any, options: Mapping[str, Any], *, key: str) -> None:
+    """Hold options to what a class or factory takes, without calling it. Raises: LoadFailed, likewise."""
+    try:
+        signature = inspect.signature(code)
+    except (TypeError, ValueError):  # it does not tell
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as exc:
+        fault = str(exc)
+    else:
+        return
+    kinds = inspect.Parameter
+    named = [p for p in signature.parameters.values() if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+    taken = [p.name for p in named]
+    open_ended = any(p.kind is kinds.VAR_KEYWORD for p in signature.parameters.values())
+    unknown = [] if open_ended else [name for name in options if name not in taken]
+    missing = [p.name for p in named if p.default is kinds.empty and p.name not in options]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], taken, n=1)
+        fault = f"no `{unknown[0]}` is taken; " + (
+            f"did you mean `{near[0]}`?" if near else f"only {', '.join(taken) or 'none'}"
+        )
+    elif missing:
+        fault = f"`{missing[0]}` is needed: set {key}: {{{missing[0]}: …}}, or give it a default"
+    raise LoadFailed(f"{source}: {key}: {fault} ({_place_of(code)})")
+
+
+def line_of(exc: BaseException, code: Any) -> str:
+    """FILE:LINE of the last line of the code's own file that an exception passed; of the last of all, where it passed none.
+
+    code: a class or function, or its file.
+    """
+    if isinstance(exc, SyntaxError) and exc.filename:
+        return f"{exc.filename}:{exc.lineno}"
+    own = code if isinstance(code, str) else getattr(sys.modules.get(getattr(code, "__module__", "")), "__file__", None)
+    frames = traceback.extract_tb(exc.__traceback__)
+    frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _place_of(code: Any) -> str:
+    """FILE:LINE of a function, of a class's constructor, or of the class if it has none."""
+    for place in (code.__init__, code) if inspect.isclass(code) else (code,):
+        try:
+            return f"{inspect.getsourcefile(place)}:{inspect.getsourcelines(place)[1]}"
+        except (TypeError, OSError):  # inherited from object, or made without a file
+            continue
+    return str(getattr(code, "__module__", "?"))
 
 
 def _module_of_file(path: Path) -> ModuleType:

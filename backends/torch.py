@@ -20,8 +20,18 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from backends.base import BackendError, Device, ExecutionFailed, LoadFailed, ModelSpec, Session, SessionLost, Tensors
-from backends.source import is_source, load_object
+from backends.base import (
+    BackendError,
+    Device,
+    ExecutionFailed,
+    LoadFailed,
+    ModelSpec,
+    OutputsRefused,
+    Session,
+    SessionLost,
+    Tensors,
+)
+from backends.source import is_source, made_from
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +85,7 @@ def _load_callable(
 ) -> tuple[Callable[..., Any], str, int]:
     """What to call, its platform's name, and the bytes of its weights."""
     if is_source(model):
-        module = load_object(model)(**factory_options)
+        module = made_from(model, factory_options, key="factory_options")
         if not isinstance(module, torch.nn.Module):
             raise LoadFailed(f"{model}: expected an nn.Module from the factory, got {type(module).__name__}")
         module = module.eval().requires_grad_(False)
@@ -214,7 +224,7 @@ def to_array(tensor: "torch.Tensor") -> np.ndarray:
 def ordered_outputs(spec: ModelSpec, results: Any) -> list["torch.Tensor"]:
     """A module's results in the spec's order. What autocast left in half precision comes in the FP32 that was declared.
 
-    Raises: ExecutionFailed, if there are more or fewer, or one is missing.
+    Raises: OutputsRefused, if there are more or fewer, or one is missing.
     """
     import torch
 
@@ -223,10 +233,10 @@ def ordered_outputs(spec: ModelSpec, results: Any) -> list["torch.Tensor"]:
     elif isinstance(results, Mapping):
         missing = [tensor.name for tensor in spec.outputs if tensor.name not in results]
         if missing:
-            raise ExecutionFailed(f"the module returned {sorted(results)}, without the outputs {missing}")
+            raise OutputsRefused(f"the module returned {sorted(results)}, without the outputs {missing}")
         results = [results[tensor.name] for tensor in spec.outputs]
     if len(results) != len(spec.outputs):
-        raise ExecutionFailed(f"the module returned {len(results)} tensors, the spec has {len(spec.outputs)} outputs")
+        raise OutputsRefused(f"the module returned {len(results)} tensors, the spec has {len(spec.outputs)} outputs")
     return [
         result.float() if tensor.datatype == "FP32" and result.dtype == torch.bfloat16 else result
         for tensor, result in zip(spec.outputs, results, strict=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from backends.base import LoadFailed, ModelSpec, example_inputs
-from backends.source import load_object
+from backends.source import made_from
 
 TOLERANCE = 1e-4  # between the module and its package, element by element
 
@@ -31,7 +31,7 @@ def build(
         raise LoadFailed(f"{artifact}: an AOTInductor package ends with .pt2")
     if precision != "fp32":
         raise LoadFailed(f"{artifact}: precision {precision} is not built here, only fp32")
-    module = load_object(source)(**options).eval().requires_grad_(False)
+    module = made_from(source, options, key="build.options").eval().requires_grad_(False)
     arrays = example_inputs(declared, 3, 7)  # sizes that differ, so that none is taken for a constant or for another
     arguments = tuple(torch.from_numpy(arrays[tensor.name]) for tensor in declared.inputs)
     open_sizes = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(t.shape) if size < 0} for t in declared.inputs)

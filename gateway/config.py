@@ -304,6 +304,7 @@ class Torch(Backend):
     threads: int = Field(default=1, ge=1)
     device: Device = "cpu"  # or cuda, cuda:1
     cuda_graphs: bool = False  # on cuda: one recorded launch per batch shape; the module must not branch on values
+    cast_outputs: bool = True  # float64, and integers that fit, to the declared datatype; False: they are errors
 
 
 class OnnxRuntime(Backend):
@@ -323,6 +324,7 @@ class Python(Backend):
     kind: Literal["python"]
     model: str
     class_options: dict[str, Any] = {}
+    cast_outputs: bool = True  # float64, and integers that fit, to the declared datatype; False: they are errors
 
 
 class Triton(Backend):

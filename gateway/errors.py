@@ -20,10 +20,19 @@ GatewayError
 └── InternalError            us
 """
 
+import difflib
 import enum
+import re
+from collections.abc import Collection
+from itertools import islice
 from typing import Final
 
 _LONGEST_TEXT: Final = 4000
+_LONGEST_WORDS: Final = 500
+_LONGEST_NAME: Final = 128  # in a message
+_NAMES_SHOWN: Final = 10
+_NAMES_COMPARED: Final = 100  # which takes time that other requests wait
+_FOLDERS: Final = re.compile(r"(?<![\w./-])/(?:[^\s/'\"<>|:;,()\[\]]+/)+")  # of an absolute path
 
 
 class Code(enum.Enum):
@@ -63,6 +72,31 @@ class GatewayError(Exception):
         super().__init__(message)
         self.message = message
 
+    @property
+    def words(self) -> str:
+        """What a client is told: of what is not the client's fault, one short line that names no folder of the server."""
+        text = without_folders(" ".join(self.message.split()))
+        return text if len(text) <= _LONGEST_WORDS else f"{text[:_LONGEST_WORDS]}… (cut: the server's log has all of it)"
+
+
+def without_folders(text: str) -> str:
+    """The text with each absolute path in it cut to its last part."""
+    return _FOLDERS.sub("", text) if "/" in text else text
+
+
+def shortened(name: str) -> str:
+    """A name as a message shows it."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
+
+
+def instead(asked: str, known: Collection[str], what: str) -> str:
+    """What exists in place of a name that does not: `; did you mean 'a'? What: 'a', 'b'`, however many there are."""
+    close = difflib.get_close_matches(asked, islice(known, _NAMES_COMPARED), n=1) if len(asked) <= _LONGEST_NAME else []
+    near = f"did you mean '{shortened(close[0])}'? " if close else ""
+    shown = ", ".join(f"'{shortened(name)}'" for name in islice(known, _NAMES_SHOWN))
+    more = f" and {len(known) - _NAMES_SHOWN} more" if len(known) > _NAMES_SHOWN else ""
+    return f"; {near}{what}: {shown or 'none'}{more}"
+
 
 class ConfigError(GatewayError):
     code = Code.CONFIG
@@ -70,6 +104,10 @@ class ConfigError(GatewayError):
 
 class RequestError(GatewayError):
     code = Code.INVALID_ARGUMENT
+
+    @property
+    def words(self) -> str:
+        return self.message
 
 
 class InvalidArgument(RequestError):

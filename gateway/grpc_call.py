@@ -133,7 +133,7 @@ class GrpcCall:
             return
         self.over = True
         self._handler = None
-        fields = [(b"grpc-status", b"%d" % STATUS[error.code].value[0]), (b"grpc-message", _quoted(error.message))]
+        fields = [(b"grpc-status", b"%d" % STATUS[error.code].value[0]), (b"grpc-message", _quoted(error.words))]
         fields += [(name.encode(), value.encode()) for name, value in trailers(error)]
         if self._begun:
             self.stream.finish(header_block(*fields))

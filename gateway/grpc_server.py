@@ -423,7 +423,7 @@ class _InferStream:
                 reply = exc
         assert reply is not None
         self._call.send(
-            pb.ModelStreamInferResponse(error_message=reply.message, infer_response=pb.ModelInferResponse(id=inference.id))
+            pb.ModelStreamInferResponse(error_message=reply.words, infer_response=pb.ModelInferResponse(id=inference.id))
         )
 
 

@@ -11,13 +11,13 @@ it was called for, which are answered with InternalError, and the lane goes on.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from backends.base import ModelSpec, Tensors
+from backends.base import ModelSpec, Tensors, trace_of
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
@@ -28,12 +28,14 @@ from gateway.errors import (
     BackendFailed,
     BackendUnreachable,
     Cancelled,
+    Code,
     DeadlineExceeded,
     GatewayError,
     InternalError,
     NotReady,
     Overloaded,
 )
+from gateway.failure_log import FailureLog
 from gateway.killers import Killers
 from gateway.metrics import LaneGauges, LaneMetrics
 from gateway.runner import BatchRunner, Execution
@@ -44,6 +46,7 @@ OnDone = Callable[[InferResponse | GatewayError], None]
 _HANDED_OVER = 32  # at once
 _RESERVED_SHARE = 0.2  # of the SLO, at most
 _SMOOTHING = 1 / 16
+_FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
 
 log = logging.getLogger(__name__)
 trace_log = logging.getLogger("gateway.trace")
@@ -121,6 +124,7 @@ class Lane:
         self._overdue_at_ns = 0
         self._has_deadlines = False  # a request has come that brought its own
         self._killers = Killers()
+        self._failures = FailureLog()
         self._closing = False
         self._empty = asyncio.Event()
         runner.on_change = self._runner_changed
@@ -368,6 +372,7 @@ class Lane:
                 error = exc
             except BaseException as exc:
                 error = BackendFailed(f"{self.name}: outputs do not fit the batch: {type(exc).__name__}: {exc}")
+                execution = replace(execution, trace=trace_of(exc))
         try:
             self._learn(batch, execution, error, now_ns)
         except BaseException:
@@ -452,25 +457,37 @@ class Lane:
             # Not "unreachable", which clients take for safe to send again.
             error = BackendFailed(error.message)
         for part in batch.parts:
+            to_blame = alone and (not lost or execution.self_inflicted)
             try:
-                self._part_failed(part, error, now_ns, lost=lost, to_blame=alone and (not lost or execution.self_inflicted))
+                if self._part_failed(part, error, now_ns, lost=lost, to_blame=to_blame):
+                    self._tell(part.request, error, execution.trace, now_ns)
             except BaseException:
                 log.exception("%s: a failed request could not be run again", self.name)
                 self._end(part.request, error)
         if lost and self._waiting and not self._lives:
             self.hand_over_all(now_ns)
 
-    def _part_failed(self, part: Part, error: GatewayError, now_ns: int, *, lost: bool, to_blame: bool) -> None:
+    def _part_failed(self, part: Part, error: GatewayError, now_ns: int, *, lost: bool, to_blame: bool) -> bool:
+        """Whether this was the end of the request."""
         waiting = self._waiting.get(part.request)
         if waiting is None:
-            return
+            return False
         given_up = lost and self.observer is not None and self.observer.takes_over(part.request, now_ns)
         if part.start in waiting.retried or to_blame or given_up or not self.runner.available:
             self._end(part.request, error)
-        else:
-            waiting.retried += (part.start,)
-            self.metrics.retried()
-            self.batcher.retry(part, now_ns)
+            return True
+        waiting.retried += (part.start,)
+        self.metrics.retried()
+        self.batcher.retry(part, now_ns)
+        return False
+
+    def _tell(self, request: InferRequest, error: GatewayError, trace: str, now_ns: int) -> None:
+        """Leave in the log what the client is told only in short."""
+        left_out = self._failures.take(now_ns) if error.code in _FAULTS else None
+        if left_out is not None:
+            others = f" ({left_out} failures before it are left out)" if left_out else ""
+            text = "\n".join(filter(None, (error.message, trace.rstrip())))
+            log.error("model %s version %s, request id %r%s: %s", request.model, request.version, request.id, others, text)
 
     def _end(self, request: InferRequest, error: GatewayError) -> None:
         """Answer with an error; what still waits of the request is not run."""

@@ -2,8 +2,10 @@
 
 Inputs are made up from the model's spec: ones (which are valid token ids, masks and pixels alike), open dimensions of size 1,
 ragged inputs of each bucket's length. The smallest batches of all buckets come first, then the largest ones, until the time
-is up: what was not probed is learned from the first requests. A probe that fails says nothing about real requests, whose
-content the model may insist on: it ends the probing, not the load.
+is up: what was not probed is learned from the first requests.
+
+A probe that fails ends the probing. Outputs that are not as declared fail the load: no other content mends that. What the model
+raises is a warning, since it may insist on content that is not made up.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.clock import Clock
 from gateway.config import Ragged
+from gateway.errors import BackendFailed, ConfigError
 from gateway.protocols.tensors import shape_key
 from gateway.runner import BatchRunner, Execution
 from gateway.types import InferRequest
@@ -31,23 +34,45 @@ async def probe(
     """Run each of the batcher's probe sizes in each bucket: in every session side by side, then once alone to be timed.
 
     budget_ns: no run begins after so long. runner: open and idle. name: of the lane, for the log.
+    Raises: ConfigError, if outputs are not as declared.
     """
     until_ns = clock.now_ns() + budget_ns
     sizes = batcher.service.probe_rows if spec.max_rows else (1,)
+    well = False
     for request in _requests(spec, ragged, sizes):
         if clock.now_ns() >= until_ns:
             return
         # Started at once: an idle session may be lost at any await.
         ends = await asyncio.gather(*[_start(runner, batcher, request, clock) for _ in range(runner.free_slots)])
-        error = next((execution.error for _, execution, _ in ends if execution.error), None)
-        if error is not None:
-            log.info("%s: not probed, the model refuses made-up inputs: %s", name, error)
+        failed = next((execution for _, execution, _ in ends if execution.error), None)
+        if failed is not None:
+            _tell(name, failed, spec, request, well=well)
             return
         if not ends or not runner.free_slots:
             return
         batch, execution, time_ns = await _start(runner, batcher, request, clock)
         if execution.error is None:
+            well = True
             batcher.service.probe(batch.group, batch.padded_rows, [time_ns])
+
+
+def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, *, well: bool) -> None:
+    """Say what a failed probe means. well: an earlier one, of fewer rows or another length, went well. Raises: ConfigError."""
+    assert failed.error is not None
+    fault = failed.error.message.removeprefix(f"{name}: ")
+    shapes = ", ".join(f"{tensor} {list(array.shape)}" for tensor, array in request.inputs.items())
+    tried = f"tried with inputs of ones, {shapes}"
+    which = "every request"
+    if well:
+        which = f"every batch of {request.rows} rows" if request.rows > 1 else "every request of this length"
+    way = f"; where the model takes one row at a time, set max_rows: 1 (it is {spec.max_rows})" if request.rows > 1 else ""
+    if failed.refused:
+        raise ConfigError(f"{name}: {which} would fail: {fault} ({tried}){way}")
+    if not isinstance(failed.error, BackendFailed):  # it has come to no run, or is gone
+        log.warning("%s: not probed: %s", name, fault)
+        return
+    unless = f"({tried}; all is well if only such made-up inputs are refused)"
+    log.warning("%s: %s will fail: %s %s%s\n%s", name, which, fault, unless, way, failed.trace.rstrip())
 
 
 def _requests(spec: ModelSpec, ragged: Ragged | None, sizes: tuple[int, ...]) -> Iterator[InferRequest]:

@@ -29,6 +29,7 @@ from gateway.errors import (
     NotReady,
     Unsupported,
 )
+    without_folders,
 from gateway.lane import Lane, OnDone
 from gateway.lane_opener import LaneOpener, Opened, close_all
 from gateway.metrics import Metrics
@@ -201,7 +202,7 @@ class Repository:
         """Why a request would go to which backend now, as this process sees it. Raises: NotFound, NotReady."""
         served = self.model(name, version)
         assert served.dispatcher is not None  # READY
-        return {**served.dispatcher.explain(rows), "missing": dict(served.missing)}
+        return {**served.dispatcher.explain(rows), "missing": self.missing(name, version)}
 
     # state
 
@@ -223,7 +224,7 @@ class Repository:
 
     def missing(self, name: str, version: str = "") -> dict[str, str]:
         """Backends of a ready model that could not be loaded yet, and why. Raises: NotFound, NotReady."""
-        return dict(self.model(name, version).missing)
+        return {label: without_folders(reason) for label, reason in self.model(name, version).missing.items()}
 
     @property
     def pending(self) -> int:
@@ -268,7 +269,8 @@ class Repository:
             if served.state == "READY":
                 rows.append({"name": served.name, "version": served.version, "state": "READY"})
             elif not ready_only:
-                rows.append({"name": served.name, "version": served.version, "state": served.state, "reason": served.reason})
+                reason = without_folders(served.reason)
+                rows.append({"name": served.name, "version": served.version, "state": served.state, "reason": reason})
         return rows
 
     # load and unload
@@ -352,6 +354,7 @@ class Repository:
             raise BackendFailed(served.reason) from exc
         # Without a wait until the new lanes have taken the place of the old: what breaks in later finds one or the other.
         joining, served.joining = served.joining, []
+                        log.error("model %s version %s: %s", name, served.version, exc.message)
         for task in joining:
             task.cancel()
         old, old_dispatcher = served.lanes, served.dispatcher

@@ -377,7 +377,7 @@ def respond_error(exchange: Exchange, error: GatewayError) -> None:
     headers = b""
     if isinstance(error, Unavailable):
         headers = b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_after_s or 1.0))
-    exchange.respond(STATUS[error.code], error_body(error.message), JSON, headers)
+    exchange.respond(STATUS[error.code], error_body(error.words), JSON, headers)
 
 
 def _respond_json(exchange: Exchange, value: object, status: int = 200) -> None:

@@ -16,6 +16,7 @@ class Execution:
     session_lost: the session must be rebuilt; the same requests may well succeed on another, unless self_inflicted.
     self_inflicted: with session_lost: the run itself ended the session (it raised what is no Exception, exited, crashed by a
     signal other than SIGKILL and SIGTERM, ran out of memory, or hung past hang_timeout_s); not something from outside.
+    refused: the outputs were not as declared. trace: of what the model raised, for the log; empty: it raised nothing.
     """
 
     started_ns: int
@@ -24,6 +25,8 @@ class Execution:
     error: GatewayError | None = None
     session_lost: bool = False
     self_inflicted: bool = False
+    refused: bool = False
+    trace: str = ""
 
 
 class BatchRunner(Protocol):

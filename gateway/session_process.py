@@ -24,7 +24,19 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 import backends
-from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, words_of
+from backends.base import (
+    BackendError,
+    Device,
+    ExecutionFailed,
+    LoadFailed,
+    ModelSpec,
+    OutputsRefused,
+    SessionLost,
+    Tensors,
+    TensorSpec,
+    trace_of,
+    words_of,
+)
 from gateway.frames import decode_frame, encode_frame
 from gateway.protocols.tensors import Buffer
 
@@ -133,9 +145,13 @@ class ProcessSession:
         outputs, answer = self._exchange(inputs, {"parameters": dict(parameters)})
         if "error" not in answer:
             return outputs
+        error: BackendError
         if answer["lost"]:
-            raise SessionLost(answer["error"], self_inflicted=answer["self_inflicted"])
-        raise ExecutionFailed(answer["error"])
+            error = SessionLost(answer["error"], self_inflicted=answer["self_inflicted"])
+        else:
+            error = (OutputsRefused if answer["refused"] else ExecutionFailed)(answer["error"])
+        error.trace = answer["trace"]
+        raise error
 
     def watch(self, died: Callable[[str], None]) -> None:
         self._status.add_done_callback(lambda status: died(f"process {self.pid} ended with status {status.result()}"))
@@ -273,7 +289,7 @@ def _serve(channel: socket.socket) -> None:
         try:
             outcome = encode_frame(session.run(tensors, extra["parameters"]), {})
         except BaseException as exc:  # as above
-            outcome = encode_frame({}, {"error": words_of(exc), **_verdict(exc)})
+            outcome = encode_frame({}, {"error": words_of(exc), "trace": trace_of(exc), **_verdict(exc)})
         answer(outcome)
     for close in (session.close, model.close):
         try:
@@ -283,11 +299,11 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _verdict(exc: BaseException) -> dict[str, bool]:
-    """Whether what a run raised has ended the session, and by the run's own doing."""
+    """Whether what a run raised has ended the session, and by the run's own doing; or was about outputs not as declared."""
     if isinstance(exc, SessionLost):
-        return {"lost": True, "self_inflicted": exc.self_inflicted}
+        return {"lost": True, "self_inflicted": exc.self_inflicted, "refused": False}
     ended = isinstance(exc, MemoryError) or not isinstance(exc, Exception)
-    return {"lost": ended, "self_inflicted": ended}
+    return {"lost": ended, "self_inflicted": ended, "refused": isinstance(exc, OutputsRefused)}
 
 
 def _end_with(lifeline: int) -> None:

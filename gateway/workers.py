@@ -20,7 +20,6 @@ import logging
 import os
 import queue
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
@@ -31,10 +30,12 @@ from backends.base import (
     LoadFailed,
     Model,
     ModelSpec,
+    OutputsRefused,
     RunCancelled,
     Session,
     SessionLost,
     SpecMismatch,
+    trace_of,
     words_of,
 )
 from gateway.batching.batch import Batch
@@ -56,7 +57,6 @@ _FREED_S: Final = 0.1
 # How long closing waits for sessions, and then for the model, to free what they hold; and after `abort`.
 _CLOSE_S: Final = 7.0
 _CLOSE_ABORTED_S: Final = 0.5
-_LOG_CHARS: Final = 16_000
 
 T = TypeVar("T")
 
@@ -221,7 +221,7 @@ class WorkerPool:
     async def _open_worker(self, index: int, backoff_s: float = 0.0) -> "_Worker":
         """backoff_s: what was waited before. Raises: BackendError."""
         assert self._model is not None
-        worker = _Worker(index, f"{self._name}-{index}", self._loop, self._clock, self._ended, self._died, backoff_s)
+        worker = _Worker(index, self._name, self._loop, self._clock, self._ended, self._died, backoff_s)
         opened: asyncio.Future[None] = self._loop.create_future()
         worker.open(self._model, opened)
         try:
@@ -381,6 +381,7 @@ class _Worker:
         self.death = ""  # how the session's process ended; empty: it lives
         self.ended: asyncio.Future[None] = loop.create_future()  # done when the session, once open, is closed
         self._name = name
+        self._thread_name = f"{name}-{index}"
         self._loop = loop
         self._pid = os.getpid()
         self._clock = clock
@@ -394,7 +395,7 @@ class _Worker:
 
     def open(self, model: Model, opened: "asyncio.Future[None]") -> None:
         try:
-            threading.Thread(target=self._main, args=(model, opened), name=self._name, daemon=True).start()
+            threading.Thread(target=self._main, args=(model, opened), name=self._thread_name, daemon=True).start()
         except RuntimeError as exc:  # there are too many
             opened.set_exception(LoadFailed(words_of(exc)))
 
@@ -450,33 +451,35 @@ class _Worker:
         try:
             session.close()
         except BaseException as exc:  # the session is gone either way
-            log.warning("%s: its session did not close well: %s", self._name, words_of(exc))
+            log.warning("%s: its session did not close well: %s", self._thread_name, words_of(exc))
         self._post(_settle, self.ended, None)
 
     def _run(self, session: Session, batch: Batch) -> Execution:
         started_ns = self._clock.now_ns()
         error: GatewayError
-        lost = own = False
+        lost = own = refused = False
         try:
             outputs = session.run(batch.concat(), _parameters(batch))
             return Execution(started_ns, self._clock.now_ns(), outputs=outputs)
         except SessionLost as exc:
             lost, own = True, exc.self_inflicted
-            error = (BackendFailed if own else BackendUnreachable)(f"{self._name}: {words_of(exc)}")
+            error, trace = (BackendFailed if own else BackendUnreachable)(f"{self._name}: {words_of(exc)}"), trace_of(exc)
         except RunCancelled as exc:
-            error = Cancelled(f"{self._name}: {words_of(exc)}")
+            error, trace = Cancelled(f"{self._name}: {words_of(exc)}"), ""
         except BackendError as exc:
-            error = BackendFailed(f"{self._name}: {words_of(exc)}")
+            refused = isinstance(exc, OutputsRefused)
+            error, trace = BackendFailed(f"{self._name}: {words_of(exc)}"), trace_of(exc)
         except GatewayError as exc:
-            error = exc
+            error, trace = exc, trace_of(exc)
         except Exception as exc:  # whatever a model raises must end in an answer
             lost = own = isinstance(exc, MemoryError)
-            log.error("%s: unexpected exception of the backend\n%s", self._name, traceback.format_exc()[-_LOG_CHARS:])
-            error = BackendFailed(f"{self._name}: {words_of(exc)}")
+            error, trace = BackendFailed(f"{self._name}: {words_of(exc)}"), trace_of(exc)
         except BaseException as exc:  # SystemExit, KeyboardInterrupt and the like are meant to end all: they end the session
             lost = own = True
-            error = BackendFailed(f"{self._name}: the model raised {words_of(exc)}, which ends its session")
-        return Execution(started_ns, self._clock.now_ns(), error=error, session_lost=lost, self_inflicted=own)
+            words = f"{self._name}: the model raised {words_of(exc)}, which ends its session"
+            error, trace = BackendFailed(words), trace_of(exc)
+        ended_ns = self._clock.now_ns()
+        return Execution(started_ns, ended_ns, error=error, session_lost=lost, self_inflicted=own, refused=refused, trace=trace)
 
     def _post(self, callback: Callable[..., object], *args: object) -> None:
         _post(self._loop, self._pid, callback, *args)

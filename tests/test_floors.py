@@ -13,7 +13,7 @@ FLOORS = {
     "documents": 0,
     "config": 1, "run_dir": 1,
     "protocols": 2, "batching": 2, "ports": 2, "check": 2,
-    "frames": 3, "killers": 3, "runner": 3, "shared_memory": 3,
+    "frames": 3, "killers": 3, "failure_log": 3, "runner": 3, "shared_memory": 3,
     "session_process": 4, "metrics": 4,
     "workers": 5, "lane": 5, "probes": 5,
     "routing": 6,

@@ -42,7 +42,7 @@ from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defined]  # made at run time by protobuf
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
-from backends.base import ModelSpec, Tensors, TensorSpec, words_of
+from backends.base import ModelSpec, Tensors, TensorSpec, trace_of, words_of
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
 from gateway.config import Backend
@@ -224,6 +224,7 @@ class RemoteRunner:
         link.busy -= 1
         link.used_s = self._loop.time()
         error: GatewayError
+        trace = ""
         if task.cancelled():  # by `abort`, or with the connection
             error = BackendUnreachable(f"{self._name}: replica {link.replica_id} was given up before it has answered")
         elif (exc := task.exception()) is None:
@@ -231,7 +232,8 @@ class RemoteRunner:
             return
         else:  # inputs that cannot be sent, or a frame that is none
             error = exc if isinstance(exc, GatewayError) else BackendFailed(f"{self._name}: {words_of(exc)}")
-        on_done(batch, Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=task.cancelled()))
+            trace = trace_of(exc)
+        on_done(batch, Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=task.cancelled(), trace=trace))
 
     async def _call(self, link: "_Link", batch: Batch, sent_ns: int) -> Execution:
         frame = pack(
@@ -260,7 +262,10 @@ class RemoteRunner:
                 finished_ns,
                 error=error_class(extra["message"]),
                 session_lost=extra["session_lost"],
-                self_inflicted=extra.get("self_inflicted", False),  # a replica of an older version does not say
+                # A replica of an older version does not say:
+                self_inflicted=extra.get("self_inflicted", False),
+                refused=extra.get("refused", False),
+                trace=extra.get("trace", ""),
             )
         return Execution(started_ns, finished_ns, outputs=outputs)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backends.base import ModelSpec, words_of
+from backends.base import ModelSpec, trace_of, words_of
 from gateway.batching.batch import Batch, Part
 from gateway.batching.leases import Demand, share
 from gateway.clock import LoopClock
@@ -83,19 +83,25 @@ class Replica:
         except GatewayError as exc:
             execution = Execution(received_ns, received_ns, error=exc)
         except Exception as exc:  # whatever a bad frame brings about must end in an answer
-            execution = Execution(received_ns, received_ns, error=InternalError(f"{self._name}: {words_of(exc)}"))
+            error = InternalError(f"{self._name}: {words_of(exc)}")
+            execution = Execution(received_ns, received_ns, error=error, trace=trace_of(exc))
         times = {
             "waited_ns": execution.started_ns - received_ns,
             "computed_ns": execution.finished_ns - execution.started_ns,
         }
-        error = execution.error
-        if error is None:
+        fault, trace = execution.error, execution.trace
+        if fault is None:
             try:
                 return pack(execution.outputs or {}, **times)
             except Exception as exc:
-                error = BackendFailed(f"{self._name}: outputs that cannot be sent: {words_of(exc)}")
-        verdict = {"session_lost": execution.session_lost, "self_inflicted": execution.self_inflicted}
-        return pack({}, **times, error=type(error).__name__, message=error.message, **verdict)
+                fault, trace = BackendFailed(f"{self._name}: outputs that cannot be sent: {words_of(exc)}"), trace_of(exc)
+        verdict = {
+            "session_lost": execution.session_lost,
+            "self_inflicted": execution.self_inflicted,
+            "refused": execution.refused,
+            "trace": trace,
+        }
+        return pack({}, **times, error=type(fault).__name__, message=fault.message, **verdict)
 
     async def attend(self, question: bytes) -> bytes:
         """Tell the caller's slots and the model's spec, once the slots are not those it knows or a while has passed."""

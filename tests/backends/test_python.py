@@ -7,7 +7,20 @@ import numpy as np
 import pytest
 
 import backends
-from backends.base import ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, words_of
+from backends.base import (
+    BackendError,
+    ExecutionFailed,
+    LoadFailed,
+    ModelSpec,
+    OutputsRefused,
+    SessionLost,
+    Tensors,
+    TensorSpec,
+    trace_of,
+    words_of,
+)
+from backends.datatypes import NUMPY
+from backends.source import load_object
 
 UNSTATED = ModelSpec("", (), (), 8)
 STATED = ModelSpec("", (TensorSpec("x", "FP32", (-1,)),), (TensorSpec("y", "FP32", (-1,)),), 8)
@@ -87,15 +100,16 @@ def test_tensors_that_nobody_states_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (1, ExecutionFailed, r"ValueError: no ones \(.*test_python\.py:\d+\)"),
+        (1, ExecutionFailed, "^ValueError: no ones$"),
         (2, SessionLost, "no twos"),
         (3, ExecutionFailed, "expected a dict of arrays by output name, got list"),
     ],
 )
-def test_what_the_class_raises_is_told_with_its_line(value: float, error: type[Exception], message: str) -> None:
+def test_what_the_class_raises_is_told_and_traced_to_its_line(value: float, error: type[BackendError], message: str) -> None:
     session = load("Unstated", STATED).open_session(0)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         session.run(x(value), {})
+    assert ("in predict\n" in trace_of(caught.value)) == (value != 3)  # that one is no line's of the class
     assert session.run(x(0, 5), {})["y"].tolist() == [0, 5]
 
 
@@ -123,6 +137,129 @@ def test_a_file_that_fails_to_import_is_told_and_can_be_mended(tmp_path: Path) -
 def test_what_names_no_code_is_refused(source: str) -> None:
     with pytest.raises(LoadFailed, match="expected `module:name` or"):
         backends.load("python", {"model": source}, STATED)
+
+
+def load_file(file: Path, source: str, **options: Any) -> backends.Session:
+    file.write_text(source)
+    return backends.load("python", {"model": f"{file}:Model", "class_options": options}, STATED).open_session(0)
+
+
+TAKES = """class Model:
+    def __init__(self, threshold, *, path="a"):
+        self.rate = 1 / threshold
+    def predict(self, inputs): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"thresold": 1}, "class_options: no `thresold` is taken; did you mean `threshold`? ({file}:2)"),
+        ({"threshold": 1, "zzz": 2}, "class_options: no `zzz` is taken; only threshold, path ({file}:2)"),
+        (
+            {"path": "b"},
+            "class_options: `threshold` is needed: set class_options: {{threshold: …}}, or give it a default",
+        ),
+        ({"threshold": 0}, "raised ZeroDivisionError: division by zero ({file}:3); class_options: threshold"),
+    ],
+)
+def test_what_the_constructor_refuses_points_at_its_line_and_at_class_options(
+    options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.py"
+    with pytest.raises(LoadFailed) as failed:
+        load_file(file, TAKES, **options)
+    assert words.format(file=file) in str(failed.value)
+
+
+def test_a_fault_in_a_library_points_at_the_users_own_line(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    source = "import json\nclass Model:\n    def load(self):\n        json.loads('{')\n    def predict(self, inputs): ...\n"
+    with pytest.raises(LoadFailed, match=r"load raised JSONDecodeError: .* \(.*model\.py:4\)$"):
+        load_file(file, source)
+
+
+@pytest.mark.parametrize(("source", "line"), [("x = 1\ny = 2 +\n", 2), ("import json\njson.loads('{')\n", 2)])
+def test_a_file_that_cannot_be_imported_is_told_with_its_line(source: str, line: int, tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match=rf"\(.*model\.py:{line}\)$"):
+        load_file(tmp_path / "model.py", source)
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ("['y']", "`inputs`: got 'y', expected (name, datatype, shape)"),
+        ("[('x', 'float32', (-1,))]", "`inputs`: 'x' has datatype 'float32', expected one of BOOL, "),
+        ("[('x', 'FP32', 4)]", "expected (name, datatype, shape)"),
+    ],
+)
+def test_tensors_that_are_stated_wrong_are_told(stated: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        f"class Model:\n    inputs = {stated}\n    outputs = [('y', 'FP32', (-1,))]\n    def predict(self, x): ...\n"
+    )
+    with pytest.raises(LoadFailed) as failed:
+        backends.load("python", {"model": f"{file}:Model"}, UNSTATED)
+    assert words in str(failed.value)
+
+
+class Gives:
+    """Whatever the test has put here, as `y`."""
+
+    inputs = (("x", "FP32", (-1,)),)
+    gives: Any = None
+
+    def predict(self, inputs: Tensors) -> Any:
+        return {"y": self.gives}
+
+
+def given(array: np.ndarray, datatype: str, **options: Any) -> np.ndarray:
+    spec = ModelSpec("", STATED.inputs, (TensorSpec("y", datatype, (-1,)),), 8)
+    session = backends.load("python", {"model": f"{__file__}:Gives", **options}, spec).open_session(0)
+    load_object(f"{__file__}:Gives").gives = array
+    return session.run({"x": np.zeros(len(array), np.float32)}, {})["y"]
+
+
+@pytest.mark.parametrize(
+    ("given_as", "datatype"),
+    [
+        ("float64", "FP32"), ("float64", "FP16"), ("float64", "BF16"), ("float32", "FP64"), ("float16", "FP32"),
+        ("int64", "INT32"), ("int64", "UINT8"), ("int32", "INT64"), ("uint8", "INT64"),
+    ],
+)  # fmt: skip
+def test_what_numpy_computes_in_by_default_is_brought_to_the_declared_datatype(given_as: str, datatype: str) -> None:
+    array = given(np.array([0, 1, 2], given_as), datatype)
+    assert (array.dtype, array.tolist()) == (NUMPY[datatype], [0, 1, 2])
+    with pytest.raises(OutputsRefused, match=f"expected {datatype}, the model gave {given_as}: return it with .astype"):
+        given(np.array([0, 1, 2], given_as), datatype, cast_outputs=False)
+
+
+def test_what_is_not_finite_is_cast_as_it_is() -> None:
+    array = given(np.array([np.nan, np.inf, -np.inf]), "FP32")
+    np.testing.assert_array_equal(array, np.array([np.nan, np.inf, -np.inf], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("array", "datatype", "words"),
+    [
+        (np.array([1e300]), "FP32", "a value of the model's float64 is too large for FP32"),
+        (np.array([1, 300]), "UINT8", "the model gave 300, which UINT8 cannot hold"),
+        (np.array([-1, 3]), "UINT64", "the model gave -1, which UINT64 cannot hold"),
+    ],
+)
+def test_a_value_that_the_declared_datatype_cannot_hold_is_told(array: np.ndarray, datatype: str, words: str) -> None:
+    with pytest.raises(ExecutionFailed, match=words) as failed:
+        given(array, datatype)
+    assert not isinstance(failed.value, OutputsRefused)  # other inputs may well do
+
+
+@pytest.mark.parametrize(
+    ("given_as", "datatype"),
+    [("int64", "FP32"), ("float64", "INT64"), ("float32", "FP16"), ("bool", "INT32"), ("complex64", "FP32"), ("U1", "BYTES")],
+)
+def test_datatypes_that_do_not_go_together_are_refused(given_as: str, datatype: str) -> None:
+    with pytest.raises(OutputsRefused, match=f"expected {datatype}, the model gave .*: return it with .astype"):
+        given(np.array([0, 1]).astype(given_as), datatype)
 
 
 class Worded:
@@ -153,7 +290,7 @@ class Worded:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (1, "output 'text': expected BYTES, the model gave <U1"),
+        (1, "output 'text': expected BYTES, the model gave <U1: return it with .astype\\(\"object\"\\)"),
         (2, "output 'text': expected bytes or str in BYTES, the model gave bytearray"),
         (4, r"output 'fixed': expected shape \[3\], the model gave shape \[2\]"),
         (6, r"the model gave \['7'\] beside its outputs \['fixed', 'text'\]: declare or omit them"),

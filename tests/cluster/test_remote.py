@@ -81,6 +81,8 @@ def test_whatever_a_batch_meets_it_has_one_end_and_its_slot_comes_back(cluster: 
                 assert words in execution.error.message, act
                 assert len(execution.error.message) < 3000, act
                 assert not execution.session_lost, act
+                assert execution.refused == (act == "gives another output")
+                assert ("misbehaving.py" in execution.trace) == (act == "raises 5 MB")
             for act, words in (("exits", "SystemExit: 3"), ("hangs", "hang_timeout_s 1")):
                 execution = await run(runner, act)
                 assert isinstance(execution.error, BackendFailed), act

@@ -117,7 +117,7 @@ ACTS: dict[str, Callable[..., Any]] = {
     "returns a list": lambda inputs: [inputs["INPUT0"]],
     "misses an output": outputs(OUTPUT0=echo),
     "gives another output": outputs(OUTPUT0=echo, TEXT=texts, EXTRA=echo),
-    "gives another datatype": outputs(OUTPUT0=lambda x: x.astype(np.float64), TEXT=texts),
+    "gives another datatype": outputs(OUTPUT0=lambda x: x.astype(np.int64), TEXT=texts),
     "gives a list": outputs(OUTPUT0=lambda x: x.tolist(), TEXT=texts),
     "gives None": outputs(OUTPUT0=lambda x: None, TEXT=texts),
     "gives a row less": outputs(OUTPUT0=lambda x: x[1:], TEXT=texts),
@@ -130,6 +130,7 @@ ACTS: dict[str, Callable[..., Any]] = {
     "gives a list as text": outputs(OUTPUT0=echo, TEXT=lambda x: objects(x, [b"a"])),
     "gives a surrogate as text": outputs(OUTPUT0=echo, TEXT=lambda x: objects(x, "\ud800")),
     # what only looks bad
+    "gives float64": outputs(OUTPUT0=lambda x: x.astype(np.float64), TEXT=texts),
     "gives text as str": outputs(OUTPUT0=echo, TEXT=lambda x: objects(x, "tëxt")),
     "prints 10 MB": prints,
     "forks": forks,

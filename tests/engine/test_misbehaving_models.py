@@ -45,7 +45,7 @@ async def is_well(pool: WorkerPool) -> None:
 
 
 BATCH_TO_BLAME = {
-    "raises": "ValueError: a bad value (",
+    "raises": "ValueError: a bad value",
     "stops iteration": "StopIteration: enough",
     "raises without words": "Unprintable: (its __str__ raised ValueError)",
     "raises 5 MB": "(cut, of 5000012 characters)",
@@ -54,7 +54,7 @@ BATCH_TO_BLAME = {
     "returns a list": "predict: expected a dict of arrays by output name, got list",
     "misses an output": "output 'TEXT' is missing, the model gave ['OUTPUT0']",
     "gives another output": "the model gave ['EXTRA'] beside its outputs ['OUTPUT0', 'TEXT']",
-    "gives another datatype": "output 'OUTPUT0': expected FP32, the model gave float64",
+    "gives another datatype": "output 'OUTPUT0': expected FP32, the model gave int64: return it with .astype(",
     "gives a list": "output 'OUTPUT0': expected an array, the model gave list",
     "gives None": "output 'OUTPUT0': expected an array, the model gave NoneType",
     "gives a row less": "output 'OUTPUT0': expected shape [-1, 16] with 2 rows, the model gave shape [1, 16]",
@@ -80,6 +80,9 @@ def test_what_a_batch_is_to_blame_for_is_said_and_costs_no_session(isolation: st
                 assert words in execution.error.message, act
                 assert len(execution.error.message) < 2500, act
                 assert (execution.session_lost, execution.self_inflicted, pool.free_slots) == (False, False, 1), act
+                raised = act.startswith("raises") or act == "stops iteration"
+                assert ("misbehaving.py" in execution.trace) == raised, act
+                assert execution.refused == (not raised and act != "gives a surrogate as text"), act
                 await is_well(pool)
 
     asyncio.run(main())
@@ -90,7 +93,12 @@ def test_what_a_batch_is_to_blame_for_is_said_and_costs_no_session(isolation: st
 def test_what_only_looks_bad_is_served(isolation: str, capfd: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
         async with open_pool(backend(isolation)) as pool:
-            for act in ("gives text as str", "prints 10 MB", *(["forks", "leaves a child"] if isolation == "process" else [])):
+            for act in (
+                "gives text as str",
+                "gives float64",
+                "prints 10 MB",
+                *(["forks", "leaves a child"] if isolation == "process" else []),
+            ):
                 execution = await run(pool, told_to(act))
                 assert execution.error is None, act
                 assert execution.outputs is not None

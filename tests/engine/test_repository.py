@@ -63,10 +63,12 @@ def with_repository(tmp_path: Path, main: Callable[[Repository], Coroutine[Any, 
     asyncio.run(run())
 
 
-def infer(repository: Repository, name: str = "m", version: str = "1", value: float = 1.0) -> "asyncio.Future[Any]":
+def infer(
+    repository: Repository, name: str = "m", version: str = "1", value: float = 1.0, request_id: str = ""
+) -> "asyncio.Future[Any]":
     future: asyncio.Future[InferResponse | GatewayError] = asyncio.get_running_loop().create_future()
     inputs = {"INPUT0": np.full((1, 16), value, np.float32)}
-    repository.infer(InferRequest(name, version, "", inputs, 1, time.monotonic_ns()), future.set_result)
+    repository.infer(InferRequest(name, version, request_id, inputs, 1, time.monotonic_ns()), future.set_result)
     return future
 
 

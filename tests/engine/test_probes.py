@@ -1,0 +1,115 @@
+"""What the runs before traffic tell a model's owner."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gateway.errors import BackendFailed, Code, GatewayError
+from gateway.types import InferResponse
+from tests.engine.test_repository import infer, repository_of
+
+HEAD = """
+import numpy as np
+
+class Model:
+    inputs = [("INPUT0", "FP32", (-1, 16))]
+    outputs = [("OUTPUT0", "FP32", (-1, 16))]
+
+    def predict(self, inputs):
+        x = inputs["INPUT0"]
+"""
+
+
+def models(tmp_path: Path, body: str, isolation: str = "thread") -> str:
+    (tmp_path / "model.py").write_text(f"{HEAD}        {body}\n")
+    backend = f"{{kind: python, model: '{tmp_path}/model.py:Model', isolation: {isolation}}}"
+    return f"models: [{{name: m, max_rows: 8, backends: [{backend}]}}]"
+
+
+def load(tmp_path: Path, body: str, isolation: str = "thread") -> InferResponse | GatewayError:
+    """Load the model and ask it once."""
+
+    async def main() -> InferResponse | GatewayError:
+        async with repository_of(models(tmp_path, body, isolation), tmp_path) as repository:
+            answer: InferResponse | GatewayError = await asyncio.wait_for(infer(repository, value=3.0), 20)
+            return answer
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return {'OUTPUT0': x.astype(int)}", "output 'OUTPUT0': expected FP32, the model gave int64: return it with .astype("),
+        ("return {'OUTPUT0': x[:, :3]}", "expected shape [-1, 16] with 1 rows, the model gave shape [1, 3]"),
+        ("return {'y': x}", "output 'OUTPUT0' is missing, the model gave ['y']"),
+        ("return x", "predict: expected a dict of arrays by output name, got ndarray"),
+    ],
+)
+def test_outputs_that_are_not_as_declared_fail_the_load(body: str, words: str, isolation: str, tmp_path: Path) -> None:
+    with pytest.raises(BackendFailed) as failed:
+        load(tmp_path, body, isolation)
+    assert failed.value.message.startswith("failed to load 'm' version 1: m:1/python: every request would fail: ")
+    assert words in failed.value.message
+    assert "(tried with inputs of ones, INPUT0 [1, 16])" in failed.value.message
+
+
+def test_outputs_that_are_only_right_for_one_row_fail_the_load_and_name_the_way(tmp_path: Path) -> None:
+    with pytest.raises(BackendFailed, match=r"every batch of 8 rows would fail: .*set max_rows: 1 \(it is 8\)$"):
+        load(tmp_path, "return {'OUTPUT0': x[:1]}")
+
+
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_what_the_model_raises_is_a_warning_with_its_line(
+    isolation: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = load(tmp_path, "raise ValueError('no')", isolation)
+    assert isinstance(answer, BackendFailed)
+    assert answer.words == "m:1/python: ValueError: no"
+    (warning,) = (record for record in caplog.records if record.levelno == logging.WARNING)
+    assert warning.getMessage().startswith("m:1/python: every request will fail: ValueError: no (tried with inputs of ones")
+    assert f"{tmp_path}/model.py" in warning.getMessage()
+
+
+def test_a_model_that_insists_on_its_content_is_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    answer = load(tmp_path, "assert x[0, 0] != 1; return {'OUTPUT0': x}")
+    assert isinstance(answer, InferResponse)
+    assert "all is well if only such made-up inputs are refused" in caplog.text
+
+
+def test_a_model_that_raises_for_several_rows_is_a_warning_that_names_the_way(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert isinstance(load(tmp_path, "return {'OUTPUT0': x.reshape(1, 16)}"), InferResponse)
+    assert "every batch of 8 rows will fail: ValueError: cannot reshape" in caplog.text
+    assert "where the model takes one row at a time, set max_rows: 1" in caplog.text
+
+
+def test_numpys_default_datatype_is_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    answer = load(tmp_path, "return {'OUTPUT0': x.astype(float) / 2}")
+    assert isinstance(answer, InferResponse)
+    assert (answer.outputs["OUTPUT0"].dtype, answer.outputs["OUTPUT0"].max()) == (np.float32, 1.5)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_failed_request_leaves_its_traceback_and_id_in_the_log(
+    isolation: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> list[GatewayError]:
+        text = models(tmp_path, "open('/no/such/folder/file') if x[0, 0] == 3 else 0; return {'OUTPUT0': x}", isolation)
+        async with repository_of(text, tmp_path) as repository:
+            return [await asyncio.wait_for(infer(repository, value=3.0, request_id=f"no {i}"), 20) for i in range(12)]
+
+    failures = asyncio.run(main())
+    assert {failure.code for failure in failures} == {Code.BACKEND_FAILED}
+    assert failures[0].words == "m:1/python: FileNotFoundError: [Errno 2] No such file or directory: 'file'"
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(told) == 10  # and no more at once, however many fail
+    assert told[0].startswith("model m version 1, request id 'no 0': m:1/python: FileNotFoundError: ")
+    assert "'/no/such/folder/file'" in told[0]
+    assert f'File "{tmp_path}/model.py", line 10, in predict' in told[0]

@@ -30,6 +30,24 @@ def describe_server(instance_type: str | None) -> dict[str, Any]:
     return known | ({"instance_type": instance_type} if instance_type else {})
 
 
+def describe_welcome(models: list[dict[str, Any]], *, metrics: bool) -> dict[str, Any]:
+    """What is here, for whoever asks for `/`. models: as `Repository.models` lists them. metrics: whether there is /metrics."""
+    known = describe_server(None)
+    return {
+        "name": known["name"],
+        "version": known["version"],
+        "protocol": "Open Inference Protocol v2",
+        "models": models,
+        "links": {
+            "server": "/v2",
+            "models": "/v2/models",
+            "ready": "/v2/health/ready",
+            "openapi": "/openapi.json",
+            **({"metrics": "/metrics"} if metrics else {}),
+        },
+    }
+
+
 def describe_metadata(name: str, spec: ModelSpec, versions: list[str]) -> dict[str, Any]:
     """The answer to a metadata request of a model. versions: those that are ready."""
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from backends.base import ModelSpec
 from gateway.clock import Clock
@@ -28,8 +29,10 @@ from gateway.errors import (
     NotFound,
     NotReady,
     Unsupported,
-)
+    instead,
+    shortened,
     without_folders,
+)
 from gateway.lane import Lane, OnDone
 from gateway.lane_opener import LaneOpener, Opened, close_all
 from gateway.metrics import Metrics
@@ -164,11 +167,13 @@ class Repository:
         """The model version to serve; an empty version means the highest that is ready. Raises: NotFound, NotReady."""
         versions = self._models.get(name)
         if versions is None:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
+            others = instead(name, self._models, "models here")
+            raise NotFound(f"Request for unknown model: '{shortened(name)}' is not found{others}")
         if version:
             served = versions.get(version)
             if served is None:
-                raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
+                others = instead("", sorted(versions, key=int), "versions here")
+                raise NotFound(f"Request for unknown model: '{name}' version {shortened(version)} is not found{others}")
         else:
             served = max(versions.values(), key=lambda served: (served.state == "READY", int(served.version)))
         if served.state != "READY":
@@ -262,6 +267,30 @@ class Repository:
             ]
         }
 
+    def ready_models(self) -> list[ServedModel]:
+        """Every version that is READY; of each model the one that a client gets who names none comes first."""
+        return [
+            served
+            for versions in self._models.values()
+            for served in sorted(versions.values(), key=lambda served: -int(served.version))
+            if served.state == "READY"
+        ]
+
+    def models(self) -> list[dict[str, Any]]:
+        """Every model of the configuration, by name, with the state of each version; a model's is that of its best one."""
+        states: dict[str, list[dict[str, Any]]] = {}
+        for row in self.index():
+            states.setdefault(row.pop("name"), []).append(row)
+        return [
+            {
+                "name": name,
+                "state": "READY" if any(row["state"] == "READY" for row in rows) else rows[-1]["state"],
+                "versions": rows,
+                "url": f"/v2/models/{quote(name, safe='')}",
+            }
+            for name, rows in states.items()
+        ]
+
     def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
         """The repository index: name, version, state, and the reason of what is not ready."""
         rows = []
@@ -327,6 +356,7 @@ class Repository:
                     try:
                         await (self._load(served) if loaded else self._unload(served))
                     except GatewayError as exc:
+                        log.error("model %s version %s: %s", name, served.version, exc.message)
                         failed.append(exc)
                     except Exception:  # a fault of ours must still be an answer, and leave the other versions alone
                         log.exception("model %s version %s", name, served.version)
@@ -354,7 +384,6 @@ class Repository:
             raise BackendFailed(served.reason) from exc
         # Without a wait until the new lanes have taken the place of the old: what breaks in later finds one or the other.
         joining, served.joining = served.joining, []
-                        log.error("model %s version %s: %s", name, served.version, exc.message)
         for task in joining:
             task.cancel()
         old, old_dispatcher = served.lanes, served.dispatcher

@@ -16,9 +16,11 @@ import msgspec
 import orjson
 
 from gateway.config import Limits
+from gateway.descriptions import describe_welcome
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, Unavailable, Unsupported
 from gateway.http_server import JSON, Exchange
 from gateway.metrics import EndpointMetrics
+from gateway.openapi import describe_api
 from gateway.protocols.rest import STATUS, ModelCodec, error_body, header_length
 from gateway.protocols.tensors import Buffer
 from gateway.repository import Repository
@@ -75,9 +77,12 @@ class RestRoutes:
         self._routes: dict[bytes, Route] = {}
         self._loaded: dict[tuple[str, str], _Loaded] = {}
         self._generation = -1
+        self._api_generation = -1
+        self._api_json = b""
         self._tasks: set[asyncio.Task[None]] = set()
         self._server_actions: dict[str, dict[bytes, Action]] = {
             "": _get(self._server_metadata),
+            "models": _get(self._models),
             "health/live": _get(self._live),
             "health/ready": _get(self._ready),
             "models/stats": _get(self._statistics),
@@ -121,7 +126,8 @@ class RestRoutes:
             action = route.methods.get(exchange.method)
             if action is None:
                 allowed = b"Allow: " + b", ".join(route.methods) + b"\r\n"
-                exchange.respond(405, error_body("Method Not Allowed"), headers=allowed)
+                methods = " or ".join(method.decode() for method in route.methods)
+                exchange.respond(405, error_body(f"Method Not Allowed: expected {methods}"), headers=allowed)
             else:
                 action(exchange, route)
         except GatewayError as exc:
@@ -144,13 +150,21 @@ class RestRoutes:
         except UnicodeDecodeError:
             raise InvalidArgument("the path is not percent-quoted UTF-8") from None
         match parts:
+            case [""]:
+                return Route(_get(self._welcome))
+            case ["openapi.json"]:
+                return Route(_get(self._api))
             case ["ping"]:
                 return Route(_get(self._ping))
             case ["metrics"] if self._expose_metrics is not None:
                 return Route(_get(self._metrics))
             case ["v2"] | ["v2", ""]:
                 return Route(self._server_actions[""])
-            case ["v2", "models", name, "versions", version, *rest] if name and _is_version(version):
+            case ["v2", "models", ""]:
+                return Route(self._server_actions["models"])
+            case ["v2", "models", name, "versions", version, *rest] if name and version:
+                if not _is_version(version):
+                    self._repository.model(name, version)  # which is not found
                 actions, key = self._model_actions, "/".join(rest)
                 if key in actions and (key or not rest):
                     return Route(actions[key], name, version)
@@ -164,12 +178,30 @@ class RestRoutes:
                 return Route(self._region_actions[kind][verb], name)
             case ["v2", *rest] if (key := "/".join(rest)) in self._server_actions:
                 return Route(self._server_actions[key])
-        raise NotFound("Not Found")
+        raise NotFound("Not Found: no such path; GET / says what is here")
 
     # the server
 
     def _server_metadata(self, exchange: Exchange, route: Route) -> None:
         _respond_json(exchange, self._repository.server_metadata())
+
+    def _welcome(self, exchange: Exchange, route: Route) -> None:
+        """Not of the protocol: for whoever looks at the address in a browser."""
+        metrics = self._expose_metrics is not None
+        _respond_json(exchange, describe_welcome(self._repository.models(), metrics=metrics), indent=True)
+
+    def _models(self, exchange: Exchange, route: Route) -> None:
+        """Not of the protocol."""
+        _respond_json(exchange, {"models": self._repository.models()}, indent=True)
+
+    def _api(self, exchange: Exchange, route: Route) -> None:
+        """Not of the protocol: all of the paths, and what each model takes and gives."""
+        repository = self._repository
+        if repository.generation != self._api_generation:
+            self._api_generation = repository.generation
+            models = [(served.name, served.version, served.spec) for served in repository.ready_models()]
+            self._api_json = orjson.dumps(describe_api(models, metrics=self._expose_metrics is not None))
+        exchange.respond(200, self._api_json)
 
     def _live(self, exchange: Exchange, route: Route) -> None:
         live = self._repository.live()
@@ -380,10 +412,10 @@ def respond_error(exchange: Exchange, error: GatewayError) -> None:
     exchange.respond(STATUS[error.code], error_body(error.words), JSON, headers)
 
 
-def _respond_json(exchange: Exchange, value: object, status: int = 200) -> None:
+def _respond_json(exchange: Exchange, value: object, status: int = 200, *, indent: bool = False) -> None:
     # As in Triton: tritonclient's asyncio client accepts gzip in every call, but decompresses only inference answers.
     exchange.compress = False
-    exchange.respond(status, orjson.dumps(value))
+    exchange.respond(status, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE if indent else None))
 
 
 def _get(action: Action) -> dict[bytes, Action]:

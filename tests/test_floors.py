@@ -17,7 +17,7 @@ FLOORS = {
     "session_process": 4, "metrics": 4,
     "workers": 5, "lane": 5, "probes": 5,
     "routing": 6,
-    "lane_opener": 6, "descriptions": 6,
+    "lane_opener": 6, "descriptions": 6, "openapi": 6,
     "repository": 7,
     "http_server": 8, "http2": 8, "compile": 8, "trial": 8, "rest_routes": 9, "grpc_call": 9,
     "grpc_server": 10, "ingress": 11, "cluster": 12, "app": 13, "check_command": 13, "cli": 14,

@@ -18,12 +18,15 @@ from gateway.config import Ragged
 from gateway.errors import Code, InvalidArgument, Unavailable
 from gateway.protocols.tensors import (
     Buffer,
+    check_count,
     check_input,
     check_integer,
     check_outputs,
     classify,
     count_rows,
     deadline_after,
+    natural,
+    out_of_range,
     shape_key,
     shaped,
     tensor_from_bytes,
@@ -92,10 +95,10 @@ def decode(
     deadline_ns = None if remaining_s is None else deadline_after(arrival_ns, remaining_s * 1e6)
     if message.parameters:
         parameters = _parameters(message.parameters)
-        priority = _natural(parameters.pop("priority", 0), "priority")
+        priority = natural(parameters.pop("priority", 0), "priority", "request")
         timeout_us = parameters.pop("timeout", 0)
         if type(timeout_us) is not int:
-            raise InvalidArgument("invalid value type for 'timeout' parameter, expected int64_param.")
+            timeout_us = natural(timeout_us, "timeout", "request")
         given_ns = deadline_after(arrival_ns, timeout_us) if timeout_us > 0 else None
         if given_ns is not None:
             deadline_ns = given_ns if deadline_ns is None else min(deadline_ns, given_ns)
@@ -158,7 +161,7 @@ def _inputs(message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_reg
         check_input(spec, model, name, datatype, shape)
         if name in inputs:
             raise InvalidArgument(f"input '{name}' already exists in request for model '{model}'")
-        region = _region(tensor.parameters, name) if tensor.parameters else None
+        region = _region(tensor.parameters, f"input '{name}'") if tensor.parameters else None
         if region is not None:
             if tensor.HasField("contents"):
                 raise InvalidArgument(
@@ -182,8 +185,8 @@ def _inputs(message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_reg
 
 
 def _typed(tensor: Any, model: str, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray:
-    count = prod(shape)
     fields = tensor.contents.ListFields()
+    count = prod(shape)
     if not fields and (count or not tensor.HasField("contents")):
         raise InvalidArgument(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
     expected = _CONTENTS.get(datatype)
@@ -195,15 +198,11 @@ def _typed(tensor: Any, model: str, name: str, datatype: str, shape: tuple[int, 
         if len(fields) > 1 or field.name != expected:
             got = ", ".join(field.name for field, _ in fields)
             raise InvalidArgument(f"input '{name}' of model '{model}': expected {datatype} in {expected}, got {got}")
-    if len(values) != count:
-        raise InvalidArgument(
-            f"input '{name}' of model '{model}': expected {count} elements for {datatype} {list(shape)}, got {len(values)}"
-        )
-    array = np.empty(count, NUMPY[datatype])
+    array = np.empty(check_count(name, datatype, shape, len(values)), NUMPY[datatype])
     try:
         array[:] = values
-    except OverflowError as exc:
-        raise InvalidArgument(f"input '{name}' of model '{model}': a value is out of range for {datatype}: {exc}") from exc
+    except OverflowError:
+        raise out_of_range(name, datatype, values) from None
     return shaped(name, array, shape)
 
 
@@ -217,36 +216,33 @@ def _output(tensor: Any) -> OutputRequest:
     name = tensor.name
     if not tensor.parameters:
         return OutputRequest(name)
-    region = _region(tensor.parameters, name)
+    where = f"output '{name}'"
+    region = _region(tensor.parameters, where)
     if "classification" not in tensor.parameters:
         return OutputRequest(name, region=region)
-    classes = _integer(tensor.parameters["classification"], "classification")
+    classes = _natural(tensor.parameters["classification"], "classification", where)
     if classes < 1:
-        raise InvalidArgument(f"output '{name}': invalid value {classes} for 'classification' parameter, expected at least 1")
+        raise InvalidArgument(f"{where}: parameter 'classification': got {classes}, expected an integer from 1")
     if region is not None:
-        raise InvalidArgument(f"output '{name}' can't set both 'shared_memory_region' and 'classification'")
+        raise InvalidArgument(f"{where}: shared memory and classification exclude each other")
     return OutputRequest(name, classification=classes)
 
 
-def _region(parameters: Mapping[str, Any], name: str) -> RegionRef | None:
+def _region(parameters: Mapping[str, Any], where: str) -> RegionRef | None:
     """The shared memory a tensor's parameters name, if they do."""
     if "shared_memory_region" not in parameters:
         if "shared_memory_byte_size" in parameters:
-            raise InvalidArgument(
-                f"'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor '{name}'"
-            )
+            raise InvalidArgument(f"{where}: parameter 'shared_memory_region' is missing beside 'shared_memory_byte_size'")
         return None
-    if parameters["shared_memory_region"].WhichOneof("parameter_choice") != "string_param":
-        raise InvalidArgument(
-            f"invalid value type for 'shared_memory_region' parameter for tensor '{name}', expected string_param."
-        )
     if "shared_memory_byte_size" not in parameters:
-        raise InvalidArgument(
-            f"'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor '{name}'"
-        )
-    byte_size = _integer(parameters["shared_memory_byte_size"], "shared_memory_byte_size")
-    offset = _integer(parameters["shared_memory_offset"], "shared_memory_offset") if "shared_memory_offset" in parameters else 0
-    return RegionRef(parameters["shared_memory_region"].string_param, offset, byte_size)
+        raise InvalidArgument(f"{where}: parameter 'shared_memory_byte_size' is missing beside 'shared_memory_region'")
+    region = _value(parameters["shared_memory_region"])
+    if not isinstance(region, str):
+        raise InvalidArgument(f"{where}: parameter 'shared_memory_region': got {region!r}, expected a string")
+    offset = 0
+    if "shared_memory_offset" in parameters:
+        offset = _natural(parameters["shared_memory_offset"], "shared_memory_offset", where)
+    return RegionRef(region, offset, _natural(parameters["shared_memory_byte_size"], "shared_memory_byte_size", where))
 
 
 def _parameters(choices: Mapping[str, Any]) -> dict[str, ParameterValue]:
@@ -262,9 +258,7 @@ def _parameters(choices: Mapping[str, Any]) -> dict[str, ParameterValue]:
             _boolean(choice, key)
             continue  # every model here gives one response, which is the final one: there is nothing to switch
         if key.startswith("triton_"):
-            raise InvalidArgument(
-                f"parameter '{key}': keys starting with 'triton_' are reserved; only {_FINAL_RESPONSE} is allowed"
-            )
+            raise InvalidArgument(f"parameter '{key}': keys starting with 'triton_' are reserved")
         if key in ("sequence_start", "sequence_end"):
             _boolean(choice, key)
         parameters[key] = value = getattr(choice, kind)
@@ -272,20 +266,13 @@ def _parameters(choices: Mapping[str, Any]) -> dict[str, ParameterValue]:
     return parameters
 
 
-def _natural(value: ParameterValue, key: str) -> int:
-    if type(value) is not int:
-        raise InvalidArgument(f"invalid value type for '{key}' parameter, expected int64_param or uint64_param.")
-    if value < 0:
-        raise InvalidArgument(f"invalid value {value} for '{key}', expected value >= 0.")
-    return value
-
-
-def _integer(choice: Any, key: str) -> int:
+def _value(choice: Any) -> Any:
     kind = choice.WhichOneof("parameter_choice")
-    if kind not in ("int64_param", "uint64_param"):
-        raise InvalidArgument(f"invalid value type for '{key}' parameter, expected int64_param.")
-    value: int = getattr(choice, kind)
-    return value
+    return None if kind is None else getattr(choice, kind)
+
+
+def _natural(choice: Any, key: str, where: str) -> int:
+    return natural(_value(choice), key, where)
 
 
 def _boolean(choice: Any, key: str) -> bool:

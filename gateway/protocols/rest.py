@@ -15,7 +15,7 @@ read and written as these words, which JSON lacks and every v2 client has.
 import json
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from math import prod
 from typing import Annotated, Any, Final
@@ -28,14 +28,18 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.config import Ragged
 from gateway.errors import Code, InvalidArgument
+from gateway.protocols.smallest import smallest_request_text
 from gateway.protocols.tensors import (
     Buffer,
+    check_count,
     check_input,
     check_integer,
     check_outputs,
     classify,
     count_rows,
     deadline_after,
+    natural,
+    out_of_range,
     shape_key,
     shaped,
     tensor_from_bytes,
@@ -94,7 +98,7 @@ class _Output(msgspec.Struct, gc=False):
 
 
 class _Body(msgspec.Struct, gc=False):
-    inputs: list[_Input]
+    inputs: list[_Input] = []
     id: str = ""
     outputs: list[_Output] | None = None
     parameters: dict[str, ParameterValue] | None = None
@@ -111,7 +115,7 @@ class _LooseInput(msgspec.Struct, gc=False):
 
 
 class _LooseBody(msgspec.Struct, gc=False):
-    inputs: list[_LooseInput]
+    inputs: list[_LooseInput] = []
     id: str = ""
     outputs: list[_Output] | None = None
     parameters: dict[str, ParameterValue] | None = None
@@ -160,6 +164,10 @@ class ModelCodec:
         header_bytes: of the JSON before the tensors; None: all is JSON; 0: all is one raw tensor. Tensors that came as bytes
         are views on the body. Raises: InvalidArgument, NotFound (a region).
         """
+        if not len(body) and header_bytes is None:
+            raise InvalidArgument(
+                f"failed to parse the request JSON: the body is empty; the smallest request: {smallest_request_text(self.spec)}"
+            )
         if header_bytes is None:
             message, tail = _parse(body), memoryview(b"")
         elif header_bytes == 0:
@@ -172,7 +180,7 @@ class ModelCodec:
         for entry in message.inputs:
             name = entry.name
             if name in inputs:
-                raise InvalidArgument(f"input '{name}' already exists in request")
+                raise InvalidArgument(f"input '{name}' already exists in request for model '{self.model}'")
             shape = entry.shape
             check_input(self.spec, self.model, name, entry.datatype, shape)
             if entry.parameters is None and entry.data is not _ABSENT:
@@ -236,9 +244,7 @@ class ModelCodec:
             raise InvalidArgument(f"input '{name}': data: expected {datatype} elements: {exc}") from exc
         for _ in range(depth - 1):
             flat = list(chain.from_iterable(flat))
-        count = prod(shape)
-        if len(flat) != count:
-            raise InvalidArgument(f"input '{name}': data has {len(flat)} elements, expected {count} for shape {shape}")
+        count = check_count(name, datatype, shape, len(flat))
         if kind is str:
             elements = np.empty(count, NUMPY["BYTES"])
             elements[:] = [text.encode() for text in flat]
@@ -246,7 +252,7 @@ class ModelCodec:
         try:
             packed = struct.pack(f"<{count}{_FORMATS[datatype]}", *flat)
         except (struct.error, OverflowError):
-            raise _out_of_range(name, datatype, flat) from None
+            raise out_of_range(name, datatype, flat) from None
         return shaped(name, np.frombuffer(packed, NUMPY[datatype]), shape)
 
     def _decode_raw(self, body: Buffer, arrival_ns: int) -> InferRequest:
@@ -299,9 +305,7 @@ class ModelCodec:
         for key, value in parameters.items():
             check_integer(key, value)
             if key.startswith(_RESERVED):
-                raise InvalidArgument(
-                    f"parameter '{key}': keys starting with '{_RESERVED}' are reserved and should not be specified"
-                )
+                raise InvalidArgument(f"parameter '{key}': keys starting with '{_RESERVED}' are reserved")
         request.parameters = parameters
         return binary
 
@@ -413,8 +417,10 @@ def _source(entry: _Input | _LooseInput) -> str:
 def _parameter(parameters: dict[str, ParameterValue] | None, key: str, kind: type[Any], default: Any, where: str) -> Any:
     """A parameter of ours: a boolean, text, or an integer from 0. Raises: InvalidArgument."""
     value = (parameters or {}).get(key, default)
-    if type(value) is not kind or (kind is int and not 0 <= value <= 1 << 62):
-        expected = {bool: "true or false", str: "a string"}.get(kind, "an integer from 0 to 2^62")
+    if kind is int:
+        return natural(value, key, where)
+    if type(value) is not kind:
+        expected = "true or false" if kind is bool else "a string"
         raise InvalidArgument(f"{where}: parameter '{key}': got {value!r}, expected {expected}")
     return value
 
@@ -450,21 +456,6 @@ def _nested(kind: type, depth: int) -> Any:
     for _ in range(depth):
         nested = list[nested]
     return nested
-
-
-def _out_of_range(name: str, datatype: str, flat: Sequence[Any]) -> InvalidArgument:
-    """Name the element that does not fit; one of them does not."""
-    code = f"<{_FORMATS[datatype]}"
-    for index, value in enumerate(flat):
-        try:
-            struct.pack(code, value)
-        except (struct.error, OverflowError):
-            dtype = NUMPY[datatype]
-            bounds = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
-            return InvalidArgument(
-                f"input '{name}': data element {index} is {value}, expected {datatype} ({bounds.min} to {bounds.max})"
-            )
-    raise AssertionError("every element fits")
 
 
 def _no_json_output(spec: TensorSpec) -> InvalidArgument:

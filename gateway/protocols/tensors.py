@@ -5,15 +5,16 @@ Messages follow Triton's where clients search for them (PROTOCOL: "expected 2 in
 
 import struct
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from math import prod
-from typing import Final
+from math import isfinite, prod
+from typing import Any, Final
 
 import numpy as np
 
 from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY, datatype_of
 from gateway.config import Ragged
-from gateway.errors import InvalidArgument
+from gateway.errors import InvalidArgument, instead, shortened
+from gateway.protocols.smallest import smallest_request_text
 
 _LENGTH = struct.Struct("<I")
 _BYTES = NUMPY["BYTES"]
@@ -67,6 +68,34 @@ def check_integer(key: str, value: object) -> None:
         )
 
 
+def check_count(name: str, datatype: str, shape: Sequence[int], got: int) -> int:
+    """How many elements a shape has. Raises: InvalidArgument, if it is not so many as came."""
+    count = prod(shape)
+    if got != count:
+        raise InvalidArgument(f"input '{name}': got {got} elements, expected {count} for {datatype} {list(shape)}")
+    return count
+
+
+def out_of_range(name: str, datatype: str, values: Iterable[Any]) -> InvalidArgument:
+    """Name the element that its datatype cannot hold; there is one."""
+    dtype = NUMPY[datatype]
+    kind = float if dtype.kind == "f" else int
+    bounds = np.finfo(dtype) if kind is float else np.iinfo(dtype)
+    for index, value in enumerate(values):
+        if (kind is int or isfinite(value)) and not kind(bounds.min) <= value <= kind(bounds.max):
+            return InvalidArgument(
+                f"input '{name}': element {index} is {value}, expected {datatype} ({bounds.min} to {bounds.max})"
+            )
+    raise AssertionError("every element fits")
+
+
+def natural(value: object, key: str, where: str) -> int:
+    """An integer from 0 that is a parameter of the protocol's. Raises: InvalidArgument."""
+    if type(value) is int and 0 <= value <= 1 << 62:
+        return value
+    raise InvalidArgument(f"{where}: parameter '{key}': got {value!r}, expected an integer from 0 to 2^62")
+
+
 def numpy_dtype(name: str, datatype: object) -> np.dtype:
     """Raises: InvalidArgument, if the protocol has no such datatype."""
     dtype = NUMPY.get(datatype) if isinstance(datatype, str) else None
@@ -118,8 +147,8 @@ def check_input(spec: ModelSpec, model: str, name: str, datatype: str, shape: Se
     """Check one input's name, datatype and shape before its data is looked at. Raises: InvalidArgument."""
     expected = spec.input_by_name.get(name)
     if expected is None:
-        names = ", ".join(f"'{known}'" for known in spec.input_by_name)
-        raise InvalidArgument(f"unexpected inference input '{name}' for model '{model}', expected {names}")
+        others = instead(name, spec.input_by_name, "its inputs")
+        raise InvalidArgument(f"unexpected inference input '{shortened(name)}' for model '{model}'{others}")
     want = expected.shape
     if datatype == expected.datatype and len(shape) == len(want):
         for dim, fixed in zip(shape, want, strict=True):
@@ -144,6 +173,7 @@ def count_rows(spec: ModelSpec, model: str, inputs: Tensors) -> int:
             raise InvalidArgument(
                 f"expected {len(spec.inputs)} inputs but got {len(inputs)} inputs for model '{model}': missing "
                 + ", ".join(f"'{name}'" for name in missing)
+                + f"; the smallest request: {smallest_request_text(spec)}"
             )
     if spec.max_rows == 0:
         return 1
@@ -182,7 +212,8 @@ def check_outputs(spec: ModelSpec, model: str, names: Iterable[str]) -> None:
     """Raises: InvalidArgument, naming an output the model does not have."""
     for name in names:
         if name not in spec.output_by_name:
-            raise InvalidArgument(f"unexpected inference output '{name}' for model '{model}'")
+            others = instead(name, spec.output_by_name, "its outputs")
+            raise InvalidArgument(f"unexpected inference output '{shortened(name)}' for model '{model}'{others}")
 
 
 def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool) -> np.ndarray:

@@ -54,7 +54,7 @@ async def test_errors_have_their_status_and_text() -> None:
     async with serving() as served:
         unknown = await failure(served.stub.ModelInfer(infer_request("nobody")))
         assert unknown.code() is grpc.StatusCode.NOT_FOUND
-        assert unknown.details() == "Request for unknown model: 'nobody' is not found"
+        assert unknown.details() == "Request for unknown model: 'nobody' is not found; models here: 'echo', 'later'"
         missing = await failure(served.stub.ModelInfer(pb.ModelInferRequest(model_name="echo")))
         assert missing.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "expected 1 inputs but got 0 inputs for model 'echo'" in str(missing.details())
@@ -165,7 +165,7 @@ async def test_a_stream_answers_in_order_and_goes_on_after_errors() -> None:
         answers = [answer async for answer in served.stub.ModelStreamInfer(iter(requests))]
     assert [answer.infer_response.id for answer in answers] == ["1", "2", "3", "4", "5"]
     assert [bool(answer.error_message) for answer in answers] == [False, True, False, True, False]
-    assert answers[1].error_message == "Request for unknown model: 'nobody' is not found"
+    assert answers[1].error_message.startswith("Request for unknown model: 'nobody' is not found; models here: 'echo', 'later'")
     assert [first_value(answers[i].infer_response) for i in (0, 2, 4)] == [1, 3, 5]
     assert all(answers[i].infer_response.parameters["triton_final_response"].bool_param for i in (0, 2, 4))
 

@@ -117,7 +117,7 @@ async def test_a_message_that_inflates_beyond_the_limit_is_refused() -> None:
         ((framed(GOOD),), {"grpc_timeout": "soon"}, StatusCode.INVALID_ARGUMENT, "grpc-timeout 'soon'"),
         ((framed(GOOD),), {"grpc_timeout": "123456789S"}, StatusCode.INVALID_ARGUMENT, "grpc-timeout"),
         ((framed(GOOD),), {"path": "/inference.GRPCInferenceService/Nothing"}, StatusCode.UNIMPLEMENTED, "unknown method"),
-        ((framed(b""),), {}, StatusCode.NOT_FOUND, "Request for unknown model: '' is not found"),
+        ((framed(b""),), {}, StatusCode.NOT_FOUND, "Request for unknown model: '' is not found; models here: 'echo', 'later'"),
         ((b"\0\xff\xff\xff\xff",), {"ends": False}, StatusCode.INVALID_ARGUMENT, "a message of 4294967295 bytes"),
     ],
 )
@@ -153,7 +153,7 @@ async def test_a_timeout_of_the_call_is_read_in_every_unit() -> None:
 async def test_texts_of_errors_survive_the_header() -> None:
     async with serving() as served:
         answer = await ask(served, framed(pb.ModelInferRequest(model_name="ünknown 100%\n").SerializeToString()))
-        assert answer.text == "Request for unknown model: 'ünknown 100%\n' is not found"
+        assert answer.text == "Request for unknown model: 'ünknown 100%\n' is not found; models here: 'echo', 'later'"
         answer = await ask(served, framed(pb.ModelInferRequest(model_name="x" * 50_000).SerializeToString()))
         assert answer.status is StatusCode.NOT_FOUND
         assert len(answer.fields["grpc-message"]) <= 4096

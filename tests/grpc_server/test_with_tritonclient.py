@@ -73,7 +73,7 @@ async def test_metadata() -> None:
         assert model["inputs"] == [{"name": "INPUT0", "datatype": "FP32", "shape": ["-1", "4"]}]
         assert await refusal(client.get_model_metadata("nobody")) == (
             "StatusCode.NOT_FOUND",
-            "Request for unknown model: 'nobody' is not found",
+            "Request for unknown model: 'nobody' is not found; models here: 'echo', 'later'",
         )
 
 

@@ -117,13 +117,13 @@ def test_head_is_get_without_the_body(served: Served) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/foo", "/v2/foo", "/v2/models", "/v2/models/", "/v2/models/echo/", "/v2/models/echo/foo", "/v2/models//ready",
-     "/v2/models/echo/versions/x", "/v2/models/echo/versions/", "/v2/health/live/", "/v2/health", "//v2", "/V2",
+    ["/foo", "/v2/foo", "/v2/models/echo/", "/v2/models/echo/foo", "/v2/models//ready",
+     "/v2/models/echo/versions/", "/v2/health/live/", "/v2/health", "//v2", "/V2",
      "/v2/systemsharedmemory/region//status", "/v2/models/echo/versions/1/2"],
 )  # fmt: skip
 def test_unknown_paths_are_404(served: Served, path: str) -> None:
     answer = ask(served, "GET", path)
-    assert (answer.status, answer.error) == (404, "Not Found")
+    assert (answer.status, answer.error) == (404, "Not Found: no such path; GET / says what is here")
 
 
 def test_a_path_that_is_no_text_is_refused(served: Served) -> None:
@@ -133,9 +133,22 @@ def test_a_path_that_is_no_text_is_refused(served: Served) -> None:
 def test_unknown_models_are_404(served: Served) -> None:
     for method, path in (("GET", "/v2/models/nope"), ("GET", "/v2/models/nope/config"), ("POST", "/v2/models/nope/infer")):
         answer = ask(served, method, path, b"{}" if method == "POST" else None)
-        assert (answer.status, answer.error) == (404, "Request for unknown model: 'nope' is not found")
-    answer = ask(served, "POST", "/v2/models/pair/versions/3/infer", row())
-    assert (answer.status, answer.error) == (404, "Request for unknown model: 'pair' version 3 is not found")
+        assert answer.status == 404
+        assert answer.error.startswith(
+            "Request for unknown model: 'nope' is not found; models here: 'echo', 'pair', 'a+b cé', "
+        )
+    for version in ("3", "x"):
+        answer = ask(served, "POST", f"/v2/models/pair/versions/{version}/infer", row())
+        words = f"Request for unknown model: 'pair' version {version} is not found; versions here: '1', '2'"
+        assert (answer.status, answer.error) == (404, words)
+
+
+def test_an_unknown_model_is_told_the_near_one_and_never_more_than_fits(served: Served) -> None:
+    assert "; did you mean 'echo'? models here: " in ask(served, "GET", "/v2/models/ecko").error
+    answer = ask(served, "GET", f"/v2/models/{'n' * 5000}")
+    assert answer.status == 404
+    assert len(answer.error) < 1000
+    assert "models here: 'echo'" in answer.error
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_what_is_not_finite(typed: triton.InferenceServerClient) -> None:
 
 def test_errors_carry_status_and_message(client: triton.InferenceServerClient) -> None:
     cases: list[tuple[str, dict[str, Any], str, str]] = [
-        ("nope", {}, "404", "Request for unknown model: 'nope' is not found"),
+        ("nope", {}, "404", "Request for unknown model: 'nope' is not found; models here: 'echo'"),
         ("echo", {"model_version": "9"}, "404", "version 9"),
         ("echo", {"outputs": [triton.InferRequestedOutput("X")]}, "400", "unexpected inference output 'X'"),
         ("pair", {}, "400", "INPUT0"),

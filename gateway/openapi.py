@@ -1,0 +1,260 @@
+"""The REST paths as an OpenAPI 3.1 document, with what each model takes and gives as JSON Schema (2020-12)."""
+
+import re
+from collections.abc import Sequence
+from importlib.metadata import version as package_version
+from typing import Any, Final
+from urllib.parse import quote
+
+import numpy as np
+
+from backends.base import ModelSpec, TensorSpec
+from backends.datatypes import NUMPY
+from gateway.protocols.smallest import smallest_request
+
+Schema = dict[str, Any]
+
+_JSON: Final = "application/json"
+_BINARY: Final = "application/octet-stream"
+_WITHOUT_JSON: Final = ("FP16", "BF16")
+_EXAMPLE_BYTES: Final = 4096
+_ERROR: Final = {"$ref": "#/components/responses/Error"}
+
+# Path -> method, what it is for, the schema of the answer ("": it has no body).
+_SERVER: Final = {
+    "/": ("get", "What is here", "Object"),
+    "/openapi.json": ("get", "This document", "Object"),
+    "/ping": ("get", "Whether every model that should be is ready, by the status alone", ""),
+    "/v2": ("get", "Name, version and extensions of the server", "Object"),
+    "/v2/health/live": ("get", "Whether the server runs", "Object"),
+    "/v2/health/ready": ("get", "Whether every model that should be is ready", "Object"),
+    "/v2/models": ("get", "Every model, its versions and their states", "Object"),
+    "/v2/models/stats": ("get", "The statistics of every ready model", "Object"),
+    "/v2/repository/index": ("post", "Every model version and its state", "List"),
+    "/v2/repository/models/{model}/load": ("post", "Load a model; needs server.model_control", ""),
+    "/v2/repository/models/{model}/unload": ("post", "Unload a model; needs server.model_control", ""),
+    "/v2/systemsharedmemory/status": ("get", "The registered regions of shared memory", "List"),
+    "/v2/systemsharedmemory/unregister": ("post", "Forget all regions", ""),
+    "/v2/systemsharedmemory/region/{region}/status": ("get", "A registered region", "List"),
+    "/v2/systemsharedmemory/region/{region}/register": ("post", "Register a region", ""),
+    "/v2/systemsharedmemory/region/{region}/unregister": ("post", "Forget a region", ""),
+    "/v2/cudasharedmemory/status": ("get", "No regions: CUDA shared memory is not offered", "List"),
+    "/v2/cudasharedmemory/unregister": ("post", "Does nothing: there are no regions", ""),
+    "/v2/cudasharedmemory/region/{region}/status": ("get", "Not offered", "List"),
+    "/v2/cudasharedmemory/region/{region}/register": ("post", "Not offered", ""),
+    "/v2/cudasharedmemory/region/{region}/unregister": ("post", "Does nothing: there are no regions", ""),
+    "/v2/logging": ("get", "Not offered", "Object"),
+    "/v2/trace/setting": ("get", "Not offered", "Object"),
+}
+# The same behind /v2/models/{model} and /v2/models/{model}/versions/{version}.
+_MODEL: Final = {
+    "": ("get", "Versions, inputs and outputs of a model", "Object"),
+    "/ready": ("get", "Whether the model is ready", "Object"),
+    "/config": ("get", "The model's configuration, in Triton's words", "Object"),
+    "/stats": ("get", "The model's statistics", "Object"),
+    "/route": ("get", "Which backend a request would go to now, and why", "Object"),
+    "/infer": ("post", "Inference", "InferenceResponse"),
+    "/trace/setting": ("get", "Not offered", "Object"),
+}
+
+
+def describe_api(models: Sequence[tuple[str, str, ModelSpec]], *, metrics: bool) -> dict[str, Any]:
+    """The document. models: name, version and tensors of those that are ready, of each name the version that is the default
+    first. metrics: whether there is /metrics."""
+    paths: dict[str, Any] = {path: _path(path, *operation) for path, operation in _SERVER.items()}
+    if metrics:
+        paths["/metrics"] = {"get": {"summary": "Metrics, for Prometheus", "responses": {"200": _text(), "default": _ERROR}}}
+    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        paths |= {f"{prefix}{end}": _path(f"{prefix}{end}", *operation) for end, operation in _MODEL.items()}
+    schemas = _common_schemas()
+    unversioned: set[str] = set()
+    for name, version, spec in models:
+        key = f"{len(unversioned)}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)}-{version}"
+        schemas[f"{key}-request"] = _request(name, version, spec)
+        schemas[f"{key}-response"] = _response(name, version, spec)
+        at = f"/v2/models/{quote(name, safe='')}"
+        paths[f"{at}/versions/{version}/infer"] = _infer(name, version, spec, key, f"infer {name} {version}")
+        if name not in unversioned:
+            unversioned.add(name)
+            paths[f"{at}/infer"] = _infer(name, version, spec, key, f"infer {name}")
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "serving-gateway",
+            "version": package_version("serving-gateway"),
+            "description": "The Open Inference Protocol v2 over REST.",
+        },
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "responses": {"Error": {"description": "What was wrong", "content": {_JSON: {"schema": _ref("Error")}}}},
+        },
+    }
+
+
+def _path(path: str, method: str, summary: str, answer: str) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {"200": _answer(answer) if answer else {"description": "Done"}, "default": _ERROR},
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in re.findall("{(.*?)}", path)
+    ]
+    if path.endswith("/route"):
+        parameters.append({"name": "rows", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 1}})
+    if parameters:
+        operation["parameters"] = parameters
+    if method == "post":
+        body = "InferenceRequest" if path.endswith("/infer") else "Object"
+        operation["requestBody"] = {"required": body != "Object", "content": {_JSON: {"schema": _ref(body)}}}
+    return {method: operation}
+
+
+def _infer(name: str, version: str, spec: ModelSpec, key: str, operation: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"schema": _ref(f"{key}-request")}
+    example = smallest_request(spec)
+    if len(str(example)) <= _EXAMPLE_BYTES:
+        body["example"] = example
+    return {
+        "post": {
+            "operationId": operation,
+            "summary": f"Inference with {name}, version {version}",
+            "requestBody": {"required": True, "content": {_JSON: body, _BINARY: {}}},
+            "responses": {"200": _answer(f"{key}-response"), "default": _ERROR},
+        }
+    }
+
+
+def _answer(schema: str) -> dict[str, Any]:
+    return {"description": "The answer", "content": {_JSON: {"schema": _ref(schema)}}}
+
+
+def _text() -> dict[str, Any]:
+    return {"description": "The answer", "content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _common_schemas() -> dict[str, Schema]:
+    name = {"name": {"type": "string"}, "datatype": {"type": "string"}, "shape": _shape(None), "parameters": _ref("Parameters")}
+    tensor = {
+        "type": "object",
+        "required": ["name", "datatype", "shape"],
+        "properties": name | {"data": {"type": "array"}},
+    }
+    schemas: dict[str, Schema] = {
+        "Object": {"type": "object"},
+        "List": {"type": "array"},
+        "Error": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
+        "Parameters": {"type": "object", "additionalProperties": {"type": ["boolean", "integer", "number", "string"]}},
+        "Tensor": tensor,
+        "InferenceRequest": {
+            "type": "object",
+            "required": ["inputs"],
+            "properties": {
+                "id": {"type": "string"},
+                "inputs": {"type": "array", "items": _ref("Tensor")},
+                "outputs": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+                "parameters": _ref("Parameters"),
+            },
+        },
+        "InferenceResponse": {
+            "type": "object",
+            "required": ["model_name", "model_version", "outputs"],
+            "properties": {"outputs": {"type": "array", "items": _ref("Tensor")}},
+        },
+    }
+    return schemas | {datatype: _data(datatype) for datatype in NUMPY if datatype not in _WITHOUT_JSON}
+
+
+def _data(datatype: str) -> Schema:
+    """Elements, flat or in nested lists."""
+    dtype = NUMPY[datatype]
+    element: Schema
+    if datatype == "BOOL":
+        element = {"type": "boolean"}
+    elif datatype == "BYTES":
+        element = {"type": "string"}
+    elif dtype.kind == "f":
+        element = {"type": "number"}
+    else:
+        bounds = np.iinfo(dtype)
+        element = {"type": "integer", "minimum": int(bounds.min), "maximum": int(bounds.max)}
+    return {"type": "array", "items": {"anyOf": [element, _ref(datatype)]}}
+
+
+def _shape(declared: Sequence[int] | None) -> Schema:
+    """None: any."""
+    size = {"type": "integer", "minimum": 0}
+    if declared is None:
+        return {"type": "array", "items": size}
+    schema: Schema = {"type": "array", "minItems": len(declared), "maxItems": len(declared), "description": str(list(declared))}
+    if declared:
+        schema["prefixItems"] = [size if wanted < 0 else {"const": wanted} for wanted in declared]
+    return schema
+
+
+def _tensor(tensor: TensorSpec) -> Schema:
+    properties: dict[str, Any] = {
+        "name": {"const": tensor.name},
+        "datatype": {"const": tensor.datatype},
+        "shape": _shape(tensor.shape),
+        "parameters": _ref("Parameters"),
+    }
+    if tensor.datatype not in _WITHOUT_JSON:
+        properties["data"] = _ref(tensor.datatype)
+    return {"type": "object", "title": tensor.name, "required": ["name", "datatype", "shape"], "properties": properties}
+
+
+def _request(name: str, version: str, spec: ModelSpec) -> Schema:
+    needed = [tensor.name for tensor in spec.inputs if not tensor.optional]
+    inputs: Schema = {"type": "array", "items": {"anyOf": [_tensor(tensor) for tensor in spec.inputs]}}
+    if needed:
+        inputs["minItems"] = len(needed)
+        inputs["allOf"] = [
+            {"contains": {"type": "object", "required": ["name"], "properties": {"name": {"const": one}}}} for one in needed
+        ]
+    output = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": {"enum": [tensor.name for tensor in spec.outputs]}, "parameters": _ref("Parameters")},
+    }
+    return {
+        "title": f"A request for {name}, version {version}",
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "inputs": inputs,
+            "outputs": {"type": "array", "description": "Those asked for; none: all", "items": output},
+            "parameters": _ref("Parameters"),
+        },
+    }
+
+
+def _response(name: str, version: str, spec: ModelSpec) -> Schema:
+    classes = {  # of the classification extension, in place of an output's own elements
+        "type": "object",
+        "required": ["name", "datatype", "shape"],
+        "properties": {
+            "name": {"enum": [tensor.name for tensor in spec.outputs]},
+            "datatype": {"const": "BYTES"},
+            "shape": _shape(None),
+            "data": _ref("BYTES"),
+        },
+    }
+    return {
+        "title": f"An answer of {name}, version {version}",
+        "type": "object",
+        "required": ["model_name", "model_version", "outputs"],
+        "properties": {
+            "model_name": {"const": name},
+            "model_version": {"const": version},
+            "id": {"type": "string"},
+            "parameters": _ref("Parameters"),
+            "outputs": {"type": "array", "items": {"anyOf": [*(_tensor(tensor) for tensor in spec.outputs), classes]}},
+        },
+    }

@@ -1,0 +1,69 @@
+"""The smallest request that a model takes, for those who ask it wrong, and for its description."""
+
+from math import prod
+from typing import Any, Final
+
+import orjson
+
+from backends.base import ModelSpec, TensorSpec
+from backends.datatypes import NUMPY
+
+_SHOWN: Final = 32  # elements of one input
+_INPUTS_SHOWN: Final = 16
+_WITHOUT_JSON: Final = ("FP16", "BF16")
+
+
+def smallest_request(spec: ModelSpec) -> dict[str, Any]:
+    """The REST body with the fewest elements: one row, every other open dimension 1, no optional input that can be left out."""
+    return {"inputs": [_entry(tensor) | {_key(tensor): _content(tensor)} for tensor in _needed(spec)]}
+
+
+def smallest_request_text(spec: ModelSpec) -> str:
+    """The same as JSON, in which long `data` is only begun."""
+    entries = []
+    for tensor in _needed(spec)[:_INPUTS_SHOWN]:
+        content = _dumped(_content(tensor)) if _count(tensor) <= _SHOWN else _begun(tensor)
+        entries.append(f'{_dumped(_entry(tensor))[:-1]},"{_key(tensor)}":{content}}}')
+    more = len(_needed(spec)) - len(entries)
+    return f'{{"inputs":[{",".join(entries)}{f", … {more} more" if more else ""}]}}'
+
+
+def smallest_shape(tensor: TensorSpec) -> list[int]:
+    return [size if size >= 0 else 1 for size in tensor.shape]
+
+
+def _needed(spec: ModelSpec) -> list[TensorSpec]:
+    return [tensor for tensor in spec.inputs if not tensor.optional] or list(spec.inputs[:1])
+
+
+def _entry(tensor: TensorSpec) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": smallest_shape(tensor)}
+
+
+def _key(tensor: TensorSpec) -> str:
+    return "parameters" if tensor.datatype in _WITHOUT_JSON else "data"
+
+
+def _count(tensor: TensorSpec) -> int:
+    return prod(smallest_shape(tensor))
+
+
+def _element(tensor: TensorSpec) -> Any:
+    # Ones are valid token ids, masks and pixels alike.
+    return {"BOOL": True, "BYTES": "text", "FP32": 1.0, "FP64": 1.0}.get(tensor.datatype, 1)
+
+
+def _content(tensor: TensorSpec) -> Any:
+    if tensor.datatype in _WITHOUT_JSON:
+        return {"binary_data_size": _count(tensor) * NUMPY[tensor.datatype].itemsize}
+    return [_element(tensor)] * _count(tensor)
+
+
+def _begun(tensor: TensorSpec) -> str:
+    if tensor.datatype in _WITHOUT_JSON:
+        return _dumped(_content(tensor))
+    return f"[{_dumped(_element(tensor))}, … {_count(tensor)} of them]"
+
+
+def _dumped(value: Any) -> str:
+    return orjson.dumps(value).decode()

@@ -1,0 +1,159 @@
+"""What whoever knows nothing but the address can find out."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import jsonschema
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from backends.base import ModelSpec, TensorSpec
+from gateway.config import Limits
+from gateway.openapi import describe_api
+from gateway.rest_routes import RestRoutes
+from tests.rest_routes.serving import MODELS, Served, serving
+from tests.rest_routes.test_routes import ask, row
+
+HALVES = """\
+  - name: halves
+    inputs: [{name: HALF, datatype: FP16, shape: [-1, 2]}, {name: BRAIN, datatype: BF16, shape: [-1, 2]}]
+    outputs: [{name: OUT0, datatype: FP16, shape: [-1, 2]}, {name: OUT1, datatype: BF16, shape: [-1, 2]}]
+    backends: [{kind: synthetic, fixed_ms: 0}]
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("rest"), MODELS + HALVES) as running:
+        yield running
+
+
+def test_the_address_itself_says_what_is_here(served: Served) -> None:
+    answer = ask(served, "GET", "/")
+    found = answer.json()
+    assert (answer.status, found["name"], found["version"]) == (
+        200,
+        "serving-gateway",
+        ask(served, "GET", "/v2").json()["version"],
+    )
+    assert {"name": "echo", "state": "READY", "url": "/v2/models/echo"}.items() <= found["models"][0].items()
+    for link in (*found["links"].values(), *(model["url"] for model in found["models"] if model["state"] == "READY")):
+        assert ask(served, "GET", link).status == 200, link
+
+
+def test_models_are_listed_with_the_state_of_each_version(served: Served) -> None:
+    for path in ("/v2/models", "/v2/models/"):
+        models = {model["name"]: model for model in ask(served, "GET", path).json()["models"]}
+        assert models["pair"] == {
+            "name": "pair",
+            "state": "READY",
+            "versions": [{"version": "1", "state": "READY"}, {"version": "2", "state": "READY"}],
+            "url": "/v2/models/pair",
+        }
+        assert models["later"]["state"] == "UNAVAILABLE"
+        assert models["a+b cé"]["url"] == "/v2/models/a%2Bb%20c%C3%A9"
+
+
+def test_another_method_is_told_in_words(served: Served) -> None:
+    assert ask(served, "GET", "/v2/models/echo/infer").error == "Method Not Allowed: expected POST"
+
+
+def api(served: Served) -> dict[str, Any]:
+    document: dict[str, Any] = ask(served, "GET", "/openapi.json").json()
+    return document
+
+
+def test_the_api_is_valid_openapi(served: Served) -> None:
+    OpenAPIV31SpecValidator(api(served)).validate()
+
+
+def test_the_api_names_every_path_that_is_served_and_no_other(served: Served) -> None:
+    routes = RestRoutes(served.repository, Limits(), expose_metrics=lambda: ("", b""))
+    expected = {"/", "/openapi.json", "/ping", "/metrics"}
+    expected |= {f"/v2/{key}".rstrip("/") for key in routes._server_actions}
+    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        expected |= {f"{prefix}/{key}".rstrip("/") for key in routes._model_actions}
+    expected |= {f"/v2/repository/models/{{model}}/{verb}" for verb in routes._control_actions}
+    expected |= {f"/v2/{kind}/region/{{region}}/{verb}" for kind, verbs in routes._region_actions.items() for verb in verbs}
+    for served_model in served.repository.ready_models():
+        at = f"/v2/models/{quote(served_model.name)}"
+        expected |= {f"{at}/infer", f"{at}/versions/{served_model.version}/infer"}
+    paths = api(served)["paths"]
+    assert set(paths) == expected
+    for path, operations in paths.items():
+        (method,) = operations
+        model = "later" if "repository" in path else "echo"
+        at = path.replace("{model}", model).replace("{version}", "1").replace("{region}", "r")
+        answer = ask(served, method.upper(), at)
+        assert answer.status != 405, path
+        assert not answer.body.startswith(b'{"error":"Not Found'), path
+
+
+def schema(document: dict[str, Any], path: str, part: str) -> Any:
+    """A validator of the requests at a path, or of the answers there."""
+    post = document["paths"][path]["post"]
+    body = post["requestBody"] if part == "request" else post["responses"]["200"]
+    return jsonschema.Draft202012Validator(
+        body["content"]["application/json"]["schema"] | {"components": document["components"]}
+    )
+
+
+def test_each_models_example_is_served_and_the_answer_is_as_described(served: Served) -> None:
+    document = api(served)
+    tried = 0
+    for path, operations in document["paths"].items():
+        body = operations.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
+        if "example" not in body or "halves" in path:  # which has no form in JSON alone
+            continue
+        schema(document, path, "request").validate(body["example"])
+        answer = ask(served, "POST", path, body["example"])
+        assert answer.status == 200, (path, answer.body)
+        schema(document, path, "response").validate(answer.json())
+        tried += 1
+    assert tried >= 12
+
+
+def test_classes_are_described_too(served: Served) -> None:
+    asked = row(outputs=[{"name": "OUTPUT0", "parameters": {"classification": 2}}])
+    asked = json.loads(json.dumps(asked))  # of lists
+    path = "/v2/models/echo/infer"
+    document = api(served)
+    schema(document, path, "request").validate(asked)
+    schema(document, path, "response").validate(ask(served, "POST", path, asked).json())
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        ("pair", {"inputs": [{"name": "A", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}),
+        ("echo", {"inputs": []}),
+        ("echo", {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 5], "data": [1] * 5}]}),
+        ("echo", {"inputs": [{"name": "INPUT0", "datatype": "FP64", "shape": [1, 4], "data": [1] * 4}]}),
+        ("echo", {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": ["1"] * 4}]}),
+        ("echo", {"inputs": [{"name": "OTHER", "datatype": "FP32", "shape": [1, 4], "data": [1] * 4}]}),
+        ("echo", row(outputs=[{"name": "nope"}])),
+    ],
+)
+def test_what_the_description_refuses_the_server_refuses(served: Served, model: str, body: dict[str, Any]) -> None:
+    path = f"/v2/models/{model}/infer"
+    assert not schema(api(served), path, "request").is_valid(json.loads(json.dumps(body)))
+    assert ask(served, "POST", path, body).status == 400
+
+
+def test_the_api_follows_what_is_loaded(served: Served) -> None:
+    assert "/v2/models/later/infer" not in api(served)["paths"]
+    assert ask(served, "POST", "/v2/repository/models/later/load").status == 200
+    assert "/v2/models/later/infer" in api(served)["paths"]
+    assert ask(served, "POST", "/v2/repository/models/later/unload").status == 200
+    assert "/v2/models/later/infer" not in api(served)["paths"]
+
+
+def test_names_that_are_alike_once_quoted_have_schemas_of_their_own() -> None:
+    spec = ModelSpec("", (TensorSpec("x", "FP32", ()),), (TensorSpec("y", "BOOL", (-1,)),), 0)
+    names = ["a b", "a/b{c}", "a_b", "ä", "a" * 128]
+    document = describe_api([(name, version, spec) for name in names for version in ("2", "1")], metrics=False)
+    OpenAPIV31SpecValidator(json.loads(json.dumps(document))).validate()
+    paths = [path for path in document["paths"] if path.endswith("/infer") and "/{model}" not in path]
+    assert len(paths) == 2 * len(names) + len(names)

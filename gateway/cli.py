@@ -14,6 +14,7 @@ from gateway.check import servable
 from gateway.check_command import add_parser as add_check_parser
 from gateway.config import Config, load_config
 from gateway.errors import ConfigError, GatewayError
+from gateway.predict import add_parser as add_predict_parser
 from gateway.routing.explain import add_parser as add_route_parser
 from gateway.run_dir import fresh_run_dir, make_run_dir
 
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("config", metavar="CONFIG")
     build.add_argument("models", metavar="MODEL", nargs="*", help="only these; none: all")
     build.set_defaults(run=_compile)
+    add_predict_parser(commands)
     add_route_parser(commands)
     return parser
 

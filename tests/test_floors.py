@@ -20,7 +20,7 @@ FLOORS = {
     "lane_opener": 6, "descriptions": 6, "openapi": 6,
     "repository": 7,
     "http_server": 8, "http2": 8, "compile": 8, "trial": 8, "rest_routes": 9, "grpc_call": 9,
-    "grpc_server": 10, "ingress": 11, "cluster": 12, "app": 13, "check_command": 13, "cli": 14,
+    "grpc_server": 10, "ingress": 11, "cluster": 12, "predict": 12, "app": 13, "check_command": 13, "cli": 14,
 }  # fmt: skip
 
 # What loadtest may use of the gateway: the pure floors, and the simulator's real batcher.

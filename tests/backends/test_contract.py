@@ -154,7 +154,7 @@ def test_what_cannot_be_found_is_named(kind: str, options: dict[str, str]) -> No
 
 
 def test_outputs_of_another_datatype_than_declared_are_refused() -> None:
-    spec = ModelSpec("", SPEC.inputs, (backends.base.TensorSpec("OUTPUT0", "FP64", (-1, 4)),), MAX_ROWS)
+    spec = ModelSpec("", SPEC.inputs, (backends.base.TensorSpec("OUTPUT0", "INT32", (-1, 4)),), MAX_ROWS)
     model = backends.load("python", {"model": f"{Path(__file__).with_name('contract.py')}:Linear"}, spec)
-    with pytest.raises(ExecutionFailed, match=r"FP64.*float32"):
+    with pytest.raises(ExecutionFailed, match=r"INT32.*float32"):
         model.open_session(0).run(rows(2), {})

@@ -1,0 +1,114 @@
+"""`gateway predict`, as a user types it."""
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cli import main
+from tests.rest_routes.serving import Served, serving
+
+CONFIG = """
+models:
+  - name: double
+    version: "{version}"
+    max_rows: 8
+    backends: [{{kind: python, model: "{file}:Double", placement: {placement}}}]
+"""
+DOUBLE = """
+class Double:
+    inputs = [("x", "FP32", (-1, 2)), ("flag", "BOOL", (-1, 1), True)]
+    outputs = [("y", "FP32", (-1, 2))]
+
+    def predict(self, inputs):
+        if inputs["x"][0, 0] == 3:
+            raise ValueError("no threes")
+        return {"y": inputs["x"] * 2.0}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "model.py").write_text(DOUBLE)
+    (tmp_path / "config.yaml").write_text(CONFIG.format(version=1, file=tmp_path / "model.py", placement="embedded"))
+    return tmp_path / "config.yaml"
+
+
+def predict(capsys: pytest.CaptureFixture[str], where: object, model: str, given: Path, *options: str) -> tuple[int, str, str]:
+    code = main(["predict", str(where), model, "--input", str(given), *options])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def outputs(answer: str) -> list[Any]:
+    return [(output["name"], output["shape"], output["data"]) for output in json.loads(answer)["outputs"]]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("predict")
+    (folder / "model.py").write_text(DOUBLE)
+    with serving(folder, CONFIG.format(version=1, file=folder / "model.py", placement="embedded")) as running:
+        yield running
+
+
+PLAIN = '{"x": [[1, 2], [4, 5]]}'
+WHOLE = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 4, 5]}]}'
+
+
+@pytest.mark.parametrize("text", [PLAIN, WHOLE])
+def test_a_configurations_model_answers(text: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.json").write_text(text)
+    code, out, _ = predict(capsys, config, "double", tmp_path / "in.json")
+    assert (code, outputs(out)) == (0, [("y", [2, 2], [2, 4, 8, 10])])
+
+
+@pytest.mark.parametrize("scheme", ["", "http://"])
+def test_a_server_answers_what_comes_from_standard_input(
+    scheme: str, served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PLAIN.encode())))
+    code = main(["predict", f"{scheme}{served.url}", "double", "--input", "-"])
+    assert (code, outputs(capsys.readouterr().out)) == (0, [("y", [2, 2], [2, 4, 8, 10])])
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "words"),
+    [
+        ("double", '{"z": [[1, 2]]}', "no input 'z'; its inputs: 'x', 'flag'"),
+        ("double", '{"x": [[1, 2, 3]]}', "input 'x' of model 'double': expected FP32 [-1, 2], got FP32 [1, 3]"),
+        ("double", "{}", "missing 'x'; the smallest request: "),
+        ("double", '{"x": [[3, 3]]}', "double:1/python: ValueError: no threes"),
+        ("doubel", PLAIN, "did you mean 'double'? models here: 'double'"),
+    ],
+)
+def test_the_same_mistakes_are_told_here_and_by_a_server(
+    model: str, text: str, words: str, served: Served, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.json").write_text(text)
+    for where in (config, served.url):
+        code, out, err = predict(capsys, where, model, tmp_path / "in.json")
+        assert code in (1, 2)
+        assert (out, words in err) == ("", True), (where, err)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("[1]", "got a list, expected an object"), ("{", "not JSON"), (None, "No such file or directory")]
+)
+def test_an_input_that_is_none_is_told(
+    text: str | None, words: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (tmp_path / "in.json").write_text(text)
+    code, _, err = predict(capsys, config, "double", tmp_path / "in.json")
+    assert (code, words in err) == (2, True), err
+
+
+def test_a_server_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.json").write_text(PLAIN)
+    code, _, err = predict(capsys, "127.0.0.1:1", "double", tmp_path / "in.json")
+    assert (code, "nothing answers at http://127.0.0.1:1/v2/models/double" in err) == (1, True)

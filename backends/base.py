@@ -231,7 +231,10 @@ def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast:
         array = outputs.get(expected.name)
         if not isinstance(array, np.ndarray):
             if expected.name in outputs:
-                raise OutputsRefused(f"output {expected.name!r}: expected an array, the model gave {type(array).__name__}")
+                raise OutputsRefused(
+                    f"output {expected.name!r}: expected an array, the model gave {type(array).__name__}: "
+                    "return it as numpy.asarray(…)"
+                )
             raise OutputsRefused(f"output {expected.name!r} is missing, the model gave {_names(outputs)}")
         if array.dtype != NUMPY[expected.datatype]:
             array = made[expected.name] = _cast(expected, array, allowed=cast)

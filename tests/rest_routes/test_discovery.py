@@ -65,6 +65,7 @@ def api(served: Served) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_the_api_is_valid_openapi(served: Served) -> None:
     OpenAPIV31SpecValidator(api(served)).validate()
 
@@ -100,6 +101,7 @@ def schema(document: dict[str, Any], path: str, part: str) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_each_models_example_is_served_and_the_answer_is_as_described(served: Served) -> None:
     document = api(served)
     tried = 0
@@ -150,6 +152,7 @@ def test_the_api_follows_what_is_loaded(served: Served) -> None:
     assert "/v2/models/later/infer" not in api(served)["paths"]
 
 
+@pytest.mark.slow
 def test_names_that_are_alike_once_quoted_have_schemas_of_their_own() -> None:
     spec = ModelSpec("", (TensorSpec("x", "FP32", ()),), (TensorSpec("y", "BOOL", (-1,)),), 0)
     names = ["a b", "a/b{c}", "a_b", "ä", "a" * 128]

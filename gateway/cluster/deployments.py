@@ -21,6 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
 from gateway.cluster.control import SharedControl
+from gateway.cluster.logs import log_to_stderr
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica
 from gateway.config import Autoscaling, Backend, Config, Model
@@ -92,6 +93,7 @@ class IngressReplica:
         self, config: Config, backends: dict[str, DeploymentHandle[Any]]
     ) -> None:
         """backends: by deployment name; not called, but they tell Serve to shut ingresses down before what they use."""
+        log_to_stderr()
         self._config = config
         self._backends = backends
         self._application = serve.get_replica_context().app_name

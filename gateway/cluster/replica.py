@@ -18,6 +18,7 @@ from backends.base import ModelSpec, trace_of, words_of
 from gateway.batching.batch import Batch, Part
 from gateway.batching.leases import Demand, share
 from gateway.clock import LoopClock
+from gateway.cluster.logs import log_to_stderr
 from gateway.cluster.remote import ATTEND_S, attend_answer, pack
 from gateway.config import Backend, Model
 from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, InternalError
@@ -44,6 +45,7 @@ class Replica:
         self, model: Model, backend: Backend, declared: ModelSpec, content: str
     ) -> None:
         """content: digest of what this replica serves, which tells ingresses of one configuration from those of another."""
+        log_to_stderr()
         self._loop = asyncio.get_running_loop()
         self._clock = LoopClock(self._loop)
         self._model = model

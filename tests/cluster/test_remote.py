@@ -1,6 +1,7 @@
 """Batches to a real replica, from a runner in this process: each has one end, and its slot comes back."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from gateway.clock import LoopClock
-from gateway.cluster.deployments import _content, _deployment_name  # how an ingress names what it calls
+from gateway.cluster.deployments import _content, _deployment_name, _session_dir  # how an ingress names what it calls
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import Config
 from gateway.errors import BackendFailed, BackendUnreachable
@@ -65,7 +66,7 @@ async def run(runner: RemoteRunner, act: str, **parameters: int) -> Execution:
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_whatever_a_batch_meets_it_has_one_end_and_its_slot_comes_back(cluster: Cluster, isolation: str) -> None:
     document = misbehaving(isolation)
-    Gateway(document)
+    gateway = Gateway(document)
 
     async def main() -> None:
         async with open_runner(document) as runner:
@@ -96,6 +97,17 @@ def test_whatever_a_batch_meets_it_has_one_end_and_its_slot_comes_back(cluster: 
             assert (await run(runner, "good")).error is None
 
     asyncio.run(main())
+    answer = gateway.infer("m", [[value_of("raises")] * 16])
+    assert answer == (500, {"error": "m:1/python: ValueError: a bad value"})
+    until_s = time.monotonic() + PATIENCE_S
+    while not ("model m version 1, request id ''" in (text := logged()) and 'misbehaving.py", line ' in text):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def logged() -> str:
+    """What Serve's replicas have written to standard error since Ray began."""
+    return "".join(path.read_text() for path in (_session_dir() / "logs").glob("worker-*.err"))
 
 
 def test_giving_up_ends_what_runs_on_replicas_at_once(cluster: Cluster) -> None:

@@ -40,13 +40,13 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | 
         raise LoadFailed(f"{model}: expected a class with a method `predict(inputs)`")
     options = dict(class_options or {})
     check_options(model, cls, options, key="class_options")
-    inputs = declared.inputs or _tensors(model, cls, "inputs")
-    outputs = declared.outputs or _tensors(model, cls, "outputs")
+    inputs = declared.inputs or _tensors(model, cls, "inputs", declared.max_rows)
+    outputs = declared.outputs or _tensors(model, cls, "outputs", declared.max_rows)
     spec = ModelSpec("python", inputs, outputs, declared.max_rows, declared.row_sizes)
     return PythonModel(model, spec, cls, options)
 
 
-def _tensors(model: str, cls: Any, attribute: str) -> tuple[TensorSpec, ...]:
+def _tensors(model: str, cls: Any, attribute: str, max_rows: int) -> tuple[TensorSpec, ...]:
     stated = getattr(cls, attribute, None)
     if not stated:
         raise LoadFailed(f"{model}: the class states no `{attribute}`: set `{attribute}` of the model in the configuration")
@@ -59,6 +59,11 @@ def _tensors(model: str, cls: Any, attribute: str) -> tuple[TensorSpec, ...]:
             raise LoadFailed(f"{model}: `{attribute}`: got {entry!r}, expected (name, datatype, shape)") from None
         if not isinstance(datatype, str) or datatype not in NUMPY:
             raise LoadFailed(f"{model}: `{attribute}`: {name!r} has datatype {datatype!r}, expected one of {', '.join(NUMPY)}")
+        if max_rows and (not tensor.shape or (tensor.shape[0] > 1 and tensor.shape[0] != max_rows)):
+            raise LoadFailed(
+                f"{model}: `{attribute}`: {name!r} has shape {list(tensor.shape)}: the first dimension is that of a batch's "
+                "rows, expected -1 there (or set max_rows: 0 where the model has no such dimension)"
+            )
         tensors.append(tensor)
     return tuple(tensors)
 

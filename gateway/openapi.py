@@ -10,13 +10,12 @@ import numpy as np
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
-from gateway.protocols.smallest import smallest_request
+from gateway.protocols.smallest import WITHOUT_JSON, smallest_request
 
 Schema = dict[str, Any]
 
 _JSON: Final = "application/json"
 _BINARY: Final = "application/octet-stream"
-_WITHOUT_JSON: Final = ("FP16", "BF16")
 _EXAMPLE_BYTES: Final = 4096
 _ERROR: Final = {"$ref": "#/components/responses/Error"}
 
@@ -114,7 +113,8 @@ def _path(path: str, method: str, summary: str, answer: str) -> dict[str, Any]:
 def _infer(name: str, version: str, spec: ModelSpec, key: str, operation: str) -> dict[str, Any]:
     body: dict[str, Any] = {"schema": _ref(f"{key}-request")}
     example = smallest_request(spec)
-    if len(str(example)) <= _EXAMPLE_BYTES:
+    in_json = not any(tensor.datatype in WITHOUT_JSON for tensor in (*spec.inputs, *spec.outputs))
+    if in_json and len(str(example)) <= _EXAMPLE_BYTES:
         body["example"] = example
     return {
         "post": {
@@ -167,7 +167,7 @@ def _common_schemas() -> dict[str, Schema]:
             "properties": {"outputs": {"type": "array", "items": _ref("Tensor")}},
         },
     }
-    return schemas | {datatype: _data(datatype) for datatype in NUMPY if datatype not in _WITHOUT_JSON}
+    return schemas | {datatype: _data(datatype) for datatype in NUMPY if datatype not in WITHOUT_JSON}
 
 
 def _data(datatype: str) -> Schema:
@@ -204,7 +204,7 @@ def _tensor(tensor: TensorSpec) -> Schema:
         "shape": _shape(tensor.shape),
         "parameters": _ref("Parameters"),
     }
-    if tensor.datatype not in _WITHOUT_JSON:
+    if tensor.datatype not in WITHOUT_JSON:
         properties["data"] = _ref(tensor.datatype)
     return {"type": "object", "title": tensor.name, "required": ["name", "datatype", "shape"], "properties": properties}
 

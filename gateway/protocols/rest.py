@@ -28,7 +28,7 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.config import Ragged
 from gateway.errors import Code, InvalidArgument
-from gateway.protocols.smallest import smallest_request_text
+from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
     Buffer,
     check_count,
@@ -70,7 +70,6 @@ WriteRegion = Callable[[RegionRef, Buffer], None]
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ABSENT: Final = msgspec.Raw()
-_NO_JSON: Final = frozenset(("FP16", "BF16"))
 _RESERVED: Final = "triton_"
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -151,7 +150,7 @@ class ModelCodec:
         self._ragged = ragged
         self._json_depth = json_depth
         self._all_binary = tuple(OutputRequest(output.name, binary=True) for output in spec.outputs)
-        self._without_json = next((output for output in spec.outputs if output.datatype in _NO_JSON), None)
+        self._without_json = next((output for output in spec.outputs if output.datatype in WITHOUT_JSON), None)
         self._order = {output.name: position for position, output in enumerate(spec.outputs)}
         self._head = f'"model_name":{_text(model)},"model_version":{_text(version)}'.encode()
         self._output_heads = {output.name: _output_head(output.name, output.datatype) for output in spec.outputs}
@@ -329,7 +328,7 @@ class ModelCodec:
                 raise InvalidArgument(f"output '{name}': shared memory and classification exclude each other")
             if not (output.binary or output.classification or output.region):
                 spec = self.spec.output_by_name[name]
-                if spec.datatype in _NO_JSON:
+                if spec.datatype in WITHOUT_JSON:
                     raise _no_json_output(spec)
             wanted[name] = output
         return tuple(sorted(wanted.values(), key=lambda output: self._order[output.name]))

@@ -10,7 +10,7 @@ from backends.datatypes import NUMPY
 
 _SHOWN: Final = 32  # elements of one input
 _INPUTS_SHOWN: Final = 16
-_WITHOUT_JSON: Final = ("FP16", "BF16")
+WITHOUT_JSON: Final = frozenset(("FP16", "BF16"))  # they pass as bytes only
 
 
 def smallest_request(spec: ModelSpec) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def _entry(tensor: TensorSpec) -> dict[str, Any]:
 
 
 def _key(tensor: TensorSpec) -> str:
-    return "parameters" if tensor.datatype in _WITHOUT_JSON else "data"
+    return "parameters" if tensor.datatype in WITHOUT_JSON else "data"
 
 
 def _count(tensor: TensorSpec) -> int:
@@ -54,13 +54,13 @@ def _element(tensor: TensorSpec) -> Any:
 
 
 def _content(tensor: TensorSpec) -> Any:
-    if tensor.datatype in _WITHOUT_JSON:
+    if tensor.datatype in WITHOUT_JSON:
         return {"binary_data_size": _count(tensor) * NUMPY[tensor.datatype].itemsize}
     return [_element(tensor)] * _count(tensor)
 
 
 def _begun(tensor: TensorSpec) -> str:
-    if tensor.datatype in _WITHOUT_JSON:
+    if tensor.datatype in WITHOUT_JSON:
         return _dumped(_content(tensor))
     return f"[{_dumped(_element(tensor))}, … {_count(tensor)} of them]"
 

@@ -191,6 +191,8 @@ def test_a_file_that_cannot_be_imported_is_told_with_its_line(source: str, line:
         ("['y']", "`inputs`: got 'y', expected (name, datatype, shape)"),
         ("[('x', 'float32', (-1,))]", "`inputs`: 'x' has datatype 'float32', expected one of BOOL, "),
         ("[('x', 'FP32', 4)]", "expected (name, datatype, shape)"),
+        ("[('x', 'FP32', (4,))]", "'x' has shape [4]: the first dimension is that of a batch's rows, expected -1 there"),
+        ("[('x', 'FP32', ())]", "'x' has shape []: the first dimension"),
     ],
 )
 def test_tensors_that_are_stated_wrong_are_told(stated: str, words: str, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ Each session is an instance of its own. What `predict` raises fails its batch; a
 SystemExit), its session.
 """
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +29,7 @@ from backends.base import (
     words_of,
 )
 from backends.datatypes import NUMPY
-from backends.source import check_options, line_of, load_object, make
+from backends.source import check_options, line_of, load_object, make, place_of, takes
 
 
 def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | None = None) -> "PythonModel":
@@ -86,6 +85,11 @@ class PythonModel:
                 raise
             except Exception as exc:
                 raise LoadFailed(f"{self._model}: load raised {words_of(exc)} ({line_of(exc, self._cls)})") from exc
+        if not takes(instance.predict, 1) and not takes(instance.predict, 2):
+            raise LoadFailed(
+                f"{self._model}: predict cannot be called, expected predict(self, inputs) or "
+                f"predict(self, inputs, parameters) ({place_of(instance.predict)})"
+            )
         return PythonSession(instance)
 
     def close(self) -> None:
@@ -95,7 +99,7 @@ class PythonModel:
 class PythonSession:
     def __init__(self, instance: Any) -> None:
         self._instance = instance
-        self._takes_parameters = len(inspect.signature(instance.predict).parameters) > 1
+        self._takes_parameters = takes(instance.predict, 2)
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         try:

@@ -81,7 +81,7 @@ def check_options(source: str, code: Any, options: Mapping[str, Any], *, key: st
         )
     elif missing:
         fault = f"`{missing[0]}` is needed: set {key}: {{{missing[0]}: …}}, or give it a default"
-    raise LoadFailed(f"{source}: {key}: {fault} ({_place_of(code)})")
+    raise LoadFailed(f"{source}: {key}: {fault} ({place_of(code)})")
 
 
 def line_of(exc: BaseException, code: Any) -> str:
@@ -97,7 +97,20 @@ def line_of(exc: BaseException, code: Any) -> str:
     return f"{frame.filename}:{frame.lineno}"
 
 
-def _place_of(code: Any) -> str:
+def takes(function: Any, arguments: int) -> bool:
+    """Whether a function can be called with so many arguments by position; with one, where it does not tell."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return arguments == 1
+    try:
+        signature.bind(*(None for _ in range(arguments)))
+    except TypeError:
+        return False
+    return True
+
+
+def place_of(code: Any) -> str:
     """FILE:LINE of a function, of a class's constructor, or of the class if it has none."""
     for place in (code.__init__, code) if inspect.isclass(code) else (code,):
         try:

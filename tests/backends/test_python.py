@@ -205,6 +205,20 @@ def test_tensors_that_are_stated_wrong_are_told(stated: str, words: str, tmp_pat
     assert words in str(failed.value)
 
 
+@pytest.mark.parametrize("signature", ["self", "self, *, inputs", "self, a, b, c"])
+def test_a_predict_that_cannot_be_called_is_told_with_its_line(signature: str, tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match=r"predict cannot be called, expected predict\(self, inputs\) or .* \(.*py:2\)$"):
+        load_file(tmp_path / "model.py", f"class Model:\n    def predict({signature}): ...\n")
+
+
+@pytest.mark.parametrize("signature", ["self, inputs", "self, inputs, **more", "self, inputs, parameters=None", "self, *both"])
+def test_every_predict_that_can_be_called_is(signature: str, tmp_path: Path) -> None:
+    first = "both[0]" if "both" in signature else "inputs"
+    file = tmp_path / "model.py"
+    session = load_file(file, f"class Model:\n    def predict({signature}): return {{'y': {first}['x']}}\n")
+    assert session.run(x(1, 2), {})["y"].tolist() == [1, 2]
+
+
 class Gives:
     """Whatever the test has put here, as `y`."""
 

@@ -76,10 +76,11 @@ class SessionLost(BackendError):
         self.self_inflicted = self_inflicted
 
 
-def words_of(exc: BaseException) -> str:
+def words_of(exc: BaseException, *, traced: bool = False) -> str:
     """What an exception says, in words that can be sent on: a BackendError's message, any other with its type in front.
 
-    Never raises, whatever a foreign `__str__` does. Cut where it is long; the log then has more of it.
+    Never raises, whatever a foreign `__str__` does. Cut where it is long; the log then has more of it, unless it is `traced`:
+    then `trace_of` has.
     """
     try:
         text = str(exc)
@@ -88,24 +89,29 @@ def words_of(exc: BaseException) -> str:
     if not isinstance(exc, BackendError):
         text = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
     if len(text) > _MESSAGE_CHARS + _WORDS_AROUND:
-        log.warning("an error message of %d characters is cut in the answer: %s", len(text), text[:_LOG_CHARS])
+        if not traced:
+            log.warning("an error message of %d characters is cut in the answer: %s", len(text), text[:_LOG_CHARS])
         text = f"{text[:_MESSAGE_CHARS]}… (cut, of {len(text)} characters)"
     return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be sent
 
 
 def trace_of(exc: BaseException) -> str:
-    """Where an exception came from, for the log: the traceback of what was raised first. Empty for what a backend itself says.
+    """Where an exception came from, for the log: the traceback of what was raised first.
+
+    Of what a backend itself says, its message, if `words_of` cuts it; else empty.
 
     Never raises, whatever a foreign `__str__` does.
     """
     if isinstance(exc, BackendError):
-        if exc.trace or exc.__cause__ is None:
+        if exc.trace:
             return exc.trace
-        exc = exc.__cause__
+        if exc.__cause__ is None and len(str(exc)) <= _MESSAGE_CHARS + _WORDS_AROUND:
+            return ""
+    first = (exc.__cause__ or exc) if isinstance(exc, BackendError) else exc
     try:
-        text = "".join(traceback.format_exception(exc))
+        text = "".join(traceback.format_exception(first))
     except BaseException:
-        text = "".join(traceback.format_tb(exc.__traceback__))
+        text = "".join(traceback.format_tb(first.__traceback__))
     if len(text) > _LOG_CHARS:  # by what is said, at the end, or by a deep recursion
         text = f"{text[: _LOG_CHARS // 2]}… (cut, of {len(text)} characters) …{text[-_LOG_CHARS // 2 :]}"
     return text.encode("utf-8", "backslashreplace").decode()

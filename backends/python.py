@@ -110,9 +110,9 @@ class PythonSession:
         except BackendError:
             raise
         except MemoryError as exc:
-            raise SessionLost(words_of(exc), self_inflicted=True) from exc
+            raise SessionLost(words_of(exc, traced=True), self_inflicted=True) from exc
         except Exception as exc:
-            raise ExecutionFailed(words_of(exc)) from exc
+            raise ExecutionFailed(words_of(exc, traced=True)) from exc
         if not isinstance(outputs, dict):
             raise OutputsRefused(f"predict: expected a dict of arrays by output name, got {type(outputs).__name__}")
         return outputs

@@ -289,7 +289,7 @@ def _serve(channel: socket.socket) -> None:
         try:
             outcome = encode_frame(session.run(tensors, extra["parameters"]), {})
         except BaseException as exc:  # as above
-            outcome = encode_frame({}, {"error": words_of(exc), "trace": trace_of(exc), **_verdict(exc)})
+            outcome = encode_frame({}, {"error": words_of(exc, traced=True), "trace": trace_of(exc), **_verdict(exc)})
         answer(outcome)
     for close in (session.close, model.close):
         try:

@@ -463,20 +463,23 @@ class _Worker:
             return Execution(started_ns, self._clock.now_ns(), outputs=outputs)
         except SessionLost as exc:
             lost, own = True, exc.self_inflicted
-            error, trace = (BackendFailed if own else BackendUnreachable)(f"{self._name}: {words_of(exc)}"), trace_of(exc)
+            error, trace = (
+                (BackendFailed if own else BackendUnreachable)(f"{self._name}: {words_of(exc, traced=True)}"),
+                trace_of(exc),
+            )
         except RunCancelled as exc:
-            error, trace = Cancelled(f"{self._name}: {words_of(exc)}"), ""
+            error, trace = Cancelled(f"{self._name}: {words_of(exc, traced=True)}"), ""
         except BackendError as exc:
             refused = isinstance(exc, OutputsRefused)
-            error, trace = BackendFailed(f"{self._name}: {words_of(exc)}"), trace_of(exc)
+            error, trace = BackendFailed(f"{self._name}: {words_of(exc, traced=True)}"), trace_of(exc)
         except GatewayError as exc:
             error, trace = exc, trace_of(exc)
         except Exception as exc:  # whatever a model raises must end in an answer
             lost = own = isinstance(exc, MemoryError)
-            error, trace = BackendFailed(f"{self._name}: {words_of(exc)}"), trace_of(exc)
+            error, trace = BackendFailed(f"{self._name}: {words_of(exc, traced=True)}"), trace_of(exc)
         except BaseException as exc:  # SystemExit, KeyboardInterrupt and the like are meant to end all: they end the session
             lost = own = True
-            words = f"{self._name}: the model raised {words_of(exc)}, which ends its session"
+            words = f"{self._name}: the model raised {words_of(exc, traced=True)}, which ends its session"
             error, trace = BackendFailed(words), trace_of(exc)
         ended_ns = self._clock.now_ns()
         return Execution(started_ns, ended_ns, error=error, session_lost=lost, self_inflicted=own, refused=refused, trace=trace)

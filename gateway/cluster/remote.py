@@ -231,7 +231,7 @@ class RemoteRunner:
             on_done(batch, task.result())
             return
         else:  # inputs that cannot be sent, or a frame that is none
-            error = exc if isinstance(exc, GatewayError) else BackendFailed(f"{self._name}: {words_of(exc)}")
+            error = exc if isinstance(exc, GatewayError) else BackendFailed(f"{self._name}: {words_of(exc, traced=True)}")
             trace = trace_of(exc)
         on_done(batch, Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=task.cancelled(), trace=trace))
 

@@ -85,7 +85,7 @@ class Replica:
         except GatewayError as exc:
             execution = Execution(received_ns, received_ns, error=exc)
         except Exception as exc:  # whatever a bad frame brings about must end in an answer
-            error = InternalError(f"{self._name}: {words_of(exc)}")
+            error = InternalError(f"{self._name}: {words_of(exc, traced=True)}")
             execution = Execution(received_ns, received_ns, error=error, trace=trace_of(exc))
         times = {
             "waited_ns": execution.started_ns - received_ns,
@@ -96,7 +96,10 @@ class Replica:
             try:
                 return pack(execution.outputs or {}, **times)
             except Exception as exc:
-                fault, trace = BackendFailed(f"{self._name}: outputs that cannot be sent: {words_of(exc)}"), trace_of(exc)
+                fault, trace = (
+                    BackendFailed(f"{self._name}: outputs that cannot be sent: {words_of(exc, traced=True)}"),
+                    trace_of(exc),
+                )
         verdict = {
             "session_lost": execution.session_lost,
             "self_inflicted": execution.self_inflicted,

@@ -351,3 +351,11 @@ def test_the_log_has_more_of_a_message_that_was_cut(caplog: pytest.LogCaptureFix
     assert record.getMessage().count("x") > 9_000
     words_of(ValueError("x" * 5_000_000))
     assert len(caplog.records[1].getMessage()) < 20_000
+
+
+def test_what_is_traced_is_not_logged_once_more(caplog: pytest.LogCaptureFixture) -> None:
+    exc = ExecutionFailed("x" * 10_000)
+    words_of(exc, traced=True)
+    assert not caplog.records
+    assert trace_of(exc).count("x") > 9_000
+    assert trace_of(ExecutionFailed("short")) == ""

@@ -228,7 +228,7 @@ def test_a_fault_in_a_list_is_told_with_its_place_and_the_rest(catalogue: Catalo
         "s: agreement.requests[0]: expected text; add one",
         's: candidates[0].instances[0]: 5: expected text; put it in quotes: "5"',
         "s: candidates[1]: 7: expected a mapping with `instances`, `backend`, `settings`, `url`, `usd_per_hour`, "
-            "`price_source`, …",
+        "`price_source`, …",
         "s: budget: []: expected a mapping with `minutes`, `usd`; add one",
         "s: candidates[2]: instances: unknown instance type 'c7i.lrge'; the nearest are c7i.large, c7i.xlarge, c7i.8xlarge: "
         "`loadtest prices list` shows all 120",

@@ -346,7 +346,7 @@ async def measured(path: Path, folder: Path, stop_after_s: float) -> int:
         error = standing.predicted_rps / peaks[name].rps - 1
         rates = f"passed {standing.peak_rps:.4g}, held {standing.held_rps:.4g}, missed {standing.missed_rps:.4g}"
         print(f"{name}: predicted {standing.predicted_rps:.4g}/s ({error:+.0%}), {rates} {standing.out}")
-    return 0 if regret <= 0.05 else 1
+    return 0 if regret <= 0.03 else 1
 
 
 def main() -> int:

@@ -33,7 +33,8 @@ def held() -> Iterator[list[PortClaims]]:
 
 
 def claims(held: list[PortClaims], owner: str | None, **server: object) -> PortClaims:
-    made = PortClaims(Server.model_validate({"http_port": None, "grpc_port": None} | server), owner=owner)
+    # As the command line does it, whose ports the configuration has not seen.
+    made = PortClaims(Server(http_port=None, grpc_port=None).model_copy(update=server), owner=owner)
     made.claim()
     held.append(made)
     return made

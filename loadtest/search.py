@@ -38,8 +38,8 @@ FINALISTS = 2
 LOAD_FACTOR = 0.9  # of the prediction, in the first short run of each
 SCOUT_SECONDS, SCOUT_SHARE = 20.0, 0.03  # of that run: at most, and of the budget
 TRY, SURE = 0.92, 0.85  # of an estimated peak: the first rate to prove, with time for a second one and without
-TWO = 2.6  # decisive probes' time: with less there is one, as long as can be
-GOOD_CLAIM = 0.95  # of the estimated peak: proven that high, others come first
+PROOF = 3.0  # times the shortest probe that can pass: it takes so long to show a rate near the peak in 9 of 10 runs
+TWO = 1.5 * PROOF  # times that: with less there is one probe, as long as can be
 PATIENT = 0.5  # of the time left, for a probe that raises the cheapest claim
 CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
 UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
@@ -199,7 +199,8 @@ class _Search:
         nearest = winner or min(self._in(), key=self._cost, default=None)
         if nearest is None or nearest.peak_rps or not nearest.estimated_rps:
             return None
-        return 2 * (self._start_s + self._decisive_s(SURE * nearest.estimated_rps) + self._verify_seconds())
+        proof_s = PROOF * self._decisive_s(SURE * nearest.estimated_rps)
+        return proof_s + 2 * (self._start_s + self._verify_seconds())
 
     # Agreement, profiles and predictions: what is known of a candidate before it sees traffic.
 
@@ -329,7 +330,7 @@ class _Search:
     def _raise(self, shortlist: list[Standing]) -> Load | None:
         """What the cheapest claims comes near its estimated peak."""
         leader = next((standing for standing in shortlist if standing.peak_rps), None)
-        if leader is None or leader.peak_rps >= GOOD_CLAIM * leader.estimated_rps or leader.tries >= MOST_PROBES:
+        if leader is None or leader.tries >= MOST_PROBES:
             return None
         rps = math.sqrt(leader.peak_rps * min(leader.estimated_rps, leader.missed_rps))
         if leader.failing_rps:  # it may only have lacked time
@@ -363,7 +364,7 @@ class _Search:
     def _decisive(self, standing: Standing, rps: float, *, share: float = 0.0) -> Load | None:
         """A probe that can decide; None, if there is no time left for it.
 
-        Where there is plenty, it has twice that; share: of the time left, or so much of it, if that is more.
+        Where there is plenty, it has PROOF times that; share: of the time left, or so much of it, if that is more.
         """
         rps = min(rps, standing.ceiling_rps)
         decisive_s = self._decisive_s(rps)
@@ -371,7 +372,7 @@ class _Search:
         left_s = self._left_seconds() - self._start_of(standing) - (2 * self._verify_seconds() if proven else 0.0)
         if left_s < decisive_s * (1 if proven else HURRIED) and any(s.evidence for s in self._in()):
             return None
-        return self._load(standing, rps, max(decisive_s, min(2 * decisive_s, left_s / 4), share * left_s), "peak")
+        return self._load(standing, rps, max(decisive_s, min(PROOF * decisive_s, left_s / 2), share * left_s), "peak")
 
     def _load(self, standing: Standing, rps: float, seconds: float, purpose: Purpose, *, decide: bool = True) -> Load | None:
         """None, if the budget does not allow it."""

@@ -1,0 +1,212 @@
+"""Is a rate proven within the budget, how near the peak is it, and does a longer run say the same?
+
+    pip install scikit-learn
+    python -m benchmarks.searches --out DIR [--stop-after-minutes N] [NAME …]
+
+Each search is `loadtest recommend SPEC` in a process of its own, as a user types it, on models that the search was not tuned
+on: `tiny` (one MatMul of 4 by 3: the load generator is the limit), `mlp` (eight layers of 1024², four candidates), `forest`
+(50 trees of scikit-learn in a Python class), `slow` (takes 300 ms, where 100 are asked: no candidate), and `minilm`
+(configs/loadtests/minilm-local.yaml). Ten in all, and `slow`. The last search of each goes on by `--resume --budget-minutes`.
+What was measured stays in DIR: interrupted, or stopped after N minutes, the benchmark goes on when it is called again.
+
+Printed for each: the state, the rate claimed for the winner, what share that is of its peak by the longer run, the lowest rate
+at which either saw it fail, how much dearer it is than the longer run's winner, and the seconds it took. Exit code 1, unless 9
+of 10 are proven at 0.85 of the peak or more, each ended within its budget plus 30 s, and the longer runs find the same states.
+"""
+
+import argparse
+import itertools
+import math
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import yaml
+from onnx import TensorProto, helper, numpy_helper
+
+GOOD = 0.85  # of the peak
+GRACE_S = 30.0  # beyond the budget
+OF_ALL = 0.9
+TIMES = {"tiny": 2, "mlp": 3, "forest": 2, "minilm": 3, "slow": 1}  # searches of each
+LONGER_MINUTES = 4.0
+PYTHON_MODELS = '''\
+import time
+
+import numpy as np
+
+
+class Forest:
+    """A random forest of scikit-learn on four features."""
+
+    inputs = (("x", "FP32", (-1, 4)),)
+    outputs = (("y", "FP32", (-1, 1)),)
+
+    def __init__(self):
+        from sklearn.ensemble import RandomForestRegressor
+
+        x = np.random.default_rng(0).standard_normal((2000, 4)).astype(np.float32)
+        self.model = RandomForestRegressor(50, n_jobs=1, random_state=0).fit(x, x.sum(1))
+
+    def predict(self, inputs):
+        return {"y": self.model.predict(inputs["x"]).astype(np.float32)[:, None]}
+
+
+class Slow:
+    """Takes 300 ms, whatever it is asked."""
+
+    inputs = (("x", "FP32", (-1, 4)),)
+    outputs = (("y", "FP32", (-1, 1)),)
+
+    def predict(self, inputs):
+        time.sleep(0.3)
+        return {"y": inputs["x"][:, :1]}
+'''
+
+
+def _dense(path: Path, widths: list[int]) -> None:
+    """An ONNX file of layers of these widths, with ReLU between them."""
+    random = np.random.default_rng(0)
+    nodes, weights, tensor = [], [], "x"
+    for layer, (wide, next_wide) in enumerate(itertools.pairwise(widths)):
+        values = (random.standard_normal((wide, next_wide)) / math.sqrt(wide)).astype(np.float32)
+        weights.append(numpy_helper.from_array(values, f"w{layer}"))
+        last = layer == len(widths) - 2
+        nodes.append(helper.make_node("MatMul", [tensor, f"w{layer}"], ["y" if last else f"h{layer}"]))
+        if not last:
+            nodes.append(helper.make_node("Relu", [f"h{layer}"], [f"r{layer}"]))
+            tensor = f"r{layer}"
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width])]
+        for name, width in (("x", widths[0]), ("y", widths[-1]))
+    )
+    graph = helper.make_graph(nodes, "dense", inputs, outputs, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
+
+
+def _spec(
+    name: str, widths: tuple[int, int], backend: dict[str, Any], p99_ms: float, minutes: float, **settings: list[int]
+) -> dict[str, Any]:
+    return {
+        "model": {
+            "name": name,
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, widths[0]]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, widths[1]]}],
+            "max_rows": 32,
+        },
+        "slo": {"p99_ms": p99_ms},
+        "launcher": {"kind": "local"},
+        "candidates": [{"backend": backend, "settings": settings, "usd_per_hour": 0.05, "price_source": "made up"}],
+        "budget": {"minutes": minutes},
+    }  # fmt: skip
+
+
+def specs(folder: Path) -> dict[str, Path]:
+    """Writes models and specs there."""
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    _dense(folder / "tiny.onnx", [4, 3])
+    _dense(folder / "mlp.onnx", [1024] * 9)
+    (folder / "own.py").write_text(PYTHON_MODELS)
+    own = {name: {"kind": "python", "model": f"{folder / 'own.py'}:{name}"} for name in ("Forest", "Slow")}
+    ours = {name: {"kind": "onnxruntime", "model": str(folder / f"{name}.onnx")} for name in ("tiny", "mlp")}
+    documents = {
+        "tiny": _spec("tiny", (4, 3), ours["tiny"], 50, 1.5),
+        "mlp": _spec("mlp", (1024, 1024), ours["mlp"], 50, 3, sessions=[1, 2], threads=[1, 2]),
+        "forest": _spec("forest", (4, 1), own["Forest"], 100, 2, sessions=[1, 2]),
+        "slow": _spec("slow", (4, 1), own["Slow"], 100, 1.5, sessions=[1, 2]),
+    }
+    for name, document in documents.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    return {name: folder / f"{name}.yaml" for name in documents} | {"minilm": Path("configs/loadtests/minilm-local.yaml")}
+
+
+def recommended(spec: Path, out: Path, *more: str) -> tuple[dict[str, Any], float]:
+    """The report, and the seconds it took; those of an earlier call, if there are any.
+
+    Raises: RuntimeError, with what was said, if there is no report.
+    """
+    path, took = out / "report.json", out / "seconds.txt"
+    if not took.exists():
+        began = time.monotonic()
+        command = [sys.executable, "-m", "loadtest.cli", "recommend", str(spec), "--out", str(out), *more]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if not path.exists():
+            raise RuntimeError(f"{spec} ended with {done.returncode}: {done.stdout[-1000:]} {done.stderr[-1000:]}")
+        took.write_text(str(time.monotonic() - began))
+    report: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    return report, float(took.read_text())
+
+
+def longer_one(spec: Path, short: Path, out: Path) -> dict[str, Any]:
+    """What the last search says after LONGER_MINUTES more."""
+    if not (out / "seconds.txt").exists():
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(short, out, ignore=shutil.ignore_patterns("report.*", "seconds.txt"))
+    return recommended(spec, out, "--resume", "--budget-minutes", str(LONGER_MINUTES))[0]
+
+
+def compared(short: dict[str, Any], long: dict[str, Any]) -> tuple[str, float]:
+    """In words, and the share of its peak that was proven of the winner."""
+    if not short["winner"]:
+        return f"{short['state']}: {short['answer']}", 0.0
+    before, after = (_candidate(report, short["winner"]) for report in (short, long))
+    share = before["max_rps"] / after["estimated_rps"]
+    runs = [run for one in (before, after) for run in one["runs"] if run["purpose"] in ("round", "peak")]
+    failed_rps = min((run["rps"] for run in runs if run["verdict"] == "fail"), default=math.inf)
+    text = (
+        f"{short['state']}: {short['winner']} at {before['max_rps'] or before['held_rps']:.4g}/s, {share:.2f} of its peak "
+        f"({after['estimated_rps']:.4g}/s, fails from {failed_rps:.4g}/s on)"
+    )
+    if long["winner"] and after["cost_per_million_usd"]:
+        dearer = after["cost_per_million_usd"] / _candidate(long, long["winner"])["cost_per_million_usd"] - 1
+        text += f"; {dearer:+.1%} over {long['winner']}"
+    return text, share
+
+
+def _candidate(report: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in report["candidates"] if one["name"] == name)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of the models; default: all")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--stop-after-minutes", type=float, default=math.inf)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    every = specs(arguments.out)
+    good = total = faults = 0
+    for name in arguments.names or TIMES:
+        shorts = []
+        for number in range(1, TIMES[name] + 1):
+            if time.monotonic() - began > 60 * arguments.stop_after_minutes:
+                print("stopped: call again")
+                return 0
+            short, seconds = recommended(every[name], arguments.out / f"{name}-{number}", "--fresh")
+            shorts.append(short)
+            late = seconds > short["seconds_budget"] + GRACE_S
+            faults += late
+            told = f"{short['state']}, {seconds:.0f} s of {short['seconds_budget']:.0f} s{', too late' if late else ''}"
+            print(f"{name} {number}: {told}", flush=True)
+        long = longer_one(every[name], arguments.out / f"{name}-{TIMES[name]}", arguments.out / f"{name}-longer")
+        print(f"{name}, {LONGER_MINUTES:g} minutes more: {long['state']}: {long['answer']}", flush=True)
+        for number, short in enumerate(shorts, 1):
+            text, share = compared(short, long)
+            print(f"  {number}: {text}", flush=True)
+            if name == "slow":
+                faults += short["state"] != long["state"]
+            else:
+                total, good = total + 1, good + (share >= GOOD)
+    print(f"proven at {GOOD:g} of the peak or more: {good} of {total}; other faults: {faults}")
+    return 0 if good >= OF_ALL * total and not faults else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,7 +10,7 @@ MUTANTS := .venv-mutants
 
 help:
 	@echo "make demo    serve a real model on Ray, embed sentences over REST and gRPC, show latency and metrics, recommend a backend"
-	@echo "make serve   the same gateway, kept running until Ctrl-C"
+	@echo "make serve   the same gateway on Ray, kept running until Ctrl-C"
 	@echo "make test    all tests (sets up; a real Triton server as well, on linux x86_64)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks behind the figures of the docs"
@@ -45,7 +45,7 @@ demo: models/.ready
 	$(BIN)/python configs/examples/demo.py
 
 serve: models/.ready
-	$(BIN)/gateway serve configs/examples/minilm.yaml
+	$(BIN)/gateway serve --ray configs/examples/minilm.yaml
 
 # The tests start real servers beside whatever else runs here: what failed is run again, alone, and counts if it fails twice.
 test: models/.ready triton

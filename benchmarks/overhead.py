@@ -7,7 +7,7 @@ Servers, one after the other on this machine, each doing Linear(16, 4) by the v2
 
     bare        the HTTP listener alone with a null handler
     plain       gateway serve --no-ray: sessions in the listener's process
-    embedded    gateway serve: the same, as a Ray Serve deployment
+    embedded    gateway serve --ray: the same, as a Ray Serve deployment
     replicas    gateway serve, placement: replicas: one Serve handle call per batch
     serve       FastAPI ingress and @serve.batch on Serve's own proxies (benchmarks/serve_peer.py)
 

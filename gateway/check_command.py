@@ -13,13 +13,14 @@ from gateway.config import Config
 from gateway.documents.faults import ConfigFaults, Fault
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     """Add `check` to the command line."""
     check = commands.add_parser("check", help="tell everything that is wrong with a configuration, without serving it")
     check.add_argument("config", metavar="CONFIG", help="a YAML file; -: standard input")
     check.add_argument("--load", action="store_true", help="also load each model in this process, and run it once")
     check.add_argument("--json", action="store_true", help="faults and models as JSON, for programs")
     check.set_defaults(run=_check)
+    return check
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -1,61 +1,170 @@
 """`gateway serve | check | compile | route`: the only reader of arguments and environment."""
 
 import argparse
-import asyncio
-import contextlib
-import logging
 import os
-import shutil
-import signal
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import shtab
 
 from gateway.check import servable
 from gateway.check_command import add_parser as add_check_parser
-from gateway.config import Config, load_config
+from gateway.config import load_config
+from gateway.console import FORMATS, LEVELS, Speech, set_up, words
 from gateway.errors import ConfigError, GatewayError
+from gateway.interrupts import ENDED_AT_ONCE
 from gateway.predict import add_parser as add_predict_parser
 from gateway.routing.explain import add_parser as add_route_parser
-from gateway.run_dir import fresh_run_dir, make_run_dir
+from gateway.serving import serve, uses_ray
+
+_EXIT_CODES = """exit codes:
+  0    done; a server: ended by a signal, in order
+  1    it failed: the message says how
+  2    the command or the configuration is faulty
+  130  ended at once by Ctrl-C; a server: by the second one"""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0, 1 (the gateway failed), 2 (usage or configuration)."""
-    arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    """Exit codes: 0, 1 (the gateway failed), 2 (usage or configuration), 130 (ended at once by Ctrl-C)."""
+    arguments = parser().parse_args(argv)
+    set_up(_speech(arguments))
     try:
         code: int = arguments.run(arguments)
         return code
     except ConfigError as exc:
-        print(exc.message, file=sys.stderr)
+        words.error(exc.message)
         return 2
     except GatewayError as exc:
-        print(f"gateway: {exc.message}", file=sys.stderr)
+        words.error("gateway: %s", exc.message)
+        return 1
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as exc:
-        print(f"gateway: {exc}", file=sys.stderr)
+        words.error("gateway: %s", exc)
         return 1
+    except KeyboardInterrupt:
+        words.error("gateway: ended by Ctrl-C")
+        return ENDED_AT_ONCE
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gateway", description="A model-serving gateway that batches to an SLO.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", help="serve the models of a configuration file")
-    serve.add_argument("config", metavar="CONFIG", help="a YAML file, see configs/gateway.yaml")
-    serve.add_argument("--no-ray", action="store_true", help="one plain process, without Ray")
-    serve.add_argument("--host", help="address to listen on, instead of server.host")
-    serve.add_argument("--http-port", type=int, metavar="N", help="instead of server.http_port; 0: any free port")
-    serve.add_argument("--grpc-port", type=int, metavar="N", help="instead of server.grpc_port; 0: any free port")
-    serve.add_argument("--ray-address", metavar="ADDRESS", help="instead of ray.address; local: a cluster of its own")
-    serve.set_defaults(run=_serve)
-    add_check_parser(commands)
-    build = commands.add_parser("compile", help="make the artifacts that a configuration's backends say how to build")
-    build.add_argument("config", metavar="CONFIG")
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    root = argparse.ArgumentParser(
+        prog="gateway",
+        description="A model-serving gateway that batches to an SLO.",
+        epilog=_examples("gateway serve configs/examples/linear.yaml", "gateway serve --help") + "\n\n" + _EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("--version", action="version", version=f"gateway {version('serving-gateway')}")
+    shtab.add_argument_to(root, help="print what makes a shell complete this command, and exit; see docs/deploy.md")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    _add_serve(commands)
+    build = _add_command(
+        commands,
+        "compile",
+        "make the artifacts that a configuration's backends say how to build",
+        "gateway compile configs/examples/linear.yaml",
+        "gateway compile configs/examples/minilm-cpu.yaml minilm-int8",
+    )
+    _add_config(build)
     build.add_argument("models", metavar="MODEL", nargs="*", help="only these; none: all")
     build.set_defaults(run=_compile)
-    add_predict_parser(commands)
-    add_route_parser(commands)
-    return parser
+    for add, *examples in (
+        (add_check_parser, "gateway check configs/examples/linear.yaml", "gateway check --load configs/examples/linear.yaml"),
+        (add_predict_parser, "gateway predict configs/examples/linear.yaml linear --input request.json"),
+        (
+            add_route_parser,
+            "gateway route explain http://127.0.0.1:8000 minilm --rows 8",
+            "gateway route explain configs/examples/fleet.yaml minilm",
+        ),
+    ):
+        command = add(commands)
+        command.epilog = _examples(*examples)
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+    for leaf in _leaves(root):
+        _add_speech(leaf)
+    return root
+
+
+def _leaves(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    below = [action for action in command._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield command
+    for action in below:
+        for child in action.choices.values():
+            yield from _leaves(child)
+
+
+def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = _add_command(
+        commands,
+        "serve",
+        "serve the models of a configuration file",
+        "gateway serve configs/examples/linear.yaml",
+        "gateway serve configs/examples/linear.yaml --http-port 9000 --grpc-port 0",
+        "gateway serve configs/examples/minilm.yaml --ray",
+        more="In one plain process; on Ray where the configuration needs it (placement: replicas, autoscaling, several "
+        "ingresses), or --ray, --ray-address, ray.address or RAY_ADDRESS asks for it. When requests are answered, standard "
+        "output gets the line `gateway ready http=HOST:PORT grpc=HOST:PORT`. Ctrl-C drains; a second one ends it at once.",
+    )
+    _add_config(command)
+    ray = command.add_mutually_exclusive_group()
+    ray.add_argument("--ray", action="store_true", help="on Ray, also where one process would do")
+    ray.add_argument("--no-ray", action="store_true", help="one plain process; refused if the configuration needs Ray")
+    command.add_argument("--host", help="address to listen on, instead of server.host")
+    command.add_argument("--http-port", type=int, metavar="N", help="instead of server.http_port; 0: any free port")
+    command.add_argument("--grpc-port", type=int, metavar="N", help="instead of server.grpc_port; 0: any free port")
+    command.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="on this Ray, instead of ray.address; host:port, auto, or local: one of its own",
+    )
+    command.set_defaults(run=_serve)
+
+
+def _add_command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, does: str, *examples: str, more: str = ""
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=does,
+        description="\n\n".join(filter(None, (f"{does[0].upper()}{does[1:]}.", more))),
+        epilog=_examples(*examples),
+        formatter_class=_Paragraphs,
+    )
+
+
+def _add_config(command: argparse.ArgumentParser) -> None:
+    config = command.add_argument("config", metavar="CONFIG", help="a YAML file, see configs/gateway.yaml")
+    config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+
+
+def _add_speech(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("what it says, on standard error")
+    group.add_argument("--quiet", action="store_true", help="only warnings and errors; serve: and the ready line")
+    group.add_argument("--log-level", choices=LEVELS, help="least severe log lines to show (info; with --quiet warning)")
+    group.add_argument("--log-format", choices=FORMATS, default="text", help="json: one object a line (text)")
+
+
+class _Paragraphs(argparse.RawDescriptionHelpFormatter):
+    """Fills each paragraph of a description, and leaves what begins with "examples:" as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return super()._fill_text(text, width, indent)
+        fill = argparse.HelpFormatter._fill_text
+        return "\n\n".join(fill(self, paragraph, width, indent) for paragraph in text.split("\n\n"))
+
+
+def _examples(*commands: str) -> str:
+    return "\n  ".join(("examples:", *commands))
+
+
+def _speech(arguments: argparse.Namespace) -> Speech:
+    level = arguments.log_level or ("warning" if arguments.quiet else "info")
+    return Speech(level, arguments.log_format, arguments.quiet)
 
 
 def _compile(arguments: argparse.Namespace) -> int:
@@ -74,70 +183,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         port = getattr(server, key)
         if port is not None and not 0 <= port <= 65535:
             raise ConfigError(f"--{key.replace('_', '-')}: {port}: expected 0 to 65535")
+    if arguments.no_ray and arguments.ray_address:
+        raise ConfigError(f"--ray-address: {arguments.ray_address}: not with --no-ray; leave one of them out")
     ray = config.ray.model_copy(update={"address": arguments.ray_address} if arguments.ray_address else {})
     config = config.model_copy(update={"server": server, "ray": ray})
-    if arguments.no_ray:
-        return _serve_plain(config)
-    from gateway.cluster import run_on_ray  # Ray takes a second to import, which `check` and `--no-ray` need not pay
-
-    return run_on_ray(config, announce)
-
-
-def _serve_plain(config: Config) -> int:
-    for model in config.models:
-        for backend in model.backends:
-            if backend.placement != "embedded":
-                raise ConfigError(
-                    f"model '{model.name}': backend {backend.label} has placement {backend.placement}, which needs Ray: "
-                    "start without --no-ray, or set placement: embedded"
-                )
-    own = config.server.run_dir
-    with contextlib.nullcontext(own) if own else fresh_run_dir() as directory:
-        run_dir = Path(directory)
-        use_run_dir(run_dir)
-        shutil.rmtree(run_dir / "regions", ignore_errors=True)  # registered with a server that is gone
-        import uvloop
-
-        uvloop.run(_serve_until_signal(config, run_dir))
-    return 0
-
-
-def use_run_dir(run_dir: Path) -> None:
-    """Make the node's directory and point prometheus_client at it. Before gateway.metrics is imported: see there.
-
-    Raises: ConfigError.
-    """
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(make_run_dir(run_dir))
-
-
-async def _serve_until_signal(config: Config, run_dir: Path) -> None:
-    from gateway.ingress import Ingress
-
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    ingress = Ingress(config, run_dir=run_dir)
-    started = asyncio.ensure_future(ingress.start())
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
-    if started.done():
-        try:
-            announce(config, *started.result())
-            await stopped
-        finally:
-            stopped.cancel()
-            await ingress.drain()
-    else:
-        started.cancel()
-        await asyncio.gather(started, return_exceptions=True)
-        await ingress.drain()
-
-
-def announce(config: Config, http: int | None, grpc: int | None) -> None:
-    """Tell on standard output, in one line a program can read, that requests are answered and where."""
-    parts = [f"{name}={config.server.host}:{port}" for name, port in (("http", http), ("grpc", grpc)) if port is not None]
-    print("gateway ready", *parts, flush=True)
+    asked = arguments.ray or bool(os.environ.get("RAY_ADDRESS"))
+    return serve(config, on_ray=uses_ray(config, asked=asked, refused=arguments.no_ray), speech=_speech(arguments))
 
 
 if __name__ == "__main__":

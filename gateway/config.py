@@ -460,7 +460,7 @@ class Model(_Strict):
 
 
 class Ray(_Strict):
-    """Ray, when `gateway serve` starts or joins it."""
+    """Ray, where `gateway serve` runs on it. address: asks for it."""
 
     address: str | None = None  # None: join a running cluster of this node if there is one, else start one
     dashboard: bool = False

@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from backends.base import ModelSpec
+from gateway.announcement import ReadyModel
 from gateway.clock import Clock, LoopClock
 from gateway.config import Backend, Config, Model
 from gateway.errors import NotReady
 from gateway.grpc_server import GrpcServer
 from gateway.http_server import HttpServer
+from gateway.lane import Lane
 from gateway.lane_opener import LaneOpener, OpenRunner
 from gateway.metrics import FLUSH_INTERVAL_S, Metrics
 from gateway.ports import PortClaims
@@ -129,6 +132,12 @@ class Ingress:
             log.error("%d requests are answered with an error: drain_timeout_s %g is over", pending, timeout_s)
             self.repository.give_up(NotReady("the server is shutting down, and had no time left for this", retry_after_s=1.0))
 
+    def ready_models(self) -> tuple[ReadyModel, ...]:
+        """What is served now, in the order of the configuration."""
+        rows = self.repository.index(ready_only=True)
+        served = [self.repository.model(row["name"], row["version"]) for row in rows]
+        return tuple(ReadyModel(model.name, model.version, model.spec, _probed(model.lanes)) for model in served)
+
     def healthy(self) -> bool:
         """Whether every model that should be served can be."""
         return self.repository.ready()
@@ -146,6 +155,10 @@ class Ingress:
                 self.metrics.flush()
             except Exception:
                 log.exception("metrics are behind")
+
+
+def _probed(lanes: Iterable[Lane]) -> bool:
+    return any(curve.ready for lane in lanes for curve in lane.batcher.service.curves.values())
 
 
 def open_pool(model: Model, backend: Backend, declared: ModelSpec, clock: Clock) -> WorkerPool:

@@ -22,7 +22,7 @@ from gateway.errors import BackendUnreachable, ConfigError, GatewayError, Invali
 _TIMEOUT_S: Final = 60.0
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     """Add `predict` to the command line."""
     predict = commands.add_parser("predict", help="one request to a model, and its answer")
     predict.add_argument("where", metavar="TARGET|CONFIG", help="host:port of a server, or a configuration to load")
@@ -35,6 +35,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help='a request as REST takes it, or the elements by input name: {"x": [[1, 2]]}; -: standard input',
     )
     predict.set_defaults(run=_predict)
+    return predict
 
 
 def _predict(arguments: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from backends.base import ModelSpec
 from gateway.clock import Clock
 from gateway.config import Config, Model, Ragged
+from gateway.console import step
 from gateway.descriptions import describe_config, describe_metadata, describe_server, describe_statistics
 from gateway.errors import (
     BackendFailed,
@@ -131,7 +132,8 @@ class Repository:
         for served in self._all():
             if served.wanted:
                 try:
-                    await self._load(served)
+                    with step(f"loading {served.name}"):
+                        await self._load(served)
                 except GatewayError as exc:
                     failed.append(exc)
                     if self._loads_ended:

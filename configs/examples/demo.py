@@ -1,6 +1,6 @@
 """What `make demo` shows: a real model served on Ray, asked over REST and gRPC, measured, and the cheapest settings found.
 
-Starts `gateway serve configs/examples/minilm.yaml` on free ports, ends it at the end. Every step is bounded in time.
+Starts `gateway serve --ray configs/examples/minilm.yaml` on free ports, ends it at the end. Every step is bounded in time.
 """
 
 import argparse

@@ -19,12 +19,13 @@ from ray.serve.config import AutoscalingContext, AutoscalingPolicy
 from ray.serve.handle import DeploymentHandle
 
 from backends.base import ModelSpec
+from gateway.announcement import ReadyModel
 from gateway.clock import LoopClock
 from gateway.cluster.control import SharedControl
-from gateway.cluster.logs import log_to_stderr
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica
 from gateway.config import Autoscaling, Backend, Config, Model
+from gateway.console import Speech, set_up
 from gateway.errors import ConfigError, InternalError
 from gateway.run_dir import make_run_dir, shared_run_dir
 from gateway.runner import BatchRunner
@@ -42,7 +43,7 @@ ENVIRONMENT: Final = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     # Serve refuses frames of more than 4 MiB otherwise.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str((1 << 31) - 1),
-    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "1",  # else what they print and log would end in files of Serve, or nowhere
 }
 QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
 
@@ -50,6 +51,7 @@ _HEALTH_CHECK_S: Final = 1.0
 _HEALTH_TIMEOUT_S: Final = 5.0  # three in a row, then Serve replaces the replica
 # From Serve taking a replica off its lists to the first look whether calls still run there; stale lists are younger than this.
 _DRAIN_LOOK_S: Final = 1.0
+_INGRESS_LOOK_S: Final = 0.1  # its own listeners answer what is in flight, when it is closed
 _SHUTDOWN_MARGIN_S: Final = 10.0
 # Ingresses hold their calls back by the slots they know of; `attend` calls count as well. This limit must never be met.
 _NEVER_FULL: Final = 100_000
@@ -60,13 +62,14 @@ _LOOK_BACK_S: Final = 3.0
 log = logging.getLogger(__name__)
 
 
-def application(config: Config) -> serve.Application:
-    """What Serve runs for a configuration. Raises: ConfigError."""
+def application(config: Config, speech: Speech | None = None) -> serve.Application:
+    """What Serve runs for a configuration. speech: of its processes; None: as usual. Raises: ConfigError."""
+    speech = speech or Speech()
     server = config.server
     if server.ingress_replicas > 1 and 0 in (server.http_port, server.grpc_port):
         raise ConfigError(f"server.ingress_replicas: {server.ingress_replicas}: they share their ports, which cannot be 0 then")
     backends = {
-        _deployment_name(model, backend): _backend(model, backend, config)
+        _deployment_name(model, backend): _backend(model, backend, config, speech)
         for model in config.models
         for backend in model.backends
         if backend.placement == "replicas"
@@ -79,9 +82,10 @@ def application(config: Config) -> serve.Application:
         ray_actor_options=_actor_options(resources),
         graceful_shutdown_timeout_s=2 * drain_s + _SHUTDOWN_MARGIN_S,
         max_surge_percent=100 if surge else 0,
+        graceful_shutdown_wait_loop_s=_INGRESS_LOOK_S,
         **_COMMON,
     )(IngressReplica)
-    return _versioned(ingress, _digest(config.model_dump_json())).bind(config, backends)
+    return _versioned(ingress, _digest(config.model_dump_json())).bind(config, backends, speech)
 
 
 class IngressReplica:
@@ -90,10 +94,10 @@ class IngressReplica:
     _closed = False  # also where __init__ did not get to the end
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Config, backends: dict[str, DeploymentHandle[Any]]
+        self, config: Config, backends: dict[str, DeploymentHandle[Any]], speech: Speech
     ) -> None:
         """backends: by deployment name; not called, but they tell Serve to shut ingresses down before what they use."""
-        log_to_stderr()
+        set_up(speech, guest=True)
         self._config = config
         self._backends = backends
         self._application = serve.get_replica_context().app_name
@@ -138,6 +142,9 @@ class IngressReplica:
         """Of HTTP and gRPC."""
         return self._ports.http, self._ports.grpc
 
+    async def ready_models(self) -> tuple[ReadyModel, ...]:
+        return self._ingress.ready_models()
+
     async def check_health(self) -> None:
         """Serve replaces an ingress whose check fails, or does not answer because the loop is stuck.
 
@@ -178,7 +185,7 @@ def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]
     return (busy + queued) / context.config.target_ongoing_requests, {}
 
 
-def _backend(model: Model, backend: Backend, config: Config) -> serve.Application:
+def _backend(model: Model, backend: Backend, config: Config, speech: Speech) -> serve.Application:
     # It ends after the ingresses that use it: see RemoteRunner.
     drain_s = max(2 * config.server.drain_timeout_s, backend.hang_timeout_s)
     content = _content(model, backend)
@@ -187,10 +194,11 @@ def _backend(model: Model, backend: Backend, config: Config) -> serve.Applicatio
         ray_actor_options=_actor_options(backend.resources),
         graceful_shutdown_timeout_s=drain_s + 2 * _SHUTDOWN_MARGIN_S,
         max_surge_percent=100 if backend.surge else 0,
+        graceful_shutdown_wait_loop_s=_DRAIN_LOOK_S,
         **_scale(backend),
         **_COMMON,
     )(Replica)
-    return _versioned(deployment, content).bind(model, backend, model.declared(), content)
+    return _versioned(deployment, content).bind(model, backend, model.declared(), content, speech)
 
 
 def _scale(backend: Backend) -> dict[str, Any]:
@@ -220,7 +228,6 @@ _COMMON: Final[dict[str, Any]] = {
     "max_ongoing_requests": _NEVER_FULL,
     "health_check_period_s": _HEALTH_CHECK_S,
     "health_check_timeout_s": _HEALTH_TIMEOUT_S,
-    "graceful_shutdown_wait_loop_s": _DRAIN_LOOK_S,
     "logging_config": QUIET,
 }
 

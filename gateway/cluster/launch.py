@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -29,9 +30,12 @@ from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.handle import DeploymentHandle
 
+from gateway.announcement import ReadyModel, named
 from gateway.cluster.deployments import QUIET, application, port_owner
 from gateway.config import Config, Server
+from gateway.console import Speech, step
 from gateway.errors import BackendUnreachable, ConfigError, InternalError
+from gateway.interrupts import Interrupts, end_at_once, say_stopping
 from gateway.ports import check_ports
 
 # Batches travel by value, in calls: Ray's shared object store holds next to nothing.
@@ -39,34 +43,45 @@ _OBJECT_STORE_BYTES: Final = 128 << 20
 _PORTS_S: Final = 30.0
 _CONNECT_S: Final = 3.0
 _RETRY_S: Final = 1.0
+_DELETED_S: Final = 60.0
+_LOOK_S: Final = 0.1
 
 log = logging.getLogger(__name__)
 
-Announce = Callable[[Config, int | None, int | None], None]
+Announce = Callable[[int | None, int | None, Sequence[ReadyModel]], None]
 
 
 class _Stopped(BaseException):
     """A signal asked to stop. No error: nothing but `run_on_ray` may catch it."""
 
 
-def run_on_ray(config: Config, announce: Announce) -> int:
+def run_on_ray(config: Config, announce: Announce, speech: Speech) -> int:
     """Serve until SIGINT or SIGTERM, or until the Ray that was started for it is lost. Call on the main thread.
 
-    announce: called once with the ports of HTTP and gRPC when requests are answered. Returns the exit code; where Ray was
-    lost, it does not return, but ends the process with 1. Raises: GatewayError, OSError.
+    announce: called once with the ports of HTTP and gRPC, and what is served, when requests are answered. speech: of the
+    processes on Ray; this one has its own. Returns the exit code; where Ray was lost, it does not return, but ends the process
+    with 1. Raises: GatewayError, OSError.
     """
+    for name in ("ray", "ray.serve"):  # in one format with ours
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    app = application(config)
-    found = _find(config.ray.address)
+    app = application(config, speech)
+    with step("looking for a Ray cluster"):
+        found = _find(config.ray.address)
     if found is None:
         check_ports(config.server, owner=None)
     elif found.nodes == 1:  # else the ingresses may well come to others, where the ports are free
         check_ports(config.server, owner=port_owner(found.id, config.ray.application))
     head = _Head()
-    _handle_signals()
+    signals = _Signals(config, found)
+    signals.handle()
+    own = found is None
     try:
-        with _cluster(config, found, head), _serve_instance(head), _deployed(app, config, head) as ingress:
-            announce(config, *ingress.ports.remote().result(timeout_s=_PORTS_S))
+        with _cluster(config, found, head, signals), _serve_instance(head, own=own), _deployed(app, config, head) as ingress:
+            http, grpc_port = ingress.ports.remote().result(timeout_s=_PORTS_S)
+            announce(http, grpc_port, ingress.ready_models.remote().result(timeout_s=_PORTS_S))
             while True:
                 signal.pause()
     except _Stopped:
@@ -179,27 +194,50 @@ def _wait_closed(connection: socket.socket) -> None:
             pass
 
 
+class _Signals:
+    """What SIGINT and SIGTERM do on the main thread: raise _Stopped once, or end this process."""
+
+    def __init__(self, config: Config, found: _Found | None) -> None:
+        self._drain_timeout_s = config.server.drain_timeout_s
+        self._left = f"the application {config.ray.application} is left on the Ray cluster" if found else ""
+        self._interrupts = Interrupts()
+
+    def handle(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        meaning = self._interrupts.meaning(number, time.monotonic())
+        if meaning == "stop":
+            say_stopping(None, self._drain_timeout_s)
+            raise _Stopped
+        if meaning == "end":
+            end_at_once(self._left)
+
+
 @contextlib.contextmanager
-def _cluster(config: Config, found: _Found | None, head: _Head) -> Iterator[None]:
+def _cluster(config: Config, found: _Found | None, head: _Head, signals: _Signals) -> Iterator[None]:
     """Join this cluster, or start one for as long as this lasts."""
     settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE}
     try:
         if found is None:
-            ray.init(
-                address="local",
-                include_dashboard=config.ray.dashboard,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _node_ip_address="127.0.0.1",
-                **settings,
-            )
+            with step("starting Ray"):
+                ray.init(
+                    address="local",
+                    include_dashboard=config.ray.dashboard,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _node_ip_address="127.0.0.1",
+                    **settings,
+                )
             node = ray.nodes()[0]  # type: ignore[no-untyped-call]  # ray's
             head.watch("raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", own=True)
         else:
             try:
-                ray.init(address=found.address, **settings)
+                with step(f"joining Ray at {found.address}"):
+                    ray.init(address=found.address, **settings)
             except (ConnectionError, RuntimeError, ValueError) as exc:
                 raise BackendUnreachable(f"cannot join the Ray cluster at {found.address}: {exc}") from exc
-        _handle_signals()  # again: ray.init sets a handler of its own
+        signals.handle()  # again: ray.init sets a handler of its own
         head.watch("head process (GCS)", ray.get_runtime_context().gcs_address, own=found is None)
         yield
     finally:
@@ -212,20 +250,12 @@ def _cluster(config: Config, found: _Found | None, head: _Head) -> Iterator[None
         ray.shutdown()  # ends the processes of a cluster that was started here, and only these
 
 
-def _handle_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)  # draining is bounded in time
-    raise _Stopped
-
-
 @contextlib.contextmanager
-def _serve_instance(head: _Head) -> Iterator[None]:
-    """Use the cluster's Serve, or start it for as long as this lasts, without its proxy: the ingresses listen themselves."""
+def _serve_instance(head: _Head, *, own: bool) -> Iterator[None]:
+    """Use the cluster's Serve, or start it for as long as this lasts, without its proxy: the ingresses listen themselves.
+
+    own: the cluster was started here, and ends after this, with its Serve.
+    """
     try:
         ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
     except ValueError:
@@ -233,11 +263,12 @@ def _serve_instance(head: _Head) -> Iterator[None]:
     else:
         yield
         return
-    serve.start(proxy_location="Disabled", logging_config=QUIET)
+    with step("starting Ray Serve"):
+        serve.start(proxy_location="Disabled", logging_config=QUIET)
     try:
         yield
     finally:
-        if not head.lost:
+        if not head.lost and not own:
             serve.shutdown()  # type: ignore[no-untyped-call]  # ray's
 
 
@@ -248,7 +279,8 @@ def _deployed(app: serve.Application, config: Config, head: _Head) -> Iterator[D
     ingress: DeploymentHandle[Any] | None = None
     try:
         try:
-            ingress = serve.run(app, name=name, route_prefix=None)
+            with step(f"loading {named(model.name for model in config.models)} on Ray"):
+                ingress = serve.run(app, name=name, route_prefix=None)
         except RuntimeError as exc:  # Serve's, with the reason in the status
             deployments = serve.status().applications[name].deployments
             faults = [f"{key}: {_failure(deployment.message)}" for key, deployment in deployments.items() if deployment.message]
@@ -256,12 +288,20 @@ def _deployed(app: serve.Application, config: Config, head: _Head) -> Iterator[D
         yield ingress
     finally:
         if not head.lost:
-            try:
-                serve.delete(name)
-            except TimeoutError:
-                log.error("the application %s is still being deleted", name)
+            _delete(name)
         elif ingress is not None:
             _drain(ingress, config.server)
+
+
+def _delete(application: str) -> None:
+    """Return when it has drained and is gone. Serve's own waiting looks once a second."""
+    serve.delete(application, _blocking=False)
+    until = time.monotonic() + _DELETED_S
+    while application in serve.status().applications:
+        if time.monotonic() > until:
+            log.error("the application %s is still being deleted", application)
+            return
+        time.sleep(_LOOK_S)
 
 
 def _drain(ingress: DeploymentHandle[Any], server: Server) -> None:

@@ -18,9 +18,9 @@ from backends.base import ModelSpec, trace_of, words_of
 from gateway.batching.batch import Batch, Part
 from gateway.batching.leases import Demand, share
 from gateway.clock import LoopClock
-from gateway.cluster.logs import log_to_stderr
 from gateway.cluster.remote import ATTEND_S, attend_answer, pack
 from gateway.config import Backend, Model
+from gateway.console import Speech, set_up
 from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, InternalError
 from gateway.frames import decode_frame
 from gateway.runner import Execution
@@ -42,10 +42,10 @@ class Replica:
     _closed = False  # also where __init__ did not get to the end
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, model: Model, backend: Backend, declared: ModelSpec, content: str
+        self, model: Model, backend: Backend, declared: ModelSpec, content: str, speech: Speech
     ) -> None:
         """content: digest of what this replica serves, which tells ingresses of one configuration from those of another."""
-        log_to_stderr()
+        set_up(speech, guest=True)
         self._loop = asyncio.get_running_loop()
         self._clock = LoopClock(self._loop)
         self._model = model

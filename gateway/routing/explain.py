@@ -13,8 +13,8 @@ from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFou
 _TIMEOUT_S = 10.0
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `route explain` to the command line."""
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add `route explain` to the command line; gives its parser."""
     route = commands.add_parser("route", help="why requests go to which backend").add_subparsers(
         required=True, metavar="COMMAND"
     )
@@ -25,6 +25,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     explain.add_argument("--rows", type=int, default=1, help="of the request (1)")
     explain.add_argument("--json", action="store_true", help="all that is known, for programs")
     explain.set_defaults(run=_explain)
+    return explain
 
 
 def _explain(arguments: argparse.Namespace) -> int:

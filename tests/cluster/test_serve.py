@@ -1,6 +1,7 @@
 """`gateway serve` as a process: it starts Ray, answers, drains on a signal, and leaves nothing behind."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -85,10 +86,21 @@ def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it
         time.sleep(0.5)  # it now runs in the replica, for a second more
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+        assert process.stdout is not None
+        assert process.stderr is not None
+        out, told = process.stdout.read(), process.stderr.read()
         asking.join()
         assert [status for status, _ in answers] == [200]
         _, left = psutil.wait_procs(started, timeout=10)
         assert not left
+        models, how, command = out.splitlines()
+        assert (models, how) == ("models: m", "try it:")
+        assert command.startswith(f"  curl -sS http://127.0.0.1:{port}/v2/models/m/infer -d ")
+        assert "stopping: requests in flight have up to 10 s; Ctrl-C again ends at once" in told.splitlines()
+        assert "model m version 1 is ready on m:1/synthetic" in told  # an ingress replica's
+        replica = r"\(ServeReplica:\S+ pid=\d+\) "
+        ours = rf"{replica}\S+ \S+ (INFO|WARNING) (gateway|backends)\.|({replica})?(loading|starting|importing|looking for|stopping)"
+        assert not [line for line in told.splitlines() if not re.match(ours, line)]
     finally:
         end(process)
 

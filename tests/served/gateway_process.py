@@ -20,11 +20,12 @@ class Served(NamedTuple):
 
 @contextlib.contextmanager
 def served(config: str | Path, *options: str, within: Sequence[str] = (), log: Path | None = None) -> Iterator[Served]:
-    """Run a gateway, on a Ray of its own if on any, until it is ready; ended by SIGTERM, and it must end well.
+    """Run a gateway, on a Ray of its own unless --no-ray is among the options, until it is ready; ended by SIGTERM, and it
+    must end well.
 
     within: a command that becomes the one that follows it. log: gets standard error.
     """
-    own = ["--http-port", "0", "--grpc-port", "0", "--ray-address", "local"]
+    own = ["--http-port", "0", "--grpc-port", "0", *(() if "--no-ray" in options else ("--ray-address", "local"))]
     command = [*within, sys.executable, "-m", "gateway.cli", "serve", str(config), *own, *options]
     with log.open("w") if log else contextlib.nullcontext() as stderr:
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)

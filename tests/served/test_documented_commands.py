@@ -33,6 +33,7 @@ ALONE = {
     "make setup": "",
     ". .venv/bin/activate": "",
     "gateway check configs/examples/minilm.yaml": "configs/examples/minilm.yaml: valid",
+    "gateway --print-completion bash": "complete",
     "gateway compile configs/examples/minilm.yaml": "models/minilm.onnx: up to date",
     "gateway compile configs/examples/linear.yaml": "models/linear.onnx: up to date",
     "loadtest plan configs/loadtests/minilm-local.yaml": "Costs nothing",
@@ -58,7 +59,7 @@ WITH_README_SERVE = {
     "loadtest compare base.json new.json --junit compare.xml --markdown -": "p99",
 }
 
-LINEAR_SERVE = "gateway serve --no-ray configs/examples/linear.yaml"
+LINEAR_SERVE = "gateway serve configs/examples/linear.yaml"
 WITH_LINEAR_SERVE = {
     """curl localhost:8000/v2/models/linear/infer -d '{ "id": "7", "inputs": [{"name": "INPUT0", "datatype": "FP32","""
     """ "shape": [1, 16], "data": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]}] }'""": '"id":"7"',
@@ -115,7 +116,6 @@ NOT_RUN = {
         "gateway compile CONFIG [MODEL...]",
         "gateway compile FILE",
         "gateway route explain CONFIG|URL MODEL [--rows N]",
-        "gateway serve --no-ray FILE",
         "gateway serve CONFIG",
         "gateway serve FILE",
         "loadtest compare BASE NEW",
@@ -129,6 +129,7 @@ NOT_RUN = {
         "gateway route explain",
         "gateway serve",
         "gateway serve --no-ray",
+        "gateway serve --ray",
         "loadtest recommend",
         "loadtest report",
         "loadtest run",
@@ -140,6 +141,7 @@ NOT_RUN = {
         "make demo",
         "loadtest recommend configs/loadtests/minilm-local.yaml",
     ),
+    "a line that is printed": ("gateway ready http=HOST:PORT grpc=HOST:PORT",),
     "is the set-up without which this is skipped": ("make models/.ready",),
     "runs these tests": ("make test", ".ci/run"),
     "needs what this machine may lack: a C++ compiler; over a minute": ("gateway compile configs/examples/minilm-cpu.yaml",),
@@ -151,7 +153,7 @@ NOT_RUN = {
     "needs AWS": (
         'loadtest run https://host/invocations --protocol invocations --payload requests/ --pattern "users:count=8,think=0.1"',
     ),
-    "is what `make serve` runs": ("gateway serve configs/examples/minilm.yaml",),
+    "is what `make serve` runs, in one process": ("gateway serve configs/examples/minilm.yaml",),
     "is what CI runs before the tests": ("make lint",),
     "takes minutes, wrk and h2load": ("make bench",),
     "installs a tritonserver; `make test` does": ("make triton",),
@@ -309,7 +311,7 @@ def test_what_is_deployed_on_a_cluster_serves_beside_a_gateway_that_joins_it(
             assert time.monotonic() < until, told
         second = tmp_path / "second.yaml"
         second.write_text("ray: {application: second}\nmodels: [{name: m, backends: [{kind: synthetic}]}]")
-        serve = ["gateway", "serve", str(second)]
+        serve = ["gateway", "serve", "--ray", str(second)]
         begun = time.monotonic()
         refused = subprocess.run(serve, env=environment, capture_output=True, text=True, timeout=60, check=False)
         took_s = time.monotonic() - begun

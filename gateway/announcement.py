@@ -1,0 +1,154 @@
+"""What a gateway says when it is ready: where it listens, what it serves, and a command that asks it something.
+
+The first line is for programs, and stays as it is. The request is the smallest that a model takes, with the content it was
+warmed up with: ones, true and "1". So it is answered where probing was.
+"""
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+from urllib.parse import quote
+
+from backends.base import ModelSpec, TensorSpec
+from backends.datatypes import NUMPY
+from gateway.config import Server
+
+_NAMED: Final = 20  # models; who does not read the pipe must not stop us
+_LONGEST: Final = 16_000  # characters of a command, for the same reason
+_WRITTEN: Final = 16  # elements; more of them are left to the shell
+_ELEMENTS: Final = 1 << 20  # of a request that is worth printing
+_ELEMENT_BYTES: Final = 8  # at most, with what is around them
+_ARGUMENT_BYTES: Final = 100_000  # Linux takes 128 KiB in one
+_NO_JSON: Final = ("FP16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """A model version that is served. probed: it answered when it was warmed up."""
+
+    name: str
+    version: str
+    spec: ModelSpec
+    probed: bool
+
+
+def ready_line(server: Server, http: int | None, grpc: int | None) -> str:
+    """For programs: "gateway ready http=HOST:PORT grpc=HOST:PORT", of the listeners that there are."""
+    parts = [f"{name}={server.host}:{port}" for name, port in (("http", http), ("grpc", grpc)) if port is not None]
+    return " ".join(("gateway ready", *parts))
+
+
+def ready_words(server: Server, http: int | None, models: Sequence[ReadyModel], left_out: Sequence[str]) -> str:
+    """For people: the models, and a request to one of them. left_out: names of models that are not loaded."""
+    versions: dict[str, list[str]] = {}
+    for model in models:
+        versions.setdefault(model.name, []).append(model.version)
+    titles = [name if known == ["1"] else f"{name} (version {', '.join(known)})" for name, known in versions.items()]
+    lines = [f"models: {named(titles) or 'none'}" + (f"; not loaded: {named(left_out)}" if left_out else "")]
+    if http is not None:
+        url = _url(server, http)
+        commands = [(not model.probed, len(text), text) for model in models if (text := curl_command(url, model, server))]
+        untried, length, command = min(commands, default=(False, 0, ""))
+        if 0 < length <= _LONGEST:
+            lines += ["try it, with content of your own:" if untried else "try it:", f"  {command}"]
+    return "\n".join(lines)
+
+
+def named(names: Iterable[str]) -> str:
+    """A list for a person, of bounded length."""
+    known = list(dict.fromkeys(names))
+    return ", ".join(known[:_NAMED]) + (f" and {len(known) - _NAMED} more" if len(known) > _NAMED else "")
+
+
+def curl_command(url: str, model: ReadyModel, server: Server) -> str | None:
+    """A command for bash or zsh that sends a model its smallest request; None: that would be too large.
+
+    url: of the server, without a slash at the end.
+    """
+    spec = model.spec
+    inputs = [(tensor, _smallest_shape(tensor, spec)) for tensor in spec.inputs if not tensor.optional]
+    if sum(prod(shape) for _, shape in inputs) > min(_ELEMENTS, server.limits.body_bytes // _ELEMENT_BYTES):
+        return None
+    body = _Body()
+    body.text('{"inputs": [')
+    binary_bytes = 0
+    for position, (tensor, shape) in enumerate(inputs):
+        body.text(", " if position else "")
+        head: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
+        if tensor.datatype in _NO_JSON:
+            size = prod(shape) * NUMPY[tensor.datatype].itemsize
+            body.text(json.dumps(head | {"parameters": {"binary_data_size": size}}))
+            binary_bytes += size
+        else:
+            body.text(json.dumps(head)[:-1] + ', "data": [')
+            body.repeat(_element(tensor.datatype), prod(shape))
+            body.text("]}")
+    unreadable = any(tensor.datatype in _NO_JSON for tensor in spec.outputs)
+    readable = [{"name": tensor.name} for tensor in spec.outputs if tensor.datatype not in _NO_JSON]
+    if unreadable and readable:
+        body.text(f'], "outputs": {json.dumps(readable)}}}')
+    else:
+        body.text('], "parameters": {"binary_data_output": true}}' if unreadable else "]}")
+    address = f"{url}/v2/models/{quote(model.name, safe='')}/infer"
+    curl = f"curl -sS {shlex.quote(address)}"
+    if unreadable and not readable:
+        curl += " --output answer.bin"
+    if binary_bytes:
+        written = f"{{ printf %s {body.word}; head -c {binary_bytes} /dev/zero; }}"
+        return f"{written} | {curl} -H 'Inference-Header-Content-Length: {body.bytes}' --data-binary @-"
+    if body.bytes > _ARGUMENT_BYTES:
+        return f"printf %s {body.word} | {curl} --data-binary @-"
+    return f"{curl} -d {body.word}"
+
+
+class _Body:
+    """A text as one word of a shell. bytes: of the text; it is ASCII."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._parts: list[tuple[str, int]] = []
+
+    def text(self, text: str) -> None:
+        self._add(text, 1)
+
+    def repeat(self, element: str, count: int) -> None:
+        """So many elements with commas between them; many of them are left to the shell to write."""
+        if count > _WRITTEN:
+            self._add(f"{element},", count - 1)
+            self._add(element, 1)
+        else:
+            self.text(", ".join([element] * count))
+
+    @property
+    def word(self) -> str:
+        word, text = "", ""
+        for part, count in self._parts:
+            if count == 1:
+                text += part
+            else:
+                word += f'{shlex.quote(text)}"$(printf {shlex.quote(part + "%.0s")} {{1..{count}}})"'
+                text = ""
+        return word + shlex.quote(text)
+
+    def _add(self, part: str, count: int) -> None:
+        self._parts.append((part, count))
+        self.bytes += len(part) * count
+
+
+def _smallest_shape(tensor: TensorSpec, spec: ModelSpec) -> list[int]:
+    shape = [1 if size < 0 else size for size in tensor.shape]
+    if spec.max_rows:
+        shape[0] = 1
+    return shape
+
+
+def _element(datatype: str) -> str:
+    return {"BYTES": '"1"', "BOOL": "true"}.get(datatype, "1")
+
+
+def _url(server: Server, port: int) -> str:
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

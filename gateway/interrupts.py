@@ -1,0 +1,44 @@
+"""What the signals mean that come to a gateway: the first asks it to stop, a later Ctrl-C to end at once."""
+
+import os
+import signal
+import sys
+from typing import Final, Literal, NoReturn
+
+from gateway.console import words
+
+ENDED_AT_ONCE: Final = 130  # as a shell tells of what SIGINT ended
+
+# Wrappers (make, uv, timeout) pass on what their children get from the terminal as well.
+_SAME_PRESS_S: Final = 0.5
+
+
+class Interrupts:
+    """The signals of one run, in the order they come."""
+
+    def __init__(self) -> None:
+        self._asked_s: float | None = None
+
+    def meaning(self, number: int, now_s: float) -> Literal["stop", "end", "nothing"]:
+        """number: SIGINT or SIGTERM. now_s: monotonic. A second SIGTERM hurries nothing: draining is bounded in time."""
+        if self._asked_s is None:
+            self._asked_s = now_s
+            return "stop"
+        return "end" if number == signal.SIGINT and now_s - self._asked_s >= _SAME_PRESS_S else "nothing"
+
+
+def say_stopping(pending: int | None, drain_timeout_s: float) -> None:
+    """pending: requests in flight; None: unknown."""
+    if pending == 0:
+        words.info("stopping")
+        return
+    waiting = "requests in flight have" if pending is None else f"{pending} in flight, which {'have' if pending > 1 else 'has'}"
+    words.info("stopping: %s up to %g s; Ctrl-C again ends at once", waiting, drain_timeout_s)
+
+
+def end_at_once(left: str = "") -> NoReturn:
+    """End this process with what it runs, after a word. What it started ends with it. left: what does not."""
+    words.warning("; ".join(filter(None, ("ended at once: requests in flight are lost", left))))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ENDED_AT_ONCE)

@@ -1,0 +1,137 @@
+"""`gateway serve`: in one plain process, or on Ray where that is needed or asked for."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from gateway.announcement import ReadyModel, ready_line, ready_words
+from gateway.config import Config
+from gateway.console import Speech, step
+from gateway.errors import ConfigError
+from gateway.interrupts import Interrupts, end_at_once, say_stopping
+from gateway.run_dir import fresh_run_dir, make_run_dir
+
+
+def need_of_ray(config: Config) -> tuple[str, str]:
+    """What of a configuration only Ray can do, and what to write instead of it; two empty texts: nothing."""
+    if config.server.ingress_replicas > 1:
+        return f"server.ingress_replicas is {config.server.ingress_replicas}", "set server.ingress_replicas: 1"
+    for model in config.models:
+        for backend in model.backends:
+            if backend.placement == "replicas":
+                return f"model '{model.name}': backend {backend.label} has placement replicas", "set placement: embedded"
+            if backend.autoscaling is not None:
+                return f"model '{model.name}': backend {backend.label} has autoscaling", "leave autoscaling out"
+    return "", ""
+
+
+def uses_ray(config: Config, *, asked: bool, refused: bool) -> bool:
+    """asked, refused: by who starts the gateway. Raises: ConfigError, if it is refused and the configuration needs it."""
+    need, instead = need_of_ray(config)
+    if refused and need:
+        raise ConfigError(f"{need}, which needs Ray: start without --no-ray, or {instead}")
+    return not refused and (asked or bool(need) or config.ray.address is not None)
+
+
+def serve(config: Config, *, on_ray: bool, speech: Speech) -> int:
+    """Serve until a signal ends it. Call on the main thread. Returns the exit code. Raises: GatewayError, OSError."""
+    out = sys.stdout
+
+    def announce(http: int | None, grpc: int | None, models: Sequence[ReadyModel]) -> None:
+        told = ready_line(config.server, http, grpc)
+        if not speech.quiet:
+            ready = {(model.name, model.version) for model in models}
+            left_out = [model.name for model in config.models if (model.name, model.version) not in ready]
+            told += "\n" + ready_words(config.server, http, models, left_out)
+        _print(told, out)
+
+    if on_ray:
+        return _serve_on_ray(config, speech, announce)
+    own = config.server.run_dir
+    with contextlib.nullcontext(own) if own else fresh_run_dir() as directory:
+        run_dir = Path(directory)
+        use_run_dir(run_dir)
+        shutil.rmtree(run_dir / "regions", ignore_errors=True)  # registered with a server that is gone
+        import uvloop
+
+        uvloop.run(_serve_until_signal(config, run_dir, announce))
+    return 0
+
+
+def use_run_dir(run_dir: Path) -> None:
+    """Make the node's directory and point prometheus_client at it. Before gateway.metrics is imported: see there.
+
+    Raises: ConfigError.
+    """
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(make_run_dir(run_dir))
+
+
+Announce = Callable[[int | None, int | None, Sequence[ReadyModel]], None]
+
+
+def _serve_on_ray(config: Config, speech: Speech, announce: Announce) -> int:
+    # Ray reads these when it is imported. They are about what it copies here from its processes.
+    if speech.format == "json":
+        os.environ |= {"RAY_DISABLE_WORKER_LOG_PREFIX": "1", "RAY_DEDUP_LOGS": "0"}
+    if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
+        os.environ["RAY_COLOR_PREFIX"] = "0"
+    # That its clusters want a token, docs/deploy.md says.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    with contextlib.redirect_stdout(sys.stderr):  # on standard output the gateway itself speaks, to programs
+        with step("importing Ray"):
+            from gateway.cluster import run_on_ray  # takes a second, which others need not pay
+
+        return run_on_ray(config, announce, speech)
+
+
+async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce) -> None:
+    with step("starting"):
+        from gateway.ingress import Ingress
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    interrupts = Interrupts()
+    ingress = Ingress(config, run_dir=run_dir)
+
+    def interrupted(number: int) -> None:
+        meaning = interrupts.meaning(number, time.monotonic())
+        if meaning == "stop":
+            say_stopping(ingress.repository.pending, config.server.drain_timeout_s)
+            stop.set()
+        elif meaning == "end":
+            if config.server.run_dir is None:
+                shutil.rmtree(run_dir, ignore_errors=True)
+            end_at_once()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted, number)
+    started = asyncio.ensure_future(ingress.start())
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if started.done():
+        try:
+            announce(*started.result(), ingress.ready_models())
+            await stopped
+        finally:
+            stopped.cancel()
+            await ingress.drain()
+    else:
+        started.cancel()
+        await asyncio.gather(started, return_exceptions=True)
+        await ingress.drain()
+
+
+def _print(text: str, out: TextIO) -> None:
+    """At once and in one piece. Whoever has seen the first line may close the pipe: that is no reason to end."""
+    try:
+        print(text, file=out, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # else the interpreter would complain at its end

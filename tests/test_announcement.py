@@ -1,0 +1,72 @@
+"""What a gateway says when it is ready: a line for programs, the models, and the smallest request to one of them."""
+
+import pytest
+
+from backends.base import ModelSpec, TensorSpec
+from gateway.announcement import ReadyModel, curl_command, named, ready_line, ready_words
+from gateway.config import Server
+
+URL = "http://127.0.0.1:8000"
+ROW = TensorSpec("x", "FP32", (-1, 4))
+
+
+def model(name: str = "m", *, inputs: tuple[TensorSpec, ...] = (ROW,), probed: bool = True, version: str = "1") -> ReadyModel:
+    return ReadyModel(name, version, ModelSpec("", inputs, (TensorSpec("y", "FP32", (-1, 1)),), 8), probed)
+
+
+@pytest.mark.parametrize(
+    ("http", "grpc", "line"),
+    [
+        (8000, 8001, "gateway ready http=127.0.0.1:8000 grpc=127.0.0.1:8001"),
+        (8000, None, "gateway ready http=127.0.0.1:8000"),
+        (None, 8001, "gateway ready grpc=127.0.0.1:8001"),
+    ],
+)
+def test_the_ready_line_names_the_listeners_that_there_are(http: int | None, grpc: int | None, line: str) -> None:
+    assert ready_line(Server(), http, grpc) == line
+
+
+def test_the_smallest_request_is_one_row_of_ones() -> None:
+    inputs = (
+        ROW,
+        TensorSpec("text", "BYTES", (-1, -1)),
+        TensorSpec("flag", "BOOL", (-1, 1)),
+        TensorSpec("left out", "FP32", (-1, 1), optional=True),
+    )
+    assert curl_command(URL, model(inputs=inputs), Server()) == (
+        "curl -sS http://127.0.0.1:8000/v2/models/m/infer -d '"
+        '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}, '
+        '{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["1"]}, '
+        '{"name": "flag", "datatype": "BOOL", "shape": [1, 1], "data": [true]}]}'
+        "'"
+    )
+
+
+def test_many_elements_are_left_to_the_shell_to_write() -> None:
+    command = curl_command(URL, model(inputs=(TensorSpec("x", "FP32", (-1, 100)),)), Server())
+    assert command is not None
+    assert """"data": ['"$(printf 1,%.0s {1..99})"'1]}]}'""" in command
+
+
+def test_a_request_that_the_server_would_refuse_or_nobody_would_send_is_not_shown() -> None:
+    assert curl_command(URL, model(inputs=(TensorSpec("x", "FP32", (-1, 2 << 20)),)), Server()) is None
+
+
+def test_the_models_are_named_with_versions_that_are_not_1_and_what_is_not_loaded() -> None:
+    words = ready_words(Server(), None, [model("a"), model("b", version="2"), model("b", version="3")], ["c"])
+    assert words == "models: a, b (version 2, 3); not loaded: c"
+
+
+def test_the_shortest_request_to_a_model_that_answered_when_it_was_probed_is_shown() -> None:
+    longer = TensorSpec("a longer name", "FP32", (-1, 4))
+    known, refuses = model("known", inputs=(longer,)), model("m", probed=False)
+    *_, how, command = ready_words(Server(host="0.0.0.0"), 80, [refuses, known], []).splitlines()
+    assert how == "try it:"
+    assert command.startswith("  curl -sS http://127.0.0.1:80/v2/models/known/infer -d ")
+    *_, how, command = ready_words(Server(host="::1"), 80, [refuses], []).splitlines()
+    assert how == "try it, with content of your own:"
+    assert "'http://[::1]:80/v2/models/m/infer'" in command
+
+
+def test_a_list_of_names_is_short_however_many_there_are() -> None:
+    assert named(f"m{i}" for i in range(22)).endswith("m19 and 2 more")

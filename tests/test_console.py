@@ -1,0 +1,71 @@
+"""What a process says on standard error, and what the signals mean that come to it."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from gateway.interrupts import Interrupts
+
+slow = pytest.mark.slow  # said in a process of its own
+
+SAY = """
+import logging, sys, time
+from gateway.console import Speech, set_up, step, words
+set_up(Speech({level!r}, {format!r}, {quiet}))
+words.info("step")
+words.error("fault")
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.getLogger("gateway.x").exception("a %s", "log line")
+logging.getLogger("gateway.x").info("more")
+"""
+
+
+def said(*, level: str = "info", format: str = "text", quiet: bool = False) -> list[str]:
+    program = SAY.format(level=level, format=format, quiet=quiet)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+@slow
+def test_words_are_plain_lines_and_log_lines_say_when_how_bad_and_where() -> None:
+    first, second, third, *rest = said()
+    assert (first, second) == ("step", "fault")
+    assert third.endswith(" ERROR gateway.x: a log line")
+    assert rest[0] == "Traceback (most recent call last):"
+    assert rest[-1].endswith(" INFO gateway.x: more")
+
+
+@slow
+def test_quiet_leaves_out_steps_and_the_level_what_is_less_severe() -> None:
+    assert said(level="warning", quiet=True)[0] == "fault"
+    assert "more" not in "".join(said(level="warning"))
+
+
+@slow
+def test_in_json_every_line_is_an_object() -> None:
+    lines = [json.loads(line) for line in said(format="json")]
+    assert [line["message"] for line in lines] == ["step", "fault", "a log line", "more"]
+    assert lines[2]["level"] == "ERROR"
+    assert lines[2]["logger"] == "gateway.x"
+    assert lines[2]["exception"].endswith("ZeroDivisionError: division by zero")
+    assert all(set(line) >= {"time", "level", "logger", "process", "message"} for line in lines)
+
+
+def test_the_first_signal_stops_and_a_later_ctrl_c_ends_at_once() -> None:
+    interrupts = Interrupts()
+    assert interrupts.meaning(signal.SIGINT, 10.0) == "stop"
+    assert interrupts.meaning(signal.SIGINT, 10.1) == "nothing"  # the same press, passed on by a wrapper
+    assert interrupts.meaning(signal.SIGTERM, 12.0) == "nothing"
+    assert interrupts.meaning(signal.SIGINT, 12.0) == "end"
+
+
+def test_a_supervisor_that_sends_sigterm_twice_hurries_nothing() -> None:
+    interrupts = Interrupts()
+    assert interrupts.meaning(signal.SIGTERM, 10.0) == "stop"
+    assert interrupts.meaning(signal.SIGTERM, 20.0) == "nothing"

@@ -1,0 +1,38 @@
+"""Whether `gateway serve` takes Ray or one process."""
+
+from typing import Any
+
+import pytest
+
+from gateway.config import Config, parse_config
+from gateway.errors import ConfigError
+from gateway.serving import need_of_ray, uses_ray
+
+
+def config(backend: dict[str, Any] | None = None, **parts: Any) -> Config:
+    models = [{"name": "m", "backends": [{"kind": "synthetic", **(backend or {})}]}]
+    return parse_config({"models": models, **parts}, source="test")
+
+
+NEEDS = {
+    "replicas": (config({"placement": "replicas"}), "backend synthetic has placement replicas"),
+    "autoscaling": (config({"autoscaling": {"max_replicas": 2}}), "backend synthetic has autoscaling"),
+    "ingresses": (config(server={"ingress_replicas": 2}), "server.ingress_replicas is 2"),
+}
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_a_configuration_that_only_ray_can_serve_is_served_on_ray_or_refused_with_what_to_do(need: str) -> None:
+    wanted, why = NEEDS[need]
+    assert uses_ray(wanted, asked=False, refused=False)
+    with pytest.raises(ConfigError, match=rf"{why}, which needs Ray: start without --no-ray, or "):
+        uses_ray(wanted, asked=True, refused=True)
+
+
+def test_one_process_serves_everything_else_unless_ray_is_asked_for() -> None:
+    plain = config(ray={"application": "other"})
+    assert need_of_ray(plain) == ("", "")
+    assert not uses_ray(plain, asked=False, refused=False)
+    assert uses_ray(plain, asked=True, refused=False)
+    assert uses_ray(config(ray={"address": "local"}), asked=False, refused=False)
+    assert not uses_ray(config(ray={"address": "local"}), asked=True, refused=True)

@@ -99,7 +99,8 @@ def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it
         assert "stopping: requests in flight have up to 10 s; Ctrl-C again ends at once" in told.splitlines()
         assert "model m version 1 is ready on m:1/synthetic" in told  # an ingress replica's
         replica = r"\(ServeReplica:\S+ pid=\d+\) "
-        ours = rf"{replica}\S+ \S+ (INFO|WARNING) (gateway|backends)\.|({replica})?(loading|starting|importing|looking for|stopping)"
+        steps = "loading|starting|importing|looking for|stopping"
+        ours = rf"{replica}\S+ \S+ (INFO|WARNING) (gateway|backends)\.|({replica})?({steps})"
         assert not [line for line in told.splitlines() if not re.match(ours, line)]
     finally:
         end(process)

@@ -42,10 +42,14 @@ class Replica:
     _closed = False  # also where __init__ did not get to the end
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, model: Model, backend: Backend, declared: ModelSpec, content: str, speech: Speech
+        self, model: Model, backend: Backend, declared: ModelSpec, content: str, speech: Speech | None = None
     ) -> None:
-        """content: digest of what this replica serves, which tells ingresses of one configuration from those of another."""
-        set_up(speech, guest=True)
+        """content: digest of what this replica serves, which tells ingresses of one configuration from those of another.
+
+        speech: how this process logs; None: that is left as it is.
+        """
+        if speech is not None:
+            set_up(speech, guest=True)
         self._loop = asyncio.get_running_loop()
         self._clock = LoopClock(self._loop)
         self._model = model

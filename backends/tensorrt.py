@@ -33,13 +33,16 @@ def load(
     declared: ModelSpec,
     *,
     model: str,
-    engines: str = "models/engines",
+    engines: str | None = None,
     device: int = 0,
     cuda_graphs: bool = True,
     workspace_mb: int = 2048,
     longest: int = 512,
 ) -> "TensorRtModel":
-    """model: an .onnx file. engines: where built engines are kept. longest: the greatest open length of the profile."""
+    """model: an .onnx file. engines: where built engines are kept; None: in `engines` beside it.
+
+    longest: the greatest open length of the profile.
+    """
     if not Path(model).is_file():
         raise LoadFailed(f"{model}: no such file")
     try:
@@ -53,8 +56,9 @@ def load(
         raise LoadFailed(f"TensorRT {tensorrt.__version__}: PyTorch sees no CUDA device")
     logger = tensorrt.Logger(tensorrt.Logger.WARNING)
     runtime = tensorrt.Runtime(logger)
+    kept = Path(engines) if engines else Path(model).parent / "engines"
     with torch.cuda.device(device), _building:
-        engine = _engine(tensorrt, runtime, Path(model), Path(engines), _Profile(declared.max_rows, longest, workspace_mb))
+        engine = _engine(tensorrt, runtime, Path(model), kept, _Profile(declared.max_rows, longest, workspace_mb))
     inputs, outputs = _tensors(tensorrt, engine)
     spec = ModelSpec(
         "tensorrt_plan",

@@ -41,7 +41,7 @@ def settings(rows: list[int], delays_ms: list[float]) -> dict[str, dict[str, Any
 def configuration(batching: dict[str, dict[str, Any]], slo_ms: float, flag: Path) -> dict[str, Any]:
     backend = {
         "kind": "python",
-        "model": "benchmarks/slowable.py:SlowableEmbedder",
+        "model": str(Path("benchmarks/slowable.py").resolve()) + ":SlowableEmbedder",
         "class_options": {"model": "models/minilm.onnx", "flag": str(flag)},
     }
     ragged = {"pad": {"input_ids": 0, "attention_mask": 0}, "buckets": [16, 32, 64]}

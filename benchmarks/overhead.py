@@ -39,6 +39,8 @@ import tritonclient.http as httpclient
 import yaml
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.config import located
+
 CONNECTIONS = (1, 32, 64)
 PROTOCOLS = ("rest-json", "rest-binary", "grpc")
 PATH = "/v2/models/linear/infer"
@@ -89,7 +91,8 @@ def running(name: str, directory: Path) -> Iterator[Server]:
         case "embedded":
             command = [*gateway, "configs/examples/linear.yaml", *ports, *own_ray]
         case "replicas":
-            config = yaml.safe_load(Path("configs/examples/linear.yaml").read_text())
+            example = Path("configs/examples/linear.yaml").absolute()
+            config: Any = located(yaml.safe_load(example.read_text()), example.parent)
             config["models"][0]["backends"][0]["placement"] = "replicas"
             path = directory / "replicas.yaml"
             path.write_text(yaml.safe_dump(config))

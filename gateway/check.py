@@ -7,7 +7,7 @@ looked at. `servable` takes a first look before anything is started.
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,7 +111,7 @@ def _touched(location: Location, told: tuple[Fault, ...]) -> bool:
 def _alone(document: Document, model: Any) -> Model | None:
     """A model as if it were the only one; None, if that is at fault."""
     with contextlib.suppress(ConfigFaults):
-        return config_of(Document(document.source, {"models": [model]})).models[0]
+        return config_of(replace(document, value={"models": [model]}, node=None, faults=())).models[0]
     return None
 
 

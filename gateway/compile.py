@@ -58,7 +58,7 @@ def _record(model: Model, build: Build | NeuronBuild) -> dict[str, Any]:
     """All that the artifact depends on, as JSON gives it back."""
     compiled = isinstance(build, NeuronBuild)
     record = {
-        "build": build.model_dump(),
+        "build": build.model_dump() | {"source": _name_of_code(build.source)},
         "source_sha256": _sha256_of_code(build.source),
         "inputs": [tensor.model_dump() for tensor in model.inputs or ()],
         "outputs": [tensor.model_dump() for tensor in model.outputs or ()],
@@ -67,6 +67,12 @@ def _record(model: Model, build: Build | NeuronBuild) -> dict[str, Any]:
         "libraries": {name: _version(name) for name in ("torch", "torch-neuronx", "neuronx-cc" if compiled else "onnxruntime")},
     }
     return dict(json.loads(json.dumps(record)))
+
+
+def _name_of_code(source: str) -> str:
+    """The source, without the folder of its file: a checkout may be moved, and the file's content is recorded."""
+    place, _, name = source.rpartition(":")
+    return f"{Path(place).name}:{name}" if place.endswith(".py") else source
 
 
 def _sha256_of_code(source: str) -> str | None:

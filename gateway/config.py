@@ -5,6 +5,7 @@ be seen beside the file, such as whether a model's file is there: `gateway.check
 """
 
 import ipaddress
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -17,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
+from backends.source import is_source
 from gateway.documents.faults import Refused, Unfit, did_you_mean
 from gateway.documents.reader import Document, read
 from gateway.documents.validation import validated
@@ -349,7 +351,7 @@ class TensorRt(Backend):
     kind: Literal["tensorrt"]
     model: str  # the .onnx file
     build: Build | None = None
-    engines: str = "models/engines"  # where built engines are kept, by model, profile, GPU and TensorRT version
+    engines: str | None = None  # where built engines are kept, by model, profile, GPU and TensorRT version; None: beside it
     device: int = Field(default=0, ge=0)
     cuda_graphs: bool = True  # one recorded launch per batch shape instead of one per kernel
     workspace_mb: int = Field(default=2048, ge=1)  # the most that building may use
@@ -460,7 +462,7 @@ class Model(_Strict):
 
 
 class Ray(_Strict):
-    """Ray, where `gateway serve` runs on it. address: asks for it."""
+    """Ray, when `gateway serve` starts or joins it."""
 
     address: str | None = None  # None: join a running cluster of this node if there is one, else start one
     dashboard: bool = False
@@ -488,11 +490,47 @@ class Config(_Strict):
 
 
 def load_config(path: str | Path) -> Config:
-    """Read and validate a YAML file, "-" being standard input; relative paths in it are relative to the working directory.
+    """Read and validate a YAML file, "-" being standard input; its relative paths count from its folder.
 
     Raises: ConfigFaults.
     """
     return config_of(read(path))
+
+
+def located(document: object, folder: Path) -> object:
+    """A configuration as it was read, with its relative paths counted from `folder`, which is that of its file.
+
+    A new document; what validation is going to refuse stays as it is. `class_options` and `factory_options` are the user's own.
+    """
+    if not isinstance(document, dict):
+        return document
+    found = dict(document)
+    if "server" in found:
+        found["server"] = _counted(found["server"], ("run_dir", "state_dir"), folder)
+    if isinstance(models := found.get("models"), list):
+        found["models"] = [
+            {**model, "backends": [located_backend(backend, folder) for backend in model["backends"]]}
+            if isinstance(model, dict) and isinstance(model.get("backends"), list)
+            else model
+            for model in models
+        ]
+    return found
+
+
+def located_backend(backend: object, folder: Path) -> Any:
+    """As `located`, for one entry of a model's backends."""
+    if not isinstance(backend, dict) or backend.get("kind") == "triton":  # whose model is a name on another server
+        return backend
+    found = _counted(backend, ("model", "engines"), folder)
+    return found | {"build": _counted(backend["build"], ("source",), folder)} if "build" in backend else found
+
+
+def _counted(mapping: Any, keys: tuple[str, ...], folder: Path) -> Any:
+    if not isinstance(mapping, dict):
+        return mapping
+    values = {key: mapping[key] for key in keys if isinstance(mapping.get(key), str) and mapping[key]}
+    paths = {key: value for key, value in values.items() if not is_source(value) or ".py:" in value}  # not `module:name`
+    return mapping | {key: os.path.normpath(folder / value) for key, value in paths.items()}
 
 
 def parse_config(document: object, *, source: str) -> Config:
@@ -501,5 +539,7 @@ def parse_config(document: object, *, source: str) -> Config:
 
 
 def config_of(document: Document) -> Config:
-    """Raises: ConfigFaults."""
-    return validated(Config, document)
+    """Relative paths count from the document's folder, if it has one. Raises: ConfigFaults."""
+    if document.folder is None:
+        return validated(Config, document)
+    return validated(Config, document, located(document.value, document.folder))

@@ -98,7 +98,7 @@ def compare_of(name: str) -> Compare:
     if not is_source(name) or not place.endswith(".py"):
         raise UsageError(f"{name!r}: expected {', '.join(STATISTICS)}, or a function of your own as path/to/file.py:function")
     if not Path(place).is_file():
-        raise UsageError(f"{name!r}: no file {place!r}; paths are relative to the working directory")
+        raise UsageError(f"{name!r}: no file {place!r}; paths count from the spec's folder")
     try:
         function = load_object(name)
     except LoadFailed as exc:

@@ -8,6 +8,7 @@ import copy
 import datetime
 import difflib
 import itertools
+import os
 import platform
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.config import config_of, parse_config
+from gateway.config import config_of, located, located_backend, parse_config
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document, read
 from gateway.documents.validation import faults_of
@@ -200,11 +201,46 @@ class Spec:
 
 
 def load_spec(path: Path, catalogue: Catalogue) -> Spec:
-    """Read and check a file. Raises: UsageError, with one line per fault."""
+    """Read and check a file, whose relative paths count from its folder. Raises: UsageError, with one line per fault."""
     try:
-        return _spec_of(read(path), catalogue)
+        document = read(path)
     except ConfigFaults as exc:
         raise UsageError(exc.message) from exc
+    return _spec_of(replace(document, value=_located(document.value, path.absolute().parent)), catalogue)
+
+
+def _located(document: object, folder: Path) -> object:
+    """A spec as it was read, with its relative paths counted from `folder`; what is not as it should be stays."""
+    if not isinstance(document, dict):
+        return document
+
+    def counted(path: object) -> object:
+        return os.path.normpath(folder / path) if isinstance(path, str) else path
+
+    found = dict(document)
+    if "gateway" in found:
+        found["gateway"] = counted(found["gateway"])
+    for part, key in (("payload", "files"), ("agreement", "requests")):
+        held = found.get(part)
+        if isinstance(held, dict) and isinstance(held.get(key), list):
+            found[part] = held | {key: [counted(path) for path in held[key]]}
+    if isinstance(agreement := found.get("agreement"), dict) and "statistic" in agreement:
+        found["agreement"] = agreement | {"statistic": _located_statistic(agreement["statistic"], counted)}
+    if isinstance(found.get("candidates"), list):
+        found["candidates"] = [
+            candidate | {"backend": located_backend(candidate["backend"], folder)}
+            if isinstance(candidate, dict) and "backend" in candidate
+            else candidate
+            for candidate in found["candidates"]
+        ]
+    return found
+
+
+def _located_statistic(statistic: object, counted: Callable[[object], object]) -> object:
+    """A statistic, or one for each output: a name stays, `path/to/file.py:function` is counted."""
+    if isinstance(statistic, dict):
+        return {name: _located_statistic(own, counted) for name, own in statistic.items()}
+    return counted(statistic) if isinstance(statistic, str) and ".py:" in statistic else statistic
 
 
 def parse_spec(document: object, catalogue: Catalogue, *, source: str) -> Spec:
@@ -451,8 +487,9 @@ def _gateway_file(file: SpecFile) -> dict[str, Any]:
         config_of(document)
     except ConfigFaults as exc:
         raise UsageError("\n".join(f"gateway: {line}" for line in exc.message.splitlines())) from exc
-    assert isinstance(document.value, dict)  # config_of accepts nothing else
-    return document.value
+    found = located(document.value, Path(file.gateway).absolute().parent)
+    assert isinstance(found, dict)  # config_of accepts nothing else
+    return found
 
 
 def _model(file: SpecFile) -> dict[str, Any]:
@@ -650,7 +687,7 @@ class _Expansion:
         if not isinstance(model, str) or ":" in model:
             return  # a factory: its size is known when it is loaded
         if not Path(model).exists():
-            raise UsageError(f"{self.at}: backend: no file {model!r}; paths are relative to the working directory")
+            raise UsageError(f"{self.at}: backend: no file {model!r}; paths count from the spec's folder")
         size_gib = Path(model).stat().st_size / (1 << 30)
         if instance_type and size_gib > (memory_gib := self.catalogue.instance(instance_type).memory_gib):
             raise UsageError(f"{self.at}: {model} has {size_gib:.1f} GiB, {instance_type} only {memory_gib:g} GiB of memory")

@@ -130,3 +130,43 @@ def test_a_file_that_is_none_or_no_yaml_is_named(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(ConfigError, match=r"list\.yaml:1: got a list, expected a mapping with `models`"):
         load_config(tmp_path / "list.yaml")
+
+
+def test_paths_count_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    path = tmp_path / "configs" / "x.yaml"
+    path.write_text("""
+server: {run_dir: run, state_dir: /state}
+models:
+  - name: a
+    backends:
+      - {kind: onnxruntime, model: ../models/a.onnx, build: {source: "code/a.py:factory"}}
+      - {kind: torch, model: "package.module:factory"}
+      - {kind: python, model: "./a.py:Model", class_options: {model: theirs.onnx}}
+      - {kind: tensorrt, model: /elsewhere/a.onnx, engines: built}
+      - {kind: triton, url: "host:8001", model: a}
+""")
+    config = load_config(path)
+    assert (config.server.run_dir, config.server.state_dir) == (str(tmp_path / "configs" / "run"), "/state")
+    onnx, torch, python, tensorrt, triton = (backend.options() for backend in config.models[0].backends)
+    assert onnx["model"] == str(tmp_path / "models" / "a.onnx")
+    assert config.models[0].backends[0].build.source == str(tmp_path / "configs" / "code" / "a.py:factory")  # type: ignore[union-attr]
+    assert torch["model"] == "package.module:factory"
+    assert (python["model"], python["class_options"]) == (str(tmp_path / "configs" / "a.py:Model"), {"model": "theirs.onnx"})
+    assert (tensorrt["model"], tensorrt["engines"]) == ("/elsewhere/a.onnx", str(tmp_path / "configs" / "built"))
+    assert triton["model"] == "a"
+
+
+def test_what_is_at_fault_is_still_told_where_paths_are_counted(tmp_path: Path) -> None:
+    for text in (
+        "[]",
+        "models: 1",
+        "models: [1]",
+        "models: [{backends: [1]}]",
+        "server: 1",
+        "models: [{backends: [{build: 1}]}]",
+    ):
+        path = tmp_path / "x.yaml"
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"x\.yaml: "):
+            load_config(path)

@@ -67,11 +67,11 @@ class TextEmbedder:
     outputs = (("embedding", "FP32", (-1, 384)),)
 
     def __init__(self, model: str, threads: int = 1) -> None:
-        """model: the .onnx file that `embedder` was exported to."""
+        """model: the .onnx file that `embedder` was exported to; a relative path counts from this file."""
         import backends
 
         self._tokenizer = Tokenizer()
-        self._model = backends.load("onnxruntime", {"model": model, "threads": threads})
+        self._model = backends.load("onnxruntime", {"model": str(Path(__file__).parent / model), "threads": threads})
         self._session = self._model.open_session(0)
 
     def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

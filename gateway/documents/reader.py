@@ -7,7 +7,7 @@ document that its own anchors blow up, or that contains itself; one that is nest
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +26,16 @@ _NO_SPACE: Final = re.compile(r"^\s*(?:- +)?([\w.-]+):([^\s:/].*)$")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A parsed file. source: what messages call it. node: None for what was no text. faults: keys that are set twice."""
+    """A parsed file. source: what messages call it. node: None for what was no text. faults: keys that are set twice.
+
+    folder: where relative paths in it count from; None: from the working directory.
+    """
 
     source: str
     value: Any
     node: yaml.Node | None = field(default=None, repr=False)
     faults: tuple[Fault, ...] = ()
+    folder: Path | None = None
 
     def line(self, location: Location) -> int | None:
         """Of a key or an item, from 1; of what is around it where it is not there; None if this was no text."""
@@ -93,7 +97,8 @@ def read(path: str | Path) -> Document:
             source, found=f"cannot be read: byte {exc.start} is no UTF-8", expected="a configuration in YAML, as text"
         )
         raise ConfigFaults([fault]) from exc
-    return parse(text, source=source)
+    folder = Path() if source == _STANDARD_INPUT_NAME else Path(path).parent
+    return replace(parse(text, source=source), folder=folder.absolute())
 
 
 def parse(text: str, *, source: str) -> Document:

@@ -34,16 +34,19 @@ _SIMPLE: Final[dict[Any, str]] = {
 _KEYS_LISTED: Final = 6
 
 
-def validated(model: type[Validated], document: Document) -> Validated:
-    """Raises: ConfigFaults, with every fault, also what the reader found."""
+def validated(model: type[Validated], document: Document, value: Any = None) -> Validated:
+    """value: what is held against the model in place of what is written; None: that.
+
+    Raises: ConfigFaults, with every fault, also what the reader found.
+    """
     faults = list(document.faults)
     try:
-        value = model.model_validate(document.value)
+        found = model.model_validate(document.value if value is None else value)
     except ValidationError as exc:
         faults += faults_of(exc.errors(), model, document)
     faults += [_value(place, document) for place in _flags(document.value, _Place((), model))]
     if not faults:
-        return value
+        return found
     raise ConfigFaults(sorted(faults, key=lambda fault: fault.line or 0))
 
 

@@ -74,15 +74,12 @@ def test_a_local_run_that_stands_for_an_instance_type_is_reported(catalogue: Cat
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "loadtests").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_examples_are_valid_but_for_models_that_are_not_built_yet(catalogue: Catalogue, path: Path) -> None:
-    document = yaml.safe_load(path.read_text())
-    if "gateway" in document:
-        document["gateway"] = str(ROOT / document["gateway"])
     faults = ""
     try:
-        parse_spec(document, catalogue, source=path.name)
+        load_spec(path, catalogue)
     except UsageError as exc:
         faults = str(exc)
-    unbuilt = ("backend: no file 'models/", "payload models/")
+    unbuilt = (f"backend: no file '{ROOT}/models/", f"payload {ROOT}/models/")
     assert [line for line in faults.splitlines() if not any(text in line for text in unbuilt)] == []
 
 
@@ -266,3 +263,19 @@ def test_a_file_that_is_no_spec_says_so(catalogue: Catalogue, tmp_path: Path, te
     path.write_text(text)
     with pytest.raises(UsageError, match=r"spec\.yaml(:1:\d+|: expected a mapping)"):
         load_spec(path, catalogue)
+
+
+def test_paths_of_a_spec_count_from_its_folder(catalogue: Catalogue, tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "model.onnx").write_bytes(b"")
+    (tmp_path / "gateway.yaml").write_text(
+        "models: [{name: m, backends: [{kind: onnxruntime, model: model.onnx}, {kind: torch, model: 'own.module:factory'}]}]"
+    )
+    path = tmp_path / "inner" / "spec.yaml"
+    own = [{"backend": name, "usd_per_hour": 1, "price_source": "own"} for name in ("onnxruntime", "torch")]
+    third = {"backend": {"kind": "tensorrt", "model": "../model.onnx"}, "usd_per_hour": 1, "price_source": "own"}
+    slo = {"p99_ms": 100, "min_agreement": None}
+    spec = changed(gateway="../gateway.yaml", model="m", slo=slo, candidates=[*own, third])
+    path.write_text(yaml.safe_dump(spec))
+    models = [candidate.document["models"][0]["backends"][0]["model"] for candidate in load_spec(path, catalogue).candidates]
+    assert models == [str(tmp_path / "model.onnx"), "own.module:factory", str(tmp_path / "model.onnx")]

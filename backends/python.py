@@ -1,4 +1,4 @@
-"""The user's own class: tokenisers, image decoding, whatever is no artifact of a library.
+"""The user's own class or function: tokenisers, image decoding, whatever is no artifact of a library.
 
     class Model:
         inputs = [("text", "BYTES", (-1, 1))]              # optional: name, datatype, shape with the batch dimension
@@ -9,12 +9,20 @@
         def predict(self, inputs): ...                     # or predict(self, inputs, parameters); dict of arrays in and out
         def close(self): ...                               # optional
 
+`predict` may have a typed parameter for each input instead, and a plain function may stand for the class: see
+`backends.signatures`. A class with `execute` is one of Triton's Python backend: see `backends.triton_python`.
+
 Each session is an instance of its own. What `predict` raises fails its batch; a MemoryError, and what is no Exception (as
 SystemExit), its session.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
 
 from backends.base import (
     BackendError,
@@ -29,28 +37,103 @@ from backends.base import (
     words_of,
 )
 from backends.datatypes import NUMPY
+from backends.discovery import Found, from_example, from_ones, from_shapes
+from backends.signatures import FORM, Signature, call_by_name, signature_of
 from backends.source import check_options, line_of, load_object, make, place_of, takes
+
+_TRITON: Final = ":TritonPythonModel"
 
 
 def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | None = None) -> "PythonModel":
-    """model: `module:Class` or `path/to/file.py:Class`."""
-    cls = load_object(model)
-    if not callable(getattr(cls, "predict", None)):
-        raise LoadFailed(f"{model}: expected a class with a method `predict(inputs)`")
+    """model: `module:Class` or `path/to/file.py:Class`, or a function in place of the class."""
+    code = _loaded(model)
+    signature = _signature(model, code)
     options = dict(class_options or {})
-    check_options(model, cls, options, key="class_options")
-    inputs = declared.inputs or _tensors(model, cls, "inputs", declared.max_rows)
-    outputs = declared.outputs or _tensors(model, cls, "outputs", declared.max_rows)
+    if inspect.isclass(code):
+        check_options(model, code, options, key="class_options")
+    rows = declared.max_rows
+    inputs = declared.inputs or _stated(model, code, "inputs", rows) or signature.input_specs()
+    outputs = declared.outputs or _stated(model, code, "outputs", rows) or signature.output_specs()
+    for what, tensors in (("inputs", inputs), ("outputs", outputs)):
+        if not tensors:
+            raise LoadFailed(
+                f"{model}: neither an attribute `{what}` nor type hints say its {what}: set `{what}` of the model in the "
+                "configuration (`gateway init` finds them)"
+            )
+    assert inputs is not None  # as just seen
+    assert outputs is not None
+    if signature.style != "dict" and {tensor.name for tensor in inputs} != set(signature.inputs):
+        raise LoadFailed(
+            f"{model}: its inputs are {sorted(tensor.name for tensor in inputs)}, but the parameters of the function are "
+            f"{sorted(signature.inputs)}: name them alike"
+        )
     spec = ModelSpec("python", inputs, outputs, declared.max_rows, declared.row_sizes)
-    return PythonModel(model, spec, cls, options)
+    return PythonModel(model, spec, code, options, signature)
 
 
-def _tensors(model: str, cls: Any, attribute: str, max_rows: int) -> tuple[TensorSpec, ...]:
-    stated = getattr(cls, attribute, None)
-    if not stated:
-        raise LoadFailed(f"{model}: the class states no `{attribute}`: set `{attribute}` of the model in the configuration")
+def read(*, model: str, example: Tensors | None = None, class_options: Mapping[str, Any] | None = None) -> Found:
+    """What the class or function takes and gives: stated by it, told by its type hints, or seen by running it.
+
+    example: one request; None: the attribute `example` of the class, the function or its module, if there is one.
+    Raises: LoadFailed, with what to write where that does not suffice.
+    """
+    code = _loaded(model)
+    signature = _signature(model, code)
+    inputs = _stated(model, code, "inputs") or signature.input_specs()
+    outputs = _stated(model, code, "outputs") or signature.output_specs()
+    if inputs and outputs:
+        return from_shapes(inputs, outputs)
+    example = example if example is not None else _example(model, code)
+    if example is None and not inputs:
+        raise LoadFailed(
+            f"{model}: nothing says its inputs: give `predict` type hints, {FORM}, or beside it an `example`, a dict of one "
+            "array for each input"
+        )
+    unknown = ModelSpec("python", (), (), 0)
+    session = PythonModel(model, unknown, code, dict(class_options or {}), signature).open_session(0)
+    try:
+        if example is not None:
+            if signature.style == "rows":
+                example = {name: np.atleast_1d(np.asarray(value)) for name, value in example.items()}
+            found = from_example(lambda arrays: session.run(arrays, {}), example)
+            return replace(found, inputs=inputs) if inputs else found
+        assert inputs is not None  # as just seen
+        return from_ones(lambda arrays: session.run(arrays, {}), inputs)
+    except BackendError as exc:
+        raise LoadFailed(f"{model}: {exc}") from exc
+    finally:
+        session.close()
+
+
+def _loaded(model: str) -> Any:
+    if model.endswith(_TRITON):
+        from backends import triton_python
+
+        return triton_python.adapted(model)
+    return load_object(model)
+
+
+def _signature(model: str, code: Any) -> Signature:
+    if inspect.isclass(code):
+        predict = getattr(code, "predict", None)
+        if not callable(predict):
+            raise LoadFailed(f"{model}: expected a class with a method `predict(inputs)`")
+        function, method = predict, not isinstance(inspect.getattr_static(code, "predict"), staticmethod | classmethod)
+    elif callable(code):
+        function, method = code, False
+    else:
+        raise LoadFailed(f"{model}: expected a class with a method `predict(inputs)`, or a function, got {type(code).__name__}")
+    try:
+        return signature_of(function, method=method)
+    except LoadFailed as exc:
+        raise LoadFailed(f"{model}: {exc}") from exc
+
+
+def _stated(model: str, code: Any, attribute: str, max_rows: int = 0) -> tuple[TensorSpec, ...] | None:
+    """The tensors that an attribute states; None: there is no such attribute. max_rows: 0 holds nothing against their rows."""
+    stated = getattr(code, attribute, None)
     tensors = []
-    for entry in stated:
+    for entry in stated or ():
         try:
             name, datatype, shape, *rest = entry
             tensor = TensorSpec(name, datatype, tuple(int(size) for size in shape), *rest)
@@ -64,49 +147,73 @@ def _tensors(model: str, cls: Any, attribute: str, max_rows: int) -> tuple[Tenso
                 "rows, expected -1 there (or set max_rows: 0 where the model has no such dimension)"
             )
         tensors.append(tensor)
-    return tuple(tensors)
+    return tuple(tensors) or None
+
+
+def _example(model: str, code: Any) -> Tensors | None:
+    """Of the class or function itself, else of its module; a function that makes one is called."""
+    found = getattr(code, "example", None)
+    if found is None:
+        found = getattr(sys.modules.get(code.__module__), "example", None)
+    if inspect.isroutine(found):
+        found = found()
+    if found is not None and not isinstance(found, Mapping):
+        raise LoadFailed(f"{model}: `example`: expected a dict of one array for each input, got {type(found).__name__}")
+    return None if found is None else dict(found)
 
 
 class PythonModel:
-    def __init__(self, model: str, spec: ModelSpec, cls: Any, options: dict[str, Any]) -> None:
+    def __init__(self, model: str, spec: ModelSpec, code: Any, options: dict[str, Any], signature: Signature) -> None:
         self.spec = spec
         self.device = Device("cpu")
         self.memory_bytes = 0
         self._model = model
-        self._cls = cls
+        self._code = code
         self._options = options
+        self._signature = signature
 
     def open_session(self, index: int) -> "PythonSession":
-        instance = make(self._model, self._cls, self._options, key="class_options")
+        if not inspect.isclass(self._code):
+            return PythonSession(self._code, None, self._signature, self.spec)
+        instance = make(self._model, self._code, self._options, key="class_options")
         if hasattr(instance, "load"):
             try:
                 instance.load()
             except BackendError:
                 raise
             except Exception as exc:
-                raise LoadFailed(f"{self._model}: load raised {words_of(exc)} ({line_of(exc, self._cls)})") from exc
-        if not takes(instance.predict, 1) and not takes(instance.predict, 2):
+                raise LoadFailed(f"{self._model}: load raised {words_of(exc)} ({line_of(exc, self._code)})") from exc
+        if self._signature.style == "dict" and not takes(instance.predict, 1) and not takes(instance.predict, 2):
             raise LoadFailed(
                 f"{self._model}: predict cannot be called, expected predict(self, inputs) or "
                 f"predict(self, inputs, parameters) ({place_of(instance.predict)})"
             )
-        return PythonSession(instance)
+        return PythonSession(instance.predict, instance, self._signature, self.spec)
 
     def close(self) -> None:
         pass
 
 
 class PythonSession:
-    def __init__(self, instance: Any) -> None:
+    def __init__(self, predict: Callable[..., Any], instance: Any, signature: Signature, spec: ModelSpec) -> None:
+        """instance: whose method `predict` is; None: nobody's. spec: without outputs, they are not known yet."""
+        self._predict: Callable[..., Any] | None = predict
         self._instance = instance
-        self._takes_parameters = takes(instance.predict, 2)
+        self._signature = signature
+        self._outputs = spec.output_by_name or None
+        self._takes_parameters = signature.style == "dict" and takes(predict, 2)
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
+        predict = self._predict
+        if predict is None:
+            raise SessionLost("the session is closed")
         try:
-            if self._takes_parameters:
-                outputs: Tensors = self._instance.predict(inputs, parameters)
+            if self._signature.style != "dict":
+                outputs: Tensors = call_by_name(predict, self._signature, inputs, self._outputs)
+            elif self._takes_parameters:
+                outputs = predict(inputs, parameters)
             else:
-                outputs = self._instance.predict(inputs)
+                outputs = predict(inputs)
         except BackendError:
             raise
         except MemoryError as exc:
@@ -118,6 +225,6 @@ class PythonSession:
         return outputs
 
     def close(self) -> None:
-        instance, self._instance = self._instance, None
+        instance, self._instance, self._predict = self._instance, None, None
         if hasattr(instance, "close"):
             instance.close()

@@ -1,4 +1,8 @@
-"""Code that a configuration names: `module:name`, or `path/to/file.py:name` for a file that is in no package."""
+"""Code that a configuration names: `module:name`, or `path/to/file.py:name` for a file that is in no package.
+
+The folder of such a file is put at the end of the import path, so that it finds its neighbours; nothing that is installed, nor
+the gateway itself, is hidden by one.
+"""
 
 import difflib
 import hashlib
@@ -131,6 +135,8 @@ def _module_of_file(path: Path) -> ModuleType:
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path}: not a Python file")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

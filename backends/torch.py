@@ -12,7 +12,6 @@ Arrays become tensors without a copy, read-only ones included (through DLPack, w
 """
 
 import contextlib
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from backends.artifacts import AOT_INDUCTOR, EXPORTED, TORCHSCRIPT, identify
 from backends.base import (
     BackendError,
     Device,
@@ -61,7 +61,10 @@ def load(
     except ImportError as exc:
         raise LoadFailed(f"PyTorch cannot be imported ({exc}): pip install 'serving-gateway[torch]'") from exc
     if not declared.inputs or not declared.outputs:
-        raise LoadFailed(f"{model}: PyTorch models do not tell their tensors: set `inputs` and `outputs` of the model")
+        raise LoadFailed(
+            f"{model}: PyTorch models do not tell their tensors: set `inputs` and `outputs` of the model "
+            "(`gateway init` finds them)"
+        )
     for tensor in (*declared.inputs, *declared.outputs):
         if tensor.datatype == "BYTES":
             raise LoadFailed(f"{model}: PyTorch has no strings, but {tensor.name!r} is BYTES: use a python model before it")
@@ -69,14 +72,14 @@ def load(
     if target.type == "cuda" and not torch.cuda.is_available():
         raise LoadFailed(f"device {device!r}: PyTorch {torch.__version__} sees no CUDA device")
     torch.set_num_threads(threads)  # of the loading thread, and what Inductor compiles for
-    call, platform, memory_bytes = _load_callable(torch, model, dict(factory_options or {}), target, precision)
+    call, platform, memory_bytes = load_callable(torch, model, dict(factory_options or {}), target, precision)
     if compile:
         call = torch.compile(call, dynamic=True)
     spec = ModelSpec(platform, declared.inputs, declared.outputs, declared.max_rows, declared.row_sizes)
     return TorchModel(spec, call, target, precision == "bf16", threads, cuda_graphs, memory_bytes)
 
 
-def _load_callable(
+def load_callable(
     torch: Any,  # the module, imported by the caller
     model: str,
     factory_options: dict[str, Any],
@@ -99,22 +102,18 @@ def _load_callable(
     path = Path(model)
     if not path.is_file():
         raise LoadFailed(f"{model}: no such file")
-    if path.suffix != ".pt2":
+    artifact = identify(path)
+    if artifact == TORCHSCRIPT:
         module = torch.jit.load(str(path), map_location=device).eval()
         return module, "pytorch_torchscript", _weight_bytes(module)
-    if _is_aot_inductor(path):
+    if artifact == AOT_INDUCTOR:
         index = -1 if device.index is None else device.index
         return torch._inductor.aoti_load_package(str(path), device_index=index), "pytorch_aot_inductor", path.stat().st_size
-    module = torch.export.load(path).module().to(device)
-    return module, "pytorch_export", _weight_bytes(module)
-
-
-def _is_aot_inductor(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any("aotinductor/" in name for name in archive.namelist())
-    except zipfile.BadZipFile as exc:
-        raise LoadFailed(f"{path}: not a .pt2 archive: {exc}") from exc
+    if artifact == EXPORTED:
+        module = torch.export.load(path).module().to(device)
+        return module, "pytorch_export", _weight_bytes(module)
+    way = f": {artifact.way}" if artifact.way else ""
+    raise LoadFailed(f"{path}: {artifact.what}, where TorchScript, torch.export or AOTInductor was expected{way}")
 
 
 def _int8(torch: Any, module: Any) -> Any:

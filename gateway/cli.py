@@ -1,18 +1,20 @@
-"""`gateway serve | check | compile | route`: the only reader of arguments and environment."""
+"""`gateway serve | init | check | compile | route`: the only reader of arguments and environment."""
 
 import argparse
 import os
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 import shtab
 
 from gateway.check import servable
 from gateway.check_command import add_parser as add_check_parser
-from gateway.config import load_config
+from gateway.config import Config, load_config, parse_config
 from gateway.console import FORMATS, LEVELS, Speech, set_up, words
 from gateway.errors import ConfigError, GatewayError
+from gateway.guess import guess, is_configuration, written
 from gateway.interrupts import ENDED_AT_ONCE
 from gateway.predict import add_parser as add_predict_parser
 from gateway.routing.explain import add_parser as add_route_parser
@@ -61,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     shtab.add_argument_to(root, help="print what makes a shell complete this command, and exit; see docs/deploy.md")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
+    _add_init(commands)
     build = _add_command(
         commands,
         "compile",
@@ -101,7 +104,9 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     command = _add_command(
         commands,
         "serve",
-        "serve the models of a configuration file",
+        "serve a model, or the models of a configuration file",
+        "gateway serve model.onnx",
+        "gateway serve FILE.py:Class",
         "gateway serve configs/examples/linear.yaml",
         "gateway serve configs/examples/linear.yaml --http-port 9000 --grpc-port 0",
         "gateway serve configs/examples/minilm.yaml --ray",
@@ -109,7 +114,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "ingresses), or --ray, --ray-address, ray.address or RAY_ADDRESS asks for it. When requests are answered, standard "
         "output gets the line `gateway ready http=HOST:PORT grpc=HOST:PORT`. Ctrl-C drains; a second one ends it at once.",
     )
-    _add_config(command)
+    _add_model(command)
     ray = command.add_mutually_exclusive_group()
     ray.add_argument("--ray", action="store_true", help="on Ray, also where one process would do")
     ray.add_argument("--no-ray", action="store_true", help="one plain process; refused if the configuration needs Ray")
@@ -122,6 +127,23 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="on this Ray, instead of ray.address; host:port, auto, or local: one of its own",
     )
     command.set_defaults(run=_serve)
+
+
+def _add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = _add_command(
+        commands,
+        "init",
+        "write the configuration with which a model would be served",
+        "gateway init model.onnx",
+        "gateway init model.onnx -o gateway.yaml",
+        "gateway init FILE.py:Class --example request.json",
+    )
+    _add_model(command)
+    output = command.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="instead of standard output; paths in it count from there"
+    )
+    output.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+    command.set_defaults(run=_init)
 
 
 def _add_command(
@@ -139,6 +161,20 @@ def _add_command(
 def _add_config(command: argparse.ArgumentParser) -> None:
     config = command.add_argument("config", metavar="CONFIG", help="a YAML file, see configs/gateway.yaml")
     config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    model = command.add_argument(
+        "config",
+        metavar="MODEL|CONFIG",
+        help="model.onnx, model.pt2, model.pt (TorchScript), FILE.py:Class, FILE.py:function, a folder of these, a Triton "
+        "model repository, or a YAML file, see configs/gateway.yaml",
+    )
+    example = command.add_argument(
+        "--example", type=Path, metavar="FILE", help="one request (v2 JSON, or .npz), of a model that does not say its inputs"
+    )
+    for argument in (model, example):
+        argument.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
 
 
 def _add_speech(command: argparse.ArgumentParser) -> None:
@@ -174,9 +210,34 @@ def _compile(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _init(arguments: argparse.Namespace) -> int:
+    if is_configuration(arguments.config):
+        raise ConfigError(f"{Path(arguments.config).absolute()}: is a configuration already: expected a model")
+    output: Path | None = arguments.output
+    if output is not None and output.exists():
+        raise ConfigError(f"-o: {output.absolute()}: exists: name another file, or remove it")
+    text = written(guess(arguments.config, example=arguments.example), (output or Path("x")).absolute().parent)
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _configuration(arguments: argparse.Namespace) -> Config:
+    """Of a file; or of a model, told on standard error as the file that would say the same."""
+    if is_configuration(arguments.config):
+        if arguments.example is not None:
+            raise ConfigError("--example: only for a model: a configuration states its inputs")
+        cluster = arguments.ray_address or os.environ.get("RAY_ADDRESS")
+        return servable(arguments.config, here=arguments.no_ray or cluster in (None, "", "local"))
+    found = guess(arguments.config, example=arguments.example)
+    words.info("# `gateway init %s` writes this configuration:\n%s", arguments.config, written(found, Path.cwd()))
+    return parse_config(found.document, source=arguments.config)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
-    cluster = arguments.ray_address or os.environ.get("RAY_ADDRESS")
-    config = servable(arguments.config, here=arguments.no_ray or cluster in (None, "", "local"))
+    config = _configuration(arguments)
     given = {"host": arguments.host, "http_port": arguments.http_port, "grpc_port": arguments.grpc_port}
     server = config.server.model_copy(update={key: value for key, value in given.items() if value is not None})
     for key in ("http_port", "grpc_port"):

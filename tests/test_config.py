@@ -168,5 +168,5 @@ def test_what_is_at_fault_is_still_told_where_paths_are_counted(tmp_path: Path) 
     ):
         path = tmp_path / "x.yaml"
         path.write_text(text)
-        with pytest.raises(ConfigError, match=r"x\.yaml: "):
+        with pytest.raises(ConfigError, match=r"x\.yaml:"):
             load_config(path)

@@ -34,6 +34,7 @@ ALONE = {
     ". .venv/bin/activate": "",
     "gateway check configs/examples/minilm.yaml": "configs/examples/minilm.yaml: valid",
     "gateway --print-completion bash": "complete",
+    "gateway init models/linear.onnx": "- {kind: onnxruntime, model: models/linear.onnx}",
     "gateway compile configs/examples/minilm.yaml": "models/minilm.onnx: up to date",
     "gateway compile configs/examples/linear.yaml": "models/linear.onnx: up to date",
     "loadtest plan configs/loadtests/minilm-local.yaml": "Costs nothing",
@@ -60,6 +61,7 @@ WITH_README_SERVE = {
 }
 
 LINEAR_SERVE = "gateway serve configs/examples/linear.yaml"
+MODEL_SERVE = "gateway serve models/linear.onnx"
 WITH_LINEAR_SERVE = {
     """curl localhost:8000/v2/models/linear/infer -d '{ "id": "7", "inputs": [{"name": "INPUT0", "datatype": "FP32","""
     """ "shape": [1, 16], "data": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]}] }'""": '"id":"7"',
@@ -115,9 +117,15 @@ NOT_RUN = {
         "gateway check FILE --load",
         "gateway compile CONFIG [MODEL...]",
         "gateway compile FILE",
+        "gateway init MODEL",
+        "gateway init MODEL -o FILE",
+        "gateway init MODEL -o gateway.yaml",
         "gateway route explain CONFIG|URL MODEL [--rows N]",
         "gateway serve CONFIG",
         "gateway serve FILE",
+        "gateway serve MODEL",
+        "gateway serve area.py:predict",
+        "gateway serve REPOSITORY",
         "loadtest compare BASE NEW",
         "loadtest prices refresh [TYPE …]",
         "loadtest recover FILE.live --json FILE",
@@ -126,6 +134,7 @@ NOT_RUN = {
     "a name in a sentence": (
         "gateway check",
         "gateway compile",
+        "gateway init",
         "gateway route explain",
         "gateway serve",
         "gateway serve --no-ray",
@@ -249,7 +258,8 @@ def run(command: str, checkout: Path, environment: dict[str, str]) -> str:
 
 def test_every_command_is_run_or_listed_with_the_reason() -> None:
     found = {command: path.name for path in DOCUMENTS for command in printed(path)}
-    groups = [(README_SERVE, LINEAR_SERVE, CLUSTER), ALONE, WITH_README_SERVE, WITH_LINEAR_SERVE, ON_THE_CLUSTER, BENCHMARKS]
+    servers = (README_SERVE, LINEAR_SERVE, MODEL_SERVE, CLUSTER)
+    groups = [servers, ALONE, WITH_README_SERVE, WITH_LINEAR_SERVE, ON_THE_CLUSTER, BENCHMARKS]
     known = {command for group in (*groups, *NOT_RUN.values()) for command in group}
     assert not {f"{name}: {command}" for command, name in found.items() if command not in known}
     assert not known - set(found), "no document prints these any more"
@@ -289,8 +299,9 @@ def test_what_readme_serves_answers_what_readme_asks(checkout: Path, environment
 
 
 @pytest.mark.debian("curl")
-def test_what_the_protocol_asks_is_answered(checkout: Path, environment: dict[str, str]) -> None:
-    with typed(LINEAR_SERVE, checkout, environment, (8000, 8001)):
+@pytest.mark.parametrize("serve", [LINEAR_SERVE, MODEL_SERVE])
+def test_what_the_protocol_asks_is_answered(serve: str, checkout: Path, environment: dict[str, str]) -> None:
+    with typed(serve, checkout, environment, (8000, 8001)):
         for command, expected in WITH_LINEAR_SERVE.items():
             assert expected in run(command, checkout, environment)
 

@@ -1,0 +1,154 @@
+"""What a file is, told from its first bytes and the names in its archive: nothing is unpickled, no library imported."""
+
+import pickletools
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_HEAD_BYTES: Final = 512
+_MOST_PICKLE_BYTES: Final = 64 << 20  # a module's pickle is its structure: the weights are other members of the archive
+
+# What a state_dict's pickle calls on, beside the storages: of torch.save, and of numpy for scalars in it.
+_OF_WEIGHTS: Final = ("collections.", "torch._utils.", "torch._tensor.", "torch.storage.", "torch.serialization.", "numpy.",
+                      "torch.Size", "torch.device", "torch.dtype", "_codecs.", "builtins.")  # fmt: skip
+
+_EXPORT: Final = "where the module is: torch.jit.trace(module.eval(), example).save('model.pt'), and serve model.pt"
+_CLASS: Final = "write a class that loads it in __init__ and has predict(), and serve FILE.py:Class"
+_RUNS_CODE: Final = "loading one runs the code in it, so that is yours to do"
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """kind: of the backend that runs it; empty: none does. format: within it. what: in words. way: on, where none does."""
+
+    kind: str
+    format: str
+    what: str
+    way: str = ""
+
+
+ONNX: Final = Artifact("onnxruntime", "onnx", "an ONNX model")
+TORCHSCRIPT: Final = Artifact("torch", "torchscript", "a TorchScript archive")
+EXPORTED: Final = Artifact("torch", "export", "a program of torch.export")
+AOT_INDUCTOR: Final = Artifact("torch", "aot_inductor", "an AOTInductor package")
+
+
+def identify(path: Path) -> Artifact:
+    """Say what a file is. Raises: OSError."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if not head:
+        return Artifact("", "", "an empty file", "copy it anew")
+    if head.startswith(b"version https://git-lfs"):
+        return Artifact("", "", "a pointer of Git LFS, not the file itself", "`git lfs pull` brings the file")
+    if zipfile.is_zipfile(path):
+        return _archive(path)
+    for magic, at, artifact in _MAGIC:
+        if head[at : at + len(magic)] == magic:
+            return artifact
+    if head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
+        return Artifact("", "", "an HTML page", "download the file itself: this is the page about it, or an error")
+    suffix = path.suffix.lower()
+    if suffix == ".onnx":
+        return ONNX
+    if (head[:1] == b"\x80" and head[1] <= 5) or suffix in (".pkl", ".pickle", ".joblib"):
+        return Artifact("", "", "a pickle", f"{_RUNS_CODE}: {_CLASS}")
+    if suffix in _BY_SUFFIX:
+        return _BY_SUFFIX[suffix]
+    if head[:1] == b"\x08" and b"\x12" in head[2:4]:  # an ONNX ModelProto: ir_version, then the producer's name
+        return ONNX
+    return Artifact("", "", "no model that the gateway knows", f"export it to ONNX; or {_CLASS}")
+
+
+def _with_code(loads: str) -> str:
+    return (
+        "serve FILE.py:make, a function without parameters that builds the module, loads these weights into it "
+        f"({loads}) and returns it; or, {_EXPORT}"
+    )
+
+
+def _archive(path: Path) -> Artifact:
+    """What a zip archive is, by the names of its members."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            inner = [name.partition("/")[2] or name for name in names]  # PyTorch puts all under the file's name
+            if any("data/aotinductor/" in name for name in names):
+                return AOT_INDUCTOR
+            if any(name.endswith("serialized_exported_program.json") for name in names) or (
+                "archive_format" in inner and any(name.startswith("models/") for name in inner)
+            ):
+                return EXPORTED
+            if "constants.pkl" in inner and any(name.startswith("code/") for name in inner):
+                return TORCHSCRIPT
+            pickles = [name for name in names if name.endswith("/data.pkl")]
+            if pickles and archive.getinfo(pickles[0]).file_size <= _MOST_PICKLE_BYTES:
+                return _saved(archive.read(pickles[0]))
+    except (zipfile.BadZipFile, OSError, RuntimeError) as exc:
+        return Artifact("", "", f"a damaged archive ({exc})", "copy it anew")
+    if "MAR-INF/MANIFEST.json" in names:
+        return Artifact("", "", "a TorchServe archive", f"unzip it, and serve the model that is in it; its handler: {_CLASS}")
+    if "config.json" in names and any(name.endswith(".weights.h5") for name in names):
+        return _BY_SUFFIX[".h5"]
+    if names and all(name.endswith(".npy") for name in names):
+        return Artifact("", "", "arrays of numpy, no model", _CLASS)
+    return Artifact("", "", "a zip archive without a model that the gateway knows", "unzip it, and serve what is in it")
+
+
+def _saved(pickled: bytes) -> Artifact:
+    """What torch.save wrote: weights alone, or a module with its classes by name."""
+    strange = [name for name in _globals(pickled) if not name.startswith(_OF_WEIGHTS) and not name.endswith("Storage")]
+    if not strange:
+        return Artifact(
+            "", "", "a state_dict: weights without the code of a model", _with_code("torch.load(…, weights_only=True)")
+        )
+    return Artifact("", "", f"a pickled module ({strange[0]})", f"{_RUNS_CODE}: {_EXPORT}")
+
+
+def _globals(pickled: bytes) -> list[str]:
+    """The classes and functions that a pickle names, `module.name`, without running it."""
+    found: list[str] = []
+    words: list[str] = []
+    try:
+        for operation, argument, _ in pickletools.genops(pickled):
+            if operation.name == "GLOBAL" and isinstance(argument, str):
+                found.append(argument.replace(" ", "."))
+            elif operation.name == "STACK_GLOBAL" and len(words) >= 2:
+                found.append(".".join(words[-2:]))
+            elif isinstance(argument, str):
+                words.append(argument)
+    except ValueError:
+        pass  # what is damaged further on is named by what could be read
+    return found
+
+
+_KERAS: Final = Artifact("", "", "a Keras model", f"model.export('model.onnx', format='onnx') in Keras; or {_CLASS}")
+_TFLITE: Final = Artifact(
+    "", "", "a TensorFlow Lite model", f"`python -m tf2onnx.convert --tflite FILE --output model.onnx`; or {_CLASS}"
+)
+_ENGINE: Final = Artifact(
+    "", "", "a TensorRT engine", "name the ONNX file that it was built from in a configuration, with `kind: tensorrt`"
+)
+_SAFETENSORS: Final = Artifact(
+    "", "", "weights (safetensors) without the code of a model", _with_code("safetensors.torch.load_file")
+)
+_PACKED: Final = Artifact("", "", "an archive", "unpack it (`tar -xf`), and serve what is in it")
+
+_BY_SUFFIX: Final[dict[str, Artifact]] = {
+    ".h5": _KERAS, ".tflite": _TFLITE, ".plan": _ENGINE, ".engine": _ENGINE, ".safetensors": _SAFETENSORS,
+}  # fmt: skip
+
+# magic bytes, where they stand, what they tell
+_MAGIC: Final = (
+    (b"\x89HDF", 0, _KERAS),
+    (b"TFL3", 4, _TFLITE),
+    (b"GGUF", 0, Artifact("", "", "a GGUF language model", "llama.cpp or vLLM serve these, not this gateway")),
+    (b"ET12", 4, Artifact("", "", "an ExecuTorch program", f"it is for devices; {_EXPORT}")),
+    (b"PK\x03\x04", 0, Artifact("", "", "a damaged archive: its end is missing", "copy it anew")),
+    (b"\x1f\x8b", 0, _PACKED),
+    (b"ustar", 257, _PACKED),
+    # torch.save before PyTorch 1.6 begins with this number as a pickle
+    (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19", 0,
+     Artifact("", "", "a file of torch.save as before PyTorch 1.6", f"{_RUNS_CODE}: {_EXPORT}")),
+)  # fmt: skip

@@ -1,0 +1,146 @@
+"""What a model takes and gives, where nobody states it: told from the shapes of its artifact, or by running it on an example.
+
+A first dimension counts as rows only where that cannot be wrong: it is open in every tensor, or fixed at 1 in every tensor; or,
+of a model that was run, two examples at once give the first one's answer with as many rows more. Else a request runs alone and
+whole, which is right for every model.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from backends.base import BackendError, LoadFailed, ModelSpec, Tensors, TensorSpec, example_inputs
+from backends.datatypes import datatype_of
+
+MOST_ROWS: Final = 32  # of one execution, where nothing says otherwise: the configuration's default
+
+Run = Callable[[Tensors], Tensors]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """inputs, outputs: with open rows, where max_rows is not 0. notes: what was taken for granted, one sentence each."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_rows: int
+    notes: tuple[str, ...] = ()
+
+
+def from_shapes(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Found:
+    """Of a model whose tensors are known: whether their first dimension is rows."""
+    firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
+    if firsts == {-1}:
+        return Found(inputs, outputs, MOST_ROWS)
+    if firsts == {1}:
+        note = "its first dimension is fixed at 1, so every row runs alone: export it with an open one to have batches"
+        return Found(_open(inputs), _open(outputs), 1, (note,))
+    shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*inputs, *outputs))
+    if len(firsts) == 1 and (rows := max(firsts)):
+        note = (
+            f"its first dimension is fixed at {rows} ({shapes}), so each request runs alone and has exactly that; if these are "
+            "rows, export it with an open dimension to have batches"
+        )
+    else:
+        note = f"it has no first dimension that is open in every tensor ({shapes}), so each request runs alone, without batches"
+    return Found(inputs, outputs, 0, (note,))
+
+
+def from_example(run: Run, example: Tensors) -> Found:
+    """Of a model that can be run: its tensors as in the example, and whether their first dimension is rows.
+
+    Raises: what `run` raises for the example; LoadFailed, for an array that has no datatype of the protocol.
+    """
+    given = normalised(example)
+    once = normalised(run(given))
+    inputs, outputs = _specs(given), _specs(once)
+    firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
+    sizes = "sizes are those of the example: write -1 for those that may differ between requests"
+    if len(firsts) == 1 and (rows := max(firsts)):
+        if _rows_stand_alone(run, given, once, rows):
+            only_rows = all(len(tensor.shape) == 1 for tensor in (*inputs, *outputs))
+            return Found(_open(inputs), _open(outputs), MOST_ROWS, () if only_rows else (sizes,))
+        if rows == 1:
+            alone = "two rows at once fail, or change each other's answer, so every row runs alone"
+            return Found(_open(inputs), _open(outputs), 1, (alone, sizes))
+    return Found(inputs, outputs, 0, ("its outputs have no row for each row of the example, so each request runs alone", sizes))
+
+
+def from_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> Found:
+    """Of a model whose inputs are known, with open sizes among them: its outputs, by running it on ones of two sizes.
+
+    Raises: LoadFailed, if it fails on them.
+    """
+    batched = bool(inputs) and all(tensor.shape and tensor.shape[0] < 0 for tensor in inputs)
+    spec = ModelSpec("", inputs, (), MOST_ROWS if batched else 0)
+    results: list[tuple[TensorSpec, ...]] = []
+    for rows, length in ((2, 3), (3, 5)):
+        arrays = example_inputs(spec, rows, length)
+        try:
+            results.append(_specs(normalised(run(arrays))))
+        except BackendError as exc:
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            raise LoadFailed(
+                f"what it gives is not stated, and it fails on ones ({shapes}): {exc}; state its return type or `outputs`, "
+                "or give an `example`"
+            ) from exc
+        if batched and any(not tensor.shape or tensor.shape[0] != rows for tensor in results[-1]):
+            batched = False
+    first, second = results
+    if [(t.name, t.datatype, len(t.shape)) for t in first] != [(t.name, t.datatype, len(t.shape)) for t in second]:
+        raise LoadFailed("what it gives changes with the sizes of its inputs: state its return type or `outputs`")
+    outputs = tuple(
+        replace(one, shape=tuple(size if size == other else -1 for size, other in zip(one.shape, two.shape, strict=True)))
+        for one, two in zip(first, second, strict=True)
+    )
+    return Found(inputs, outputs, MOST_ROWS if batched else 0)
+
+
+def normalised(arrays: Mapping[str, object]) -> Tensors:
+    """Arrays as the protocol has them: what numpy makes of lists and numbers, text as BYTES in an object array."""
+    found: Tensors = {}
+    for name, value in arrays.items():
+        array = np.asarray(value)
+        found[str(name)] = array.astype(object) if array.dtype.kind in "SU" else array
+    return found
+
+
+def _rows_stand_alone(run: Run, given: Tensors, once: Tensors, rows: int) -> bool:
+    """Whether the example and others behind it give its own answer with as many rows more."""
+    behind = {name: array / 2 if array.dtype.kind == "f" else array for name, array in given.items()}
+    both = {name: np.concatenate([array, behind[name].astype(array.dtype)]) for name, array in given.items()}
+    try:
+        twice = normalised(run(both))
+        again = normalised(run(given))
+    except BackendError:
+        return False
+    if twice.keys() != once.keys() or any(twice[name].shape != (2 * rows, *once[name].shape[1:]) for name in once):
+        return False
+    if not all(_alike(again[name], once[name]) for name in once):
+        return True  # it answers otherwise each time: nothing more can be told
+    return all(_alike(twice[name][:rows], once[name]) for name in once)
+
+
+def _alike(one: np.ndarray, two: np.ndarray) -> bool:
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    if one.dtype.kind == "f":
+        return bool(np.allclose(one, two, rtol=1e-2, atol=1e-3, equal_nan=True))
+    return bool(np.array_equal(one, two))
+
+
+def _specs(arrays: Tensors) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, _datatype(name, array), array.shape) for name, array in arrays.items())
+
+
+def _datatype(name: str, array: np.ndarray) -> str:
+    try:
+        return datatype_of(array)
+    except KeyError as exc:
+        raise LoadFailed(f"{name!r} is {array.dtype}, which the protocol cannot carry") from exc
+
+
+def _open(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    return tuple(replace(tensor, shape=(-1, *tensor.shape[1:])) for tensor in tensors)

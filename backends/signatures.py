@@ -1,0 +1,208 @@
+"""How a function of the user's is called, and what its type hints say of its tensors.
+
+    def predict(x: Annotated[npt.NDArray[np.float32], (-1, 4)]) -> npt.NDArray[np.int64]    arrays, a whole batch at a time
+    def predict(x: np.ndarray[tuple[int, Literal[4]], np.dtype[np.float32]])                the same in numpy's own words
+    def predict(text: Annotated[np.ndarray, "BYTES", (-1, 1)])                              the protocol's datatype as text
+    def predict(width: float, colour: str) -> float                                         one row at a time
+    def predict(inputs)                                                                     a dict of arrays by input name
+
+A shape has the rows in front, -1 for any size. Parameters that have a default are no inputs. A return type may be a tuple
+(output_0, output_1, …) or a TypedDict (each output by its key).
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+import numpy as np
+
+from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
+from backends.datatypes import NUMPY, datatype_of
+
+_SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
+_ROW: Final = (-1,)
+FORM: Final = "such as `x: Annotated[npt.NDArray[np.float32], (-1, 4)]`"
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What a type says of a tensor. datatype, shape: None where it does not say. scalar: the Python type of one row's value."""
+
+    datatype: str | None
+    shape: tuple[int, ...] | None
+    scalar: type | None = None
+
+    def spec(self, name: str) -> TensorSpec | None:
+        """None, if the type leaves something open."""
+        return TensorSpec(name, self.datatype, self.shape) if self.datatype and self.shape is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """style: `dict`: one dict of arrays; `names`: an array for each input; `rows`: a value for each input, for each row.
+
+    inputs: by name; None where a parameter has no type. outputs: None where the return type says nothing.
+    """
+
+    style: Literal["dict", "names", "rows"]
+    inputs: Mapping[str, Hint | None]
+    outputs: Mapping[str, Hint] | None
+
+    def input_specs(self) -> tuple[TensorSpec, ...] | None:
+        return None if self.style == "dict" else _whole(self.inputs)
+
+    def output_specs(self) -> tuple[TensorSpec, ...] | None:
+        return None if self.outputs is None else _whole(self.outputs)
+
+
+def _whole(hints: Mapping[str, Hint | None]) -> tuple[TensorSpec, ...] | None:
+    specs = [hint.spec(name) if hint is not None else None for name, hint in hints.items()]
+    found = tuple(spec for spec in specs if spec is not None)
+    return found if specs and len(found) == len(specs) else None
+
+
+def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
+    """method: `function` is one of a class and gets `self` first. Raises: LoadFailed, for hints that contradict each other."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[1 if method else 0 :]
+    except ValueError:  # compiled code may not tell
+        return Signature("dict", {}, None)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except Exception:  # an annotation may name what only a type checker imports
+        hints = {}
+    wanted = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    inputs = {parameter.name: hint_of(hints.get(parameter.name)) for parameter in wanted}
+    outputs = _outputs(hints.get("return"))
+    if not any(inputs.values()) and (method or list(inputs) == ["inputs"] or _takes_dict(hints, list(inputs))):
+        return Signature("dict", {}, outputs)
+    scalars = [name for name, hint in inputs.items() if hint is not None and hint.scalar is not None]
+    if scalars and len(scalars) < len(inputs):
+        others = [name for name in inputs if name not in scalars]
+        raise LoadFailed(
+            f"parameters {', '.join(scalars)} take one row's value, {', '.join(others)} a batch's array: give all of them "
+            f"types of one kind, {FORM} for a batch"
+        )
+    if any(inputs.values()) and None in inputs.values():
+        bare = [name for name, hint in inputs.items() if hint is None]
+        raise LoadFailed(f"parameter {', '.join(bare)}: no type that says what tensor it is, {FORM}")
+    if outputs is not None and any((hint.scalar is not None) != bool(scalars) for hint in outputs.values()):
+        outputs = None  # one value of a whole batch, or an array of one row: what that gives is seen by running it
+    return Signature("rows" if scalars else "names", inputs, outputs)
+
+
+def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:
+    return len(names) in (1, 2) and _is_mapping(hints.get(names[0]))
+
+
+def _is_mapping(hint: Any) -> bool:
+    origin = get_origin(hint) or hint
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _outputs(hint: Any) -> Mapping[str, Hint] | None:
+    if is_typeddict(hint):
+        found = {name: hint_of(own) for name, own in get_type_hints(hint, include_extras=True).items()}
+    elif get_origin(hint) is tuple and Ellipsis not in get_args(hint):
+        found = {f"output_{index}": hint_of(own) for index, own in enumerate(get_args(hint))}
+    else:
+        found = {"output": hint_of(hint)}
+    known = {name: own for name, own in found.items() if own is not None}
+    return known if len(known) == len(found) else None
+
+
+def hint_of(hint: Any) -> Hint | None:
+    """What one annotation says of a tensor; None: it is none of a tensor. Raises: LoadFailed, for an unknown datatype."""
+    datatype: str | None = None
+    shape: tuple[int, ...] | None = None
+    if get_origin(hint) is Annotated:
+        hint, *extras = get_args(hint)
+        for extra in extras:
+            if isinstance(extra, str) and extra.isupper():
+                if extra not in NUMPY:
+                    raise LoadFailed(f"datatype {extra!r} in a type hint: expected one of {', '.join(NUMPY)}")
+                datatype = extra
+            elif isinstance(extra, tuple | list) and all(isinstance(size, int) and size >= -1 for size in extra):
+                shape = tuple(extra)
+    if get_origin(hint) in (Union, UnionType):
+        return None
+    if isinstance(hint, type) and (hint in _SCALARS or issubclass(hint, np.generic)) and shape is None:
+        scalar = datatype or _SCALARS.get(hint) or _datatype(hint)
+        return Hint(scalar, _ROW, hint) if scalar else None
+    if hint is np.ndarray:
+        return Hint(datatype, shape)
+    if get_origin(hint) is np.ndarray:
+        sizes, dtype = (*get_args(hint), Any)[:2]
+        return Hint(datatype or _datatype(*get_args(dtype)[:1]), _shape(sizes) if shape is None else shape)
+    return None
+
+
+def _datatype(scalar: Any = None) -> str | None:
+    if not isinstance(scalar, type) or not issubclass(scalar, np.generic):
+        return None
+    if issubclass(scalar, np.object_ | np.str_ | np.bytes_):
+        return "BYTES"
+    try:
+        return datatype_of(np.empty(0, scalar))
+    except (KeyError, TypeError):
+        return None
+
+
+def _shape(sizes: Any) -> tuple[int, ...] | None:
+    if get_origin(sizes) is not tuple or Ellipsis in get_args(sizes):
+        return None
+    return tuple(get_args(size)[0] if get_origin(size) is Literal else -1 for size in get_args(sizes))
+
+
+def call_by_name(
+    function: Callable[..., Any], signature: Signature, inputs: Tensors, outputs: Mapping[str, TensorSpec] | None
+) -> Tensors:
+    """Call a function of style `names` or `rows`. outputs: those it should give, in order; None: not known yet.
+
+    Raises: ExecutionFailed, if it gives more or fewer; what the function raises.
+    """
+    if signature.style == "names":
+        return _named(function(**inputs), outputs)
+    columns = {name: _values(array, signature.inputs.get(name)) for name, array in inputs.items()}
+    rows = len(next(iter(columns.values())))
+    answers = [_parts(function(**{name: column[row] for name, column in columns.items()}), outputs) for row in range(rows)]
+    if any(answer.keys() != answers[0].keys() for answer in answers):
+        raise ExecutionFailed("the function gave other outputs for one row than for another")
+    gathered: dict[str, Any] = {name: [answer[name] for answer in answers] for name in (answers[0] if answers else ())}
+    if outputs is None:
+        return _named(gathered, None)
+    # A number of Python's has no width of its own: it takes the one that was declared.
+    return {name: np.asarray(column, NUMPY[outputs[name].datatype]) for name, column in gathered.items() if name in outputs}
+
+
+def _values(array: np.ndarray, hint: Hint | None) -> list[Any]:
+    scalar = hint.scalar if hint is not None else None
+    flat = array.reshape(array.shape[0], -1)
+    if flat.shape[1] != 1:
+        raise ExecutionFailed(f"expected one value a row, got shape {list(array.shape)}")
+    values = flat[:, 0].tolist()
+    if scalar is not None and issubclass(scalar, str):
+        return [value.decode() if isinstance(value, bytes) else value for value in values]
+    as_declared: Callable[[Any], Any] | None = scalar
+    return [as_declared(value) for value in values] if as_declared is not None else values
+
+
+def _parts(result: Any, outputs: Mapping[str, TensorSpec] | None) -> dict[str, Any]:
+    if isinstance(result, Mapping):
+        return {str(name): value for name, value in result.items()}
+    parts = result if isinstance(result, tuple) else (result,)
+    if outputs is not None and len(parts) != len(outputs):
+        raise ExecutionFailed(f"the function gave {len(parts)} outputs, {len(outputs)} are declared: {', '.join(outputs)}")
+    unnamed = ["output"] if len(parts) == 1 else [f"output_{index}" for index in range(len(parts))]
+    names = list(outputs) if outputs is not None else unnamed
+    return dict(zip(names, parts, strict=True))
+
+
+def _named(result: Any, outputs: Mapping[str, TensorSpec] | None) -> Tensors:
+    found: Tensors = {}
+    for name, value in _parts(result, outputs).items():
+        array = np.asarray(value)
+        found[name] = array.astype(object) if array.dtype.kind in "SU" else array  # text of any length, as BYTES has it
+    return found

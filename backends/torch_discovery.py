@@ -1,0 +1,130 @@
+"""What a PyTorch model takes and gives: a program of torch.export says it, all others are run on an example.
+
+A traced TorchScript file keeps the shapes that it was traced on. A scripted one has the names of its inputs only; AOTInductor
+and a factory's module not even all of these.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
+from backends.base import LoadFailed, Tensors, TensorSpec
+from backends.datatypes import NUMPY
+from backends.discovery import Found, from_example, from_shapes
+from backends.source import is_source, load_object
+from backends.torch import load_callable, mapped, to_array, to_tensor
+
+_DATATYPES = {
+    "torch.bool": "BOOL", "torch.uint8": "UINT8", "torch.uint16": "UINT16", "torch.uint32": "UINT32", "torch.uint64": "UINT64",
+    "torch.int8": "INT8", "torch.int16": "INT16", "torch.int32": "INT32", "torch.int64": "INT64", "torch.float16": "FP16",
+    "torch.bfloat16": "BF16", "torch.float32": "FP32", "torch.float64": "FP64",
+}  # fmt: skip
+
+
+def read(*, model: str, example: Tensors | None = None, factory_options: Mapping[str, Any] | None = None) -> Found:
+    """model: as of the torch backend. example: one request by input name; of a factory, its attribute `example` will do.
+
+    Raises: LoadFailed, with an example to write where one is needed and none is given.
+    """
+    try:
+        import torch
+    except ImportError as exc:
+        raise LoadFailed(f"PyTorch cannot be imported ({exc}): pip install 'serving-gateway[torch]'") from exc
+    artifact = None if is_source(model) else identify(Path(model))
+    if artifact == EXPORTED:
+        return _of_program(model, torch.export.load(model))
+    call, _, _ = load_callable(torch, model, dict(factory_options or {}), torch.device("cpu"), "fp32")
+    names = _names(call, scripted=artifact == TORCHSCRIPT)
+    if artifact is None and example is None:
+        example = getattr(load_object(model), "example", None)
+    if example is None and artifact == TORCHSCRIPT:
+        example = _traced_on(torch, model, names)
+    if example is None:
+        name, known = (names[0], f" ({', '.join(names)})") if names else ("x", "")
+        raise LoadFailed(
+            f"{model}: the model does not say what its inputs are{known}: give one request as an "
+            f'example, `--example request.json`, such as {{"inputs": [{{"name": "{name}", "datatype": "FP32", "shape": [1, 4], '
+            '"data": [0, 0, 0, 0]}]}; or export it with torch.export, whose .pt2 says it'
+        )
+    unknown = sorted(set(example) - set(names)) if names else []
+    if unknown:
+        raise LoadFailed(f"{model}: the example has {', '.join(unknown)}, but the inputs are {', '.join(names)}")
+    order = [name for name in names if name in example] or list(example)
+
+    def run(arrays: Tensors) -> Tensors:
+        try:
+            with torch.inference_mode():
+                return _named(call(*(to_tensor(arrays[name]) for name in order)))
+        except Exception as exc:
+            raise mapped(exc) from exc
+
+    return from_example(run, {name: example[name] for name in order})
+
+
+def _traced_on(torch: Any, model: str, names: list[str]) -> Tensors | None:
+    """Ones of the shapes that a module was traced on, which a traced file keeps; None of a scripted one."""
+    module = torch.jit.load(model, map_location="cpu", _restore_shapes=True)
+    found: Tensors = {}
+    for name, value in zip(names, list(module.forward.graph.inputs())[1:], strict=True):
+        kind = value.type()
+        if kind.kind() != "TensorType" or kind.sizes() is None or kind.dtype() is None:
+            return None
+        found[name] = to_array(torch.ones(kind.sizes(), dtype=kind.dtype()))
+    return found or None
+
+
+def _names(call: Callable[..., Any], *, scripted: bool) -> list[str]:
+    """Of the parameters; empty where they are not known."""
+    if scripted:
+        return [argument.name for argument in call.forward.schema.arguments[1:]]  # type: ignore[attr-defined]  # of a ScriptModule
+    forward = getattr(call, "forward", None)
+    if forward is None:
+        return []
+    parameters = inspect.signature(forward).parameters.values()
+    return [] if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) else [p.name for p in parameters]
+
+
+def _named(results: Any) -> Tensors:
+    """What a module gives, by the names that the backend expects them under."""
+    import torch
+
+    if isinstance(results, Mapping):
+        return {str(name): to_array(tensor) for name, tensor in results.items()}
+    if isinstance(results, torch.Tensor):
+        return {"output": to_array(results)}
+    return {f"output_{index}": to_array(tensor) for index, tensor in enumerate(results)}
+
+
+def _of_program(model: str, program: Any) -> Found:
+    """Raises: LoadFailed, if its inputs are no flat list of tensors, or its outputs none and no dict of them."""
+    from torch.utils._pytree import tree_unflatten
+
+    signature, spec = program.graph_signature, program.call_spec
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    inputs = [TensorSpec(name, *_type(model, name, values.get(name))) for name in signature.user_inputs]
+    positional, named = tree_unflatten(list(range(len(inputs))), spec.in_spec)
+    if named or list(positional) != list(range(len(inputs))):
+        raise LoadFailed(f"{model}: its inputs are nested or by keyword: export a forward whose inputs are tensors by position")
+    types = [_type(model, name, values.get(name)) for name in signature.user_outputs]
+    tree = tree_unflatten(list(range(len(types))), spec.out_spec)
+    if isinstance(tree, Mapping) and all(isinstance(index, int) for index in tree.values()):
+        names = {index: str(name) for name, index in tree.items()}
+    elif tree == 0:
+        names = {0: "output"}
+    elif isinstance(tree, tuple | list) and list(tree) == list(range(len(types))):
+        names = {index: f"output_{index}" for index in range(len(types))}
+    else:
+        raise LoadFailed(
+            f"{model}: its outputs are nested: export a forward that returns a tensor, a tuple or a dict of tensors"
+        )
+    return from_shapes(tuple(inputs), tuple(TensorSpec(names[index], *types[index]) for index in range(len(types))))
+
+
+def _type(model: str, name: str, value: Any) -> tuple[str, tuple[int, ...]]:
+    datatype = _DATATYPES.get(str(getattr(value, "dtype", None)))
+    if datatype is None:
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise LoadFailed(f"{model}: {name!r} is {kind}, no tensor that the protocol can carry: {', '.join(NUMPY)}")
+    return datatype, tuple(size if isinstance(size, int) else -1 for size in value.shape)

@@ -1,0 +1,92 @@
+"""Rows are found only where a batch gives every row its own answer; everything else runs alone and whole."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
+from backends.discovery import from_example, from_ones, from_shapes
+
+
+def spec(name: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name, "FP32", shape)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "max_rows", "told"),
+    [
+        ((-1, 4), (-1, 2), 32, None),
+        ((1, 3, 8, 8), (1, 10), 1, "fixed at 1, so every row runs alone"),
+        ((4, 16), (4, 2), 0, r"fixed at 4 \(x \[4, 16\], y \[4, 2\]\), so each request runs alone and has exactly that"),
+        ((3, 224), (1000,), 0, "no first dimension that is open in every tensor"),
+        ((-1, 16), (1, 2), 0, "no first dimension that is open"),
+        ((), (-1,), 0, "no first dimension that is open"),
+    ],
+)
+def test_the_first_dimension_is_rows_where_that_cannot_be_wrong(inputs: Any, outputs: Any, max_rows: int, told: str) -> None:
+    found = from_shapes((spec("x", *inputs),), (spec("y", *outputs),))
+    assert found.max_rows == max_rows
+    if told:
+        assert re.search(told, found.notes[0])
+    if max_rows:
+        assert {tensor.shape[0] for tensor in (*found.inputs, *found.outputs)} == {-1}
+    else:
+        assert found.inputs[0].shape == inputs
+
+
+def run_of(function: Any) -> Any:
+    def run(arrays: Tensors) -> Tensors:
+        try:
+            return {"y": function(arrays["x"])}
+        except ValueError as exc:
+            raise ExecutionFailed(str(exc)) from exc
+
+    return run
+
+
+def only_one(x: np.ndarray) -> np.ndarray:
+    return x.reshape(1, 4)
+
+
+def dice(x: np.ndarray) -> np.ndarray:
+    return np.random.default_rng().random(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("function", "max_rows", "shape"),
+    [
+        (lambda x: x * 2, 32, (-1, 4)),
+        (lambda x: (x[:, :1] > 1).astype(np.int64), 32, (-1, 1)),
+        (lambda x: x - x.mean(0), 1, (-1, 4)),  # every row changes the others' answer
+        (only_one, 1, (-1, 4)),  # and here a second one fails
+        (lambda x: x.sum(0), 0, (4,)),
+        (lambda x: float(x.sum()), 0, ()),
+        (dice, 32, (-1, 4)),  # nothing to compare
+        (lambda x: np.array([["a"]] * len(x)), 32, (-1, 1)),
+    ],
+)
+def test_an_example_is_run_alone_and_with_another_behind_it(function: Any, max_rows: int, shape: tuple[int, ...]) -> None:
+    found = from_example(run_of(function), {"x": np.array([[1, 2, 3, 5]], np.float32)})
+    assert (found.max_rows, found.outputs[0].shape) == (max_rows, shape)
+    assert found.inputs[0].shape == (-1 if max_rows else 1, 4)
+
+
+def test_text_in_an_example_is_bytes() -> None:
+    found = from_example(run_of(lambda x: x), {"x": np.array(["ab"])})
+    assert (found.inputs[0].datatype, found.outputs[0].datatype) == ("BYTES", "BYTES")
+
+
+def test_what_no_datatype_can_carry_is_named() -> None:
+    with pytest.raises(LoadFailed, match="'y' is complex128, which the protocol cannot carry"):
+        from_example(run_of(lambda x: x * 1j), {"x": np.ones(1)})
+
+
+def test_outputs_are_seen_by_running_ones_of_two_sizes() -> None:
+    inputs = (spec("x", -1, 4, -1),)
+    found = from_ones(run_of(lambda x: x.sum(1)), inputs)
+    assert (found.outputs, found.max_rows) == ((TensorSpec("y", "FP32", (-1, -1)),), 32)
+    assert from_ones(run_of(lambda x: x.sum((0, 2))), inputs).max_rows == 0
+    with pytest.raises(LoadFailed, match=r"it fails on ones \(x \[2, 4, 3\]\): cannot reshape"):
+        from_ones(run_of(only_one), inputs)

@@ -1,0 +1,159 @@
+"""What type hints say of tensors, and how a function of each form is called."""
+
+from typing import Annotated, Any, Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from backends.base import ExecutionFailed, LoadFailed, TensorSpec
+from backends.signatures import call_by_name, hint_of, signature_of
+
+HINTS: list[tuple[Any, TensorSpec | None]] = [
+    (Annotated[npt.NDArray[np.float32], (-1, 4)], TensorSpec("x", "FP32", (-1, 4))),
+    (Annotated[np.ndarray, "BYTES", (-1, 1)], TensorSpec("x", "BYTES", (-1, 1))),
+    (Annotated[np.ndarray, "a comment", "BF16", (3,)], TensorSpec("x", "BF16", (3,))),
+    (np.ndarray[tuple[int, Literal[4]], np.dtype[np.int8]], TensorSpec("x", "INT8", (-1, 4))),
+    (np.ndarray[tuple[int, int, int], np.dtype[np.bool_]], TensorSpec("x", "BOOL", (-1, -1, -1))),
+    (Annotated[npt.NDArray[np.str_], (-1,)], TensorSpec("x", "BYTES", (-1,))),
+    (float, TensorSpec("x", "FP64", (-1,))),
+    (int, TensorSpec("x", "INT64", (-1,))),
+    (bool, TensorSpec("x", "BOOL", (-1,))),
+    (str, TensorSpec("x", "BYTES", (-1,))),
+    (np.float32, TensorSpec("x", "FP32", (-1,))),
+    (Annotated[float, "FP32"], TensorSpec("x", "FP32", (-1,))),
+    (npt.NDArray[np.float32], None),  # no shape
+    (np.ndarray, None),
+    (Annotated[npt.NDArray[np.complex64], (-1,)], None),
+    (dict[str, np.ndarray], None),
+    (float | None, None),
+    (Any, None),
+    (None, None),
+]
+
+
+@pytest.mark.parametrize(("hint", "spec"), HINTS, ids=lambda value: str(value)[:60])
+def test_a_hint_says_datatype_and_shape(hint: Any, spec: TensorSpec | None) -> None:
+    found = hint_of(hint)
+    assert (found.spec("x") if found is not None else None) == spec
+
+
+def test_an_unknown_datatype_in_a_hint_is_named() -> None:
+    with pytest.raises(LoadFailed, match="datatype 'FLOAT32' in a type hint: expected one of BOOL"):
+        hint_of(Annotated[np.ndarray, "FLOAT32", (1,)])
+
+
+Rows = Annotated[npt.NDArray[np.float32], (-1, 2)]
+
+
+class Both(TypedDict):
+    total: Annotated[npt.NDArray[np.float32], (-1,)]
+    twice: Rows
+
+
+def by_array(x: Rows, y: Rows, scale: float = 2.0) -> tuple[Rows, Rows]:
+    return x * np.float32(scale), y
+
+
+def by_key(x: Rows) -> Both:
+    return {"total": x.sum(1), "twice": x * 2}
+
+
+def by_row(width: float, name: str) -> str:
+    return f"{name}{width:g}"
+
+
+def by_dict(inputs: Any) -> Any:
+    return inputs
+
+
+def by_mapping(given: dict[str, np.ndarray], parameters: dict[str, Any]) -> Any:
+    return given
+
+
+def untyped(x, y):  # type: ignore[no-untyped-def]  # as a user may write it
+    return x + y
+
+
+def half_typed(x: Rows, y) -> Any:  # type: ignore[no-untyped-def]
+    return x
+
+
+def mixed(x: Rows, y: float) -> Any:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "style", "inputs", "outputs"),
+    [
+        (by_array, "names", ("x", "y"), ("output_0", "output_1")),
+        (by_key, "names", ("x",), ("total", "twice")),
+        (by_row, "rows", ("width", "name"), ("output",)),
+        (by_dict, "dict", None, None),
+        (by_mapping, "dict", None, None),
+        (untyped, "names", None, None),
+    ],
+)
+def test_a_function_is_called_as_its_parameters_say(function: Any, style: str, inputs: Any, outputs: Any) -> None:
+    signature = signature_of(function, method=False)
+    found = [specs and tuple(spec.name for spec in specs) for specs in (signature.input_specs(), signature.output_specs())]
+    assert (signature.style, *found) == (style, inputs, outputs)
+
+
+def test_a_method_without_types_gets_a_dict() -> None:
+    class Model:
+        def predict(self, x):  # type: ignore[no-untyped-def]
+            return x
+
+    assert signature_of(Model.predict, method=True).style == "dict"
+
+
+def test_types_that_contradict_each_other_are_named() -> None:
+    with pytest.raises(LoadFailed, match="parameter y: no type that says what tensor it is, such as `x: Annotated"):
+        signature_of(half_typed, method=False)
+    with pytest.raises(LoadFailed, match="parameters y take one row's value, x a batch's array"):
+        signature_of(mixed, method=False)
+
+
+def test_annotations_that_cannot_be_evaluated_are_no_hints() -> None:
+    def predict(x: "nothing.of_this_name") -> None:  # type: ignore[name-defined]  # noqa: F821
+        ...
+
+    assert signature_of(predict, method=False).style == "names"
+
+
+X = np.ones((3, 2), np.float32)
+
+
+def specs(*outputs: TensorSpec) -> dict[str, TensorSpec]:
+    return {spec.name: spec for spec in outputs}
+
+
+def test_arrays_go_by_name_and_results_come_in_order() -> None:
+    signature = signature_of(by_array, method=False)
+    outputs = call_by_name(by_array, signature, {"y": X, "x": X}, None)
+    assert {name: array.sum() for name, array in outputs.items()} == {"output_0": 12, "output_1": 6}
+    declared = specs(TensorSpec("a", "FP32", (-1, 2)))
+    with pytest.raises(ExecutionFailed, match="gave 2 outputs, 1 are declared: a"):
+        call_by_name(by_array, signature, {"y": X, "x": X}, declared)
+
+
+def test_a_function_of_one_row_is_called_for_each() -> None:
+    signature = signature_of(by_row, method=False)
+    inputs = {"width": np.array([1.5, 2.0]), "name": np.array([b"a", "ü".encode()], object)}
+    declared = specs(TensorSpec("text", "BYTES", (-1,)))
+    assert call_by_name(by_row, signature, inputs, declared)["text"].tolist() == ["a1.5", "ü2"]
+    assert call_by_name(by_row, signature, inputs, None)["output"].dtype == object
+    with pytest.raises(ExecutionFailed, match=r"expected one value a row, got shape \[1, 2\]"):
+        call_by_name(by_row, signature, {"width": np.ones((1, 2)), "name": np.array([b"a"], object)}, declared)
+
+
+def test_a_number_of_pythons_takes_the_width_that_is_declared() -> None:
+    def predict(x: float) -> float:
+        return 1 if x > 1 else 0.5
+
+    outputs = call_by_name(
+        predict, signature_of(predict, method=False), {"x": np.array([0.0, 2.0])}, specs(TensorSpec("y", "FP32", (-1,)))
+    )
+    assert outputs["y"].dtype == np.float32
+    assert outputs["y"].tolist() == [0.5, 1]

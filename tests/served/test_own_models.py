@@ -1,0 +1,74 @@
+"""A model of one's own, without a configuration: typed as docs/models.md says, in a folder that is not this checkout."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.config import load_config
+from tests.served.gateway_process import ROOT, served
+
+pytestmark = pytest.mark.slow
+
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "models.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def gateway(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "gateway.cli", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def ask(address: str, model: str, *inputs: object) -> dict[str, list[object]]:
+    body = json.dumps({"inputs": inputs}).encode()
+    with urllib.request.urlopen(f"http://{address}/v2/models/{model}/infer", data=body, timeout=30) as answer:
+        return {output["name"]: output["data"] for output in json.load(answer)["outputs"]}
+
+
+def test_a_folder_of_the_documents_examples_is_served(tmp_path: Path) -> None:
+    area, best = BLOCKS[:2]
+    (tmp_path / "area.py").write_text(area)
+    (tmp_path / "best.py").write_text(best)
+    log = tmp_path / "log"
+    with served(tmp_path, "--no-ray", log=log) as running:
+        sides = [
+            {"name": name, "datatype": "FP64", "shape": [2], "data": data}
+            for name, data in (("width", [2, 3]), ("height", [4, 5]))
+        ]
+        assert ask(running.http, "area", *sides) == {"output": [8, 15]}
+        rows = {"name": "x", "datatype": "FP32", "shape": [2, 4], "data": [0, 1, 0, 0, 0, 0, 0, 1]}
+        assert ask(running.http, "best", rows) == {"output": [1, 3]}
+    told = log.read_text()
+    assert f"# `gateway init {tmp_path}` writes this configuration:" in told
+    assert "  - name: area\n" in told
+
+
+def test_init_writes_what_serve_says(tmp_path: Path) -> None:
+    (tmp_path / "area.py").write_text(BLOCKS[0])
+    (tmp_path / "configs").mkdir()
+    shown = gateway(tmp_path, "init", "area.py:predict")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert yaml.safe_load(shown.stdout)["models"][0]["backends"] == [{"kind": "python", "model": "area.py:predict"}]
+    command = ("init", "area.py:predict", "-o", "configs/area.yaml")
+    assert gateway(tmp_path, *command).stdout == ""
+    model = load_config(tmp_path / "configs" / "area.yaml").models[0]
+    assert model.backends[0].options()["model"] == f"{tmp_path}/area.py:predict"
+    again = gateway(tmp_path, *command)
+    assert (again.returncode, again.stderr) == (
+        2,
+        f"-o: {tmp_path}/configs/area.yaml: exists: name another file, or remove it\n",
+    )
+
+
+def test_what_is_no_model_ends_at_once_with_the_way_on(tmp_path: Path) -> None:
+    (tmp_path / "model.pkl").write_bytes(b"\x80\x04.")
+    done = gateway(tmp_path, "serve", "model.pkl", "--no-ray")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{tmp_path}/model.pkl: a pickle: loading one runs the code in it")
+    assert "serve FILE.py:Class" in done.stderr

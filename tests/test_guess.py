@@ -1,0 +1,345 @@
+"""`gateway serve MODEL`: what kind of thing MODEL is, and the configuration that says it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from gateway.config import load_config, parse_config
+from gateway.errors import ConfigError
+from gateway.guess import guess, is_configuration, read_example, written
+
+CODE = """
+from typing import Annotated
+import numpy as np
+import numpy.typing as npt
+from neighbour_of_guess import FACTOR
+
+class Scaled:
+    inputs = [("x", "FP32", (-1, 2))]
+    outputs = [("y", "FP32", (-1, 2))]
+    def predict(self, inputs):
+        return {"y": inputs["x"] * np.float32(FACTOR)}
+
+class ByHints:
+    def predict(self, x: Annotated[npt.NDArray[np.float32], (-1, 4)]):
+        return x.sum(axis=1, keepdims=True).astype(np.int64)
+
+class ByExample:
+    example = {"x": np.ones((1, 3), np.float32), "y": np.ones((1, 3), np.float32)}
+    def predict(self, inputs):
+        return {"sum": inputs["x"] + inputs["y"]}
+
+class Unsaid:
+    def predict(self, inputs):
+        return inputs
+
+def area(width: float, height: float) -> float:
+    return width * height
+
+def lengths(texts: Annotated[np.ndarray, "BYTES", (-1,)]):
+    return np.array([len(text) for text in texts])
+
+def fails(x: Annotated[npt.NDArray[np.float32], (-1, 4)]):
+    raise ValueError("no ones")
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    (tmp_path / "neighbour_of_guess.py").write_text("FACTOR = 2\n")
+    path = tmp_path / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def model(what: str, **options: Any) -> dict[str, Any]:
+    document = guess(what, **options).document
+    parse_config(document, source="guess")
+    (only,) = document["models"]
+    return dict(only)
+
+
+def fault(what: str, **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        guess(what, **options)
+    return caught.value.message
+
+
+def tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(shape)}
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs"),
+    [
+        ("Scaled", [tensor("x", "FP32", -1, 2)], [tensor("y", "FP32", -1, 2)]),
+        ("ByHints", [tensor("x", "FP32", -1, 4)], [tensor("output", "INT64", -1, 1)]),
+        ("ByExample", [tensor("x", "FP32", -1, 3), tensor("y", "FP32", -1, 3)], [tensor("sum", "FP32", -1, 3)]),
+        ("area", [tensor("width", "FP64", -1), tensor("height", "FP64", -1)], [tensor("output", "FP64", -1)]),
+        ("lengths", [tensor("texts", "BYTES", -1)], [tensor("output", "INT64", -1)]),
+    ],
+)
+def test_a_class_or_a_function_says_its_tensors(code: Path, name: str, inputs: Any, outputs: Any) -> None:
+    backends = [{"kind": "python", "model": f"{code}:{name}"}]
+    assert model(f"{code}:{name}") == {
+        "name": "mine", "inputs": inputs, "outputs": outputs, "max_rows": 32, "backends": backends,
+    }  # fmt: skip
+
+
+def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None:
+    assert "nothing says its inputs: give `predict` type hints, such as `x: Annotated" in fault(f"{code}:Unsaid")
+    assert "it fails on ones (x [2, 4]): ValueError: no ones" in fault(f"{code}:fails")
+    assert "expected a class with a method `predict(inputs)`, or a function, got int" in fault(f"{code}:NUMBER")
+    assert "has no 'nothing'" in fault(f"{code}:nothing")
+    assert fault(str(code)).endswith("which of Scaled, ByHints, ByExample, Unsaid? Name it: mine.py:Scaled")
+
+
+def test_a_file_that_is_not_there_is_named_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fault("model.onnx").startswith(f"{tmp_path}/model.onnx: no such file: expected an .onnx")
+    assert fault("model.py:Model") == f"{tmp_path}/model.py: no such file"
+
+
+def test_a_file_that_is_no_model_is_named_for_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "weights.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    assert fault(f"{tmp_path}/weights.safetensors").startswith(
+        f"{tmp_path}/weights.safetensors: weights (safetensors) without the code of a model: serve FILE.py:make, a function "
+    )
+
+
+def test_an_example_is_a_request_or_arrays(code: Path, tmp_path: Path) -> None:
+    request = tmp_path / "request.json"
+    tensors = [{**tensor("x", "FP32", 1, 2), "data": [[1, 2]]}, {**tensor("t", "BYTES", 1), "data": ["ü"]}]
+    request.write_text(json.dumps({"inputs": tensors}))
+    found = read_example(request)
+    assert (found["x"].tolist(), found["x"].dtype, found["t"].tolist()) == ([[1, 2]], np.float32, ["ü".encode()])
+    np.savez(tmp_path / "request.npz", x=np.ones((2, 3), np.float32))
+    served = model(f"{code}:Unsaid", example=tmp_path / "request.npz")
+    assert (served["inputs"], served["outputs"]) == ([tensor("x", "FP32", -1, 3)], [tensor("x", "FP32", -1, 3)])
+    request.write_text('{"inputs": [{"name": "x", "datatype": "F32", "shape": [1], "data": [1]}]}')
+    assert "request.json: no example (ValueError: datatype 'F32' is none of BOOL" in fault(f"{code}:Unsaid", example=request)
+
+
+def test_what_is_written_is_a_configuration_that_says_the_same(code: Path, tmp_path: Path) -> None:
+    found = guess(f"{code}:ByExample")
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    text = written(found, folder)
+    assert text.startswith(
+        "# mine: sizes are those of the example: write -1 for those that may differ between requests\nmodels:\n"
+    )
+    assert "      - {name: x, datatype: FP32, shape: [-1, 3]}\n" in text
+    assert "      - {kind: python, model: '../mine.py:ByExample'}\n" in text
+    (folder / "gateway.yaml").write_text(text)
+    assert load_config(folder / "gateway.yaml") == parse_config(found.document, source="guess")
+
+
+def test_a_name_that_ends_like_yaml_is_a_configuration() -> None:
+    assert [is_configuration(name) for name in ("a.yaml", "A.YML", "-", "a.onnx", "a.py:yaml")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_folder_is_its_models_and_what_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "area.py").write_text("def predict(width: float) -> float:\n    return width\n")
+    (tmp_path / "scale.py").write_text("class Scale:\n    def predict(self, x: float) -> float:\n        return x\n")
+    (tmp_path / "shared.py").write_text("def other():\n    pass\n")
+    (tmp_path / "data.pkl").write_bytes(b"\x80\x04.")
+    (tmp_path / "README.md").write_text("these are my models")
+    found = guess(str(tmp_path))
+    assert [entry["name"] for entry in found.document["models"]] == ["area", "scale"]
+    assert [note.partition(":")[0] for note in found.notes] == ["data.pkl is left aside, it is a pickle"]
+    (tmp_path / "area.py").unlink()
+    (tmp_path / "scale.py").unlink()
+    assert fault(str(tmp_path)).splitlines()[0].startswith(f"{tmp_path}: no model in this folder")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "max_rows", "told"),
+    [(["n", 4], 32, None), ([1, 4], 1, "every row runs alone"), ([2, 4], 0, "each request runs alone and has exactly that")],
+)
+def test_an_onnx_file_says_its_tensors_and_whether_it_takes_batches(
+    tmp_path: Path, shape: list[Any], max_rows: int, told: str | None
+) -> None:
+    path = onnx_file(tmp_path / "net.onnx", shape)
+    found = guess(str(path))
+    rows = -1 if max_rows else 2
+    assert found.document["models"] == [
+        {
+            "name": "net", "inputs": [tensor("x", "FP32", rows, 4)], "outputs": [tensor("y", "FP32", rows, 3)],
+            "max_rows": max_rows, "backends": [{"kind": "onnxruntime", "model": str(path)}],
+        }
+    ]  # fmt: skip
+    assert [told in note for note in found.notes] == ([True] if told else [])
+
+
+def onnx_file(path: Path, shape: list[Any]) -> Path:
+    """y = x @ ones(4, 3)"""
+    onnx = pytest.importorskip("onnx")
+    floats = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", floats, shape)],
+        [onnx.helper.make_tensor_value_info("y", floats, [shape[0], 3])],
+        [onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "w")],
+    )
+    opset = [onnx.helper.make_opsetid("", 18)]
+    onnx.save(onnx.helper.make_model(graph, ir_version=10, opset_imports=opset), str(path))
+    return path
+
+
+@pytest.mark.slow
+def test_pytorch_models_say_what_they_can_and_ask_for_the_rest(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(4, 3).eval()
+    rows = torch.export.Dim("rows")
+    for name, dims in (("open", ({0: rows},)), ("fixed", None)):
+        program = torch.export.export(module, (torch.ones(2 if dims else 1, 4),), dynamic_shapes=dims)
+        torch.export.save(program, tmp_path / f"{name}.pt2")
+    torch.jit.script(module).save(str(tmp_path / "script.pt"))
+    torch.jit.trace(module, torch.ones(1, 4)).save(str(tmp_path / "traced.pt"))
+    served = model(f"{tmp_path}/traced.pt")
+    assert (served["inputs"], served["max_rows"]) == ([tensor("input", "FP32", -1, 4)], 32)
+    for name, max_rows in (("open", 32), ("fixed", 1)):
+        served = model(f"{tmp_path}/{name}.pt2")
+        assert (served["inputs"], served["outputs"]) == ([tensor("input", "FP32", -1, 4)], [tensor("output", "FP32", -1, 3)])
+        assert served["max_rows"] == max_rows
+    assert "script.pt: the model does not say what its inputs are (input): give one request" in fault(f"{tmp_path}/script.pt")
+    np.savez(tmp_path / "script.example.npz", input=np.ones((1, 4), np.float32))
+    served = model(f"{tmp_path}/script.pt")
+    assert (served["inputs"], served["outputs"], served["max_rows"]) == (
+        [tensor("input", "FP32", -1, 4)], [tensor("output", "FP32", -1, 3)], 32,
+    )  # fmt: skip
+    np.savez(tmp_path / "wrong.npz", x=np.ones((1, 4), np.float32))
+    assert "the example has x, but the inputs are input" in fault(f"{tmp_path}/script.pt", example=tmp_path / "wrong.npz")
+    (tmp_path / "factory.py").write_text(
+        "import numpy as np\n"
+        "def make():\n    import torch\n    return torch.nn.Linear(4, 3)\n"
+        "make.example = {'input': np.ones((1, 4), np.float32)}\n"
+    )
+    served = model(f"{tmp_path}/factory.py:make")
+    assert (served["backends"][0]["kind"], served["max_rows"]) == ("torch", 32)
+
+
+PBTXT = """
+name: "scaled"
+backend: "python"
+max_batch_size: 8
+input [{ name: "x" data_type: TYPE_FP32 dims: [4] }]
+output [{ name: "y" data_type: TYPE_FP32 dims: [4] label_filename: "labels.txt" }]
+instance_group [{ count: 2 kind: KIND_CPU }]
+dynamic_batching { max_queue_delay_microseconds: 100 }
+parameters: { key: "factor" value: { string_value: "3" } }
+"""
+
+MODEL_PY = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        self.factor = float(config["parameters"]["factor"]["string_value"])
+        self.dtype = pb_utils.triton_string_to_numpy(pb_utils.get_output_config_by_name(config, "y")["data_type"])
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            if (x < 0).any():
+                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("negative")))
+                continue
+            tensor = pb_utils.Tensor("y", (x * self.factor).astype(self.dtype))
+            responses.append(pb_utils.InferenceResponse(output_tensors=[tensor]))
+        return responses
+"""
+
+
+def triton_model(folder: Path, pbtxt: str, **versions: str) -> Path:
+    for version, file in versions.items():
+        path = folder / version.removeprefix("v") / file
+        path.parent.mkdir(parents=True)
+        path.write_text(MODEL_PY)
+    (folder / "config.pbtxt").write_text(pbtxt)
+    (folder / "labels.txt").write_text("cat\ndog\n")
+    return folder
+
+
+def test_a_triton_repository_is_read_with_its_versions(tmp_path: Path) -> None:
+    triton_model(tmp_path / "scaled", PBTXT, v1="model.py", v2="model.py")
+    triton_model(
+        tmp_path / "net",
+        'platform: "pytorch_libtorch" version_policy { all {} }\n'
+        'input [{ name: "INPUT__1" data_type: TYPE_INT64 dims: [2] }]\n'
+        'input [{ name: "INPUT__0" data_type: TYPE_STRING dims: [-1, 3] }]\n'
+        'output [{ name: "OUTPUT__0" data_type: TYPE_BOOL dims: [2] }]\ninstance_group [{ kind: KIND_GPU }]',
+        v1="model.pt",
+        v3="model.pt",
+    )
+    (tmp_path / "notes").mkdir()
+    found = guess(str(tmp_path))
+    parse_config(found.document, source="guess")
+    first, third, scaled = found.document["models"]
+    assert scaled == {
+        "name": "scaled", "version": "2", "inputs": [tensor("x", "FP32", -1, 4)],
+        "outputs": [{**tensor("y", "FP32", -1, 4), "labels": ["cat", "dog"]}], "max_rows": 8,
+        "backends": [{"kind": "python", "model": f"{tmp_path}/scaled/2/model.py:TritonPythonModel", "sessions": 2}],
+    }  # fmt: skip
+    assert (first["name"], first.get("version"), third["version"], first["max_rows"]) == ("net", None, "3", 0)
+    assert first["inputs"] == [tensor("INPUT__0", "BYTES", -1, 3), tensor("INPUT__1", "INT64", 2)]
+    assert first["backends"] == [{"kind": "torch", "device": "cuda", "model": f"{tmp_path}/net/1/model.pt"}]
+    assert [note.partition(":")[0] for note in found.notes] == [
+        f"{tmp_path}/notes is left aside",
+        "scaled",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pbtxt", "told"),
+    [
+        ('platform: "ensemble" ensemble_scheduling {}', "platform: 'ensemble': not supported: put the steps into one class"),
+        ('backend: "tensorflow"', "backend: 'tensorflow': not one that is read here (onnxruntime, pytorch, "),
+        ("backend: python", "config.pbtxt: not a model configuration of Triton: 1:10"),
+        ('backend: "python"', "config.pbtxt: input, output: missing: state them"),
+        ('backend: "python" sequence_batching {}', "sequence_batching: not supported: keep the state at the client"),
+        ('backend: "python" model_transaction_policy { decoupled: true }', "decoupled: not supported"),
+        ('backend: "onnxruntime"', "no file "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_as_triton_does_is_refused_by_name(tmp_path: Path, pbtxt: str, told: str) -> None:
+    triton_model(tmp_path / "m", pbtxt, v1="model.py")
+    assert told in fault(str(tmp_path))
+    assert told in fault(str(tmp_path / "m"))
+
+
+def test_a_model_of_tritons_python_backend_answers(tmp_path: Path) -> None:
+    import backends
+    from backends.base import ExecutionFailed
+
+    triton_model(tmp_path / "scaled", PBTXT, v1="model.py")
+    config = parse_config(guess(str(tmp_path)).document, source="guess").models[0]
+    loaded = backends.load("python", config.backends[0].options(), config.declared())
+    session = loaded.open_session(0)
+    assert session.run({"x": np.ones((2, 4), np.float32)}, {})["y"].tolist() == [[3] * 4] * 2
+    with pytest.raises(ExecutionFailed, match=r"^negative$"):
+        session.run({"x": -np.ones((2, 4), np.float32)}, {})
+    session.close()
+    loaded.close()
+
+
+def test_the_written_configuration_is_yaml_without_surprises(code: Path) -> None:
+    document = yaml.safe_load(written(guess(f"{code}:area"), code.parent))
+    assert document["models"][0]["backends"] == [{"kind": "python", "model": "mine.py:area"}]

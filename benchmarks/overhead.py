@@ -92,7 +92,7 @@ def running(name: str, directory: Path) -> Iterator[Server]:
             command = [*gateway, "configs/examples/linear.yaml", *ports, *own_ray]
         case "replicas":
             example = Path("configs/examples/linear.yaml").absolute()
-            config: Any = located(yaml.safe_load(example.read_text()), example.parent)
+            config = located(yaml.safe_load(example.read_text()), example.parent)
             config["models"][0]["backends"][0]["placement"] = "replicas"
             path = directory / "replicas.yaml"
             path.write_text(yaml.safe_dump(config))

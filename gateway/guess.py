@@ -238,6 +238,8 @@ def _of_folder(folder: Path) -> Guess:
                 continue  # what others import
         else:
             artifact = _identified(path)
+            if not artifact.kind and path.with_suffix(".py").is_file():
+                continue  # what that code loads
             if not artifact.kind:
                 notes.append(f"{path.name} is left aside, it is {artifact.what}: {artifact.way}")
                 continue

@@ -155,6 +155,7 @@ def test_a_folder_is_its_models_and_what_is_none_is_told(tmp_path: Path) -> None
     (tmp_path / "scale.py").write_text("class Scale:\n    def predict(self, x: float) -> float:\n        return x\n")
     (tmp_path / "shared.py").write_text("def other():\n    pass\n")
     (tmp_path / "data.pkl").write_bytes(b"\x80\x04.")
+    (tmp_path / "scale.pkl").write_bytes(b"\x80\x04.")  # which scale.py loads
     (tmp_path / "README.md").write_text("these are my models")
     found = guess(str(tmp_path))
     assert [entry["name"] for entry in found.document["models"]] == ["area", "scale"]

@@ -3,13 +3,13 @@
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from gateway.check import check
 from gateway.config import Config
+from gateway.console import words
 from gateway.documents.faults import ConfigFaults, Fault
 
 
@@ -38,7 +38,11 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_json(source, config, faults), indent=2))
     else:
-        print(rendered(source, config, faults, loaded=arguments.load), file=sys.stderr if faults else sys.stdout)
+        told = rendered(source, config, faults, loaded=arguments.load)
+        if faults:
+            words.error("%s", told)
+        else:
+            print(told)
     return 2 if faults else 0
 
 

@@ -105,8 +105,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         commands,
         "serve",
         "serve a model, or the models of a configuration file",
-        "gateway serve model.onnx",
-        "gateway serve FILE.py:Class",
+        "gateway serve models/linear.onnx",
         "gateway serve configs/examples/linear.yaml",
         "gateway serve configs/examples/linear.yaml --http-port 9000 --grpc-port 0",
         "gateway serve configs/examples/minilm.yaml --ray",
@@ -134,9 +133,8 @@ def _add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         commands,
         "init",
         "write the configuration with which a model would be served",
-        "gateway init model.onnx",
-        "gateway init model.onnx -o gateway.yaml",
-        "gateway init FILE.py:Class --example request.json",
+        "gateway init models/linear.onnx",
+        "gateway init models/linear.onnx -o linear.yaml",
     )
     _add_model(command)
     output = command.add_argument(

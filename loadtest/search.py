@@ -37,7 +37,7 @@ KEEP_ABOVE = 0.85  # of the best per dollar, as predicted: the prediction is goo
 FINALISTS = 2
 LOAD_FACTOR = 0.9  # of the prediction, in the first short run of each
 SCOUT_SECONDS, SCOUT_SHARE = 20.0, 0.03  # of that run: at most, and of the budget
-TRY, SURE = 0.92, 0.85  # of an estimated peak: the first rate to prove, with time for a second one and without
+SURE = 0.85  # of an estimated peak: the first rate to prove
 PROOF = 3.0  # times the shortest probe that can pass: it takes so long to show a rate near the peak in 9 of 10 runs
 TWO = 1.5 * PROOF  # times that: with less there is one probe, as long as can be
 PATIENT = 0.5  # of the time left, for a probe that raises the cheapest claim
@@ -319,7 +319,7 @@ class _Search:
             if standing.peak_rps:
                 return None
             hurried = self._left_seconds() < TWO * (self._start_of(standing) + self._decisive_s(standing.estimated_rps))
-            rps = standing.estimated_rps * (SURE if hurried else TRY)
+            rps = standing.estimated_rps * SURE
             if standing.failing_rps:  # the more often it failed, the further down
                 step = STEP if standing.missed_rps <= standing.failing_rps else NEAR
                 rps = min(rps, standing.failing_rps / step ** max(1, standing.tries - 1))

@@ -33,8 +33,8 @@ from onnx import TensorProto, helper, numpy_helper
 GOOD = 0.85  # of the peak
 GRACE_S = 30.0  # beyond the budget
 OF_ALL = 0.9
-TIMES = {"tiny": 2, "mlp": 3, "forest": 2, "minilm": 3, "slow": 1}  # searches of each
-LONGER_MINUTES = 4.0
+TIMES = {"tiny": 3, "mlp": 2, "forest": 3, "minilm": 2, "slow": 1}  # searches of each
+LONGER_MINUTES = 3.0
 PYTHON_MODELS = '''\
 import time
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -63,6 +64,7 @@ def serve(config: Config, *, on_ray: bool, speech: Speech) -> int:
         import uvloop
 
         uvloop.run(_serve_until_signal(config, run_dir, announce))
+    gc.freeze()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
     return 0
 
 

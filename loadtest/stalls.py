@@ -300,7 +300,8 @@ def _caught_up(moments: np.ndarray, intended: np.ndarray, done: np.ndarray) -> n
     steps = np.concatenate([np.ones(len(intended), np.int64), np.full(len(done), -1)])[order]
     waiting = np.concatenate([[0], np.cumsum(steps)])
     edges = np.searchsorted(times[order], moments)
-    fewest = np.minimum.reduceat(waiting, np.minimum(edges[:-1], len(waiting) - 1))
+    within = np.column_stack([edges[:-1], edges[1:] + 1]).ravel()  # from how many wait when it begins to when it ends
+    fewest = np.minimum.reduceat(np.append(waiting, len(times)), within)[::2]
     found: np.ndarray = fewest <= np.percentile(fewest, _BEST_TENTH)
     return found
 

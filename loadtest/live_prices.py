@@ -5,6 +5,7 @@ The only file that imports boto3 for prices, and only when prices are refreshed.
 
 import datetime
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
@@ -16,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from loadtest.catalogue import BUNDLED, Catalogue, Price, PriceBasis, load_catalogue
 from loadtest.errors import LoadtestError, UsageError
 
-CACHE = Path.home() / ".cache" / "serving-gateway" / "prices.json"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "serving-gateway" / "prices.json"
 LIFETIME: dict[PriceBasis, datetime.timedelta] = {
     "ec2": datetime.timedelta(hours=24),
     "sagemaker": datetime.timedelta(hours=24),

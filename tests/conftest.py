@@ -2,8 +2,13 @@ import atexit
 import os
 import shutil
 import sys
+import tempfile
 
 import pytest
+
+# No test reads the prices that the user of this machine has fetched, nor leaves any.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # Debian package -> the program of it that tests run.
 _PROGRAMS = {"curl": "curl", "chromium-driver": "chromedriver"}

@@ -1,12 +1,22 @@
 import datetime
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtest.errors import UsageError
-from loadtest.live_prices import NoPrice, current_catalogue, ec2_price, read_cache, sagemaker_price, spot_price, write_cache
+from loadtest.live_prices import (
+    CACHE,
+    NoPrice,
+    current_catalogue,
+    ec2_price,
+    read_cache,
+    sagemaker_price,
+    spot_price,
+    write_cache,
+)
 
 NOW = datetime.datetime(2026, 8, 1, 12, tzinfo=datetime.UTC)
 
@@ -108,6 +118,10 @@ def test_fetched_prices_are_used_for_a_day_and_spot_for_five_minutes(session: An
     fallback = current_catalogue(tomorrow, cache=cache).price("c7i.large", "ec2")
     assert fallback.usd_per_hour == 0.08925
     assert "karpenter" in fallback.source
+
+
+def test_fetched_prices_are_kept_where_this_user_keeps_caches() -> None:
+    assert Path(os.environ["XDG_CACHE_HOME"], "serving-gateway", "prices.json") == CACHE
 
 
 def test_a_damaged_cache_says_so(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ _HEAD = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
     """A head node with Serve on it, and nothing deployed."""
     cluster = Cluster(initialize_head=True, head_node_args=_HEAD)

@@ -90,7 +90,7 @@ def test_unload_and_load_reach_every_ingress_and_free_the_replica(cluster: Clust
     assert loaded > 0
     assert request(port, "POST", "/v2/repository/models/m/unload", {})[0] == 200
     assert seen().isdisjoint({200})
-    assert sessions() < loaded
+    wait_until(lambda: sessions() < loaded, within_s=10)
     assert request(port, "POST", "/v2/repository/models/m/load", {})[0] == 200
     assert seen() == {200}
     assert (sessions(), gateway.infer("m", [ROW])[0]) == (loaded, 200)

@@ -47,9 +47,10 @@ demo: models/.ready
 serve: models/.ready
 	$(BIN)/gateway serve --ray configs/examples/minilm.yaml
 
-# The tests start real servers beside whatever else runs here: what failed is run again, alone, and counts if it fails twice.
+# Two processes share the files, as most of the time is waiting. The tests start real servers beside whatever else runs here:
+# what failed is run again, alone, and counts if it fails twice.
 test: models/.ready triton
-	$(BIN)/python -m pytest || { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -7,8 +7,9 @@ import tempfile
 import pytest
 
 # No test reads the prices that the user of this machine has fetched, nor leaves any.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache-")
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+if "PYTEST_XDIST_WORKER" not in os.environ:  # one of which has it from the process that started it
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # Debian package -> the program of it that tests run.
 _PROGRAMS = {"curl": "curl", "chromium-driver": "chromedriver"}
@@ -32,8 +33,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
     Threads of the native libraries under test run on meanwhile; that has ended in a segmentation fault after all had passed.
     """
-    if _status not in config.stash:
-        return  # a usage error: no session began
+    if _status not in config.stash or hasattr(config, "workerinput"):
+        return  # a usage error: no session began. Or one of several processes, whose end changes nothing
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -216,7 +217,7 @@ def test_large_tensors_pass(triton: TritonServer, shared_memory: bool) -> None:
 def test_no_region_stays_behind(triton: TritonServer) -> None:
     from tritonclient.grpc import InferenceServerClient
 
-    before = set(Path("/dev/shm").glob("gateway-*"))
+    before = set(Path("/dev/shm").glob(f"gateway-{os.getpid()}-*"))
     with InferenceServerClient(triton.grpc_url) as client:
         registered = len(client.get_system_shared_memory_status().regions)
     session = load(triton, UNSTATED, model="wide", shared_memory=True).open_session(0)
@@ -225,7 +226,7 @@ def test_no_region_stays_behind(triton: TritonServer) -> None:
         assert len(client.get_system_shared_memory_status().regions) == registered + 1
         session.close()
         assert len(client.get_system_shared_memory_status().regions) == registered
-    assert set(Path("/dev/shm").glob("gateway-*")) == before
+    assert set(Path("/dev/shm").glob(f"gateway-{os.getpid()}-*")) == before
 
 
 def test_a_region_is_not_used_again_while_a_call_that_timed_out_may_write_to_it(triton: TritonServer) -> None:

@@ -158,7 +158,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, OverflowError) as exc:  # a date of month 13, or what a tag makes of a text
+        except (ValueError, OverflowError, LookupError, AttributeError) as exc:  # a date of month 13; `!!int ""`, `!!bool x`
             problem = "looks like a date or a number, and is none"
             raise _Unreasonable(problem=problem, note="put text in quotes", problem_mark=node.start_mark) from exc
 

@@ -6,6 +6,7 @@ reads the tensors of ONNX and torch.export files.
 """
 
 import ast
+import contextlib
 import difflib
 import importlib.util
 import inspect
@@ -15,6 +16,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,7 +71,13 @@ class Wanted:
 
 def checked(wanted: Wanted) -> list[Mistake]:
     """Every mistake that is found."""
-    return [*_library(wanted), *_CHECKS[wanted.kind](wanted)]
+    found: list[Mistake] = []
+    try:
+        for mistake in chain(_library(wanted), _CHECKS[wanted.kind](wanted)):
+            found.append(mistake)
+    except OSError as exc:  # the name is too long, or a folder of it may not be read
+        found.append(Mistake(("model",), f"cannot be looked at: {exc.strerror}", remedy="name a file that this user can read"))
+    return found
 
 
 def gpus() -> int | None:
@@ -332,6 +340,9 @@ def _build_source(wanted: Wanted) -> Iterator[Mistake]:
 # code
 
 
+_IMPORTABLE: Final = "what it imports must be installed, and work, here"
+
+
 def _source(
     wanted: Wanted,
     at: Place,
@@ -350,7 +361,10 @@ def _source(
     name_of = "Class" if what == "a class" else "factory"
     place, _, name = source.rpartition(":")
     if not is_source(source):
-        names = _names_in(Path(source)) if source.endswith(".py") else {}
+        names: dict[str, bool] = {}
+        if source.endswith(".py"):
+            with contextlib.suppress(SyntaxError, ValueError):  # told once it is named
+                names = _names_in(Path(source))
         guess = next((known for known, is_class in names.items() if is_class == (what == "a class")), name_of)
         remedy = f"add `:{guess}`" if source.endswith(".py") else "name the code, or another kind"
         yield Mistake(at, f"does not name {what}", f"path/to/file.py:{name_of} or module:{name_of}", remedy)
@@ -366,7 +380,14 @@ def _source(
         looked = place if wanted.thorough else place.partition(".")[0]
         try:
             found = importlib.util.find_spec(looked)
-        except (ImportError, ValueError):
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # of the package's own code, unless it is the module that is not found
+            absent = isinstance(exc, ModuleNotFoundError) and f"{looked}.".startswith(f"{exc.name}.")
+            if looked and not looked.startswith(".") and not absent:
+                package = looked.rpartition(".")[0] or looked
+                yield Mistake(at, f"{package!r} cannot be imported: {words_of(exc)}", remedy=_IMPORTABLE)
+                return
             found = None
         if found is None:
             remedy = f"install it in {sys.prefix}, or name the file: path/to/{place.rpartition('.')[2]}.py:{name}"
@@ -393,15 +414,10 @@ def _source(
     try:
         code = load_object(source)
     except BackendError as exc:
-        yield Mistake(at, str(exc).removeprefix(f"{source!r}: "), remedy="what it imports must be installed, and work, here")
-        return
-    except BaseException as exc:  # a module may call sys.exit()
-        if isinstance(exc, KeyboardInterrupt):
-            raise
-        yield Mistake(at, f"cannot be imported: {words_of(exc)}", remedy="its own code must let it be imported")
+        yield Mistake(at, str(exc).removeprefix(f"{source!r}: "), remedy=_IMPORTABLE)
         return
     if not callable(code):
-        yield Mistake(at, f"{name!r} is {type(code).__name__} {code!r}", expected=what)
+        yield Mistake(at, f"{name!r} is a {type(code).__name__}", expected=what, remedy="name another")
         return
     loaded(code)
     if options_at:

@@ -32,9 +32,9 @@ def load_object(source: str) -> Any:
         raise LoadFailed(f"{source!r}: expected `module:name` or `path/to/file.py:name`")
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else import_module(place)
-    except LoadFailed:
+    except (LoadFailed, KeyboardInterrupt):
         raise
-    except Exception as exc:
+    except BaseException as exc:  # a script may end with sys.exit()
         line = line_of(exc, str(Path(place).resolve()))
         raise LoadFailed(f"{source!r}: cannot be imported: {words_of(exc)} ({line})") from exc
     try:

@@ -136,13 +136,14 @@ def _of_server(document: Document, config: Config) -> Iterator[Fault]:
         if wanted is None:
             continue
         path = Path(wanted).absolute()
-        there = next(folder for folder in (path, *path.parents) if folder.exists())
-        if not there.is_dir():
-            found = f"{there} is a file"
-        elif not os.access(there, os.W_OK | os.X_OK):
-            found = f"this user cannot write to {there}"
+        try:
+            there = next(folder for folder in (path, *path.parents) if folder.exists())
+        except OSError as exc:  # the name is too long, or a folder of it may not be read
+            found = f"cannot be looked at: {exc.strerror}"
         else:
-            continue
+            if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+                continue
+            found = f"this user cannot write to {there}" if there.is_dir() else f"{there} is a file"
         yield document.fault(("server", key), found, expected="a directory, or a place to make one", remedy="choose another")
 
 

@@ -112,6 +112,40 @@ def test_what_comes_from_an_anchor_is_told_where_it_stands(folder: Path) -> None
     assert [(fault["path"][:9], fault["line"]) for fault in said["faults"]] == [("models[0]", 4), ("models[1]", 4)]
 
 
+ODD = {
+    "a file that is no Python, without a name": (one("model: broken.py", kind="python"), "'broken.py': does not name a class"),
+    "a package that raises": (one("model: raising.part:M", kind="python"), "'raising' cannot be imported: ValueError: no"),
+    "a package that exits": (one("model: exiting.part:M", kind="python"), "'exiting' cannot be imported: SystemExit: 3"),
+    "a package that lacks another": (one("model: lacking.part:M", kind="python"), "No module named 'absent_library'"),
+    "a package without the module": (one("model: whole.part:M", kind="python"), "there is no module 'whole.part'"),
+    "a file that exits": (one("model: exits.py:M", kind="python"), "cannot be imported: SystemExit: 3 ("),
+    "a secret for a class": (one("model: whole:KEY", kind="python"), "'KEY' is a str, expected a class"),
+    "a name too long for a file": (one(f"model: {'x' * 300}", kind="onnxruntime"), "cannot be looked at: File name too long"),
+    "a name too long for a directory": (
+        f"server: {{state_dir: {'x' * 300}}}\n{one()}",
+        "cannot be looked at: File name too long",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_cannot_even_be_looked_at_is_a_fault_like_others(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder)
+    for package, content in (
+        ("raising", "raise ValueError('no licence')"), ("exiting", "raise SystemExit(3)"),
+        ("lacking", "import absent_library"), ("whole", "KEY = 'sk-123'"),
+    ):  # fmt: skip
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").write_text(content)
+    (folder / "exits.py").write_text("class M: ...\nraise SystemExit(3)\n")
+    text, says = ODD[case]
+    said = told(Mistake(case, text, "", ()), folder)
+    (fault,) = said["faults"]
+    assert says in fault["message"]
+    assert fault["remedy"]
+    assert "sk-123" not in fault["message"]
+
+
 def test_what_is_right_is_valid(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "gateway.yaml").write_text(one("model: code.py:Echo", "class_options: {factor: 2}", kind="python"))
     assert main(["check", "gateway.yaml", "--load"]) == 0

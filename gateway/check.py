@@ -9,12 +9,15 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from backends.check import Mistake, Wanted, checked
 from gateway.config import Backend, Config, Model, config_of
 from gateway.documents.faults import ConfigFaults, Fault, Location, path_of
 from gateway.documents.reader import Document, read
+
+
+_MAY_BE_SECRET: Final = frozenset(("class_options", "factory_options"))
 
 
 class Checked(NamedTuple):
@@ -163,4 +166,5 @@ def _of_model(part: _Part) -> Iterator[Mistake]:
 def _fault(document: Document, part: _Part, mistake: Mistake) -> Fault:
     model: Location = ("models", part.index)
     location = (*model, *mistake.at) if mistake.of_model else (*model, "backends", part.number, *mistake.at)
-    return document.fault(location, mistake.found, expected=mistake.expected, remedy=mistake.remedy)
+    told = not _MAY_BE_SECRET.intersection(mistake.at)
+    return document.fault(location, mistake.found, expected=mistake.expected, remedy=mistake.remedy, value=told)

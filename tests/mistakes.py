@@ -434,7 +434,7 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 "misspelt option",
                 one("model: code.py:Echo", "class_options: {factor: 2,", "                offsett: 1}  # !", kind="python"),
                 "models[0].backends[0].class_options.offsett",
-                ("1: Echo takes no such option", "did you mean `offset`?"),
+                ("offsett: Echo takes no such option", "did you mean `offset`?"),
             ),
             Mistake(
                 "missing option",

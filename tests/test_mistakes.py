@@ -146,6 +146,15 @@ def test_what_cannot_even_be_looked_at_is_a_fault_like_others(case: str, folder:
     assert "sk-123" not in fault["message"]
 
 
+@pytest.mark.parametrize(("kind", "key"), [("python", "class_options"), ("torch", "factory_options")])
+def test_values_of_options_which_may_be_secrets_are_not_told(kind: str, key: str, folder: Path) -> None:
+    (folder / "own.py").write_text("class Echo: ...\n\ndef factory(hidden=8): ...\n")
+    code = "own.py:Echo" if kind == "python" else "own.py:factory"
+    said = told(Mistake("", one(f"model: {code}", f"{key}: {{token: sk-123}}", kind=kind), "", ()), folder)
+    assert f"models[0].backends[0].{key}.token" in [fault["path"] for fault in said["faults"]]
+    assert "sk-123" not in json.dumps(said)
+
+
 def test_what_is_right_is_valid(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "gateway.yaml").write_text(one("model: code.py:Echo", "class_options: {factor: 2}", kind="python"))
     assert main(["check", "gateway.yaml", "--load"]) == 0

@@ -16,7 +16,6 @@ from gateway.config import Backend, Config, Model, config_of
 from gateway.documents.faults import ConfigFaults, Fault, Location, path_of
 from gateway.documents.reader import Document, read
 
-
 _MAY_BE_SECRET: Final = frozenset(("class_options", "factory_options"))
 
 

@@ -2,6 +2,7 @@
 
 import pickletools
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -52,7 +53,7 @@ def identify(path: Path) -> Artifact:
     suffix = path.suffix.lower()
     if suffix == ".onnx":
         return ONNX
-    if (head[:1] == b"\x80" and head[1] <= 5) or suffix in (".pkl", ".pickle", ".joblib"):
+    if (len(head) > 1 and head[0] == 0x80 and head[1] <= 5) or suffix in (".pkl", ".pickle", ".joblib"):
         return Artifact("", "", "a pickle", f"{_RUNS_CODE}: {_CLASS}")
     if suffix in _BY_SUFFIX:
         return _BY_SUFFIX[suffix]
@@ -85,7 +86,7 @@ def _archive(path: Path) -> Artifact:
             pickles = [name for name in names if name.endswith("/data.pkl")]
             if pickles and archive.getinfo(pickles[0]).file_size <= _MOST_PICKLE_BYTES:
                 return _saved(archive.read(pickles[0]))
-    except (zipfile.BadZipFile, OSError, RuntimeError) as exc:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as exc:
         return Artifact("", "", f"a damaged archive ({exc})", "copy it anew")
     if "MAR-INF/MANIFEST.json" in names:
         return Artifact("", "", "a TorchServe archive", f"unzip it, and serve the model that is in it; its handler: {_CLASS}")

@@ -32,6 +32,17 @@ def npz() -> bytes:
     return buffer.getvalue()
 
 
+def damaged() -> bytes:
+    """An archive whose pickle cannot be decompressed."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("m/data.pkl", b"x" * 1000)
+    content = bytearray(buffer.getvalue())
+    begins = 30 + len("m/data.pkl")  # behind the header of the file
+    content[begins] = 0xFF  # of a block of no type that there is
+    return bytes(content)
+
+
 WEIGHTS = b"\x80\x02ccollections\nOrderedDict\nctorch._utils\n_rebuild_tensor_v2\nctorch\nFloatStorage\n."
 MODULE = b"\x80\x02c__main__\nNet\nctorch._utils\n_rebuild_tensor_v2\n."
 
@@ -58,6 +69,8 @@ FILES = [
     ("m.h5", b"\x89HDF\r\n", "a Keras model"),
     ("m.zip", archive("a.txt"), "a zip archive without a model that the gateway knows"),
     ("m.pt", archive("a.txt")[:-1], "a damaged archive: its end is missing"),
+    ("m.pt", damaged(), "a damaged archive (Error -3 while decompressing data: invalid block type)"),
+    ("m.bin", b"\x80", "no model that the gateway knows"),
     ("m.tar.gz", b"\x1f\x8b\x08", "an archive"),
     ("m.plan", b"ftrt", "a TensorRT engine"),
     ("m.gguf", b"GGUF\x03", "a GGUF language model"),

@@ -22,6 +22,8 @@ from typing import Any, Final
 
 import backends.python
 import backends.synthetic
+import backends.triton_python
+from backends.artifacts import EXPORTED, identify
 from backends.base import BackendError, LoadFailed, ModelSpec, TensorSpec, words_of
 from backends.datatypes import NUMPY
 from backends.source import is_source, load_object
@@ -131,8 +133,8 @@ def _torch(wanted: Wanted) -> Iterator[Mistake]:
             )
         faults = list(_no_file(wanted, code=True))
         yield from faults
-        if not faults and wanted.file.suffix == ".pt2":
-            yield from _pt2(wanted)
+        if not faults:
+            yield from _artifact(wanted)
     if declared is None:
         return
     for key, tensors in (("inputs", declared.inputs), ("outputs", declared.outputs)):
@@ -147,11 +149,13 @@ def _torch(wanted: Wanted) -> Iterator[Mistake]:
                 )
 
 
-def _pt2(wanted: Wanted) -> Iterator[Mistake]:
-    if not zipfile.is_zipfile(wanted.file):
-        yield Mistake(("model",), "not a .pt2 archive", expected="a file of torch.export.save", remedy="export it again")
+def _artifact(wanted: Wanted) -> Iterator[Mistake]:
+    artifact = identify(wanted.file)
+    if artifact.kind != "torch":
+        expected = "TorchScript, torch.export or AOTInductor"
+        yield Mistake(("model",), f"{artifact.what} ({wanted.file})", expected, artifact.way or f"set kind: {artifact.kind}")
         return
-    tensors = exported_tensors(wanted.file) if wanted.thorough else None
+    tensors = exported_tensors(wanted.file) if wanted.thorough and artifact == EXPORTED else None
     if tensors is None or wanted.declared is None:
         return
     for key, found, declared in zip(
@@ -171,6 +175,8 @@ def _pt2(wanted: Wanted) -> Iterator[Mistake]:
 
 def _python(wanted: Wanted) -> Iterator[Mistake]:
     code: list[Any] = []
+    if wanted.model.endswith(backends.triton_python.CLASS):
+        backends.triton_python.lend_utils()
     yield from _source(wanted, ("model",), wanted.model, "a class", loaded=code.append)
     if not code:
         return

@@ -20,10 +20,11 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
+from backends import triton_python
 from backends.base import (
     BackendError,
     Device,
@@ -40,8 +41,6 @@ from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_ones, from_shapes
 from backends.signatures import FORM, Signature, call_by_name, signature_of
 from backends.source import check_options, line_of, load_object, make, place_of, takes
-
-_TRITON: Final = ":TritonPythonModel"
 
 
 def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | None = None) -> "PythonModel":
@@ -106,9 +105,7 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
 
 
 def _loaded(model: str) -> Any:
-    if model.endswith(_TRITON):
-        from backends import triton_python
-
+    if model.endswith(triton_python.CLASS):
         return triton_python.adapted(model)
     return load_object(model)
 

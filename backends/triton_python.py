@@ -21,19 +21,28 @@ from backends import triton_python_backend_utils as pb_utils
 from backends.base import ExecutionFailed, LoadFailed, Tensors
 from backends.source import load_object
 
+CLASS: Final = ":TritonPythonModel"  # how what names one ends
+
 _UTILS: Final = "triton_python_backend_utils"
+
+
+def lend_utils() -> None:
+    """Let a model import its utilities, unless they are installed."""
+    if _UTILS not in sys.modules and importlib.util.find_spec(_UTILS) is None:
+        sys.modules[_UTILS] = pb_utils
 
 
 def adapted(model: str) -> type:
     """A class with `predict` around the one that `model` names. Raises: LoadFailed."""
-    if _UTILS not in sys.modules and importlib.util.find_spec(_UTILS) is None:
-        sys.modules[_UTILS] = pb_utils
+    lend_utils()
     theirs = load_object(model)
     if not callable(getattr(theirs, "execute", None)):
         raise LoadFailed(f"{model}: expected a class with a method `execute(requests)`, as Triton's Python backend has it")
     file = Path(model.rpartition(":")[0]).absolute()
 
     class Adapter(_Adapter):
+        __module__ = theirs.__module__  # in whose file the lines are that messages point at
+
         def __init__(self) -> None:
             super().__init__(theirs, file)
 

@@ -216,6 +216,42 @@ def test_a_backend_that_another_stands_in_for_keeps_nothing_from_starting(folder
     assert servable("gateway.yaml", here=True).models[0].name == "m"
 
 
+TENSORS = ("inputs: [{name: x, datatype: FP32, shape: [-1, 3]}]", "outputs: [{name: y, datatype: FP32, shape: [-1, 3]}]")
+
+
+@pytest.mark.parametrize(
+    ("content", "says", "remedy"),
+    [
+        (b"\x80\x02}q\x00.", "'weights.pt': a pickle (", "write a class that loads it"),
+        (b"\x08\x0a\x12\x07pytorch", "'weights.pt': an ONNX model (", "set kind: onnxruntime"),
+    ],
+)
+def test_a_file_that_pytorch_cannot_load_is_told_as_a_load_would_tell_it(
+    content: bytes, says: str, remedy: str, folder: Path
+) -> None:
+    pytest.importorskip("torch")
+    (folder / "weights.pt").write_bytes(content)
+    text = onnx(*TENSORS, model="weights.pt").replace("kind: onnxruntime", "kind: torch")
+    (fault,) = told(Mistake("", text, "", ()), folder)["faults"]
+    assert (fault["path"], fault["line"]) == ("models[0].backends[0].model", 7)
+    assert says in fault["message"]
+    assert remedy in fault["remedy"]
+
+
+def test_a_model_of_tritons_python_backend_is_checked_as_it_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tritonclient")
+    monkeypatch.delitem(sys.modules, "triton_python_backend_utils", raising=False)
+    (folder / "triton" / "1").mkdir(parents=True)
+    (folder / "triton" / "1" / "model.py").write_text(
+        "import triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n"
+        "    def initialize(self, args):\n        raise KeyError('weights')\n\n    def execute(self, requests): ...\n"
+    )
+    text = onnx(*TENSORS, model="triton/1/model.py:TritonPythonModel").replace("kind: onnxruntime", "kind: python")
+    assert told(Mistake("", text, "", ()), folder)["faults"] == []
+    (fault,) = told(Mistake("", text, "", (), arguments=("--load",)), folder)["faults"]
+    assert f"raised KeyError: 'weights' ({folder}/triton/1/model.py:6)" in fault["message"]
+
+
 @pytest.mark.slow
 def test_tensors_of_an_exported_program_are_held_against_the_file(folder: Path) -> None:
     torch = pytest.importorskip("torch")

@@ -12,9 +12,10 @@ from math import prod
 from typing import Any, Final
 from urllib.parse import quote
 
-from backends.base import ModelSpec, TensorSpec
+from backends.base import ModelSpec
 from backends.datatypes import NUMPY
 from gateway.config import Server
+from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs, smallest_shape
 
 _NAMED: Final = 20  # models; who does not read the pipe must not stop us
 _LONGEST: Final = 16_000  # characters of a command, for the same reason
@@ -22,7 +23,6 @@ _WRITTEN: Final = 16  # elements; more of them are left to the shell
 _ELEMENTS: Final = 1 << 20  # of a request that is worth printing
 _ELEMENT_BYTES: Final = 8  # at most, with what is around them
 _ARGUMENT_BYTES: Final = 100_000  # Linux takes 128 KiB in one
-_NO_JSON: Final = ("FP16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def curl_command(url: str, model: ReadyModel, server: Server) -> str | None:
     url: of the server, without a slash at the end.
     """
     spec = model.spec
-    inputs = [(tensor, _smallest_shape(tensor, spec)) for tensor in spec.inputs if not tensor.optional]
+    inputs = [(tensor, smallest_shape(tensor)) for tensor in needed_inputs(spec)]
     if sum(prod(shape) for _, shape in inputs) > min(_ELEMENTS, server.limits.body_bytes // _ELEMENT_BYTES):
         return None
     body = _Body()
@@ -78,7 +78,7 @@ def curl_command(url: str, model: ReadyModel, server: Server) -> str | None:
     for position, (tensor, shape) in enumerate(inputs):
         body.text(", " if position else "")
         head: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
-        if tensor.datatype in _NO_JSON:
+        if tensor.datatype in WITHOUT_JSON:
             size = prod(shape) * NUMPY[tensor.datatype].itemsize
             body.text(json.dumps(head | {"parameters": {"binary_data_size": size}}))
             binary_bytes += size
@@ -86,8 +86,8 @@ def curl_command(url: str, model: ReadyModel, server: Server) -> str | None:
             body.text(json.dumps(head)[:-1] + ', "data": [')
             body.repeat(_element(tensor.datatype), prod(shape))
             body.text("]}")
-    unreadable = any(tensor.datatype in _NO_JSON for tensor in spec.outputs)
-    readable = [{"name": tensor.name} for tensor in spec.outputs if tensor.datatype not in _NO_JSON]
+    unreadable = any(tensor.datatype in WITHOUT_JSON for tensor in spec.outputs)
+    readable = [{"name": tensor.name} for tensor in spec.outputs if tensor.datatype not in WITHOUT_JSON]
     if unreadable and readable:
         body.text(f'], "outputs": {json.dumps(readable)}}}')
     else:
@@ -136,13 +136,6 @@ class _Body:
     def _add(self, part: str, count: int) -> None:
         self._parts.append((part, count))
         self.bytes += len(part) * count
-
-
-def _smallest_shape(tensor: TensorSpec, spec: ModelSpec) -> list[int]:
-    shape = [1 if size < 0 else size for size in tensor.shape]
-    if spec.max_rows:
-        shape[0] = 1
-    return shape
 
 
 def _element(datatype: str) -> str:

@@ -42,6 +42,13 @@ def test_the_smallest_request_is_one_row_of_ones() -> None:
     )
 
 
+def test_a_request_has_the_rows_that_a_model_insists_on_and_one_input_at_least() -> None:
+    inputs = (TensorSpec("x", "FP32", (2, 1), optional=True), TensorSpec("left out", "FP32", (2, 1), optional=True))
+    command = curl_command(URL, model(inputs=inputs), Server())
+    assert command is not None
+    assert '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 1], "data": [1, 1]}]}' in command
+
+
 def test_many_elements_are_left_to_the_shell_to_write() -> None:
     command = curl_command(URL, model(inputs=(TensorSpec("x", "FP32", (-1, 100)),)), Server())
     assert command is not None

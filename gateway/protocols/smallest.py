@@ -15,25 +15,26 @@ WITHOUT_JSON: Final = frozenset(("FP16", "BF16"))  # they pass as bytes only
 
 def smallest_request(spec: ModelSpec) -> dict[str, Any]:
     """The REST body with the fewest elements: one row, every other open dimension 1, no optional input that can be left out."""
-    return {"inputs": [_entry(tensor) | {_key(tensor): _content(tensor)} for tensor in _needed(spec)]}
+    return {"inputs": [_entry(tensor) | {_key(tensor): _content(tensor)} for tensor in needed_inputs(spec)]}
 
 
 def smallest_request_text(spec: ModelSpec) -> str:
     """The same as JSON, in which long `data` is only begun."""
     entries = []
-    for tensor in _needed(spec)[:_INPUTS_SHOWN]:
+    for tensor in needed_inputs(spec)[:_INPUTS_SHOWN]:
         content = _dumped(_content(tensor)) if _count(tensor) <= _SHOWN else _begun(tensor)
         entries.append(f'{_dumped(_entry(tensor))[:-1]},"{_key(tensor)}":{content}}}')
-    more = len(_needed(spec)) - len(entries)
+    more = len(needed_inputs(spec)) - len(entries)
     return f'{{"inputs":[{",".join(entries)}{f", … {more} more" if more else ""}]}}'
+
+
+def needed_inputs(spec: ModelSpec) -> list[TensorSpec]:
+    """Those that no request can be without; the first, where that is none."""
+    return [tensor for tensor in spec.inputs if not tensor.optional] or list(spec.inputs[:1])
 
 
 def smallest_shape(tensor: TensorSpec) -> list[int]:
     return [size if size >= 0 else 1 for size in tensor.shape]
-
-
-def _needed(spec: ModelSpec) -> list[TensorSpec]:
-    return [tensor for tensor in spec.inputs if not tensor.optional] or list(spec.inputs[:1])
 
 
 def _entry(tensor: TensorSpec) -> dict[str, Any]:

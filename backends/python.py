@@ -46,7 +46,7 @@ from backends.source import check_options, line_of, load_object, make, place_of,
 def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | None = None) -> "PythonModel":
     """model: `module:Class` or `path/to/file.py:Class`, or a function in place of the class."""
     code = _loaded(model)
-    signature = _signature(model, code)
+    signature = called_as(model, code)
     options = dict(class_options or {})
     if inspect.isclass(code):
         check_options(model, code, options, key="class_options")
@@ -77,7 +77,7 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
     Raises: LoadFailed, with what to write where that does not suffice.
     """
     code = _loaded(model)
-    signature = _signature(model, code)
+    signature = called_as(model, code)
     inputs = _stated(model, code, "inputs") or signature.input_specs()
     outputs = _stated(model, code, "outputs") or signature.output_specs()
     if inputs and outputs:
@@ -110,7 +110,8 @@ def _loaded(model: str) -> Any:
     return load_object(model)
 
 
-def _signature(model: str, code: Any) -> Signature:
+def called_as(model: str, code: Any) -> Signature:
+    """How a class or function is called, and what its type hints say. model: for messages. Raises: LoadFailed."""
     if inspect.isclass(code):
         predict = getattr(code, "predict", None)
         if not callable(predict):

@@ -3,11 +3,11 @@
 Both protocols answer with these: REST as they are, gRPC as the protobuf messages of the same names.
 """
 
-from importlib.metadata import version as package_version
 from typing import Any, Final
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import config_datatype
+from gateway import __version__
 from gateway.config import Model
 from gateway.metrics import ModelStatistics, Total
 
@@ -26,7 +26,7 @@ EXTENSIONS: Final = (
 
 def describe_server(instance_type: str | None) -> dict[str, Any]:
     """The answer to a server metadata request; `instance_type` is ours, and only there if the operator stated it."""
-    known = {"name": "serving-gateway", "version": package_version("serving-gateway"), "extensions": list(EXTENSIONS)}
+    known = {"name": "serving-gateway", "version": __version__, "extensions": list(EXTENSIONS)}
     return known | ({"instance_type": instance_type} if instance_type else {})
 
 

@@ -72,6 +72,9 @@ class GatewayError(Exception):
         super().__init__(message)
         self.message = message
 
+    def __str__(self) -> str:
+        return self.message
+
     @property
     def words(self) -> str:
         """What a client is told: of what is not the client's fault, one short line that names no folder of the server."""

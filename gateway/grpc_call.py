@@ -13,7 +13,7 @@ from urllib.parse import quote_from_bytes
 from google.protobuf.message import EncodeError, Message
 
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotReady, TooLarge
-from gateway.http2 import Http2Stream, header_block
+from gateway.http2 import Headers, Receiver, header_block
 from gateway.http_server import inflate
 from gateway.protocols.grpc import STATUS, trailers
 
@@ -26,6 +26,29 @@ _HEAD: Final = header_block((b"content-type", b"application/grpc"), status=200)
 _OK: Final = header_block((b"grpc-status", b"0"))
 
 log = logging.getLogger(__name__)
+
+
+class Stream(Protocol):
+    """What a call needs of the stream it runs on: `http2.Http2Stream`, or one in memory."""
+
+    headers: Headers
+    receiver: Receiver
+
+    @property
+    def backlog(self) -> bool:
+        """Whether something that was sent still waits for the client."""
+
+    def send_headers(self, block: bytes, *, end: bool = False) -> None:
+        """Send a header block. end: it is the whole answer."""
+
+    def send_data(self, data: bytes) -> None:
+        """Send bytes of the answer's body."""
+
+    def finish(self, trailers: bytes) -> None:
+        """End the answer with a header block, once its body has left."""
+
+    def credit(self, size: int) -> None:
+        """Let the client send so many bytes more."""
 
 
 class CallHandler(Protocol):
@@ -76,7 +99,7 @@ class GrpcCall:
 
     __slots__ = ("_begun", "_buffer", "_handler", "_most_bytes", "arrival_ns", "over", "stream")
 
-    def __init__(self, stream: Http2Stream, most_bytes: int) -> None:
+    def __init__(self, stream: Stream, most_bytes: int) -> None:
         """most_bytes: the longest message, compressed or not."""
         self.arrival_ns = time.monotonic_ns()
         self.stream = stream

@@ -22,8 +22,8 @@ from tritonclient.grpc import service_pb2_grpc
 
 from gateway.config import Limits
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, Unsupported
-from gateway.grpc_call import ENCODINGS, GrpcCall, OneMessage
-from gateway.http2 import Http2Connection, Http2Stream, header_block
+from gateway.grpc_call import ENCODINGS, GrpcCall, OneMessage, Stream
+from gateway.http2 import Http2Connection, header_block
 from gateway.http_server import last_words_s
 from gateway.metrics import EndpointMetrics
 from gateway.protocols.grpc import decode, encode
@@ -102,7 +102,7 @@ class GrpcServer:
 
     def _connect(self) -> Http2Connection:
         refused = len(self._connections) >= self._limits.connections
-        connection = Http2Connection(self._limits, self._open, self._closed, refused=refused)
+        connection = Http2Connection(self._limits, self.open, self._closed, refused=refused)
         self._connections.add(connection)
         self._all_closed.clear()
         return connection
@@ -172,7 +172,8 @@ class GrpcServer:
         for watch in self._watches:
             watch.shut_down()
 
-    def _open(self, stream: Http2Stream) -> None:
+    def open(self, stream: Stream) -> None:
+        """Begin to serve a call, whose headers are here."""
         headers = stream.headers
         if not headers.get(b"content-type", b"").startswith(b"application/grpc") or headers.get(b":method") != b"POST":
             stream.send_headers(_NOT_GRPC, end=True)

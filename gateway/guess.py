@@ -7,9 +7,10 @@
 import ast
 import json
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import yaml
@@ -18,9 +19,14 @@ import backends
 from backends.artifacts import Artifact, identify
 from backends.base import LoadFailed, Tensors
 from backends.datatypes import NUMPY
+from backends.discovery import normalised
 from backends.source import is_source, load_object
+from gateway.decoration import mark_of
 from gateway.errors import ConfigError
 from gateway.triton_repository import is_model, is_repository, plain, read_model
+
+Example: TypeAlias = str | os.PathLike[str] | Mapping[str, object]
+"""One request: a file that holds it, or its arrays (or lists) by input name."""
 
 CONFIGURATIONS: Final = (".yaml", ".yml")
 EXAMPLES: Final = (".example.json", ".example.npz")  # beside a model's file, in place of the file's suffix
@@ -44,13 +50,13 @@ def is_configuration(what: str) -> bool:
     return what == "-" or what.lower().endswith(CONFIGURATIONS)
 
 
-def guess(what: str, *, example: Path | None = None) -> Guess:
+def guess(what: str, *, example: Example | None = None) -> Guess:
     """The configuration that serves a model, told from the model.
 
-    what: a path, or `FILE.py:name` / `module:name`. example: a file with one request, where the model does not say its inputs.
+    what: a path, or `FILE.py:name` / `module:name`. example: one request, where the model does not say its inputs.
     Raises: ConfigError, with what to do.
     """
-    request = read_example(example) if example is not None else None
+    request = _request(example) if example is not None else None
     place, _, name = what.rpartition(":")
     if is_source(what) and not Path(what).exists():
         file = Path(place).absolute()
@@ -71,9 +77,8 @@ def guess(what: str, *, example: Path | None = None) -> Guess:
     if is_repository(path):
         return _of_triton(sorted(entry for entry in path.iterdir() if entry.is_dir()))
     if request is not None:
-        raise ConfigError(
-            f"--example: {example}: is of one model, but {path} is a folder: put it beside a model, as NAME{EXAMPLES[0]}"
-        )
+        given = "example" if isinstance(example, Mapping) else f"--example: {example}"
+        raise ConfigError(f"{given}: is of one model, but {path} is a folder: put it beside a model, as NAME{EXAMPLES[0]}")
     return _of_folder(path)
 
 
@@ -85,6 +90,10 @@ def written(found: Guess, folder: Path) -> str:
     ]
     notes = "".join(f"# {note}\n" for note in found.notes)
     return notes + yaml.dump(_laid_out({**found.document, "models": models}), Dumper=_Dumper, sort_keys=False, width=10_000)
+
+
+def _request(example: Example) -> Tensors:
+    return normalised(example) if isinstance(example, Mapping) else read_example(Path(example))
 
 
 def read_example(path: Path) -> Tensors:
@@ -144,10 +153,12 @@ def _identified(path: Path) -> Artifact:
 def _of_code(name: str, source: str, example: Tensors | None) -> _Entry:
     """A class with predict, a function; or what makes an nn.Module: its class, or a function without parameters."""
     try:
-        kind = "torch" if _makes_a_module(load_object(source)) else "python"
+        code = load_object(source)
     except LoadFailed as exc:
         raise ConfigError(str(exc)) from exc
-    return _read(name, kind, source, example)
+    mark = mark_of(code)
+    entry = _read(mark.name or name, "torch" if _makes_a_module(code) else "python", source, example)
+    return entry if mark.max_rows is None else replace(entry, model={**entry.model, "max_rows": mark.max_rows})
 
 
 def _makes_a_module(code: Any) -> bool:
@@ -176,32 +187,42 @@ def _beside(path: Path) -> Tensors | None:
 
 
 def _the_model_in(path: Path) -> str:
-    """The one class with `predict`, or function `predict`, of a Python file, which is read and not run. Raises: ConfigError."""
-    classes, functions = _candidates(path)
-    if len(classes) == 1:
-        return classes[0]
-    if not classes and "predict" in functions:
-        return "predict"
-    names = classes or functions
+    """The one model of a Python file, which is read and not run. Raises: ConfigError."""
+    models, functions = _candidates(path)
+    if len(models) == 1:
+        return models[0]
+    names = models or functions
     if not names:
         raise ConfigError(f"{path}: no model in it: expected a class with a method `predict`, or a function `predict`")
     raise ConfigError(f"{path}: which of {', '.join(names)}? Name it: {path.name}:{names[0]}")
 
 
 def _candidates(path: Path) -> tuple[list[str], list[str]]:
-    """Classes with a method `predict`, or `execute` of Triton's; and functions; neither private."""
+    """The models of a file: what is marked `@gateway.model`, else classes with a method `predict`, else the function `predict`.
+
+    And its functions. None is private.
+    """
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as exc:
         raise ConfigError(f"{path}: not Python: {exc}") from exc
-    of = {type_: [node for node in tree.body if isinstance(node, type_)] for type_ in (ast.ClassDef, ast.FunctionDef)}
     methods = {
         node.name: {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
         for node in tree.body
         if isinstance(node, ast.ClassDef)
     }
+    marked = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and _is_marked(node)]
     classes = [name for name, own in methods.items() if "predict" in own and not name.startswith("_")]
-    return classes, [node.name for node in of[ast.FunctionDef] if not node.name.startswith("_")]
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    return marked or classes or [name for name in functions if name == "predict"], functions
+
+
+def _is_marked(node: ast.ClassDef | ast.FunctionDef) -> bool:
+    for decorator in node.decorator_list:
+        match decorator.func if isinstance(decorator, ast.Call) else decorator:
+            case ast.Attribute(value=ast.Name(id="gateway"), attr="model") | ast.Name(id="model"):
+                return True
+    return False
 
 
 def _of_triton(folders: list[Path]) -> Guess:
@@ -233,8 +254,7 @@ def _of_folder(folder: Path) -> Guess:
         if path.name.lower().endswith(_BESIDE):
             continue
         if path.suffix == ".py":
-            classes, functions = _candidates(path)
-            if not classes and "predict" not in functions:
+            if not _candidates(path)[0]:
                 continue  # what others import
         else:
             artifact = _identified(path)

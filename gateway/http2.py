@@ -117,7 +117,7 @@ class _Nobody:
     def cut_off(self) -> None: ...
 
 
-_NOBODY: Final[Receiver] = _Nobody()
+NOBODY: Final[Receiver] = _Nobody()
 
 
 class Http2Stream:
@@ -136,7 +136,7 @@ class Http2Stream:
         self._outbox: deque[memoryview] | None = None  # most answers never wait
         self._trailers: bytes | None = None
         self.headers = headers
-        self.receiver: Receiver = _NOBODY
+        self.receiver: Receiver = NOBODY
 
     @property
     def backlog(self) -> bool:
@@ -300,7 +300,7 @@ class Http2Connection(asyncio.Protocol):
         self._streams.clear()
         try:
             for stream in streams:
-                receiver, stream.receiver = stream.receiver, _NOBODY
+                receiver, stream.receiver = stream.receiver, NOBODY
                 receiver.reset()
         finally:
             self._on_closed(self)
@@ -390,7 +390,7 @@ class Http2Connection(asyncio.Protocol):
     def forget(self, stream: Http2Stream) -> None:
         """The stream is over on our side (called by it)."""
         self._streams.pop(stream._id, None)
-        stream.receiver = _NOBODY
+        stream.receiver = NOBODY
         self._close_if_done()
 
     def _close_if_done(self) -> None:
@@ -452,7 +452,7 @@ class Http2Connection(asyncio.Protocol):
             _expect_size(payload, 4)
             stream = self._streams.pop(number, None)
             if stream is not None:
-                receiver, stream.receiver = stream.receiver, _NOBODY
+                receiver, stream.receiver = stream.receiver, NOBODY
                 receiver.reset()
                 self._close_if_done()
             elif number == 0 or number > self._last_stream:

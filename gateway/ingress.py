@@ -84,19 +84,27 @@ class Ingress:
         self._flushing = asyncio.create_task(self._flush_metrics())
         http = grpc = None
         if server.http_port is not None:
-            routes = RestRoutes(self.repository, server.limits, expose_metrics=self._expose_metrics)
-            self._http = HttpServer(routes, server.limits)
+            self._http = self.rest_listener()
             try:
                 http = await self._http.start(server.host, server.http_port, reuse_port=self._reuse_port)
             except OSError as exc:
                 raise self._claims.cannot_listen("http", exc) from exc
         if server.grpc_port is not None:
-            self._grpc = GrpcServer(self.repository, server.limits)
+            self._grpc = self.grpc_listener()
             try:
                 grpc = await self._grpc.start(server.host, server.grpc_port, reuse_port=self._reuse_port)
             except OSError as exc:
                 raise self._claims.cannot_listen("grpc", exc) from exc
         return Ports(http, grpc)
+
+    def rest_listener(self) -> HttpServer:
+        """All that answers REST, not started: whoever asks for one starts and drains it, or gives it connections of his own."""
+        limits = self._config.server.limits
+        return HttpServer(RestRoutes(self.repository, limits, expose_metrics=self._expose_metrics), limits)
+
+    def grpc_listener(self) -> GrpcServer:
+        """Likewise of gRPC."""
+        return GrpcServer(self.repository, self._config.server.limits)
 
     async def drain(self) -> None:
         """Stop accepting, answer what is in flight within drain_timeout_s, then close everything.

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from importlib.metadata import version as package_version
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
+from gateway import __version__
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request
 
 Schema = dict[str, Any]
@@ -80,7 +80,7 @@ def describe_api(models: Sequence[tuple[str, str, ModelSpec]], *, metrics: bool)
         "openapi": "3.1.0",
         "info": {
             "title": "serving-gateway",
-            "version": package_version("serving-gateway"),
+            "version": __version__,
             "description": "The Open Inference Protocol v2 over REST.",
         },
         "servers": [{"url": "/"}],

@@ -1,23 +1,29 @@
 """`gateway predict`: one request to a running server, or to a model loaded for it, and the answer as JSON."""
 
 import argparse
-import asyncio
 import json
 import re
 import sys
-import tempfile
-import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import orjson
 
-from backends.base import ModelSpec, TensorSpec
-from gateway.config import Config, load_config
-from gateway.errors import BackendUnreachable, ConfigError, GatewayError, InvalidArgument, instead, shortened
+from backends.base import TensorSpec
+from gateway.config import load_config
+from gateway.errors import BackendUnreachable, ConfigError, GatewayError
+from gateway.protocols.values import request_body
+
+if TYPE_CHECKING:
+    from gateway.testing import TestClient
+
+Call = Callable[[str, bytes | None, dict[str, str]], bytes]
+"""A path, a body (None: GET) and headers to the answer's body. Raises: GatewayError."""
 
 _TIMEOUT_S: Final = 60.0
 
@@ -44,9 +50,13 @@ def _predict(arguments: argparse.Namespace) -> int:
     if re.fullmatch(r"[\w.-]+:\d+", where):
         where = f"http://{where}"
     if where.startswith(("http://", "https://")):
-        answer = ask(where.rstrip("/"), arguments.model, arguments.version, given)
+        answer = ask(partial(over_the_wire, where.rstrip("/")), arguments.model, arguments.version, given)
     else:
-        answer = asyncio.run(run_here(load_config(where), arguments.model, arguments.version, given))
+        from gateway.hosted import only  # what they import takes a while, and the wire needs none of it
+        from gateway.testing import TestClient
+
+        with TestClient(only(load_config(where), arguments.model, arguments.version)) as client:
+            answer = ask(partial(here, client), arguments.model, arguments.version, given)
     sys.stdout.buffer.write(answer + b"\n")
     return 0
 
@@ -65,88 +75,46 @@ def read_input(place: str) -> dict[str, Any]:
     return given
 
 
-def request_of(given: dict[str, Any], inputs: list[TensorSpec]) -> dict[str, Any]:
-    """A REST request: what was given, if it is one, else its values as the elements of the inputs they are named after.
+def ask(call: Call, model: str, version: str, given: dict[str, Any]) -> bytes:
+    """Have a server answer: a request as it stands, or made of the elements of the inputs that its values are named after.
 
-    The shape of such an input is that of its nested lists. Raises: InvalidArgument, for a name that the model does not have.
+    Raises: GatewayError, with the server's own words; BackendUnreachable.
     """
+    at = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
     if isinstance(given.get("inputs"), list):
-        return given
-    known = {tensor.name: tensor for tensor in inputs}
-    entries = []
-    for name, value in given.items():
-        if name not in known:
-            raise InvalidArgument(f"no input '{shortened(name)}'{instead(name, known, 'its inputs')}")
-        entries.append({"name": name, "datatype": known[name].datatype, "shape": _shape(value), "data": _listed(value)})
-    return {"inputs": entries}
+        return call(f"{at}/infer", orjson.dumps(given), {})
+    metadata = json.loads(call(at, None, {}))
+    inputs = {
+        tensor["name"]: TensorSpec(tensor["name"], tensor["datatype"], tuple(tensor["shape"])) for tensor in metadata["inputs"]
+    }
+    body, json_bytes = request_body(given, inputs)
+    return call(f"{at}/infer", body, {} if json_bytes == len(body) else {"Inference-Header-Content-Length": str(json_bytes)})
 
 
-def _shape(value: Any) -> list[int]:
-    shape = []
-    while isinstance(value, list):
-        shape.append(len(value))
-        value = value[0] if value else None
-    return shape
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def ask(url: str, model: str, version: str, given: dict[str, Any]) -> bytes:
-    """Have a running server answer. Raises: BackendUnreachable; GatewayError, with the server's own words."""
-    at = f"{url}/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
-    metadata = json.loads(_call(at, None))
-    inputs = [TensorSpec(tensor["name"], tensor["datatype"], tuple(tensor["shape"])) for tensor in metadata["inputs"]]
-    return _call(f"{at}/infer", orjson.dumps(request_of(given, inputs)))
-
-
-def _call(address: str, body: bytes | None) -> bytes:
+def over_the_wire(url: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
+    """A `Call` of a running server, whose address has no slash at its end."""
+    address = f"{url}{path}"
     try:
-        with urllib.request.urlopen(address, body, _TIMEOUT_S) as response:
+        with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=_TIMEOUT_S) as response:
             answer: bytes = response.read()
             return answer
     except urllib.error.HTTPError as exc:
         with exc:
-            text = exc.read()
-        try:
-            words = json.loads(text)["error"]
-        except (ValueError, KeyError, TypeError):
-            words = f"{address}: status {exc.code}, which is no answer of the Open Inference Protocol v2"
-        raise GatewayError(words) from exc
+            raise GatewayError(_words(exc.read(), address, exc.code)) from exc
     except OSError as exc:
         raise BackendUnreachable(f"nothing answers at {address} ({exc})") from exc
 
 
-async def run_here(config: Config, name: str, version: str, given: dict[str, Any]) -> bytes:
-    """Load one model of a configuration in this process, and have it answer. Raises: GatewayError."""
-    from gateway.ingress import Ingress  # what it imports takes a while, and `ask` needs none of it
-    from gateway.protocols.rest import ModelCodec
-    from gateway.types import InferResponse
+def here(client: "TestClient", path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
+    """A `Call` of a model that was loaded for it."""
+    response = client.request("GET" if body is None else "POST", path, content=body, headers=headers)
+    if response.status_code != 200:
+        raise GatewayError(_words(response.content, path, response.status_code))
+    return response.content
 
-    models = [model for model in config.models if model.name == name and version in ("", model.version)]
-    if not models:
-        names = list(dict.fromkeys(model.name for model in config.models))
-        raise ConfigError(f"no model '{shortened(name)}'{instead(name, names, 'models here')}")
-    one = max(models, key=lambda model: int(model.version))
-    # It is asked once: nothing is to be learned of its speed.
-    one = one.model_copy(update={"load_at_start": True, "batching": one.batching.model_copy(update={"probe_s": 0.0})})
-    server = config.server.model_copy(update={"http_port": None, "grpc_port": None, "state_dir": None})
-    with tempfile.TemporaryDirectory() as directory:
-        ingress = Ingress(config.model_copy(update={"server": server, "models": (one,)}), run_dir=Path(directory))
-        try:
-            await ingress.start()
-            repository = ingress.repository
-            spec: ModelSpec = repository.model(one.name).spec
-            codec = ModelCodec(one.name, one.version, spec, one.ragged, server.limits.json_depth)
-            body = orjson.dumps(request_of(given, list(spec.inputs)))
-            request = codec.decode(body, None, time.monotonic_ns(), repository.regions.read)
-            answered: asyncio.Future[InferResponse | GatewayError] = asyncio.get_running_loop().create_future()
-            repository.infer(request, answered.set_result)
-            outcome = await answered
-            if isinstance(outcome, GatewayError):
-                raise outcome
-            parts, _ = codec.encode(request, outcome, repository.regions.write)
-            return b"".join(bytes(part) for part in parts)
-        finally:
-            await ingress.drain()
+
+def _words(answer: bytes, address: str, status: int) -> str:
+    try:
+        return str(json.loads(answer)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"{address}: status {status}, which is no answer of the Open Inference Protocol v2"

@@ -9,11 +9,11 @@ ROOT = Path(__file__).parent.parent
 
 # Floor of each module of the gateway; a module may import modules of lower floors, and of its own package.
 FLOORS = {
-    "types": -1, "errors": -1, "clock": -1, "console": -1,
+    "__version__": -2, "types": -1, "errors": -1, "clock": -1, "console": -1,
     "documents": 0,
     "config": 1, "run_dir": 1, "interrupts": 1,
     "protocols": 2, "batching": 2, "ports": 2, "check": 2, "announcement": 3,
-    "triton_repository": 2, "guess": 3,
+    "triton_repository": 2, "decoration": 2, "guess": 3,
     "frames": 3, "killers": 3, "failure_log": 3, "runner": 3, "shared_memory": 3,
     "session_process": 4, "metrics": 4,
     "workers": 5, "lane": 5, "probes": 5,
@@ -21,7 +21,9 @@ FLOORS = {
     "lane_opener": 6, "descriptions": 6, "openapi": 6,
     "repository": 7,
     "http_server": 8, "http2": 8, "compile": 8, "trial": 8, "rest_routes": 9, "grpc_call": 9,
-    "grpc_server": 10, "ingress": 11, "cluster": 12, "predict": 12, "app": 13, "serving": 13, "check_command": 13, "cli": 14,
+    "grpc_server": 10, "ingress": 11, "cluster": 12, "app": 13, "serving": 13, "check_command": 13,
+    "rest_in_memory": 9, "grpc_in_memory": 11, "hosted": 12, "loaded": 13, "testing": 13, "running": 14, "predict": 14,
+    "cli": 15,
 }  # fmt: skip
 
 # What loadtest may use of the gateway: the pure floors, and the simulator's real batcher.

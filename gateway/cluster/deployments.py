@@ -8,7 +8,6 @@ import re
 import warnings
 import weakref
 from collections.abc import Coroutine
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +18,7 @@ from ray.serve.config import AutoscalingContext, AutoscalingPolicy
 from ray.serve.handle import DeploymentHandle
 
 from backends.base import ModelSpec
+from gateway import __version__
 from gateway.announcement import ReadyModel
 from gateway.clock import LoopClock
 from gateway.cluster.control import SharedControl
@@ -258,7 +258,7 @@ def _deployment_name(model: Model, backend: Backend) -> str:
 
 def _versioned(deployment: serve.Deployment, content: str) -> serve.Deployment:
     """Say what the deployment is made of: Serve restarts its replicas when that changes; not told, at every deploy."""
-    return deployment.options(version=f"{version('serving-gateway')}-{content}", _internal=True)
+    return deployment.options(version=f"{__version__}-{content}", _internal=True)
 
 
 def _content(model: Model, backend: Backend) -> str:

@@ -79,7 +79,7 @@ def test_a_server_answers_what_comes_from_standard_input(
 @pytest.mark.parametrize(
     ("model", "text", "words"),
     [
-        ("double", '{"z": [[1, 2]]}', "no input 'z'; its inputs: 'x', 'flag'"),
+        ("double", '{"z": [[1, 2]]}', "unexpected inference input 'z' for model 'double'; its inputs: 'x', 'flag'"),
         ("double", '{"x": [[1, 2, 3]]}', "input 'x' of model 'double': expected FP32 [-1, 2], got FP32 [1, 3]"),
         ("double", "{}", "missing 'x'; the smallest request: "),
         ("double", '{"x": [[3, 3]]}', "double:1/python: ValueError: no threes"),

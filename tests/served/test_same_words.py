@@ -1,11 +1,10 @@
 """The same mistake gets the same words, whichever client makes it: curl's JSON, binary REST, typed and raw gRPC, a gRPC stream,
-tritonclient over both."""
+tritonclient over both; and in this process the test client and a loaded model."""
 
-import asyncio
+import contextlib
 import http.client
 import json
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-import uvloop
 import yaml
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+import gateway
+from backends.datatypes import datatype_of
 from gateway.config import parse_config
-from gateway.ingress import Ingress
+from gateway.protocols.rest import STATUS
 from gateway.protocols.tensors import tensor_to_bytes
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 TIMEOUT_S = 20.0
 FILE = Path(__file__)
 MODELS = f"""
-server: {{http_port: 0, grpc_port: 0, drain_timeout_s: 2}}
+server: {{drain_timeout_s: 2}}
 models:
   - name: pair
     max_rows: 4
@@ -114,21 +114,24 @@ SMALLEST_PAIR = (
     '{"name":"B","datatype":"UINT8","shape":[1,2],"data":[1,1]}]}'
 )
 OWN = (*RAW_HTTP, *RAW_GRPC)
+ON_THE_WIRE = (*OWN, "tritonclient.http", "tritonclient.grpc")  # a loaded model is there already
+LOADED = ("pair", "words", "fails")
 
 MISTAKES = {
     "unknown model": Mistake(
         "Request for unknown model: 'par' is not found; did you mean 'pair'? models here: 'pair', 'words', 'fails', ",
-        *UNKNOWN, model="par",
+        *UNKNOWN, model="par", by=ON_THE_WIRE,
     ),
     "unknown version": Mistake(
-        "Request for unknown model: 'pair' version 7 is not found; versions here: '1'", *UNKNOWN, version="7"
+        "Request for unknown model: 'pair' version 7 is not found; versions here: '1'", *UNKNOWN, version="7", by=ON_THE_WIRE,
     ),
     "a version that is no number": Mistake(
-        "Request for unknown model: 'pair' version new is not found; versions here: '1'", *UNKNOWN, version="new"
+        "Request for unknown model: 'pair' version new is not found; versions here: '1'",
+        *UNKNOWN, version="new", by=ON_THE_WIRE,
     ),
     "a model that is not loaded": Mistake(
         "Request for unknown model: 'later' has no available versions (unavailable)",
-        503, grpc.StatusCode.UNAVAILABLE, model="later",
+        503, grpc.StatusCode.UNAVAILABLE, model="later", by=ON_THE_WIRE,
     ),
     "no inputs": Mistake(
         f"expected 2 inputs but got 0 inputs for model 'pair': missing 'A', 'B'; the smallest request: {SMALLEST_PAIR}",
@@ -164,7 +167,7 @@ MISTAKES = {
     "no rows": Mistake(
         "model 'pair': a request needs at least 1 row, got 0", *BAD,
         inputs=(Given("A", np.ones((0, 2), np.float32)), Given("B", np.ones((0, 2), np.uint8), "UINT8")),
-        by=("json", "binary", "raw", "stream"),
+        by=("json", "binary", "raw", "stream", "predict"),
     ),
     "rows differ": Mistake(
         "input 'B' of model 'pair' has 3 rows, but input 'A' has 1: all inputs of a request need the same first dimension",
@@ -182,7 +185,7 @@ MISTAKES = {
     ),
     "a value out of range": Mistake(
         "input 'B': element 1 is 300, expected UINT8 (0 to 255)",
-        *BAD, inputs=(A, Given("B", np.array([[1, 300]]), "UINT8")), by=WRITTEN,
+        *BAD, inputs=(A, Given("B", np.array([[1, 300]]), "UINT8")), by=(*WRITTEN, "predict"),
     ),
     "BYTES that end too soon": Mistake(
         "input 'TEXT': BYTES element 0 of 1 has length 9, but only 1 bytes are left",
@@ -193,14 +196,16 @@ MISTAKES = {
         *BAD, model="words", inputs=(Given("TEXT", TEXT.array, "BYTES", raw=b"\x01\0\0\0ab"),), by=AS_BYTES,
     ),
     "a wrong priority": Mistake(
-        "request: parameter 'priority': got -1, expected an integer from 0 to 2^62", *BAD, parameters={"priority": -1}, by=OWN
+        "request: parameter 'priority': got -1, expected an integer from 0 to 2^62", *BAD, parameters={"priority": -1},
+        by=(*OWN, "predict"),
     ),
     "a timeout that is no number": Mistake(
         "request: parameter 'timeout': got 'soon', expected an integer from 0 to 2^62", *BAD,
-        parameters={"timeout": "soon"}, by=OWN,
+        parameters={"timeout": "soon"}, by=(*OWN, "predict"),
     ),
     "a reserved parameter": Mistake(
-        "parameter 'triton_x': keys starting with 'triton_' are reserved", *BAD, parameters={"triton_x": 1}, by=OWN
+        "parameter 'triton_x': keys starting with 'triton_' are reserved", *BAD, parameters={"triton_x": 1},
+        by=(*OWN, "predict"),
     ),
     "a region without its size": Mistake(
         "input 'A': parameter 'shared_memory_byte_size' is missing beside 'shared_memory_region'",
@@ -212,7 +217,7 @@ MISTAKES = {
     ),
     "a model apart that raises": Mistake(
         "fails apart:1/python: ValueError: no threes in weights.bin (see the manual)",
-        *FAILED, model="fails apart", inputs=(Given("A", A.array * 3),),
+        *FAILED, model="fails apart", inputs=(Given("A", A.array * 3),), by=ON_THE_WIRE,
     ),
     "a model whose answer is not as declared": Mistake(
         "fails:1/python: output 'C': expected shape [-1, 2] with 1 rows, the model gave shape [0, 2]",
@@ -222,38 +227,29 @@ MISTAKES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class Served:
+    """http, grpc: "host:port" of a server. client, loaded: the same models in this process, these by name."""
+
     http: str
     grpc: str
+    client: gateway.TestClient
+    loaded: dict[str, gateway.LoadedModel]
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
-    """Both listeners of one process, on a loop in a thread."""
-    loop = uvloop.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    def on_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(TIMEOUT_S)
-
-    async def start() -> tuple[Ingress, Addresses]:
-        ingress = Ingress(parse_config(yaml.safe_load(MODELS), source="x.yaml"), run_dir=tmp_path_factory.mktemp("run"))
-        ports = await ingress.start()
-        return ingress, Addresses(f"127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}")
-
-    ingress, addresses = on_loop(start())
-    yield addresses
-    on_loop(ingress.drain())
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(TIMEOUT_S)
-    loop.close()
+def served() -> Iterator[Served]:
+    config = parse_config(yaml.safe_load(MODELS), source="x.yaml")
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(gateway.run(config))
+        client = stack.enter_context(gateway.TestClient(config))
+        loaded = {name: stack.enter_context(gateway.load(config, model=name)) for name in LOADED}
+        yield Served(server.rest_url.removeprefix("http://"), server.grpc_target, client, loaded)
 
 
 Told = tuple[int | grpc.StatusCode | None, str]  # the stream has no code
 
 
-def ask_http(served: Addresses, mistake: Mistake, *, binary: bool) -> Told:
+def http_request(mistake: Mistake, *, binary: bool) -> tuple[str, bytes, dict[str, str]]:
     inputs, tail = [], b""
     for given in mistake.inputs:
         entry = {"name": given.name, "datatype": given.datatype, "shape": given.stated}
@@ -268,18 +264,24 @@ def ask_http(served: Addresses, mistake: Mistake, *, binary: bool) -> Told:
     body = {"inputs": inputs, "parameters": mistake.parameters, "outputs": [{"name": name} for name in mistake.outputs]}
     head = json.dumps(body).encode()
     version = f"/versions/{mistake.version}" if mistake.version else ""
+    headers = {"Inference-Header-Content-Length": str(len(head))} if binary else {}
+    return f"/v2/models/{quote(mistake.model)}{version}/infer", head + tail, headers
+
+
+def ask_http(served: Served, mistake: Mistake, *, binary: bool) -> Told:
     connection = http.client.HTTPConnection(served.http, timeout=TIMEOUT_S)
     try:
-        connection.request(
-            "POST",
-            f"/v2/models/{quote(mistake.model)}{version}/infer",
-            head + tail,
-            {"Inference-Header-Content-Length": str(len(head))} if binary else {},
-        )
+        connection.request("POST", *http_request(mistake, binary=binary))
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())["error"]
     finally:
         connection.close()
+
+
+def ask_http_in_memory(served: Served, mistake: Mistake, *, binary: bool) -> Told:
+    path, body, headers = http_request(mistake, binary=binary)
+    answer = served.client.post(path, content=body, headers=headers)
+    return answer.status_code, answer.json()["error"]
 
 
 CONTENTS = {"FP32": "fp32_contents", "UINT8": "uint_contents", "BYTES": "bytes_contents", "FLOAT": "fp32_contents"}
@@ -307,8 +309,8 @@ def message_of(mistake: Mistake, *, typed: bool) -> Any:
     return message
 
 
-def ask_grpc(served: Addresses, mistake: Mistake, *, typed: bool) -> Told:
-    with grpc.insecure_channel(served.grpc) as channel:
+def ask_grpc(channel: grpc.Channel, mistake: Mistake, *, typed: bool) -> Told:
+    with channel:
         try:
             service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message_of(mistake, typed=typed), timeout=TIMEOUT_S)
         except grpc.RpcError as exc:
@@ -316,11 +318,24 @@ def ask_grpc(served: Addresses, mistake: Mistake, *, typed: bool) -> Told:
     raise AssertionError("it was served")
 
 
-def ask_stream(served: Addresses, mistake: Mistake) -> Told:
-    with grpc.insecure_channel(served.grpc) as channel:
+def ask_stream(channel: grpc.Channel, mistake: Mistake) -> Told:
+    with channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         (answer,) = stub.ModelStreamInfer(iter([message_of(mistake, typed=False)]), timeout=TIMEOUT_S)
     return None, answer.error_message
+
+
+def ask_loaded(served: Served, mistake: Mistake) -> Told:
+    """Elements of another datatype are given as lists, as somebody would who cannot make an array of them."""
+    inputs = {
+        given.name: given.array if datatype_of(given.array) == given.datatype else given.array.tolist()
+        for given in mistake.inputs
+    }
+    try:
+        served.loaded[mistake.model].predict(inputs, outputs=mistake.outputs, parameters=mistake.parameters)
+    except gateway.GatewayError as exc:
+        return STATUS[exc.code], exc.words
+    raise AssertionError("it was served")
 
 
 def ask_triton(address: str, mistake: Mistake, module: Any) -> Told:
@@ -340,21 +355,35 @@ def ask_triton(address: str, mistake: Mistake, module: Any) -> Told:
     raise AssertionError("it was served")
 
 
-CLIENTS: dict[str, Callable[[Addresses, Mistake], Told]] = {
+def channel(served: Served) -> grpc.Channel:
+    return grpc.insecure_channel(served.grpc)
+
+
+CLIENTS: dict[str, Callable[[Served, Mistake], Told]] = {
     "json": lambda served, mistake: ask_http(served, mistake, binary=False),
     "binary": lambda served, mistake: ask_http(served, mistake, binary=True),
-    "typed": lambda served, mistake: ask_grpc(served, mistake, typed=True),
-    "raw": lambda served, mistake: ask_grpc(served, mistake, typed=False),
-    "stream": ask_stream,
+    "typed": lambda served, mistake: ask_grpc(channel(served), mistake, typed=True),
+    "raw": lambda served, mistake: ask_grpc(channel(served), mistake, typed=False),
+    "stream": lambda served, mistake: ask_stream(channel(served), mistake),
     "tritonclient.http": lambda served, mistake: ask_triton(served.http, mistake, tritonclient.http),
     "tritonclient.grpc": lambda served, mistake: ask_triton(served.grpc, mistake, tritonclient.grpc),
+    "predict": ask_loaded,
+}
+IN_MEMORY: dict[str, Callable[[Served, Mistake], Told]] = {
+    "json": lambda served, mistake: ask_http_in_memory(served, mistake, binary=False),
+    "binary": lambda served, mistake: ask_http_in_memory(served, mistake, binary=True),
+    "typed": lambda served, mistake: ask_grpc(served.client.channel, mistake, typed=True),
+    "raw": lambda served, mistake: ask_grpc(served.client.channel, mistake, typed=False),
+    "stream": lambda served, mistake: ask_stream(served.client.channel, mistake),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_every_client_is_told_the_same(name: str, served: Addresses) -> None:
+def test_every_client_is_told_the_same(name: str, served: Served) -> None:
     mistake = MISTAKES[name]
-    told = {client: CLIENTS[client](served, mistake) for client in mistake.by or CLIENTS}
+    makers = mistake.by or CLIENTS
+    told = {client: CLIENTS[client](served, mistake) for client in makers}
+    told |= {f"{client} in memory": ask(served, mistake) for client, ask in IN_MEMORY.items() if client in makers}
     assert len({words for _, words in told.values()}) == 1, told
     for client, (status, words) in told.items():
         assert words.startswith(mistake.words), client
@@ -362,7 +391,7 @@ def test_every_client_is_told_the_same(name: str, served: Addresses) -> None:
         assert len(words) < 1000, client
 
 
-def test_a_body_that_is_no_request_is_told_so(served: Addresses) -> None:
+def test_a_body_that_is_no_request_is_told_so(served: Served) -> None:
     for body, words in (
         (b"", f"failed to parse the request JSON: the body is empty; the smallest request: {SMALLEST_PAIR}"),
         (b"{bad", "failed to parse the request JSON: "),
@@ -377,7 +406,7 @@ def test_a_body_that_is_no_request_is_told_so(served: Addresses) -> None:
         connection.close()
 
 
-def test_the_smallest_request_that_an_error_shows_is_served(served: Addresses) -> None:
+def test_the_smallest_request_that_an_error_shows_is_served(served: Served) -> None:
     for model in ("pair", "words", "fails"):
         for body in (b"{}", b""):
             connection = http.client.HTTPConnection(served.http, timeout=TIMEOUT_S)

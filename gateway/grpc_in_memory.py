@@ -1,0 +1,236 @@
+"""gRPC without sockets: a `grpc.Channel` whose calls go to the gRPC listener's own code, so that any stub works on it.
+
+What lies beneath a call, HTTP/2's frames and windows, is left out: a call begins with its headers, as messages.
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NoReturn, Protocol, TypeVar
+from urllib.parse import unquote
+
+import grpc
+import hpack
+
+from gateway.grpc_server import GrpcServer
+from gateway.http2 import NOBODY, Headers, Receiver
+
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+_OF_THE_CALL: Final = (b":status", b"content-type", b"grpc-status", b"grpc-message")
+_LONGEST_MS: Final = 99_999_999  # eight digits
+
+T = TypeVar("T")
+Metadata = Sequence[tuple[str, str | bytes]]
+
+
+class Host(Protocol):
+    """Whose loop the listener is on: `hosted.Hosted`."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    def run(self, work: Any) -> Any:
+        """Run a coroutine there, and wait for its end."""
+
+
+class GrpcError(grpc.RpcError):
+    """A call that failed, with what grpc's own errors tell."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[Any, ...] = ()) -> None:
+        super().__init__(code, details)
+        self._code = code
+        self._details = details
+        self._trailing_metadata = trailing_metadata
+
+    def __str__(self) -> str:
+        return f"{self._code.name}: {self._details}"
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> tuple[Any, ...]:
+        """Pairs of name and value."""
+        return self._trailing_metadata
+
+
+class _Stream:
+    """One call's stream: `grpc_call.Stream`. What comes is handed on: messages, then the fields of the answer's end."""
+
+    def __init__(self, headers: Headers, on_message: Callable[[bytes], None], on_end: Callable[[Headers], None]) -> None:
+        self.headers = headers
+        self.receiver: Receiver = NOBODY
+        self.backlog = False
+        self._on_message = on_message
+        self._on_end = on_end
+
+    def send_headers(self, block: bytes, *, end: bool = False) -> None:
+        if end:
+            self.finish(block)
+
+    def send_data(self, data: bytes) -> None:
+        self._on_message(data[5:])  # always one whole message, uncompressed
+
+    def finish(self, trailers: bytes) -> None:
+        self._on_end(dict(hpack.Decoder().decode(trailers, raw=True)))
+
+    def credit(self, size: int) -> None: ...
+
+
+class InMemoryChannel(grpc.Channel):
+    """Calls one `GrpcServer`. From any thread but its own."""
+
+    def __init__(self, host: Host, server: GrpcServer) -> None:
+        self._host = host
+        self._server = server
+
+    def unary_unary(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, *_: Any, **__: Any
+    ) -> Any:
+        return _UnaryUnary(self._host, self._server, method, request_serializer, response_deserializer)
+
+    def unary_stream(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, *_: Any, **__: Any
+    ) -> Any:
+        many = _StreamStream(self._host, self._server, method, request_serializer, response_deserializer)
+        return lambda request, **options: many(iter([request]), **options)
+
+    def stream_unary(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError("the protocol has no call of many messages and one answer")
+
+    def stream_stream(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, *_: Any, **__: Any
+    ) -> Any:
+        return _StreamStream(self._host, self._server, method, request_serializer, response_deserializer)
+
+    def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
+        callback(grpc.ChannelConnectivity.READY)
+
+    def unsubscribe(self, callback: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> "InMemoryChannel":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class _Calls:
+    """What both kinds of calls share."""
+
+    def __init__(self, host: Host, server: GrpcServer, method: str, serialize: Any, deserialize: Any) -> None:
+        self._host = host
+        self._server = server
+        self._method = method
+        self._serialize = serialize
+        self._deserialize = deserialize
+
+    def _headers(self, timeout: float | None, metadata: Metadata | None) -> Headers:
+        headers = {b":method": b"POST", b":path": self._method.encode(), b"content-type": b"application/grpc"}
+        if timeout is not None:
+            headers[b"grpc-timeout"] = b"%dm" % min(_LONGEST_MS, max(1, round(timeout * 1000)))
+        for name, value in metadata or ():
+            headers[name.lower().encode()] = value if isinstance(value, bytes) else value.encode()
+        return headers
+
+    def _frame(self, request: Any) -> bytes:
+        data: bytes = self._serialize(request)
+        return b"\0" + len(data).to_bytes(4) + data
+
+
+class _UnaryUnary(_Calls):
+    def __call__(self, request: Any, timeout: float | None = None, metadata: Metadata | None = None, **_: Any) -> Any:
+        """Raises: GrpcError."""
+        work = _asked(self._server, self._headers(timeout, metadata), self._frame(request), timeout)
+        messages, end = self._host.run(work)
+        _raise_unless_ok(end)
+        return self._deserialize(messages[0])
+
+    def with_call(self, request: Any, **options: Any) -> NoReturn:
+        raise NotImplementedError("in memory there is no call beside its answer: call the method itself")
+
+    future = with_call
+
+
+async def _asked(server: GrpcServer, headers: Headers, frame: bytes, limit_s: float | None) -> tuple[list[bytes], Headers]:
+    messages: list[bytes] = []
+    ended: asyncio.Future[Headers] = asyncio.get_running_loop().create_future()
+
+    def end(fields: Headers) -> None:
+        if not ended.done():
+            ended.set_result(fields)
+
+    stream = _Stream(headers, messages.append, end)
+    server.open(stream)
+    stream.receiver.take(frame, True)
+    try:
+        async with asyncio.timeout(limit_s):
+            return messages, await ended
+    except TimeoutError:
+        stream.receiver.reset()
+        raise GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+    except asyncio.CancelledError:
+        stream.receiver.reset()
+        raise
+
+
+class _StreamStream(_Calls):
+    def __call__(
+        self, requests: Iterable[Any], timeout: float | None = None, metadata: Metadata | None = None, **_: Any
+    ) -> Iterator[Any]:
+        """Requests are read in a thread, as grpc does. Raises: GrpcError, after the answers that came before it."""
+        arrived: queue.SimpleQueue[bytes | Headers | BaseException] = queue.SimpleQueue()
+        loop = self._host.loop
+        stream = _Stream(self._headers(timeout, metadata), arrived.put, arrived.put)
+
+        async def begin() -> None:
+            self._server.open(stream)
+
+        def feed() -> None:
+            try:
+                for request in requests:
+                    loop.call_soon_threadsafe(stream.receiver.take, self._frame(request), False)
+            except BaseException as exc:  # the caller's own
+                loop.call_soon_threadsafe(stream.receiver.reset)
+                arrived.put(exc)
+            else:
+                loop.call_soon_threadsafe(stream.receiver.take, b"", True)
+
+        self._host.run(begin())
+        threading.Thread(target=feed, daemon=True).start()
+        return self._answers(stream, arrived, timeout)
+
+    def _answers(
+        self, stream: _Stream, arrived: "queue.SimpleQueue[bytes | Headers | BaseException]", timeout: float | None
+    ) -> Iterator[Any]:
+        ended = False
+        try:
+            while True:
+                try:
+                    item = arrived.get(timeout=timeout)
+                except queue.Empty:
+                    raise GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+                if isinstance(item, bytes):
+                    yield self._deserialize(item)
+                    continue
+                ended = True
+                if isinstance(item, BaseException):
+                    raise item
+                _raise_unless_ok(item)
+                return
+        finally:
+            if not ended:  # the caller has seen enough
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    self._host.loop.call_soon_threadsafe(stream.receiver.reset)
+
+
+def _raise_unless_ok(end: Headers) -> None:
+    code = _CODES.get(int(end.get(b"grpc-status", b"2")), grpc.StatusCode.UNKNOWN)
+    if code is not grpc.StatusCode.OK:
+        others = tuple((name.decode(), value.decode()) for name, value in end.items() if name not in _OF_THE_CALL)
+        raise GrpcError(code, unquote(end.get(b"grpc-message", b"").decode()), others)

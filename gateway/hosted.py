@@ -1,0 +1,198 @@
+"""An ingress in a thread of somebody else's process, and the configuration of whatever he names.
+
+The loop has a thread of its own, so it is all the same whether the caller runs one (a notebook, an asyncio program, a test) or
+none. What is left open is closed when nobody holds it any more, at the latest when the interpreter ends.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeAlias, TypeVar
+
+import uvloop
+
+from gateway.config import Config, load_config, parse_config
+from gateway.decoration import mark_of
+from gateway.errors import ConfigError, NotReady, instead, shortened
+from gateway.guess import Example, guess, is_configuration
+from gateway.ingress import Ingress
+from gateway.run_dir import fresh_run_dir
+
+T = TypeVar("T")
+
+Source: TypeAlias = str | os.PathLike[str] | Config | Mapping[str, Any] | Callable[..., Any]
+"""What can be loaded or served: a path as `gateway serve` takes it, a configuration, or a class or function of a module."""
+
+_ONE_RUN_S: Final = 1e-3  # of probing, which begins no second run after it
+_ENDING_S: Final = 10.0  # for tasks that end by themselves, when the loop does
+
+
+def configuration(what: Source, *, example: Example | None = None) -> Config:
+    """The configuration that is named, or that serves the model that is.
+
+    example: one request, of a model that does not say its inputs. Raises: ConfigError.
+    """
+    if isinstance(what, Config | Mapping) or (not callable(what) and is_configuration(os.fspath(what))):
+        if example is not None:
+            raise ConfigError("example: only for a model: a configuration states its inputs")
+        if isinstance(what, Config):
+            return what
+        return parse_config(what, source="configuration") if isinstance(what, Mapping) else load_config(os.fspath(what))
+    place = _place(what) if callable(what) else os.fspath(what)
+    document = guess(place, example=example).document
+    if callable(what):
+        document["models"][0]["name"] = mark_of(what).name or what.__name__
+    return parse_config(document, source=place)
+
+
+def _place(code: Callable[..., Any]) -> str:
+    """`module:name` of a class or function. Raises: ConfigError, if nothing is found there, or something else is."""
+    module, name = getattr(code, "__module__", ""), getattr(code, "__qualname__", "")
+    if getattr(sys.modules.get(module), name, None) is not code:
+        raise ConfigError(
+            f"{name or code!r}: expected a class or function that its module has under this name: define it at the top level, "
+            "outside of functions and classes"
+        )
+    return f"{module}:{name}"
+
+
+def only(config: Config, name: str | None, version: str = "") -> Config:
+    """One model of a configuration, to be loaded here and now, without listeners; of its versions the highest.
+
+    name: None, where there is one model. Nothing is learned of its speed beforehand. Raises: ConfigError.
+    """
+    names = list(dict.fromkeys(model.name for model in config.models))
+    if name is None:
+        if len(names) > 1:
+            raise ConfigError(f"several models: name one, such as model={names[0]!r}{instead('', names, 'models here')}")
+        name = names[0]
+    models = [model for model in config.models if model.name == name and version in ("", model.version)]
+    if not models:
+        if name in names:
+            known = sorted((model.version for model in config.models if model.name == name), key=int)
+            raise ConfigError(f"no version {shortened(version)} of model '{name}'{instead('', known, 'versions here')}")
+        raise ConfigError(f"no model '{shortened(name)}'{instead(name, names, 'models here')}")
+    one = max(models, key=lambda model: int(model.version)).model_copy(update={"load_at_start": True})
+    return without_listeners(config.model_copy(update={"models": (one,)}))
+
+
+def without_listeners(config: Config) -> Config:
+    """The same, to be asked in this process: each model is run once when it loads, and nothing is kept of it."""
+    server = config.server.model_copy(update={"http_port": None, "grpc_port": None, "state_dir": None})
+    models = []
+    for model in config.models:
+        probe_s = min(model.batching.probe_s, _ONE_RUN_S)
+        models.append(model.model_copy(update={"batching": model.batching.model_copy(update={"probe_s": probe_s})}))
+    return config.model_copy(update={"server": server, "models": tuple(models)})
+
+
+class LoopThread:
+    """An event loop in a daemon thread. Life: made -> stop."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def here(self) -> bool:
+        """Whether the caller runs on it."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Begin it. Cancelling the future cancels the work."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it, and wait for its end; Ctrl-C cancels it."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End, after what was begun has ended; not from the thread itself."""
+        self.run(self._ended())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _ended(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=_ENDING_S)
+        with contextlib.suppress(RuntimeError):  # at the end of the interpreter no thread can be started
+            await self._loop.shutdown_default_executor()
+
+
+class Hosted:
+    """An ingress on a loop thread. Life: made (models are loaded, listeners listen) -> close. From any thread."""
+
+    def __init__(self, config: Config) -> None:
+        """Blocks until all is ready. Raises: GatewayError; OSError, if a port is taken."""
+        directory = fresh_run_dir()
+        self._thread = thread = LoopThread("gateway")
+        try:
+            self.ingress, self.ports = thread.run(_started(config, Path(directory.name)))
+        except BaseException:
+            thread.stop()
+            directory.cleanup()
+            raise
+        self._closing = weakref.finalize(self, _close, thread, self.ingress, directory)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Begin something on the ingress's loop. It should not hold what holds this. Raises: NotReady, once closed."""
+        if not self._closing.alive:
+            work.close()
+            raise NotReady("it has been closed: nothing more can be asked of it")
+        return self._thread.submit(work)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something there, and wait for its end. Raises: likewise."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._thread.loop
+
+    def close(self) -> None:
+        """Answer what is in flight, within server.drain_timeout_s, and free the models. A second call does nothing."""
+        self._closing()
+
+
+async def _started(config: Config, run_dir: Path) -> tuple[Ingress, Any]:
+    ingress = Ingress(config, run_dir=run_dir)
+    try:
+        return ingress, await ingress.start()
+    except BaseException:
+        await ingress.drain()
+        raise
+
+
+def _close(thread: LoopThread, ingress: Ingress, directory: "TemporaryDirectory[str]") -> None:
+    if thread.here:  # the collector found it there
+        threading.Thread(target=_close, args=(thread, ingress, directory)).start()
+        return
+    try:
+        thread.run(ingress.drain())
+    finally:
+        thread.stop()
+        directory.cleanup()

@@ -1,0 +1,143 @@
+"""Python's values as a v2 request, so that what reads it and refuses it is what reads the wire.
+
+Arrays become bytes behind the JSON, with the datatype and shape that they have. Nested lists become `data`, of the datatype
+that the model declares; those that JSON cannot hold (bytes, FP16, BF16) go behind it as well.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from backends.base import TensorSpec
+from backends.datatypes import NUMPY, datatype_of
+from gateway.errors import InvalidArgument
+from gateway.protocols.smallest import WITHOUT_JSON
+from gateway.protocols.tensors import Buffer, check_count, tensor_to_bytes
+from gateway.types import ParameterValue
+
+_LEAVES: Final = (bool, int, float, str, bytes, type(None))
+
+
+def request_body(
+    given: Mapping[str, object],
+    inputs: Mapping[str, TensorSpec],
+    *,
+    outputs: Iterable[str] = (),
+    parameters: Mapping[str, ParameterValue] | None = None,
+) -> tuple[bytes, int]:
+    """Write a request; gives the body, and how much of it is JSON.
+
+    given: by input name, arrays, what can be made one (`__array__`), or nested lists. inputs: the model's.
+    What the codec refuses is left to it. Raises: InvalidArgument, for a value that no request can hold.
+    """
+    entries: list[dict[str, Any]] = []
+    tail: list[Buffer] = []
+    for name, value in given.items():
+        expected = inputs.get(name)
+        if hasattr(value, "__array__"):
+            entry, raw = _of_array(name, np.asarray(value), expected)
+        else:
+            entry, raw = _of_lists(name, value, expected)
+        entries.append(entry)
+        tail.append(raw)
+    head: dict[str, Any] = {"inputs": entries}
+    if outputs:
+        head["outputs"] = [{"name": name} for name in outputs]
+    if parameters:
+        head["parameters"] = dict(parameters)
+    try:
+        text = json.dumps(head).encode()
+    except TypeError as exc:
+        raise InvalidArgument(f"parameters: {exc}: expected true or false, numbers or text") from exc
+    return b"".join([text, *tail]), len(text)
+
+
+def _of_array(name: str, array: np.ndarray, expected: TensorSpec | None) -> tuple[dict[str, Any], Buffer]:
+    try:
+        datatype = datatype_of(array)
+    except KeyError:
+        datatype = str(array.dtype)
+    raw: Buffer = b""
+    if expected is not None and datatype == expected.datatype:  # else it is refused before its bytes are looked at
+        if array.dtype == object:
+            _check_text(name, array.ravel().tolist())
+        raw = tensor_to_bytes(array)
+    return _binary(name, datatype, array.shape, raw), raw
+
+
+def _of_lists(name: str, value: object, expected: TensorSpec | None) -> tuple[dict[str, Any], Buffer]:
+    try:
+        plain = _plain(name, value)
+    except RecursionError:
+        raise InvalidArgument(f"input '{name}': data: lists nested too deep") from None
+    shape = _shape(plain)
+    datatype = expected.datatype if expected is not None else ""  # of a name that is none, nothing more is looked at
+    if datatype in WITHOUT_JSON or (datatype == "BYTES" and any(isinstance(leaf, bytes) for leaf in _leaves(plain))):
+        flat = list(_leaves(plain))
+        check_count(name, datatype, shape, len(flat))
+        raw = tensor_to_bytes(_packed(name, datatype, flat))
+        return _binary(name, datatype, shape, raw), raw
+    return {"name": name, "datatype": datatype, "shape": shape, "data": plain if isinstance(plain, list) else [plain]}, b""
+
+
+def _binary(name: str, datatype: str, shape: Iterable[int], raw: Buffer) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(shape), "parameters": {"binary_data_size": len(raw)}}
+
+
+def _packed(name: str, datatype: str, flat: list[Any]) -> np.ndarray:
+    """Elements that JSON cannot hold, as a flat array."""
+    if datatype == "BYTES":
+        _check_text(name, flat)
+        elements = np.empty(len(flat), object)
+        elements[:] = flat
+        return elements
+    try:
+        exact = np.asarray(flat, np.float64)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise InvalidArgument(f"input '{name}': data: expected {datatype} elements: {exc}") from exc
+    with np.errstate(over="ignore"):
+        array = exact.astype(NUMPY[datatype])
+    lost = np.flatnonzero(np.isfinite(exact) & ~np.isfinite(array))
+    if lost.size:
+        raise InvalidArgument(f"input '{name}': element {lost[0]} is {flat[lost[0]]}, which {datatype} cannot hold")
+    return array
+
+
+def _check_text(name: str, elements: Iterable[object]) -> None:
+    for index, element in enumerate(elements):
+        if not isinstance(element, bytes | str):
+            raise InvalidArgument(
+                f"input '{name}': element {index} is of {type(element).__name__}, expected bytes or str in BYTES"
+            )
+
+
+def _plain(name: str, value: object) -> Any:
+    """Lists and Python's own values, of tuples, numpy's values and arrays among them."""
+    if isinstance(value, list | tuple):
+        return [_plain(name, item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if not isinstance(value, _LEAVES):
+        raise InvalidArgument(
+            f"input '{name}': got {type(value).__name__}, expected an array, or lists of numbers, true or false, text or bytes"
+        )
+    return value
+
+
+def _leaves(plain: Any) -> Iterator[Any]:
+    if isinstance(plain, list):
+        for item in plain:
+            yield from _leaves(item)
+    else:
+        yield plain
+
+
+def _shape(plain: Any) -> list[int]:
+    """Of the first of each list: that the others are alike is seen when they are counted."""
+    shape = []
+    while isinstance(plain, list):
+        shape.append(len(plain))
+        plain = plain[0] if plain else None
+    return shape

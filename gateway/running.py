@@ -1,0 +1,79 @@
+"""`gateway.run`: a server in this process, on a loop of its own."""
+
+from types import TracebackType
+from typing import Self
+
+from gateway.config import Config
+from gateway.errors import ConfigError
+from gateway.guess import Example
+from gateway.hosted import Hosted, Source, configuration
+from gateway.serving import need_of_ray
+
+
+def run(
+    what: Source,
+    *,
+    host: str = "127.0.0.1",
+    http_port: int | None = 0,
+    grpc_port: int | None = 0,
+    example: Example | None = None,
+) -> "Server":
+    """Serve models from this process; blocks until they answer. Ends with `close`, or as a context manager.
+
+    what, example: as `gateway.load` takes them. host and ports stand in place of the configuration's; 0: any free port, None:
+    no such listener. Raises: ConfigError, also for what only Ray can do; GatewayError, if a model cannot be loaded; OSError, if
+    a port is taken.
+    """
+    for key, port in (("http_port", http_port), ("grpc_port", grpc_port)):
+        if port is not None and not 0 <= port <= 65535:
+            raise ConfigError(f"{key}: {port}: expected 0 to 65535, or None")
+    config = configuration(what, example=example)
+    need, instead = need_of_ray(config)
+    if need:
+        raise ConfigError(f"{need}, which needs Ray: use `gateway serve`, or {instead}")
+    ports = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
+    return Server(config.model_copy(update={"server": config.server.model_copy(update=ports)}))
+
+
+class Server:
+    """A server in this process. Life: made by `run` -> close."""
+
+    def __init__(self, config: Config) -> None:
+        self._host = config.server.host
+        self._hosted = Hosted(config)
+
+    def __repr__(self) -> str:
+        return f"<Server {', '.join(self.models)} at {self._hosted.ports}>"
+
+    @property
+    def rest_url(self) -> str:
+        """Such as http://127.0.0.1:8000, without a slash at the end. Raises: ConfigError, if there is no such listener."""
+        return f"http://{self._address(self._hosted.ports.http, 'http_port')}"
+
+    @property
+    def grpc_target(self) -> str:
+        """Such as 127.0.0.1:8001, as gRPC clients take it. Raises: likewise."""
+        return self._address(self._hosted.ports.grpc, "grpc_port")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of those that are loaded."""
+        return tuple(dict.fromkeys(model.name for model in self._hosted.ingress.ready_models()))
+
+    def close(self) -> None:
+        """Stop listening, answer what is in flight within server.drain_timeout_s, free the models.
+
+        A second call does nothing.
+        """
+        self._hosted.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _address(self, port: int | None, key: str) -> str:
+        if port is None:
+            raise ConfigError(f"there is no such listener: {key} is None")
+        return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"

@@ -1,0 +1,77 @@
+"""`gateway.TestClient`: REST and gRPC without ports, for tests of one's own models and configurations."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from gateway.errors import ConfigError
+from gateway.grpc_in_memory import InMemoryChannel
+from gateway.guess import Example
+from gateway.hosted import Hosted, Source, configuration, without_listeners
+from gateway.rest_in_memory import Response, exchange, request_bytes
+
+
+class TestClient:
+    """Asks models that are loaded for it, in this process, as a client asks a server over the wire.
+
+    Requests pass through the server's own HTTP connection, routes and codecs, and the gRPC methods' own code; so statuses,
+    headers and words are a server's. Life: made (models are loaded; blocks) -> requests -> close. From any thread.
+
+        with gateway.TestClient("gateway.yaml") as client:
+            assert client.get("/v2/models/iris").status_code == 200
+    """
+
+    __test__ = False  # its name is no reason for pytest to collect it
+
+    def __init__(self, what: Source, *, example: Example | None = None) -> None:
+        """what, example: as `gateway.load` takes them; of a configuration all models, in this process whatever their placement.
+
+        Raises: GatewayError.
+        """
+        self._hosted = Hosted(without_listeners(configuration(what, example=example)))
+        self._rest = self._hosted.ingress.rest_listener()
+        self.channel = InMemoryChannel(self._hosted, self._hosted.ingress.grpc_listener())
+        """For stubs: `service_pb2_grpc.GRPCInferenceServiceStub(client.channel)`."""
+
+    def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Response:
+        return self.request("GET", path, headers=headers)
+
+    def post(
+        self, path: str, *, json: Any = None, content: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """json, content: as `request` takes them."""
+        return self.request("POST", path, json=json, content=content, headers=headers)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        """Send one request and wait for its answer; of an error, too, which is an answer.
+
+        path: with the query, such as /v2/models/iris/infer; what is not ASCII is quoted. json: becomes the body, numpy arrays
+        in it as lists. content: the body itself, instead. Raises: NotReady, once closed.
+        """
+        if json is not None and content is not None:
+            raise ConfigError("json and content: expected one of them, the body")
+        body = content or b""
+        if json is not None:
+            body = orjson.dumps(json, option=orjson.OPT_SERIALIZE_NUMPY)
+        sent = request_bytes(method, path, headers or {}, body)
+        return Response(method, self._hosted.run(exchange(self._rest, sent)))
+
+    def close(self) -> None:
+        """Free the models. A second call does nothing."""
+        self._hosted.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

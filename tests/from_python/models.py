@@ -1,0 +1,56 @@
+"""Models of a user's, as they stand in a module of his."""
+
+import threading
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+
+import gateway
+
+Rows = Annotated[npt.NDArray[np.float32], (-1, 2)]
+
+
+@gateway.model
+def double(x: Rows) -> Rows:
+    if (x == 3).any():
+        raise ValueError("no threes in /srv/models/weights.bin")
+    return x * 2
+
+
+@gateway.model(name="letters", max_rows=8)
+class Letters:
+    """Counts them."""
+
+    def predict(self, text: Annotated[npt.NDArray[np.object_], (-1, 1)]) -> Annotated[npt.NDArray[np.int64], (-1, 1)]:
+        return np.array([[len(row[0])] for row in text])
+
+
+class Gate:
+    """Answers once it is opened, with the rows of its batch."""
+
+    inputs = (("x", "FP32", (-1, 1)),)
+    outputs = (("rows", "INT64", (-1, 1)),)
+    opened = threading.Event()
+    entered = threading.Event()
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.entered.set()
+        self.opened.wait(10)
+        rows = len(inputs["x"])
+        return {"rows": np.full((rows, 1), rows)}
+
+
+def half(x: Annotated[npt.NDArray[np.float16], (-1, 2)]) -> Annotated[npt.NDArray[np.float16], (-1, 2)]:
+    return x
+
+
+def by_example(x):  # type: ignore[no-untyped-def]  # as users write it
+    return {"y": x + 1}
+
+
+def outer() -> object:
+    def inner(x: float) -> float:
+        return x
+
+    return inner

@@ -1,0 +1,225 @@
+"""`gateway.load`: a model called as a function, in this process."""
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gateway
+from gateway.errors import InvalidArgument, NotReady
+from tests.from_python.models import Gate, Letters, by_example, double, half, outer
+
+TWO_MODELS = {
+    "models": [
+        {"name": "a", "backends": [{"kind": "synthetic"}]},
+        {"name": "b", "version": "3", "backends": [{"kind": "synthetic"}]},
+        {"name": "b", "version": "12", "backends": [{"kind": "synthetic", "placement": "replicas"}]},
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[gateway.LoadedModel]:
+    with gateway.load(double) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[[1, 2], [4, 5]], ((1, 2), (4, 5)), np.array([[1, 2], [4, 5]], np.float32), [np.array([1.0, 2.0]), np.array([4, 5])]],
+    ids=["lists", "tuples", "array", "list of arrays"],
+)
+def test_arrays_and_nested_lists_are_taken(given: Any, model: gateway.LoadedModel) -> None:
+    answer = model.predict({"x": given})
+    assert list(answer) == ["output"]
+    assert answer["output"].dtype == np.float32
+    assert answer["output"].tolist() == [[2, 4], [8, 10]]
+
+
+def test_an_answer_is_the_callers_own(model: gateway.LoadedModel) -> None:
+    answer = model.predict({"x": [[1, 2]]})["output"]
+    answer += 1  # no view, and none that may not be written
+    assert answer.base is None
+
+
+def test_what_is_no_number_passes_as_it_is(model: gateway.LoadedModel) -> None:
+    answer = model.predict({"x": [[float("nan"), float("inf")]]})["output"]
+    assert np.isnan(answer[0, 0])
+    assert answer[0, 1] == np.inf
+
+
+@pytest.mark.parametrize("given", [[["a"], ["bcd"]], [[b"a"], ["bcd"]], np.array([["a"], ["bcd"]])])
+def test_text_is_given_as_text_or_bytes(given: Any) -> None:
+    with gateway.load(Letters) as letters:
+        assert letters.predict({"text": given})["output"].tolist() == [[1], [3]]
+        assert (letters.name, letters.version, letters.outputs[0].datatype) == ("letters", "1", "INT64")
+
+
+def test_half_precision_is_taken_from_lists_and_given() -> None:
+    with gateway.load(half) as model:
+        assert model.predict({"x": [[1, 2]]})["output"].dtype == np.float16
+        with pytest.raises(InvalidArgument, match="input 'x': element 1 is 1000000, which FP16 cannot hold"):
+            model.predict({"x": [[1, 1_000_000]]})
+        with pytest.raises(InvalidArgument, match="got 3 elements, expected 4 for FP16"):
+            model.predict({"x": [[1, 2], [3]]})
+        with pytest.raises(InvalidArgument, match="input 'x': data: expected FP16 elements"):
+            model.predict({"x": [["a", 2]]})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"x": np.ones((1, 2))}, r"input 'x' of model 'double': expected FP32 \[-1, 2\], got FP64 \[1, 2\]"),
+        ({"x": np.ones((1, 2), np.complex64)}, r"expected FP32 \[-1, 2\], got complex64 \[1, 2\]"),
+        ({"x": 3.0}, r"expected FP32 \[-1, 2\], got FP32 \[\]"),
+        ({"x": [["a", "b"]]}, "input 'x': data: expected FP32 elements: Expected `float`, got `str`"),
+        ({"x": {"a": 1}}, "input 'x': got dict, expected an array, or lists of numbers"),
+        ({"y": [[1, 2]]}, "unexpected inference input 'y' for model 'double'; its inputs: 'x'"),
+        ({}, "expected 1 inputs but got 0 inputs for model 'double': missing 'x'; the smallest request: "),
+        ({"x": [[[[[[1, 2]]]]]]}, r"got FP32 \[1, 1, 1, 1, 1, 2\]"),
+    ],
+)
+def test_a_mistake_is_told_as_over_the_wire(given: Any, words: str, model: gateway.LoadedModel) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        model.predict(given)
+
+
+def test_lists_nested_beyond_all_sense_are_refused(model: gateway.LoadedModel) -> None:
+    nested: Any = [1]
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(InvalidArgument, match="nested too deep"):
+        model.predict({"x": nested})
+
+
+def test_text_that_is_none_is_refused() -> None:
+    with gateway.load(Letters) as letters, pytest.raises(InvalidArgument, match="element 0 is of int, expected bytes or str"):
+        letters.predict({"text": np.array([[5]], object)})
+
+
+def test_what_the_model_raises_is_told_and_the_next_call_is_answered(model: gateway.LoadedModel) -> None:
+    with pytest.raises(gateway.GatewayError, match="ValueError: no threes in /srv/models/weights") as told:
+        model.predict({"x": [[3, 3]]})
+    assert told.value.words == "double:1/python: ValueError: no threes in weights.bin"
+    assert model.predict({"x": [[1, 1]]})["output"].tolist() == [[2, 2]]
+
+
+def test_parameters_are_the_protocols(model: gateway.LoadedModel) -> None:
+    with pytest.raises(InvalidArgument, match="parameter 'priority': got -1"):
+        model.predict({"x": [[1, 2]]}, parameters={"priority": -1})
+    with pytest.raises(InvalidArgument, match="parameters: Object of type object is not JSON serializable"):
+        model.predict({"x": [[1, 2]]}, parameters={"own": object()})  # type: ignore[dict-item]  # the mistake
+    with pytest.raises(InvalidArgument, match="unexpected inference output 'outptu'"):
+        model.predict({"x": [[1, 2]]}, outputs=["outptu"])
+
+
+def test_calls_at_the_same_time_share_batches_and_a_cancelled_one_leaves() -> None:
+    async def ask() -> list[int]:
+        one = np.ones((1, 1), np.float32)
+        first = asyncio.ensure_future(model.predict_async({"x": one}))
+        await asyncio.to_thread(Gate.entered.wait, 10)
+        waiting = [asyncio.ensure_future(model.predict_async({"x": one})) for _ in range(4)]
+        await asyncio.sleep(0)  # they are begun, in their order
+        waiting.pop().cancel()
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidArgument):  # answered at once: all that came before it has been seen
+            await model.predict_async({})
+        Gate.opened.set()
+        answers = await asyncio.gather(first, *waiting)
+        return [int(answer["rows"][0, 0]) for answer in answers]
+
+    Gate.opened.set()
+    with gateway.load(Gate) as model:
+        Gate.opened.clear()
+        Gate.entered.clear()
+        assert asyncio.run(ask()) == [1, 3, 3, 3]
+
+
+def test_it_works_under_a_running_loop_as_in_a_notebook() -> None:
+    async def cell() -> list[list[float]]:
+        async with gateway.load(double) as model:
+            here = model.predict({"x": [[1, 2]]})["output"].tolist()
+            assert (await model.predict_async({"x": [[1, 2]]}))["output"].tolist() == here
+            return list(here)
+
+    assert asyncio.run(cell()) == [[2, 4]]
+
+
+def test_a_function_without_hints_is_told_by_an_example() -> None:
+    with gateway.load(by_example, example={"x": [[1.0, 2.0]]}) as model:
+        assert (model.name, model.predict({"x": [[1, 2]]})["y"].tolist()) == ("by_example", [[2, 3]])
+
+
+def test_a_file_is_served_as_gateway_serve_would(tmp_path: Path) -> None:
+    (tmp_path / "area.py").write_text("def predict(width: float, height: float) -> float:\n    return width * height\n")
+    with gateway.load(tmp_path / "area.py") as model:
+        assert model.predict({"width": [2, 3], "height": [4, 5]})["output"].tolist() == [8, 15]
+        assert repr(model) == "<LoadedModel 'area' version 1>"
+
+
+def test_of_several_models_one_is_named() -> None:
+    with gateway.load(TWO_MODELS, model="b") as model:
+        assert (model.name, model.version) == ("b", "12")
+    with gateway.load(TWO_MODELS, model="b", version="3") as model:
+        assert model.version == "3"
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "words"),
+    [
+        (TWO_MODELS, {}, "several models: name one, such as model='a'; models here: 'a', 'b'"),
+        (TWO_MODELS, {"model": "c"}, "no model 'c'; models here: 'a', 'b'"),
+        (TWO_MODELS, {"model": "b", "version": "4"}, "no version 4 of model 'b'; versions here: '3', '12'"),
+        (TWO_MODELS, {"model": "a", "example": {"x": [1]}}, "example: only for a model: a configuration states its inputs"),
+        ({"models": [{"name": "a", "backend": []}]}, {}, "unknown key; did you mean `backends`?"),
+        ("nothing.onnx", {}, "nothing.onnx: no such file: expected an .onnx"),
+        ("nothing.yaml", {}, "nothing.yaml: cannot be read: no such file"),
+        (
+            outer(),
+            {},
+            "'outer.<locals>.inner': expected a class or function that its module has under this name: define it at the top ",
+        ),
+        (lambda x: x, {}, "'<lambda>': expected a class or function"),
+        (double.__call__, {}, "expected a class or function"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told(what: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(gateway.ConfigError) as told:
+        gateway.load(what, **options)
+    assert words in str(told.value)
+
+
+def test_after_close_nothing_can_be_asked() -> None:
+    model = gateway.load(double)
+    model.close()
+    model.close()
+    with pytest.raises(NotReady, match="it has been closed: nothing more can be asked of it"):
+        model.predict({"x": [[1, 2]]})
+
+
+def gateway_threads() -> int:
+    return sum(thread.name.startswith(("gateway", "double:1/python")) for thread in threading.enumerate())
+
+
+def test_a_model_that_nobody_holds_is_closed_by_itself(model: gateway.LoadedModel) -> None:
+    before = gateway_threads()
+    assert gateway.load(double).predict({"x": [[1, 2]]})["output"].tolist() == [[2, 4]]
+    gc.collect()
+    until = time.monotonic() + 10
+    while gateway_threads() > before:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_load_that_fails_leaves_no_thread(model: gateway.LoadedModel) -> None:
+    before = gateway_threads()
+    failing = {"models": [{"name": "m", "backends": [{"kind": "synthetic", "fail_opens": 99}]}]}
+    with pytest.raises(gateway.GatewayError, match="m:1/synthetic: failed to load"):
+        gateway.load(failing)
+    assert gateway_threads() == before

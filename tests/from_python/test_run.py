@@ -1,0 +1,122 @@
+"""`gateway.run`: a server in this process, reached over the wire."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+import gateway
+from tests.from_python.models import double
+
+ROOT = Path(__file__).parent.parent.parent
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+
+
+def ask(server: gateway.Server) -> list[float]:
+    request = urllib.request.Request(f"{server.rest_url}/v2/models/double/infer", json.dumps(BODY).encode())
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        found: list[float] = json.load(answer)["outputs"][0]["data"]
+        return found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[gateway.Server]:
+    with gateway.run(double) as running:
+        yield running
+
+
+def test_both_protocols_answer_on_free_ports_of_the_loopback(server: gateway.Server) -> None:
+    assert ask(server) == [2, 4]
+    assert server.rest_url.startswith("http://127.0.0.1:")
+    with grpc.insecure_channel(server.grpc_target) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ModelReady(pb.ModelReadyRequest(name="double"), timeout=20).ready
+    assert server.models == ("double",)
+
+
+def test_several_run_side_by_side_and_end_by_themselves(server: gateway.Server) -> None:
+    with gateway.run(double, grpc_port=None) as other:
+        assert other.rest_url != server.rest_url
+        assert ask(other) == [2, 4]
+        with pytest.raises(gateway.ConfigError, match="there is no such listener: grpc_port is None"):
+            _ = other.grpc_target
+        address = other.rest_url
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{address}/v2/health/live", timeout=5)
+    assert ask(server) == [2, 4]
+
+
+def test_it_runs_under_a_running_loop_as_in_a_notebook() -> None:
+    async def cell() -> list[float]:
+        server = gateway.run(double, grpc_port=None)
+        try:
+            return await asyncio.to_thread(ask, server)
+        finally:
+            server.close()
+
+    assert asyncio.run(cell()) == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ({"placement": "replicas"}, "has placement replicas, which needs Ray: use `gateway serve`, or set placement: embedded"),
+        ({"fail_opens": 99}, "m:1/synthetic: failed to load"),
+    ],
+)
+def test_what_cannot_be_served_is_told(backend: dict[str, Any], words: str) -> None:
+    config = {"models": [{"name": "m", "backends": [{"kind": "synthetic", **backend}]}]}
+    with pytest.raises(gateway.GatewayError) as told:
+        gateway.run(config)
+    assert words in str(told.value)
+
+
+def test_a_port_that_is_none_or_taken_is_told() -> None:
+    with pytest.raises(gateway.ConfigError, match="http_port: 70000: expected 0 to 65535, or None"):
+        gateway.run(double, http_port=70000)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"server.http_port: {port}: taken by another process"):
+            gateway.run(double, http_port=port)
+    assert not [thread for thread in threading.enumerate() if thread.name == "gateway" and not thread.is_alive()]
+
+
+SCRIPT = """
+import gateway
+
+def triple(x: float) -> float:
+    return 3 * x
+
+server = gateway.run(triple)
+model = gateway.load(triple)
+print(model.predict({"x": [1, 2]})["output"].tolist(), server.models)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_closes_nothing_ends_in_order(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "script.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[3.0, 6.0] ('triple',)\n", "")

@@ -3,16 +3,16 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 import shtab
 
 from gateway.check import servable
 from gateway.check_command import add_parser as add_check_parser
+from gateway.command_line import UNREAD, Paragraphs, add_command, add_speech, ended, examples, program, speech
 from gateway.config import Config, load_config, parse_config
-from gateway.console import FORMATS, LEVELS, Speech, set_up, words
+from gateway.console import set_up, words
 from gateway.errors import ConfigError, GatewayError
 from gateway.guess import guess, is_configuration, written
 from gateway.interrupts import ENDED_AT_ONCE
@@ -20,17 +20,23 @@ from gateway.predict import add_parser as add_predict_parser
 from gateway.routing.explain import add_parser as add_route_parser
 from gateway.serving import serve, uses_ray
 
-_EXIT_CODES = """exit codes:
-  0    done; a server: ended by a signal, in order
-  1    it failed: the message says how
-  2    the command or the configuration is faulty
-  130  ended at once by Ctrl-C; a server: by the second one"""
+EXIT_CODES: Final = {
+    0: "done; a server: ended by a signal, in order",
+    1: "it failed: the message says how",
+    2: "the command or the configuration is faulty",
+    ENDED_AT_ONCE: "ended at once by Ctrl-C; a server: by the second one",
+    UNREAD: "whoever read its output has gone",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0, 1 (the gateway failed), 2 (usage or configuration), 130 (ended at once by Ctrl-C)."""
+    """Gives one of EXIT_CODES."""
     arguments = parser().parse_args(argv)
-    set_up(_speech(arguments))
+    set_up(speech(arguments))
+    return ended("gateway", lambda: _run(arguments), failed=1)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
         code: int = arguments.run(arguments)
         return code
@@ -40,31 +46,21 @@ def main(argv: list[str] | None = None) -> int:
     except GatewayError as exc:
         words.error("gateway: %s", exc.message)
         return 1
-    except BrokenPipeError:  # whoever read it has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as exc:
-        words.error("gateway: %s", exc)
-        return 1
-    except KeyboardInterrupt:
-        words.error("gateway: ended by Ctrl-C")
-        return ENDED_AT_ONCE
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    root = argparse.ArgumentParser(
-        prog="gateway",
-        description="A model-serving gateway that batches to an SLO.",
-        epilog=_examples("gateway serve configs/examples/linear.yaml", "gateway serve --help") + "\n\n" + _EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    root = program(
+        "gateway",
+        "A model-serving gateway that batches to an SLO.",
+        "gateway serve configs/examples/linear.yaml",
+        "gateway serve --help",
+        exit_codes=EXIT_CODES,
     )
-    root.add_argument("--version", action="version", version=f"gateway {version('serving-gateway')}")
-    shtab.add_argument_to(root, help="print what makes a shell complete this command, and exit; see docs/deploy.md")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_init(commands)
-    build = _add_command(
+    build = add_command(
         commands,
         "compile",
         "make the artifacts that a configuration's backends say how to build",
@@ -74,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     _add_config(build)
     build.add_argument("models", metavar="MODEL", nargs="*", help="only these; none: all")
     build.set_defaults(run=_compile)
-    for add, *examples in (
+    for add, *typed in (
         (add_check_parser, "gateway check configs/examples/linear.yaml", "gateway check --load configs/examples/linear.yaml"),
         (add_predict_parser, "gateway predict configs/examples/linear.yaml linear --input request.json"),
         (
@@ -84,24 +80,14 @@ def parser() -> argparse.ArgumentParser:
         ),
     ):
         command = add(commands)
-        command.epilog = _examples(*examples)
-        command.formatter_class = argparse.RawDescriptionHelpFormatter
-    for leaf in _leaves(root):
-        _add_speech(leaf)
+        command.epilog = examples(*typed)
+        command.formatter_class = Paragraphs
+    add_speech(root, quiet="only warnings and errors; serve: and the ready line")
     return root
 
 
-def _leaves(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    below = [action for action in command._actions if isinstance(action, argparse._SubParsersAction)]
-    if not below:
-        yield command
-    for action in below:
-        for child in action.choices.values():
-            yield from _leaves(child)
-
-
 def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    command = _add_command(
+    command = add_command(
         commands,
         "serve",
         "serve a model, or the models of a configuration file",
@@ -129,7 +115,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    command = _add_command(
+    command = add_command(
         commands,
         "init",
         "write the configuration with which a model would be served",
@@ -142,18 +128,6 @@ def _add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     output.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
     command.set_defaults(run=_init)
-
-
-def _add_command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, does: str, *examples: str, more: str = ""
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name,
-        help=does,
-        description="\n\n".join(filter(None, (f"{does[0].upper()}{does[1:]}.", more))),
-        epilog=_examples(*examples),
-        formatter_class=_Paragraphs,
-    )
 
 
 def _add_config(command: argparse.ArgumentParser) -> None:
@@ -173,32 +147,6 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     )
     for argument in (model, example):
         argument.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
-
-
-def _add_speech(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("what it says, on standard error")
-    group.add_argument("--quiet", action="store_true", help="only warnings and errors; serve: and the ready line")
-    group.add_argument("--log-level", choices=LEVELS, help="least severe log lines to show (info; with --quiet warning)")
-    group.add_argument("--log-format", choices=FORMATS, default="text", help="json: one object a line (text)")
-
-
-class _Paragraphs(argparse.RawDescriptionHelpFormatter):
-    """Fills each paragraph of a description, and leaves what begins with "examples:" as it is."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if text.startswith("examples:"):
-            return super()._fill_text(text, width, indent)
-        fill = argparse.HelpFormatter._fill_text
-        return "\n\n".join(fill(self, paragraph, width, indent) for paragraph in text.split("\n\n"))
-
-
-def _examples(*commands: str) -> str:
-    return "\n  ".join(("examples:", *commands))
-
-
-def _speech(arguments: argparse.Namespace) -> Speech:
-    level = arguments.log_level or ("warning" if arguments.quiet else "info")
-    return Speech(level, arguments.log_format, arguments.quiet)
 
 
 def _compile(arguments: argparse.Namespace) -> int:
@@ -247,7 +195,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     ray = config.ray.model_copy(update={"address": arguments.ray_address} if arguments.ray_address else {})
     config = config.model_copy(update={"server": server, "ray": ray})
     asked = arguments.ray or bool(os.environ.get("RAY_ADDRESS"))
-    return serve(config, on_ray=uses_ray(config, asked=asked, refused=arguments.no_ray), speech=_speech(arguments))
+    return serve(config, on_ray=uses_ray(config, asked=asked, refused=arguments.no_ray), speech=speech(arguments))
 
 
 if __name__ == "__main__":

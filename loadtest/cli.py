@@ -1,7 +1,9 @@
 """`loadtest`: the only reader of arguments. Each command is a module with `add_parser(subparsers)`.
 
-`add_parser` adds its parser and sets the default `execute`, a function of the parsed arguments that returns an `ExitCode`.
-Command modules import what is heavy within `execute`, so that `loadtest --help` stays quick.
+`add_parser` adds its parser, with examples as its epilog, and sets the default `execute`, a function of the parsed arguments
+that returns an `ExitCode`. What it returns for people goes to standard output, where --json is given as JSON and nothing else;
+what goes on meanwhile to standard error. Command modules import what is heavy within `execute`, so that `loadtest --help` stays
+quick.
 """
 
 import argparse
@@ -10,29 +12,43 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from loadtest.errors import LoadtestError
+from gateway.command_line import add_speech, ended, program, speech
+from gateway.console import set_up, words
+from loadtest.errors import EXIT_CODES, ExitCode, LoadtestError
 
 COMMANDS: Final = ("run", "recover", "recommend", "report", "compare", "selfcheck", "prices")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code (`ExitCode`)."""
-    parser = argparse.ArgumentParser(
-        prog="loadtest",
-        description="Which backend, on which instance, serves this traffic within this SLO for the least money?",
-        epilog="Exit codes: 0 met, 1 SLO missed or undecided, 2 usage, 3 INVALID run, 4 regression.",
+    """Run one command and return its exit code, one of EXIT_CODES."""
+    arguments = parser().parse_args(argv)
+    set_up(speech(arguments))
+    return ended("loadtest", lambda: _run(arguments), failed=ExitCode.USAGE)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    root = program(
+        "loadtest",
+        "Which backend, on which instance, serves this traffic within this SLO for the least money?",
+        'loadtest run http://127.0.0.1:8000 --model minilm --rate 50 --slo "p99<250ms"',
+        "loadtest recommend configs/loadtests/minilm-local.yaml",
+        "loadtest run --help",
+        exit_codes=EXIT_CODES,
     )
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    subparsers = root.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         importlib.import_module(f"loadtest.{command}").add_parser(subparsers)
-    args = parser.parse_args(argv)
+    add_speech(root, quiet="only warnings and errors: no progress, and no summary of what was measured")
+    return root
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
-        return int(args.execute(args))
+        return int(arguments.execute(arguments))
     except LoadtestError as exc:
-        print(f"loadtest: {exc}", file=sys.stderr)
+        words.error("loadtest: %s", exc)
         return int(exc.exit_code)
-    except KeyboardInterrupt:
-        return 128 + 2  # as a shell reports SIGINT; a measurement under way handles it itself and keeps its result
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ A target that fails *under load* is no exception: its failures are counted in th
 """
 
 import enum
+from typing import Final
 
 
 class ExitCode(enum.IntEnum):
@@ -19,6 +20,19 @@ class ExitCode(enum.IntEnum):
     USAGE = 2
     INVALID = 3  # the generator could not do what was asked: the figures say nothing of the target
     REGRESSION = 4
+
+
+EXIT_CODES: Final = {
+    ExitCode.MET: "the SLO is met, or none was asked for and something succeeded; no regression; done",
+    ExitCode.MISSED: "the SLO is missed, or undecided; no candidate meets it; the target could not be asked",
+    ExitCode.USAGE: "the command or a file of it is faulty, or cannot be read or written",
+    ExitCode.INVALID: "INVALID: the load could not be offered as asked, so the figures say nothing of the target",
+    ExitCode.REGRESSION: "a regression",
+    130: "ended by Ctrl-C before there was a result",
+    141: "whoever read its output has gone",
+    143: "ended by SIGTERM before there was a result",
+}
+"""Each with what it means, as --help and docs/loadtest.md tell it."""
 
 
 class LoadtestError(Exception):

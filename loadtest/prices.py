@@ -2,9 +2,12 @@
 
 import argparse
 import datetime
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from gateway.command_line import add_command
 from loadtest.errors import UsageError
 
 if TYPE_CHECKING:
@@ -13,23 +16,34 @@ if TYPE_CHECKING:
     from loadtest.catalogue import Catalogue, PriceBasis
 
 
+BASES: Final[tuple["PriceBasis", ...]] = ("ec2", "spot", "sagemaker")
+
+
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("prices", help="what instances cost, with source and date")
+    parser = add_command(
+        subparsers,
+        "prices",
+        "what instances cost, with source and date",
+        "loadtest prices list c7i",
+        "loadtest prices show inf2.xlarge",
+        "loadtest prices show inf2.xlarge --json",
+        "loadtest prices refresh c7i.large --region eu-central-1",
+    )
     parser.add_argument("action", nargs="?", choices=("list", "show", "refresh"), default="list")
     parser.add_argument("instances", nargs="*", metavar="TYPE", help="types; list: prefixes (c7i); none: all")
     parser.add_argument("--region", default="us-east-1", help="refresh: where to ask for (default us-east-1)")
     parser.add_argument("--cache", type=Path, metavar="PATH", help="where fetched prices are kept")
+    parser.add_argument("--json", action="store_true", help="as JSON, and nothing else")
     parser.set_defaults(execute=_execute)
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from loadtest.catalogue import load_catalogue
+    from loadtest.consoles import results
     from loadtest.live_prices import CACHE, current_catalogue, fetch, write_cache
 
     now = datetime.datetime.now(datetime.UTC)
-    console = Console()
+    console = results(hidden=arguments.json)
     cache = arguments.cache or CACHE
     if arguments.action == "refresh":
         bundled = load_catalogue()
@@ -40,7 +54,9 @@ def _execute(arguments: argparse.Namespace) -> int:
         write_cache(cache, live, now)
         for line in missing:
             console.print(line, style="yellow")
-        console.print(f"{len(live)} prices of {arguments.region} fetched into {cache}")
+        console.print(f"{len(live)} prices of {arguments.region} fetched into {cache}", soft_wrap=True)
+        if arguments.json:
+            _write({"region": arguments.region, "fetched": len(live), "cache": str(cache), "missing": missing})
         return 0 if live else 1
     catalogue = current_catalogue(now, cache=cache)
     if arguments.action == "show":
@@ -48,13 +64,35 @@ def _execute(arguments: argparse.Namespace) -> int:
             raise UsageError("prices show: name at least one instance type")
         for name in arguments.instances:
             _show(console, catalogue, name, now.date())
-        return 0
-    prefixes = tuple(name.removeprefix("ml.") for name in arguments.instances) or ("",)
-    _list(console, catalogue, prefixes, now.date())
+        names = [name.removeprefix("ml.") for name in arguments.instances]
+    else:
+        prefixes = tuple(name.removeprefix("ml.") for name in arguments.instances) or ("",)
+        names = [name for name in catalogue.instances if name.startswith(prefixes)]
+        _list(console, catalogue, names, now.date())
+    if arguments.json:
+        _write({"region": catalogue.region, "instances": [_described(catalogue, name, now.date()) for name in names]})
     return 0
 
 
-def _list(console: "Console", catalogue: "Catalogue", prefixes: tuple[str, ...], today: datetime.date) -> None:
+def _write(document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=2, default=str))  # str: dates
+
+
+def _described(catalogue: "Catalogue", name: str, today: datetime.date) -> dict[str, Any]:
+    """All that is known of a type. prices: null where none is."""
+    instance = catalogue.instance(name)
+    prices: dict[str, Any] = {}
+    for basis in BASES:
+        try:
+            price = catalogue.price(name, basis)
+        except UsageError:
+            prices[basis] = None
+        else:
+            prices[basis] = {**price.model_dump(), "flags": price.flags(today)}
+    return {"type": name, **instance.model_dump(exclude={"prices"}), "prices": prices}
+
+
+def _list(console: "Console", catalogue: "Catalogue", names: Sequence[str], today: datetime.date) -> None:
     from rich.table import Table
 
     table = Table(
@@ -65,17 +103,16 @@ def _list(console: "Console", catalogue: "Catalogue", prefixes: tuple[str, ...],
         table.add_column(column, justify="right" if column in ("vCPU", "GiB") else "left")
     for basis in ("EC2", "spot", "SageMaker"):
         table.add_column(basis, justify="right")
-    for name, instance in catalogue.instances.items():
-        if not name.startswith(prefixes):
-            continue
+    for name in names:
+        instance = catalogue.instance(name)
         accelerator = instance.accelerator
         device = f"{accelerator.count:g} × {accelerator.name}" if accelerator else ""
-        cells = [_cell(catalogue, name, basis, today) for basis in ("ec2", "spot", "sagemaker")]
+        cells = [_cell(catalogue, name, basis, today) for basis in BASES]
         table.add_row(name, str(instance.vcpu), f"{instance.memory_gib:g}", device, *cells)
     console.print(table)
 
 
-def _cell(catalogue: "Catalogue", name: str, basis: Any, today: datetime.date) -> str:
+def _cell(catalogue: "Catalogue", name: str, basis: "PriceBasis", today: datetime.date) -> str:
     try:
         price = catalogue.price(name, basis)
     except UsageError:
@@ -97,8 +134,7 @@ def _show(console: "Console", catalogue: "Catalogue", name: str, today: datetime
         "source",
         title=f"{bare}: {instance.vcpu} vCPU, {instance.memory_gib:g} GiB, {instance.architecture}",
     )
-    bases: tuple[PriceBasis, ...] = ("ec2", "spot", "sagemaker")
-    for basis in bases:
+    for basis in BASES:
         try:
             price = catalogue.price(bare, basis)
         except UsageError:

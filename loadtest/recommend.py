@@ -8,6 +8,8 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gateway.command_line import add_command
+from gateway.console import words
 from loadtest.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -21,14 +23,30 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    recommend = subparsers.add_parser("recommend", help="find the cheapest candidate that meets an SLO")
+    recommend = add_command(
+        subparsers,
+        "recommend",
+        "find the cheapest candidate that meets an SLO",
+        "loadtest recommend configs/loadtests/minilm-local.yaml",
+        "loadtest recommend configs/loadtests/minilm-local.yaml --budget-minutes 10 --out results",
+        more="Writes a report, a table of evidence, and the gateway configuration of the winner. A search that was interrupted "
+        "goes on where it ended.",
+    )
     recommend.set_defaults(execute=_recommend)
     recommend.add_argument(
         "--out", type=Path, metavar="DIR", help="for reports, runs and journal (default: loadtest-results/NAME)"
     )
     recommend.add_argument("--fresh", action="store_true", help="measure anew, even if an interrupted search could be resumed")
     recommend.add_argument("--resume", action="store_true", help="go on where the last search ended, --budget-minutes more")
-    plan = subparsers.add_parser("plan", help="what `recommend` would start, for how long, at what cost; starts nothing")
+    recommend.add_argument("--json", action="store_true", help="the report as JSON to standard output, and nothing else there")
+    plan = add_command(
+        subparsers,
+        "plan",
+        "what `recommend` would start, for how long, at what cost; starts nothing",
+        "loadtest plan configs/loadtests/minilm-local.yaml",
+        "loadtest plan configs/loadtests/running-servers.yaml --target-rps 500",
+    )
+    plan.add_argument("--json", action="store_true", help="as JSON, and nothing else")
     plan.set_defaults(execute=_plan)
     for parser in (recommend, plan):
         parser.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file, see configs/loadtests/")
@@ -45,43 +63,58 @@ def add_parser(subparsers: Any) -> None:
 def _recommend(arguments: argparse.Namespace) -> int:
     import uvloop
 
+    from loadtest.consoles import meanwhile, results
     from loadtest.interrupts import interruption
     from loadtest.launchers import launcher_of
+    from loadtest.plan import plan_of
+    from loadtest.plan import show as show_plan
+    from loadtest.recommendation import to_json
     from loadtest.recommender import question_of
-    from loadtest.report import output, show, write_all
+    from loadtest.report import show, write_all
 
     spec = _read(arguments)
-    console = output()
+    console = results(hidden=arguments.quiet or arguments.json)
     launcher = launcher_of(spec.launcher)
     launcher.preflight(spec.candidates)
     question = question_of(spec, paid=launcher.paid)
     if launcher.paid and question.max_usd is None:
-        _show_plan(spec, question, launcher, console)
-        console.print("Nothing was started: these candidates cost money. Set --max-usd to allow it.")
+        show_plan(plan_of(spec, question, launcher, _today()), console)
+        words.error("loadtest: nothing was started: these candidates cost money; set --max-usd to allow it")
         return ExitCode.USAGE
     folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
     with interruption() as interrupted:
         try:
-            found = uvloop.run(_search(spec, question, launcher, folder, arguments, console, interrupted))
+            found = uvloop.run(_search(spec, question, launcher, folder, arguments, meanwhile(arguments), interrupted))
         except asyncio.CancelledError:
-            console.print(f"interrupted: what was measured is kept in {folder}; the same command goes on from there")
+            words.warning("loadtest: interrupted: what was measured is kept in %s; the same command goes on from there", folder)
             return interrupted.exit_code
     written = write_all(found, folder)
     show(found, console)
     console.print("written: " + ", ".join(str(path) for path in written), soft_wrap=True)
+    if arguments.json:
+        print(to_json(found))
     return found.exit_code
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from loadtest.consoles import results
     from loadtest.launchers import launcher_of
+    from loadtest.plan import as_json, plan_of, show
     from loadtest.recommender import question_of
-    from loadtest.report import output
 
     spec = _read(arguments)
     launcher = launcher_of(spec.launcher)
     launcher.preflight(spec.candidates)
-    _show_plan(spec, question_of(spec, paid=launcher.paid), launcher, output())
+    plan = plan_of(spec, question_of(spec, paid=launcher.paid), launcher, _today())
+    if arguments.json:
+        print(as_json(plan))
+    else:
+        show(plan, results())
     return ExitCode.MET
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
 
 
 def _read(arguments: argparse.Namespace) -> "Spec":
@@ -96,51 +129,6 @@ def _read(arguments: argparse.Namespace) -> "Spec":
     spec = load_spec(arguments.spec, catalogue)
     spec = limited(spec, minutes=arguments.budget_minutes, usd=arguments.max_usd, target_rps=arguments.target_rps)
     return asyncio.run(price_by_metadata(spec, catalogue))
-
-
-def _show_plan(spec: "Spec", question: "Question", launcher: "Launcher", console: "Console") -> None:
-    from rich.table import Table
-
-    from loadtest.events import EXPECTED
-    from loadtest.search import AGREE_MOST, FINALISTS, OVERLOAD, SAFE, SHORTLIST, agree_seconds, profile_seconds
-
-    groups = {candidate.group for candidate in spec.candidates}
-    grid = Table(title=f"{spec.model} within {spec.slo}, launcher {spec.launcher.kind}", title_justify="left", box=None)
-    for column in ("candidate", "USD/h", "price"):
-        grid.add_column(column, justify="right" if column == "USD/h" else "left")
-    today = datetime.datetime.now(datetime.UTC).date()
-    sources = set()
-    for candidate in spec.candidates:
-        price = candidate.price
-        assert price is not None  # _read priced them
-        grid.add_row(candidate.name, f"{price.usd_per_hour:.4g}", ", ".join((candidate.basis, *price.flags(today))))
-        sources.add(f"{candidate.basis}: {price.source}, {price.date or 'undated'}")
-    console.print(grid)
-    for source in sorted(sources):
-        console.print(f"prices, {source}", style="dim")
-    if spec.comparison is not None:
-        kinds = len({candidate.numerics for candidate in spec.candidates})
-        against = spec.comparison.reference
-        console.print(
-            f"First the answers of {kinds} kind{'s' * (kinds > 1)} of candidates are compared with "
-            f"{against if against == EXPECTED else f'those of {against}'}: for seconds on a quiet machine, at most "
-            f"{agree_seconds(question.seconds):.0f} s each, and {AGREE_MOST:.0%} of the time in all."
-        )
-    loaded = min(SHORTLIST, len(spec.candidates))
-    each = profile_seconds(question, len(groups))
-    console.print(
-        f"{len(spec.candidates)} candidates share {len(groups)} profiles of {each:.0f} s; up to {loaded} see real load, "
-        f"{min(FINALISTS, loaded)} up to their peak. A start takes about {launcher.start_s:.0f} s. "
-        f"All in all {question.seconds / 60:g} minutes, {OVERLOAD:g} and {SAFE:g} times the winner's peak included."
-    )
-    if launcher.paid:
-        dearest = max(candidate.usd_per_hour for candidate in spec.candidates) * question.seconds / 3600
-        bound = dearest if question.max_usd is None else min(dearest, question.max_usd)
-        console.print(f"Costs at most ${bound:.2f}.")
-    else:
-        console.print("Costs nothing: what is measured runs already, or runs here.")
-    for line in spec.warnings:
-        console.print(f"! {line}", style="yellow")
 
 
 async def _search(

@@ -9,29 +9,36 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gateway.command_line import add_command
 from loadtest.errors import ExitCode, UsageError
+from loadtest.run import add_json
 
 
 def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     """Add `recover`."""
-    parser = subparsers.add_parser("recover", help="what a run that was killed had measured", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = add_command(
+        subparsers,
+        "recover",
+        "what a run that was killed had measured",
+        "loadtest recover new.json.live --json new.json",
+        more=str(__doc__).partition("\n\n")[2],
+    )
     parser.add_argument("file", type=Path, metavar="FILE.live", help="what the run has left; it stays as it is")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result, marked PARTIAL")
+    add_json(parser, "the result, marked PARTIAL")
     parser.add_argument("--log", type=Path, metavar="CSV", help="write every request: intended, sent, done, status")
     parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> ExitCode:
     import numpy as np
-    from rich.console import Console
 
     from loadtest import live_log
     from loadtest.analysis import Ended, summarise
+    from loadtest.consoles import results
     from loadtest.patterns import schedule
     from loadtest.recorder import PENDING, UNSENT, write_csv
     from loadtest.results import to_json
-    from loadtest.run import exit_code, write
+    from loadtest.run import STDOUT, exit_code, write
     from loadtest.terminal import print_run
 
     description, log = live_log.read(args.file)
@@ -51,5 +58,5 @@ def execute(args: argparse.Namespace) -> ExitCode:
         write_csv(args.log, log, used=rows)
     if args.json:
         write(args.json, to_json(result) + "\n")
-    print_run(result, Console(highlight=False))
+    print_run(result, results(hidden=args.quiet or args.json == STDOUT))
     return exit_code(result)

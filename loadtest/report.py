@@ -8,13 +8,12 @@ csv     one line per candidate        json    the document itself
 import argparse
 import csv
 import io
-import os
-import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 
+from gateway.command_line import add_command
 from loadtest.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("text", "html", "md", "csv", "junit", "json")
 METRICS: Final = ("CostPerInference", "MaxInvocations", "ModelLatency", "CpuUtilization", "MemoryUtilization")
-WIDTH: Final = 100  # columns where there is no terminal
 NARROW: Final = ("", "candidate", "SLO kept at/s", "USD/million")  # headings in a terminal of fewer than 90 columns
 WIDE: Final = ("USD/h", "missed at/s", "p99 ms", "agreement")  # and in a wider one
 STYLES: Final = {"good": "green", "open": "yellow", "bad": "red"}
@@ -40,14 +38,23 @@ FILES: Final = {
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("report", help="a finished recommendation or run in another form")
+    parser = add_command(
+        subparsers,
+        "report",
+        "a finished recommendation or run in another form",
+        "loadtest report loadtest-results/minilm-local/report.json",
+        "loadtest report loadtest-results/minilm-local/report.json --format md",
+        "loadtest report new.json --format html --out new.html",
+    )
     parser.add_argument("file", type=Path, metavar="FILE", help="report.json of `recommend`, or what `run --json` wrote")
     parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
     parser.add_argument("--out", type=Path, metavar="PATH", help="write there instead of to standard output")
     parser.set_defaults(execute=_execute)
 
 
 def _execute(arguments: argparse.Namespace) -> int:
+    from loadtest.consoles import results
     from loadtest.recommendation import read
 
     if _is_run(arguments.file):
@@ -55,7 +62,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     else:
         found = read(arguments.file)
         if arguments.format == "text" and arguments.out is None:
-            show(found, output())
+            show(found, results())
             return 0
         text = render(found, arguments.format)
     if arguments.out is None:
@@ -84,6 +91,7 @@ def _is_run(path: Path) -> bool:
 def _render_run(path: Path, form: str) -> str:
     from rich.console import Console
 
+    from loadtest.consoles import WIDTH
     from loadtest.results import read_run, to_json
     from loadtest.run_page import render as page
     from loadtest.terminal import print_run
@@ -100,13 +108,6 @@ def _render_run(path: Path, form: str) -> str:
     return out.getvalue()
 
 
-def output() -> "Console":
-    """Standard output at the terminal's width, or WIDTH columns where there is none."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH, highlight=False)
-
-
 def render(found: "Recommendation", form: str) -> str:
     """The document in one of FORMATS."""
     if form == "html":
@@ -119,6 +120,8 @@ def render(found: "Recommendation", form: str) -> str:
         return to_json(found) + "\n"
     if form == "text":
         from rich.console import Console
+
+        from loadtest.consoles import WIDTH
 
         out = io.StringIO()
         show(found, Console(file=out, width=WIDTH))

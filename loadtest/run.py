@@ -11,6 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+from gateway.command_line import add_command
+from gateway.console import words
 from loadtest.errors import ExitCode, Interrupted, UsageError
 from loadtest.interrupts import Interruption, interruption
 from loadtest.results import LoadSpec, Protocol, RunResult, Slo, read_spec, to_json
@@ -18,21 +20,34 @@ from loadtest.results import LoadSpec, Protocol, RunResult, Slo, read_spec, to_j
 if TYPE_CHECKING:
     from loadtest.generator import Progress
 
+STDOUT: Final = Path("-")
 DEFAULT_USERS: Final = 10  # as wrk's connections: where nothing says how much to send
 
 
 def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     """Add `run`."""
-    parser = subparsers.add_parser("run", help="one load test of a server that runs, with a verdict", description=__doc__)
+    parser = add_command(
+        subparsers,
+        "run",
+        "one load test of a server that runs, with a verdict",
+        "loadtest run http://127.0.0.1:8000 --model minilm",
+        'loadtest run http://127.0.0.1:8000 --model minilm --rate 200 --slo "p99<50ms,errors<0.1%" --json new.json',
+        'loadtest run 127.0.0.1:8001 --protocol grpc --model minilm --rate 200 --slo "p99<50ms" --until-decided',
+    )
     parser.add_argument("target", nargs="?", help="http://host:port, host:port (gRPC), or the whole /invocations URL")
     add_load_options(parser)
     parser.add_argument("--spec", type=Path, metavar="FILE", help="all of this from a JSON file; options here win")
     parser.add_argument("--until-decided", action="store_true", help="end as soon as the SLO is decided")
     parser.add_argument("--log", type=Path, metavar="CSV", help="write every request: intended, sent, done, status")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result (for compare and report)")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the blocks")
-    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    add_json(parser, "the result, for compare and report")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the blocks; -: to standard output")
     parser.set_defaults(execute=execute)
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add --json to a command that also has other things to write. what: goes to the file."""
+    help = f"write {what}; without FILE to standard output, and nothing else there"
+    parser.add_argument("--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=help)
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +100,8 @@ def load_spec(args: argparse.Namespace) -> LoadSpec:
     if args.spec:
         spec = replace(read_spec(args.spec), **given)
     elif "target" not in given:
-        raise UsageError("run: needs a TARGET (or --spec FILE)")
+        took = f"; --json took {str(args.json)!r} as its FILE: put --json last" if args.json not in (None, STDOUT) else ""
+        raise UsageError(f"run: needs a TARGET (or --spec FILE){took}")
     else:
         spec = LoadSpec(**given)
     if "pattern" not in given and "rate_rps" not in given and spec.pattern == "poisson" and not spec.rate_rps:
@@ -104,23 +120,23 @@ def execute(args: argparse.Namespace) -> int:
     import uvloop
 
     spec = load_spec(args)
+    if args.json == args.csv == STDOUT:
+        raise UsageError("--json and --csv: standard output takes one of them; name a FILE for the other")
     live = _live_file(args)
     with interruption() as interrupted, _removed(live):
         try:
             result = uvloop.run(_measure(spec, args, interrupted, live))
         except Interrupted as exc:
-            print(f"loadtest: {exc}", file=sys.stderr)
+            words.error("loadtest: %s", exc)
             return interrupted.exit_code
         if args.json:
             write(args.json, to_json(result) + "\n")
         if args.csv:
             write(args.csv, blocks_csv(result))
-    if not args.quiet:
-        from rich.console import Console
+    from loadtest.consoles import results
+    from loadtest.terminal import print_run
 
-        from loadtest.terminal import print_run
-
-        print_run(result, Console(highlight=False))
+    print_run(result, results(hidden=args.quiet or STDOUT in (args.json, args.csv)))
     return exit_code(result)
 
 
@@ -129,7 +145,7 @@ def _live_file(args: argparse.Namespace) -> Path | None:
     from loadtest.live_log import SUFFIX
 
     for path in (args.json, args.log):
-        if path is not None and str(path) != "-" and (path.is_file() or not path.exists()):
+        if path is not None and path != STDOUT and (path.is_file() or not path.exists()):
             return Path(f"{path}{SUFFIX}")
     return None
 
@@ -152,15 +168,17 @@ def exit_code(result: RunResult) -> ExitCode:
 
 
 async def _measure(spec: LoadSpec, args: argparse.Namespace, interrupted: Interruption, live: Path | None) -> RunResult:
+    from loadtest.consoles import meanwhile
     from loadtest.generator import measure
     from loadtest.target import Address
 
     stop = asyncio.Event()
-    shown = not args.quiet and sys.stderr.isatty()
-    if not args.quiet and spec.pattern == f"users:count={DEFAULT_USERS}" and not args.pattern:
+    shown = meanwhile(args).is_terminal
+    if spec.pattern == f"users:count={DEFAULT_USERS}" and not args.pattern:
         Address.of(spec)  # what is wrong is told first, and alone
-        told = f"no --rate: {DEFAULT_USERS} users send as fast as each is answered; to offer a load of your own, add --rate RPS"
-        print(told, file=sys.stderr)
+        words.info(
+            "no --rate: %d users send as fast as each is answered; to offer a load of your own, add --rate RPS", DEFAULT_USERS
+        )
 
     def show(progress: "Progress") -> None:
         # Not rich's live display: its thread would hold the interpreter while requests are due.
@@ -202,7 +220,7 @@ def blocks_csv(result: RunResult) -> str:
 
 def write(path: Path, text: str) -> None:
     """Write a file, or to standard output for "-". Raises: UsageError."""
-    if str(path) == "-":
+    if path == STDOUT:
         sys.stdout.write(text)
         return
     try:

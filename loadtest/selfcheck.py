@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from gateway.command_line import add_command
 from loadtest.errors import ExitCode, LoadtestError, UsageError
 from loadtest.results import LoadSpec, Protocol, RunResult, Slo
 
@@ -105,25 +106,37 @@ async def _null_server_beside() -> AsyncIterator[NullServer]:
 
 def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     """Add `selfcheck`."""
-    parser = subparsers.add_parser("selfcheck", help="how much load this machine can offer", description=__doc__)
+    parser = add_command(
+        subparsers,
+        "selfcheck",
+        "how much load this machine can offer",
+        "loadtest selfcheck",
+        'loadtest selfcheck --slo "p99<10ms" --protocol grpc --rates 1000,5000 --require 5000',
+        more="It is offered to a null server beside it, which takes a core of its own: a machine that only sends can offer at "
+        "least this much.",
+    )
     parser.add_argument("--slo", default="p99<50ms", help="whose 1 %% bounds the send lag, default p99<50ms")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each run, default 2")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--protocol", choices=_PROTOCOLS, help="only this one")
     parser.add_argument("--rates", metavar="R,R,...", help="requests/s to try, rising")
     parser.add_argument("--require", type=float, metavar="RPS", help="exit 3 if less can be sent")
+    parser.add_argument("--json", action="store_true", help="as JSON, and nothing else")
     parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> ExitCode:
+    import msgspec
     import uvloop
-    from rich.console import Console
     from rich.table import Table
+
+    from loadtest.consoles import results as output
 
     slo = Slo.parse(args.slo)
     rates = _parse_rates(args.rates) if args.rates else _RATES
-    console = Console(highlight=False)
+    console = output(hidden=args.json)
     enough = True
+    told = []
     with null_server() as server:
         for protocol in (args.protocol,) if args.protocol else _PROTOCOLS:
             spec = LoadSpec(
@@ -160,6 +173,30 @@ def execute(args: argparse.Namespace) -> ExitCode:
                 f"can offer {valid:,.0f}/s with a send lag p99 of at most {limit_ms:.3g} ms, {kept:,.0f}/s at any lag\n"
             )
             enough &= kept >= (args.require or 0)
+            told.append(
+                {
+                    "protocol": protocol,
+                    "processes": args.processes,
+                    "send_lag_limit_ms": limit_ms,
+                    "valid_rps": valid,
+                    "kept_rps": kept,
+                    "runs": [
+                        {
+                            "asked_rps": result.asked_rps,
+                            "sent_rps": result.sent_rps,
+                            "send_lag_p50_ms": result.generator.send_lag_p50_ms,
+                            "send_lag_p99_ms": result.generator.send_lag_p99_ms,
+                            "p50_ms": result.latency.p50,
+                            "p99_ms": result.latency.p99,
+                            "cpu_cores": result.generator.cpu_cores,
+                            "valid": result.valid,
+                        }
+                        for result in results
+                    ],
+                }
+            )
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(told)).decode())
     return ExitCode.MET if enough else ExitCode.INVALID
 
 

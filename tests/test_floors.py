@@ -12,7 +12,7 @@ FLOORS = {
     "__version__": -2, "types": -1, "errors": -1, "clock": -1, "console": -1,
     "documents": 0,
     "config": 1, "run_dir": 1, "interrupts": 1,
-    "protocols": 2, "batching": 2, "ports": 2, "check": 2, "announcement": 3,
+    "protocols": 2, "batching": 2, "ports": 2, "check": 2, "command_line": 2, "announcement": 3,
     "triton_repository": 2, "decoration": 2, "guess": 3,
     "frames": 3, "killers": 3, "failure_log": 3, "runner": 3, "shared_memory": 3,
     "session_process": 4, "metrics": 4,
@@ -26,8 +26,8 @@ FLOORS = {
     "cli": 15,
 }  # fmt: skip
 
-# What loadtest may use of the gateway: the pure floors, and the simulator's real batcher.
-LOADTEST_MAY_IMPORT = {"types", "errors", "documents", "config", "clock", "batching", "protocols"}
+# What loadtest may use of the gateway: the pure floors, the simulator's real batcher, and how a command line looks and speaks.
+LOADTEST_MAY_IMPORT = {"types", "errors", "documents", "config", "clock", "batching", "protocols", "console", "command_line"}
 
 # third party -> the modules that may import it
 DOORS = {

@@ -104,7 +104,9 @@ def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_real_candidates_are_measured_and_every_file_is_written(tmp_path: Path) -> None:
+def test_real_candidates_are_measured_every_file_is_written_and_the_report_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # What is found depends on the machine, which may be too busy for a valid run: that is for benchmarks/recommend.py.
     folder = tmp_path / "results"
     spec = write(
@@ -114,10 +116,14 @@ def test_real_candidates_are_measured_and_every_file_is_written(tmp_path: Path) 
         launcher={"kind": "local", "stands_for": {"c7i.large": [0]}},
     )
     before = set(psutil.Process().children())
-    code = main(["recommend", spec, "--out", str(folder), "--budget-minutes", "0.2"])
+    said_as = ["--json", "--log-format", "json"]
+    code = main(["recommend", spec, "--out", str(folder), "--budget-minutes", "0.2", *said_as])
     assert code in (0, 1, 3)
     assert set(psutil.Process().children()) <= before
     found = json.loads((folder / "report.json").read_text())
+    told = capsys.readouterr()
+    assert json.loads(told.out) == found
+    assert any(" profile " in json.loads(line)["message"] for line in told.err.splitlines())
     assert found["candidates"][0]["timings"]
     assert found["seconds_spent"] < 0.2 * 60 + 20
     assert (folder / "report.html").stat().st_size > 5000

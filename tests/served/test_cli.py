@@ -1,23 +1,15 @@
 """The command line: what it says, and with which exit code."""
 
-import argparse
-import contextlib
-import json
-import re
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from gateway.cli import parser
 from tests.served.gateway_process import ROOT, served
 
 pytestmark = pytest.mark.slow
@@ -40,58 +32,6 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as found:
         port: int = found.getsockname()[1]
         return port
-
-
-def test_it_tells_its_version() -> None:
-    done = gateway("--version")
-    assert (done.returncode, done.stdout) == (0, f"gateway {version('serving-gateway')}\n")
-
-
-def helps(command: argparse.ArgumentParser) -> Iterator[str]:
-    yield command.format_help()
-    for action in command._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for child in action.choices.values():
-                yield from helps(child)
-
-
-def test_every_help_has_examples_that_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
-    own = [told for told in helps(parser()) if "usage: gateway route [" not in told]  # which only has `explain`
-    assert len(own) >= 5
-    for told in own:
-        examples = re.findall(r"^  (gateway .*)$", told.partition("\nexamples:\n")[2], re.MULTILINE)
-        assert examples, told
-        for example in examples:
-            with contextlib.suppress(SystemExit):  # --help
-                arguments = parser().parse_args(shlex.split(example)[1:])
-                assert not hasattr(arguments, "config") or (ROOT / arguments.config).exists()
-    assert "error" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_a_shell_is_told_how_to_complete_it(shell: str) -> None:
-    done = gateway("--print-completion", shell)
-    assert done.returncode == 0
-    assert "--grpc-port" in done.stdout
-    if shell == "bash":
-        subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
-
-
-def test_in_json_the_reason_why_it_ends_is_an_object_too(tmp_path: Path) -> None:
-    done = gateway("check", "--log-format", "json", str(tmp_path / "none.yaml"))
-    assert done.returncode == 2
-    assert json.loads(done.stderr)["message"].startswith(f"{tmp_path}/none.yaml: cannot be read")
-
-
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
-    many = "models: [" + ", ".join(f"{{name: m{i}, backends: [{{kind: synthetic}}]}}" for i in range(2000)) + "]"
-    command = [sys.executable, "-m", "gateway.cli", "check", written(tmp_path, many)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("m0 version 1")
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
 
 
 def test_ray_and_no_ray_exclude_each_other(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""What --json writes to standard output: one document, and nothing else."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from loadtest.cli import main
+from loadtest.errors import ExitCode
+from loadtest.recommendation import read, to_json
+from loadtest.results import LoadSpec, read_run
+from loadtest.results import to_json as run_to_json
+from loadtest.selfcheck import null_server
+from tests.loadtest.examples import changed, example_recommendation
+from tests.loadtest.made_results import run_result
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    assert main([*arguments]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def spec(folder: Path, **keys: Any) -> str:
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(changed(**keys)))
+    return str(path)
+
+
+def result(folder: Path) -> str:
+    path = folder / "r.json"
+    path.write_text(run_to_json(run_result(replace(LoadSpec("http://nowhere", model="m"), rate_rps=100), succeeded=4000)))
+    return str(path)
+
+
+def test_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = printed(capsys, "plan", spec(tmp_path), "--budget-minutes", "12", "--json")
+    assert (plan["model"], plan["minutes"], plan["profiles"], plan["max_usd"]) == ("adder", 12, 2, None)
+    assert len(plan["candidates"]) == 4
+    first = plan["candidates"][0]
+    assert first["name"] == "c7i.large synthetic (sessions 1)"
+    assert (first["usd_per_hour"], first["price_basis"]) == (0.08925, "ec2")
+    assert first["price_source"]
+
+
+@pytest.mark.slow
+def test_prices_unknown_ones_are_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = ("--cache", str(tmp_path / "none.json"), "--json")
+    listed = printed(capsys, "prices", "list", "inf2", *cache)
+    assert listed["region"] == "us-east-1"
+    by_type = {instance["type"]: instance for instance in listed["instances"]}
+    assert by_type["inf2.xlarge"]["prices"]["ec2"]["usd_per_hour"] == 0.7582
+    assert by_type["inf2.xlarge"]["accelerator"]["name"] == "inferentia2"
+    assert all(name.startswith("inf2.") for name in by_type)
+    shown = printed(capsys, "prices", "show", "ml.g7.2xlarge", *cache)
+    assert [instance["type"] for instance in shown["instances"]] == ["g7.2xlarge"]
+    assert shown["instances"][0]["prices"]["spot"] is None
+    assert shown["instances"][0]["prices"]["ec2"]["source"]
+
+
+def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [result(tmp_path)] * 2
+    assert printed(capsys, "compare", *files, "--json")["verdict"] == "same"
+    assert main(["compare", *files, "--json", "--markdown", "-"]) == ExitCode.USAGE
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "--json and --markdown: standard output takes one of them" in told.err
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--format", "json"]])
+def test_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(to_json(example_recommendation()))
+    assert printed(capsys, "report", str(path), *options)["winner"] == read(path).winner
+
+
+@pytest.mark.slow
+def test_a_run_and_beside_a_file_its_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with null_server() as server:
+        run = ["run", f"127.0.0.1:{server.http_port}", "--model", "null", "--duration", "0.3", "--warmup", "0"]
+        assert printed(capsys, *run, "--json")["succeeded"] > 0
+        assert main([*run, "--json", str(tmp_path / "r.json")]) == ExitCode.MET
+        assert "goodput" in capsys.readouterr().out
+        assert read_run(tmp_path / "r.json").succeeded > 0
+        assert main([*run, "--json", str(tmp_path / "r.json"), "--quiet"]) == ExitCode.MET
+        assert capsys.readouterr() == ("", "")
+        assert main(["run", "--json", *run[1:]]) == ExitCode.USAGE
+        assert f"--json took '127.0.0.1:{server.http_port}' as its FILE: put --json last" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_this_machine_can_offer(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "selfcheck", "--seconds", "0.1", "--rates", "200", "--protocol", "grpc", "--json")
+    assert [(entry["protocol"], len(entry["runs"])) for entry in found] == [("grpc", 1)]

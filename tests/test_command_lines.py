@@ -1,0 +1,160 @@
+"""What both programs have in common on the command line. What each command says of its own is tested with the command."""
+
+import argparse
+import contextlib
+import json
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import gateway.cli
+import loadtest.cli
+from gateway.command_line import UNREAD
+from loadtest.errors import EXIT_CODES
+
+ROOT = Path(__file__).parent.parent
+
+slow = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Program:
+    """exit_codes: each with what it means. table: the document that has them."""
+
+    name: str
+    parser: Callable[[], argparse.ArgumentParser]
+    exit_codes: Mapping[int, str]
+    table: str
+
+    def __call__(self, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", f"{self.name}.cli", *arguments]
+        environment = os.environ | variables
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+GATEWAY = Program("gateway", gateway.cli.parser, gateway.cli.EXIT_CODES, "docs/deploy.md")
+LOADTEST = Program("loadtest", loadtest.cli.parser, EXIT_CODES, "docs/loadtest.md")
+both = pytest.mark.parametrize("program", [GATEWAY, LOADTEST], ids=lambda program: program.name)
+
+
+@slow
+@both
+def test_it_tells_its_version(program: Program) -> None:
+    done = program("--version")
+    assert (done.returncode, done.stdout) == (0, f"{program.name} {version('serving-gateway')}\n")
+
+
+def helps(command: argparse.ArgumentParser) -> Iterator[str]:
+    yield command.format_help()
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from helps(child)
+
+
+@both
+def test_every_help_has_examples_that_can_be_typed(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    own = [told for told in helps(program.parser()) if "usage: gateway route [" not in told]  # which only has `explain`
+    assert len(own) >= 6
+    for told in own:
+        examples = re.findall(rf"^  ({program.name} .*)$", told.partition("\nexamples:\n")[2], re.MULTILINE)
+        assert examples, told
+        for example in examples:
+            words = shlex.split(example)
+            assert all((ROOT / word).exists() for word in words if word.startswith("configs/"))
+            with contextlib.suppress(SystemExit):  # --help
+                program.parser().parse_args(words[1:])
+    assert "error" not in capsys.readouterr().err
+
+
+@both
+def test_every_command_says_as_much_and_in_the_format_that_is_asked_for(program: Program) -> None:
+    for told in list(helps(program.parser())):
+        if "COMMAND" not in told.partition("\n\n")[0]:
+            assert all(option in told for option in ("--quiet", "--log-level", "--log-format")), told
+
+
+@both
+def test_the_exit_codes_stand_in_the_help_and_in_the_document(program: Program) -> None:
+    told = program.parser().format_help()
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", (ROOT / program.table).read_text(), re.MULTILINE)
+    assert {int(code): meaning for code, meaning in rows} == program.exit_codes
+    assert all(f"\n  {code:<4} {meaning}" in told for code, meaning in program.exit_codes.items())
+
+
+@slow
+@both
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_is_told_how_to_complete_it(program: Program, shell: str) -> None:
+    done = program("--print-completion", shell)
+    assert done.returncode == 0
+    assert "--log-format" in done.stdout
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
+
+
+@slow
+@both
+def test_in_json_the_reason_why_it_ends_is_an_object(program: Program, tmp_path: Path) -> None:
+    command = {"gateway": "check", "loadtest": "report"}[program.name]
+    done = program(command, "--log-format", "json", str(tmp_path / "none.yaml"))
+    assert done.returncode == 2
+    said = json.loads(done.stderr)
+    assert said["level"] == "ERROR"
+    assert f"{tmp_path}/none.yaml: cannot be read" in said["message"]
+
+
+@slow
+@both
+def test_a_reader_that_has_seen_enough_is_no_error(program: Program, tmp_path: Path) -> None:
+    many = tmp_path / "many.yaml"
+    many.write_text("models: [" + ", ".join(f"{{name: m{i}, backends: [{{kind: synthetic}}]}}" for i in range(2000)) + "]")
+    arguments = {"gateway": ["check", str(many)], "loadtest": ["prices", "list", "--json"]}[program.name]
+    command = [sys.executable, "-m", f"{program.name}.cli", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == UNREAD
+
+
+COLOUR = re.compile(r"\x1b\[[\d;]*3\d")
+SAY = """
+from argparse import Namespace
+from loadtest.consoles import meanwhile, results
+for console in (results(), meanwhile(Namespace(quiet=False, log_format="text"))):
+    console.print("kept", style="green")
+"""
+
+
+def in_terminal(**variables: str) -> str:
+    """What is written to a terminal."""
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    environment |= {"TERM": "xterm-256color", **variables}
+    with subprocess.Popen([sys.executable, "-c", SAY], cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        told = b""
+        with contextlib.suppress(OSError), open(ours, "rb", buffering=0) as output:
+            while more := output.read(65536):
+                told += more
+    return told.decode()
+
+
+@slow
+def test_only_a_terminal_gets_colours_and_not_where_no_color_is_set() -> None:
+    assert len(COLOUR.findall(in_terminal())) == 2
+    assert in_terminal(NO_COLOR="1") == "kept\r\nkept\r\n"
+    piped = subprocess.run([sys.executable, "-c", SAY], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    assert (piped.stdout, piped.stderr) == ("kept\n", "kept\n")

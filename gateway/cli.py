@@ -1,4 +1,4 @@
-"""`gateway serve | init | check | compile | route`: the only reader of arguments and environment."""
+"""`gateway serve | init | check | compile | predict | route | examples`: the only reader of arguments and environment."""
 
 import argparse
 import os
@@ -14,6 +14,7 @@ from gateway.command_line import UNREAD, Paragraphs, add_command, add_speech, en
 from gateway.config import Config, load_config, parse_config
 from gateway.console import set_up, words
 from gateway.errors import ConfigError, GatewayError
+from gateway.examples import add_parser as add_examples_parser
 from gateway.guess import guess, is_configuration, written
 from gateway.interrupts import ENDED_AT_ONCE
 from gateway.predict import add_parser as add_predict_parser
@@ -82,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
         command = add(commands)
         command.epilog = examples(*typed)
         command.formatter_class = Paragraphs
+    add_examples_parser(commands)
     add_speech(root, quiet="only warnings and errors; serve: and the ready line")
     return root
 
@@ -131,7 +133,9 @@ def _add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def _add_config(command: argparse.ArgumentParser) -> None:
-    config = command.add_argument("config", metavar="CONFIG", help="a YAML file, see configs/gateway.yaml")
+    config = command.add_argument(
+        "config", metavar="CONFIG", help="a YAML file: `gateway examples` has some, `gateway examples reference` every key"
+    )
     config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
 
 
@@ -140,7 +144,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "config",
         metavar="MODEL|CONFIG",
         help="model.onnx, model.pt2, model.pt (TorchScript), FILE.py:Class, FILE.py:function, a folder of these, a Triton "
-        "model repository, or a YAML file, see configs/gateway.yaml",
+        "model repository, or a YAML file: `gateway examples` has some",
     )
     example = command.add_argument(
         "--example", type=Path, metavar="FILE", help="one request (v2 JSON, or .npz), of a model that does not say its inputs"

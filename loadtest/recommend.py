@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
     plan.add_argument("--json", action="store_true", help="as JSON, and nothing else")
     plan.set_defaults(execute=_plan)
     for parser in (recommend, plan):
-        parser.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file, see configs/loadtests/")
+        parser.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file: `gateway examples minilm-local` writes one")
         parser.add_argument("--budget-minutes", type=float, metavar="N", help="instead of budget.minutes")
         parser.add_argument(
             "--max-usd", type=float, metavar="N", help="instead of budget.usd; without it nothing paid is started"

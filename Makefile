@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TRITON := .venv-triton
 MUTANTS := .venv-mutants
 
-.PHONY: setup triton demo serve test lint types bench mutants clean
+.PHONY: setup triton demo serve test lint types bench docs mutants clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test    all tests (sets up; a real Triton server as well, on linux x86_64)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks behind the figures of the docs"
+	@echo "make docs    the documents as a site, in build/site"
 	@echo "make mutants  changes to the code that no test notices: SEED=1 SAMPLE=60 MODULES='gateway/batching gateway/routing' WORKERS=1"
 
 setup: $(VENV)/.ready
@@ -22,7 +23,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,onnx,minilm,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,onnx,minilm,docs,dev]'
 	touch $@
 TORCH ?= torch==2.13.0
 
@@ -59,6 +60,10 @@ lint: $(VENV)/.ready
 
 bench: models/.ready triton
 	$(BIN)/python benchmarks/overhead.py
+
+# The variable keeps Material for MkDocs from advertising its successor.
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
 
 SEED ?= 1
 SAMPLE ?= 60

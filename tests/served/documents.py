@@ -1,7 +1,8 @@
-"""The commands that the documents print."""
+"""What the documents print: commands, and fenced blocks."""
 
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -16,8 +17,45 @@ DOCUMENTS = [
 _COMMAND = re.compile(r"(\w+=\S+ )*(\.|gateway|loadtest|make|serve|ray|python|pip|curl|export) \S|\.ci/run$")
 
 
-def printed(path: Path) -> list[str]:
-    """The commands of one document, each on one line and without its comment."""
+# A block may have a comment before it that says why it is not run, and a title, which is the name of a file.
+_FENCE = re.compile(
+    r"^(?:<!-- not run: (?P<reason>.+?) -->\n)?```(?P<language>\w*)(?: title=\"(?P<title>.+?)\")?\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block. title: the file that the reader puts it in. not_run: why it cannot be run here; both may be empty."""
+
+    language: str
+    text: str
+    title: str
+    not_run: str
+    line: int
+
+    def commands(self) -> list[str]:
+        """Of a block of shell."""
+        return _commands(self.text)
+
+
+def blocks(path: Path) -> list[Block]:
+    """The fenced blocks of a document, from top to bottom."""
+    text = path.read_text()
+    return [
+        Block(
+            found["language"],
+            found["text"],
+            found["title"] or "",
+            found["reason"] or "",
+            text.count("\n", 0, found.start()) + 1,
+        )
+        for found in _FENCE.finditer(text)
+    ]
+
+
+def printed(path: Path, *, fenced: bool = True) -> list[str]:
+    """The commands of one document, each on one line and without its comment. fenced: those in blocks of shell as well."""
     text = path.read_text()
     if path.name == "Makefile":
         return [line.split("  ")[0] for line in re.findall(r'@echo "(.*)"', text)]
@@ -25,11 +63,11 @@ def printed(path: Path) -> list[str]:
     if path.suffix == ".yaml":  # there, two spaces set a comment apart
         lines = [line.split("  ")[0] for line in re.findall(r"^# +(\S.*)$", text, re.MULTILINE)]
         return [line for line in (*lines, *quoted) if _COMMAND.match(line)]
-    shell = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    shell = [each for each in blocks(path) if each.language == "sh"] if fenced else []
     rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     lines = [line for line in re.findall(r"^    (\S.*)$", rest, re.MULTILINE) if _COMMAND.match(line)]
     return [
-        *(command for block in shell for command in _commands(block)),
+        *(command for each in shell for command in each.commands()),
         *(command for line in lines for command in _commands(line)),
         *(each for each in quoted if _COMMAND.match(each)),
     ]

@@ -63,7 +63,7 @@ bench: models/.ready triton
 
 # The variable keeps Material for MkDocs from advertising its successor.
 docs: $(VENV)/.ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 SEED ?= 1
 SAMPLE ?= 60

@@ -82,7 +82,9 @@ class Reader:
         if self._server is not None:
             self._server.terminate()
             self._server.join(30)
-            assert self._server.exitcode == 0
+            code = self._server.exitcode
+            self._server.kill()
+            assert code == 0
 
     def _with_ports(self, text: str) -> str:
         return re.sub(r"(127\.0\.0\.1|localhost):(8000|8001)\b", lambda found: f"{found[1]}:{self._ports[found[2]]}", text)

@@ -21,7 +21,7 @@ def started(words: Sequence[str], folder: Path, *, stdout: Path, stderr: Path) -
     """Run `gateway …` or `python FILE …` in a folder; both files are there when this returns."""
     for path in (stdout, stderr):
         path.write_bytes(b"")
-    process = _CONTEXT.Process(target=_run, args=(list(words), folder, stdout, stderr))
+    process = _CONTEXT.Process(target=_run, args=(list(words), folder, stdout, stderr), daemon=True)
     process.start()
     return process
 

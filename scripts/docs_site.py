@@ -82,11 +82,10 @@ def _source(place: str) -> PurePosixPath:
 
 
 class Listed(Extension):
-    """Lays a docstring's lines `parameter: what it is` and `Raises: …` out as a list; one paragraph would run them together."""
+    """Makes a list of what a docstring says of parameters and of errors (`name: what it is`, `Raises: …`)."""
 
     def on_function(self, *, func: Function, **_: Any) -> None:
         if func.docstring is not None:
-            names = "|".join((*(re.escape(parameter.name.lstrip("*")) for parameter in func.parameters), "Raises", "Returns"))
-            func.docstring.value = re.sub(
-                rf"^((?:{names})(?:, (?:{names}))*): ", r"\n- `\1`: ", func.docstring.value, flags=re.M
-            )
+            names = "|".join((*(re.escape(parameter.name) for parameter in func.parameters), "Raises", "Returns"))
+            said = re.compile(rf"(?:^|(?<=\.) )((?:{names})(?:, (?:{names}))*): ", re.MULTILINE)
+            func.docstring.value = said.sub(r"\n- `\1`: ", func.docstring.value)

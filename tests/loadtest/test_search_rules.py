@@ -169,10 +169,9 @@ def test_the_first_rate_to_prove_is_sure_to_pass_and_has_three_times_the_decisiv
 
 
 def test_a_probe_is_never_shorter_than_what_can_decide() -> None:
-    asked = asking(1.0)
+    wide = asking(1.0, 1.02)
     beside = run("c0", 490, "pass"), run("c0", 500, "fail", MISSED)
     for left_s, seconds in ((5 + 40 + 13, DECISIVE_S), (5 + 40 + 26, 13.0)):
-        wide = asking(1.0, 1.02)
         found = load(wide, known(wide, left_s, (500.0, 500.0), *beside, run("c1", 400, purpose="round")))
         assert (found.entrant, found.seconds) == ("c1", seconds)
 

@@ -1,6 +1,7 @@
 """Imports go strictly down, and each third party has one door. Source: docs/architecture.md."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ DOORS = {
 }
 
 
+@functools.cache
 def modules(package: str) -> list[tuple[str, ast.Module]]:
     found = []
     for path in sorted((ROOT / package).rglob("*.py")):
@@ -55,6 +57,7 @@ def modules(package: str) -> list[tuple[str, ast.Module]]:
     return found
 
 
+@functools.cache
 def imports(tree: ast.Module) -> set[str]:
     """Dotted names imported anywhere in a module, also within functions and under TYPE_CHECKING."""
     names: set[str] = set()

@@ -39,7 +39,7 @@ def test_every_public_name_is_there_and_no_other() -> None:
         assert getattr(gateway, name) is not None
     assert set(gateway.__all__) <= set(dir(gateway))
     with pytest.raises(AttributeError, match="module 'gateway' has no attribute 'laod'"):
-        gateway.laod  # type: ignore[attr-defined]  # noqa: B018
+        _ = gateway.laod  # type: ignore[attr-defined]  # the mistake
 
 
 def test_the_version_of_the_package_is_that_of_the_distribution() -> None:

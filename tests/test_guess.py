@@ -126,6 +126,25 @@ def test_an_example_is_a_request_or_arrays(code: Path, tmp_path: Path) -> None:
     assert "request.json: no example (ValueError: datatype 'F32' is none of BOOL" in fault(f"{code}:Unsaid", example=request)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("numbers.json", b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": [1]}]}', "AttributeError"),
+        ("large.json", b'{"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1], "data": [300]}]}', "300"),
+        ("deep.json", b"[" * 100_000, "RecursionError"),
+        ("empty.npz", b"", "EOFError"),
+        ("cut.npz", b"PK\x03\x04cut", "BadZipFile"),
+    ],
+)
+def test_a_file_that_is_no_example_is_told_with_what_one_is(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_example(tmp_path / name)
+    assert caught.value.message.startswith(f"{tmp_path / name}: no example (")
+    assert told in caught.value.message
+    assert 'expected a request, {"inputs": [' in caught.value.message
+
+
 def test_what_is_written_is_a_configuration_that_says_the_same(code: Path, tmp_path: Path) -> None:
     found = guess(f"{code}:ByExample")
     folder = tmp_path / "configs"

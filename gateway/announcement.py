@@ -49,12 +49,18 @@ def ready_words(server: Server, http: int | None, models: Sequence[ReadyModel], 
     titles = [name if known == ["1"] else f"{name} (version {', '.join(known)})" for name, known in versions.items()]
     lines = [f"models: {named(titles) or 'none'}" + (f"; not loaded: {named(left_out)}" if left_out else "")]
     if http is not None:
-        url = _url(server, http)
+        url = own_url(server, http)
         commands = [(not model.probed, len(text), text) for model in models if (text := curl_command(url, model, server))]
         untried, length, command = min(commands, default=(False, 0, ""))
         if 0 < length <= _LONGEST:
             lines += ["try it, with content of your own:" if untried else "try it:", f"  {command}"]
     return "\n".join(lines)
+
+
+def own_url(server: Server, port: int) -> str:
+    """Where this machine reaches a server's HTTP; without a slash at the end."""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def named(names: Iterable[str]) -> str:
@@ -140,8 +146,3 @@ class _Body:
 
 def _element(datatype: str) -> str:
     return {"BYTES": '"1"', "BOOL": "true"}.get(datatype, "1")
-
-
-def _url(server: Server, port: int) -> str:
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

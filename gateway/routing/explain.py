@@ -4,9 +4,11 @@ import argparse
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote
 
+from gateway.announcement import own_url
 from gateway.config import Config, Model, load_config
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 
@@ -53,12 +55,14 @@ def ask(url: str, model: str, version: str, rows: int) -> dict[str, Any]:
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as response:
             told: dict[str, Any] = json.load(response)
-            return told
+        if not isinstance(told, dict) or "lanes" not in told:
+            raise ValueError("it answers otherwise")
+        return told
     except urllib.error.HTTPError as exc:
         with exc:
             body = exc.read().decode(errors="replace")
         raise (NotFound if exc.code == 404 else GatewayError)(f"{address}: {exc.code}: {body}") from exc
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, HTTPException) as exc:  # no HTTP, as of the port of gRPC; no JSON; no URL
         raise BackendUnreachable(f"no gateway answers at {url} ({exc})") from exc
 
 
@@ -131,5 +135,4 @@ def _url(config: Config) -> str:
     server = config.server
     if not server.http_port:
         raise BackendUnreachable("server.http_port names no port to ask")
-    host = "127.0.0.1" if server.host in ("", "0.0.0.0") else server.host
-    return f"http://{host}:{server.http_port}"
+    return own_url(server, server.http_port)

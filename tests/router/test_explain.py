@@ -1,6 +1,7 @@
 """`gateway route explain`, asked of a running gateway and of a configuration."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,8 +154,28 @@ def test_what_is_no_answer_is_told_with_where_it_came_from() -> None:
             with pytest.raises(GatewayError, match=f"{url}/v2/models/m/route\\?rows=1: {status}: why not") as refused:
                 ask(url, "m", "", 1)
             assert type(refused.value) is kind
-    with answering(200, b"<html>") as answers, pytest.raises(BackendUnreachable, match="no gateway answers at"):
-        ask(f"http://127.0.0.1:{answers.port}", "m", "", 1)
+    for body in (b"<html>", b"[]", b"{}"):
+        with answering(200, body) as answers, pytest.raises(BackendUnreachable, match="no gateway answers at"):
+            ask(f"http://127.0.0.1:{answers.port}", "m", "", 1)
+    with pytest.raises(BackendUnreachable, match=r"no gateway answers at http://127\.0\.0\.1:abc"):
+        ask("http://127.0.0.1:abc", "m", "", 1)
+
+
+def test_the_port_of_grpc_is_told_to_be_none_of_http() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def settings() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+                connection.recv(10_000)
+
+        thread = threading.Thread(target=settings)
+        thread.start()
+        port = server.getsockname()[1]
+        with pytest.raises(BackendUnreachable, match=f"no gateway answers at http://127.0.0.1:{port}"):
+            ask(f"http://127.0.0.1:{port}", "m", "", 1)
+        thread.join()
 
 
 def test_the_gateway_of_a_configuration_is_asked_at_its_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +185,8 @@ def test_the_gateway_of_a_configuration_is_asked_at_its_port(tmp_path: Path, cap
             assert main(["route", "explain", written(tmp_path, text), "m"]) == 0
             assert capsys.readouterr().out == render(told()) + "\n"
     assert len(answers.asked) == 2
+    assert main(["route", "explain", written(tmp_path, "server: {http_port: 1, host: '::'}\n" + TWO), "m"]) == 0
+    assert "no gateway answers at http://[::1]:1 " in capsys.readouterr().out
     assert main(["route", "explain", written(tmp_path, "server: {http_port: null}\n" + TWO), "m"]) == 0
     assert "server.http_port names no port to ask; this is what the configuration says" in capsys.readouterr().out
 

@@ -82,10 +82,7 @@ def words_of(exc: BaseException, *, traced: bool = False) -> str:
     Never raises, whatever a foreign `__str__` does. Cut where it is long; the log then has more of it, unless it is `traced`:
     then `trace_of` has.
     """
-    try:
-        text = str(exc)
-    except BaseException as failure:
-        text = f"(its __str__ raised {type(failure).__name__})"
+    text = _said(exc)
     if not isinstance(exc, BackendError):
         text = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
     if len(text) > _MESSAGE_CHARS + _WORDS_AROUND:
@@ -105,7 +102,7 @@ def trace_of(exc: BaseException) -> str:
     if isinstance(exc, BackendError):
         if exc.trace:
             return exc.trace
-        if exc.__cause__ is None and len(str(exc)) <= _MESSAGE_CHARS + _WORDS_AROUND:
+        if exc.__cause__ is None and len(_said(exc)) <= _MESSAGE_CHARS + _WORDS_AROUND:
             return ""
     first = (exc.__cause__ or exc) if isinstance(exc, BackendError) else exc
     try:
@@ -115,6 +112,13 @@ def trace_of(exc: BaseException) -> str:
     if len(text) > _LOG_CHARS:  # by what is said, at the end, or by a deep recursion
         text = f"{text[: _LOG_CHARS // 2]}… (cut, of {len(text)} characters) …{text[-_LOG_CHARS // 2 :]}"
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _said(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except BaseException as failure:
+        return f"(its __str__ raised {type(failure).__name__})"
 
 
 @dataclass(frozen=True, slots=True)

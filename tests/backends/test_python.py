@@ -329,6 +329,13 @@ class Wordless(Exception):
         raise SystemExit("not even this")
 
 
+class Mute(ExecutionFailed):
+    """Of a model that raises errors of its own making."""
+
+    def __str__(self) -> str:
+        raise SystemExit("not even this")
+
+
 @pytest.mark.parametrize(
     ("exc", "words"),
     [
@@ -359,3 +366,4 @@ def test_what_is_traced_is_not_logged_once_more(caplog: pytest.LogCaptureFixture
     assert not caplog.records
     assert trace_of(exc).count("x") > 9_000
     assert trace_of(ExecutionFailed("short")) == ""
+    assert trace_of(Mute()) == ""

@@ -37,6 +37,7 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
 from gateway.config import Batching
 from loadtest import report
+from loadtest.candidates import Candidate
 from loadtest.catalogue import load_catalogue
 from loadtest.events import Command, Entrant, Event, Load, Measured, Predict, Predicted, Profile, Profiled, Question, Timing
 from loadtest.generator import measure
@@ -49,7 +50,7 @@ from loadtest.recommender import Lab, question_of, required_share, run_search
 from loadtest.results import Slo
 from loadtest.search import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS, PRECISION, STEP, powers_up_to, search
 from loadtest.simulator import simulate
-from loadtest.spec import Candidate, Spec, load_spec
+from loadtest.spec import Spec, load_spec
 from loadtest.standing import Outcome
 from loadtest.verdict import Requests, judge, overall
 

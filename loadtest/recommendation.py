@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from loadtest import headline
+from loadtest.candidates import Candidate
 from loadtest.costs import (
     HOURS_PER_MONTH,
     autoscaling_invocations_per_minute,
@@ -26,7 +27,7 @@ from loadtest.errors import ExitCode, UsageError
 from loadtest.events import Agreed, Measured, Question, Timing
 from loadtest.fleet import Fleet, NoFleet, Offer, cheapest_fleet
 from loadtest.ranking import judge
-from loadtest.spec import MIN_AGREEMENT, Candidate, Spec
+from loadtest.spec import MIN_AGREEMENT, Spec
 from loadtest.standing import Outcome, Standing, agreement_text, misses
 from loadtest.wording import differences, letters
 

@@ -16,6 +16,7 @@ import psutil
 from backends.base import Tensors
 from gateway.config import Batching, parse_config
 from loadtest.answers import ask, compared, spread
+from loadtest.candidates import Candidate, priced
 from loadtest.catalogue import Catalogue
 from loadtest.errors import LoadtestError, UsageError
 from loadtest.events import (
@@ -46,7 +47,7 @@ from loadtest.reference import Reference
 from loadtest.results import LoadSpec, RunResult, Slo, to_json
 from loadtest.search import search
 from loadtest.selfcheck import generator_limit_rps
-from loadtest.spec import Candidate, Spec, priced
+from loadtest.spec import Spec
 from loadtest.stalls import others_share
 from loadtest.standing import Outcome
 from loadtest.target import Address

@@ -42,6 +42,7 @@ EQUIVALENT = ROOT / "scripts" / "equivalent_mutants.txt"
 _OF_LOADTEST = {
     "agreement": "agreement",
     "analysis": "analysis warnings validity stalls results generator",
+    "candidates": "spec spec_details spec_agreement",
     "catalogue": "catalogue prices",
     "compare": "compare",
     "comparison": "comparison compare",
@@ -62,6 +63,7 @@ _OF_LOADTEST = {
     "search": "search search_rules search_answers search_agreement search_limits",
     "simulator": "simulator",
     "spec": "spec spec_details spec_agreement",
+    "spec_file": "spec spec_details spec_agreement",
     "stalls": "stalls delays analysis",
     "standing": "standing search search_rules search_agreement",
     "statistics": "statistics",

@@ -37,7 +37,7 @@ DOORS = {
         "gateway.config",
         "gateway.documents.validation",
         "loadtest.catalogue",
-        "loadtest.spec",
+        "loadtest.spec_file",
         "loadtest.live_prices",
     },
     "httptools": {"gateway.http_server", "loadtest.http_client", "loadtest.nullserver"},

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from loadtest.candidates import Candidate
 from loadtest.errors import LoadtestError
-from loadtest.spec import Candidate, LocalLauncher, UrlLauncher
+from loadtest.spec_file import LocalLauncher, UrlLauncher
 
 
 class StartFailed(LoadtestError):

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import yaml
 
+from loadtest.candidates import Candidate
 from loadtest.errors import UsageError
 from loadtest.launchers import StartFailed, Usage
-from loadtest.spec import Candidate
 
 STOP_TIMEOUT_S = 15.0
 READY = "gateway ready"

@@ -7,9 +7,9 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
+from loadtest.candidates import Candidate
 from loadtest.errors import TargetError
 from loadtest.launchers import StartFailed, Usage
-from loadtest.spec import Candidate
 
 TIMEOUT_S = 5.0
 

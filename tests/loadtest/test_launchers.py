@@ -9,12 +9,13 @@ from typing import Any
 import psutil
 import pytest
 
+from loadtest.candidates import Candidate
 from loadtest.catalogue import load_catalogue
 from loadtest.errors import TargetError, UsageError
 from loadtest.launchers import StartFailed, launcher_of
 from loadtest.launchers.local import Local
 from loadtest.launchers.url import Url, get_json, instance_type_of
-from loadtest.spec import Candidate, LocalLauncher, UrlLauncher
+from loadtest.spec_file import LocalLauncher, UrlLauncher
 from tests.loadtest.examples import example_spec
 
 CORE = min(os.sched_getaffinity(0))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.candidates import Candidate
 from loadtest.catalogue import Catalogue, load_catalogue
 from loadtest.errors import TargetError, UsageError
 from loadtest.events import Load, Measured, Profile, Profiled
@@ -14,7 +15,7 @@ from loadtest.journal import Journal
 from loadtest.launchers import StartFailed, Usage
 from loadtest.recommender import HARD_END_S, WRAP_UP_S, Lab, Step, limited, question_of, required_share, run_search
 from loadtest.results import LoadSpec, RunResult, Slo
-from loadtest.spec import Candidate, Spec
+from loadtest.spec import Spec
 from tests.loadtest.examples import example_spec
 from tests.loadtest.made_results import run_result
 

@@ -246,6 +246,7 @@ class Expansion:
 
 
 def oddities(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue) -> list[str]:
+    """What is odd about candidates but not wrong, one sentence each."""
     found = []
     if isinstance(file.launcher, LocalLauncher):
         here = ARCHITECTURES.get(platform.machine(), platform.machine())

@@ -33,7 +33,7 @@ _AGREEMENT = re.compile(r"agreement\s*>=?\s*(\d+(?:\.\d+)?)")
 class Comparison:
     """Which requests the candidates' answers are compared on, and how: see `loadtest.agreement`.
 
-    reference: a candidate's name, or search.EXPECTED. stand_ins: candidates that may take its place.
+    reference: a candidate's name, or events.EXPECTED. stand_ins: candidates that may take its place.
     """
 
     files: tuple[str, ...]

@@ -49,8 +49,12 @@ class Standing:
 
         A single stall makes a short run miss an SLO that it else holds: then it says nothing.
         """
-        telling = (run for run in self.runs if run.purpose in SEARCHING and run.valid and not run.failure and run.requests)
-        return list({run.rps: run for run in telling if not self._unclear(run)}.values())
+        return list({run.rps: run for run in self._told if not self._unclear(run)}.values())
+
+    @property
+    def _told(self) -> list[Measured]:
+        """Valid runs that sought its peak and were answered."""
+        return [run for run in self.runs if run.purpose in SEARCHING and run.valid and not run.failure and run.requests]
 
     def _unclear(self, run: Measured) -> bool:
         return run.purpose == "round" and STALLED * self.required <= (run.attainment or 0.0) < self.required
@@ -130,8 +134,10 @@ class Standing:
         """The best guess of the peak: the middle of its bracket, else what load says, else the prediction."""
         held, missed = self.held_rps, self.missed_rps
         if missed == math.inf:
-            at_limit = any(run.rps == held and run.p99_ms > NEAR_LIMIT * self.limit_ms for run in self.evidence)
-            return held if at_limit else min(max(self.predicted_rps * self.bias, held), self.ceiling_rps)
+            # Of what a stall may have slowed, too: as likely it was the rate, and a challenge above it stays open.
+            last = {run.rps: run for run in self._told}.values()
+            full = [run.rps for run in last if run.rps >= held and run.p99_ms > NEAR_LIMIT * self.limit_ms]
+            return max(held, min(self.predicted_rps * self.bias, self.ceiling_rps, *full))
         if held:
             return math.sqrt(held * missed)
         # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.

@@ -151,6 +151,15 @@ def test_who_holds_its_limit_by_little_is_at_its_peak(p99_ms: float, estimated: 
     assert standing(run(450, p99_ms=10), run(440, p99_ms=49), predicted=500.0).estimated_rps == 500
 
 
+def test_a_short_run_that_missed_by_little_bounds_the_estimate_though_a_stall_may_have_done_it() -> None:
+    unclear = run(450, share=0.95, purpose="round", p99_ms=80.0)
+    found = standing(unclear, predicted=500.0)
+    assert (found.missed_rps, found.estimated_rps, found.likely_rps) == (math.inf, 450, pytest.approx(495))
+    assert standing(unclear, run(460), predicted=500.0).estimated_rps == 500  # it was a stall
+    assert standing(unclear, run(450, purpose="round"), predicted=500.0).estimated_rps == 500
+    assert standing(unclear, run(430), predicted=500.0).estimated_rps == 450
+
+
 @pytest.mark.parametrize(("share", "factor"), [(0.1, 0.5), (0.5, 0.5), (0.7, 0.7), (0.98, 0.95)])
 def test_who_only_missed_is_estimated_by_what_it_served_in_time(share: float, factor: float) -> None:
     assert standing(run(400, "fail", share), predicted=500.0).estimated_rps == pytest.approx(factor * 400)

@@ -11,15 +11,16 @@ import shtab
 from gateway.check import servable
 from gateway.check_command import add_parser as add_check_parser
 from gateway.command_line import UNREAD, Paragraphs, add_command, add_speech, ended, examples, program, speech
-from gateway.config import Config, load_config, parse_config
-from gateway.console import set_up, words
+from gateway.config import Config, Server, load_config, parse_config
+from gateway.console import set_up, step, words
 from gateway.errors import ConfigError, GatewayError
 from gateway.examples import add_parser as add_examples_parser
-from gateway.guess import guess, is_configuration, written
+from gateway.guess import Guess, guess, is_configuration, written
 from gateway.interrupts import ENDED_AT_ONCE
+from gateway.ports import check_ports
 from gateway.predict import add_parser as add_predict_parser
 from gateway.routing.explain import add_parser as add_route_parser
-from gateway.serving import serve, uses_ray
+from gateway.serving import collecting_seldom, serve, uses_ray
 
 EXIT_CODES: Final = {
     0: "done; a server: ended by a signal, in order",
@@ -166,7 +167,7 @@ def _init(arguments: argparse.Namespace) -> int:
     output: Path | None = arguments.output
     if output is not None and output.exists():
         raise ConfigError(f"-o: {output.absolute()}: exists: name another file, or remove it")
-    text = written(guess(arguments.config, example=arguments.example), (output or Path("x")).absolute().parent)
+    text = written(_guessed(arguments), (output or Path("x")).absolute().parent)
     if output is None:
         print(text, end="")
     else:
@@ -174,32 +175,39 @@ def _init(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _configuration(arguments: argparse.Namespace) -> Config:
-    """Of a file; or of a model, told on standard error as the file that would say the same."""
-    if is_configuration(arguments.config):
-        if arguments.example is not None:
-            raise ConfigError("--example: only for a model: a configuration states its inputs")
-        cluster = arguments.ray_address or os.environ.get("RAY_ADDRESS")
-        return servable(arguments.config, here=arguments.no_ray or cluster in (None, "", "local"))
-    found = guess(arguments.config, example=arguments.example)
+def _serve(arguments: argparse.Namespace) -> int:
+    given = {key: value for key in ("host", "http_port", "grpc_port") if (value := getattr(arguments, key)) is not None}
+    for key in ("http_port", "grpc_port"):
+        if not 0 <= given.get(key, 0) <= 65535:
+            raise ConfigError(f"--{key.replace('_', '-')}: {given[key]}: expected 0 to 65535")
+    if arguments.no_ray and arguments.ray_address:
+        raise ConfigError(f"--ray-address: {arguments.ray_address}: not with --no-ray; leave one of them out")
+    cluster = arguments.ray_address or os.environ.get("RAY_ADDRESS")
+    asked = arguments.ray or bool(cluster)
+    with collecting_seldom():
+        if is_configuration(arguments.config):
+            if arguments.example is not None:
+                raise ConfigError("--example: only for a model: a configuration states its inputs")
+            config = servable(arguments.config, here=arguments.no_ray or cluster in (None, "", "local"))
+        else:
+            if arguments.no_ray or not asked:
+                check_ports(Server().model_copy(update=given), owner=None)  # which takes less time than the model
+            config = _told(arguments)
+    ray = config.ray.model_copy(update={"address": arguments.ray_address} if arguments.ray_address else {})
+    config = config.model_copy(update={"server": config.server.model_copy(update=given), "ray": ray})
+    return serve(config, on_ray=uses_ray(config, asked=asked, refused=arguments.no_ray), speech=speech(arguments))
+
+
+def _told(arguments: argparse.Namespace) -> Config:
+    """Of a model, told on standard error as the file that would say the same."""
+    found = _guessed(arguments)
     words.info("# `gateway init %s` writes this configuration:\n%s", arguments.config, written(found, Path.cwd()))
     return parse_config(found.document, source=arguments.config)
 
 
-def _serve(arguments: argparse.Namespace) -> int:
-    config = _configuration(arguments)
-    given = {"host": arguments.host, "http_port": arguments.http_port, "grpc_port": arguments.grpc_port}
-    server = config.server.model_copy(update={key: value for key, value in given.items() if value is not None})
-    for key in ("http_port", "grpc_port"):
-        port = getattr(server, key)
-        if port is not None and not 0 <= port <= 65535:
-            raise ConfigError(f"--{key.replace('_', '-')}: {port}: expected 0 to 65535")
-    if arguments.no_ray and arguments.ray_address:
-        raise ConfigError(f"--ray-address: {arguments.ray_address}: not with --no-ray; leave one of them out")
-    ray = config.ray.model_copy(update={"address": arguments.ray_address} if arguments.ray_address else {})
-    config = config.model_copy(update={"server": server, "ray": ray})
-    asked = arguments.ray or bool(os.environ.get("RAY_ADDRESS"))
-    return serve(config, on_ray=uses_ray(config, asked=asked, refused=arguments.no_ray), speech=speech(arguments))
+def _guessed(arguments: argparse.Namespace) -> Guess:
+    with step(f"reading {arguments.config}"):
+        return guess(arguments.config, example=arguments.example)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -68,6 +68,17 @@ def serve(config: Config, *, on_ray: bool, speech: Speech) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def collecting_seldom() -> Iterator[None]:
+    """Look for garbage less often: importing and loading leave little, and where PyTorch is, looking takes long."""
+    usual = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
 def use_run_dir(run_dir: Path) -> None:
     """Make the node's directory and point prometheus_client at it. Before gateway.metrics is imported: see there.
 
@@ -95,7 +106,7 @@ def _serve_on_ray(config: Config, speech: Speech, announce: Announce) -> int:
 
 
 async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce) -> None:
-    with step("starting"):
+    with step("starting"), collecting_seldom():
         from gateway.ingress import Ingress
 
     stop = asyncio.Event()
@@ -117,7 +128,8 @@ async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce)
         loop.add_signal_handler(number, interrupted, number)
     started = asyncio.ensure_future(ingress.start())
     stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
+    with collecting_seldom():
+        await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
     if started.done():
         try:
             announce(*started.result(), ingress.ready_models())

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -52,7 +53,7 @@ def test_a_folder_of_the_documents_examples_is_served(tmp_path: Path) -> None:
 def test_init_writes_what_serve_says(tmp_path: Path) -> None:
     (tmp_path / "area.py").write_text(BLOCKS[0])
     (tmp_path / "configs").mkdir()
-    shown = gateway(tmp_path, "init", "area.py:predict")
+    shown = gateway(tmp_path, "init", "--quiet", "area.py:predict")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert yaml.safe_load(shown.stdout)["models"][0]["backends"] == [{"kind": "python", "model": "area.py:predict"}]
     command = ("init", "area.py:predict", "-o", "configs/area.yaml")
@@ -64,6 +65,16 @@ def test_init_writes_what_serve_says(tmp_path: Path) -> None:
         2,
         f"-o: {tmp_path}/configs/area.yaml: exists: name another file, or remove it\n",
     )
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_read(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("raise RuntimeError('read')\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = gateway(tmp_path, "serve", "slow.py:predict", "--http-port", port, "--grpc-port", "0")
+    assert done.returncode == 1
+    assert f"server.http_port: {port}: taken by another process" in done.stderr
+    assert "RuntimeError" not in done.stderr
 
 
 def test_what_is_no_model_ends_at_once_with_the_way_on(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ ONNX: Final = Artifact("onnxruntime", "onnx", "an ONNX model")
 TORCHSCRIPT: Final = Artifact("torch", "torchscript", "a TorchScript archive")
 EXPORTED: Final = Artifact("torch", "export", "a program of torch.export")
 AOT_INDUCTOR: Final = Artifact("torch", "aot_inductor", "an AOTInductor package")
+UNKNOWN: Final = Artifact("", "", "no model that the gateway knows", f"export it to ONNX; or {_CLASS}")
 
 
 def identify(path: Path) -> Artifact:
@@ -59,7 +60,7 @@ def identify(path: Path) -> Artifact:
         return _BY_SUFFIX[suffix]
     if head[:1] == b"\x08" and b"\x12" in head[2:4]:  # an ONNX ModelProto: ir_version, then the producer's name
         return ONNX
-    return Artifact("", "", "no model that the gateway knows", f"export it to ONNX; or {_CLASS}")
+    return UNKNOWN
 
 
 def _with_code(loads: str) -> str:
@@ -144,6 +145,7 @@ _BY_SUFFIX: Final[dict[str, Artifact]] = {
 _MAGIC: Final = (
     (b"\x89HDF", 0, _KERAS),
     (b"TFL3", 4, _TFLITE),
+    (b"ORTM", 4, Artifact("onnxruntime", "ort", "a model in ONNX Runtime's own format")),
     (b"GGUF", 0, Artifact("", "", "a GGUF language model", "llama.cpp or vLLM serve these, not this gateway")),
     (b"ET12", 4, Artifact("", "", "an ExecuTorch program", f"it is for devices; {_EXPORT}")),
     (b"PK\x03\x04", 0, Artifact("", "", "a damaged archive: its end is missing", "copy it anew")),

@@ -22,11 +22,10 @@ from typing import Any, Final
 
 import backends.python
 import backends.synthetic
-import backends.triton_python
-from backends.artifacts import EXPORTED, identify
+from backends.artifacts import UNKNOWN, identify
 from backends.base import BackendError, LoadFailed, ModelSpec, TensorSpec, words_of
 from backends.datatypes import NUMPY
-from backends.source import is_source, load_object
+from backends.source import is_source, load_object, misfits
 
 Place = tuple[str | int, ...]
 
@@ -34,7 +33,6 @@ Place = tuple[str | int, ...]
 _GPU_FILES: Final = re.compile(r"nvidia\d+")
 # Of GPUs that have no such file (WSL, AMD, Jetson): how many there are is then not known.
 _OTHER_GPU_FILES: Final = ("dxg", "kfd", "nvhost-gpu", "nvgpu")
-_LFS: Final = b"version https://git-lfs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def _onnxruntime(wanted: Wanted) -> Iterator[Mistake]:
 
 
 def _onnx(wanted: Wanted) -> Iterator[Mistake]:
-    faults = list(_no_file(wanted))
+    faults = list(_no_file(wanted, "onnxruntime"))
     yield from faults
     if faults or not wanted.thorough or not _installed("onnx"):
         return
@@ -131,15 +129,15 @@ def _torch(wanted: Wanted) -> Iterator[Mistake]:
             yield Mistake(
                 ("precision",), "an artifact is not quantised when it is loaded", expected="fp32 or bf16", remedy=remedy
             )
-        faults = list(_no_file(wanted, code=True))
+        faults = list(_no_file(wanted, "torch"))
         yield from faults
-        if not faults:
-            yield from _artifact(wanted)
+        if not faults and wanted.thorough:
+            yield from _exported_program(wanted)
     if declared is None:
         return
     for key, tensors in (("inputs", declared.inputs), ("outputs", declared.outputs)):
         if not tensors:
-            remedy = f"set {key}: [{{name: …, datatype: FP32, shape: [-1, …]}}]"
+            remedy = f"set {key}: [{{name: …, datatype: FP32, shape: [-1, …]}}]; `gateway init` finds them"
             yield Mistake((key,), "missing: PyTorch models do not tell their tensors", remedy=remedy, of_model=True)
         for index, tensor in enumerate(tensors):
             if tensor.datatype == "BYTES":
@@ -149,13 +147,8 @@ def _torch(wanted: Wanted) -> Iterator[Mistake]:
                 )
 
 
-def _artifact(wanted: Wanted) -> Iterator[Mistake]:
-    artifact = identify(wanted.file)
-    if artifact.kind != "torch":
-        expected = "TorchScript, torch.export or AOTInductor"
-        yield Mistake(("model",), f"{artifact.what} ({wanted.file})", expected, artifact.way or f"set kind: {artifact.kind}")
-        return
-    tensors = exported_tensors(wanted.file) if wanted.thorough and artifact == EXPORTED else None
+def _exported_program(wanted: Wanted) -> Iterator[Mistake]:
+    tensors = exported_tensors(wanted.file)
     if tensors is None or wanted.declared is None:
         return
     for key, found, declared in zip(
@@ -175,12 +168,10 @@ def _artifact(wanted: Wanted) -> Iterator[Mistake]:
 
 def _python(wanted: Wanted) -> Iterator[Mistake]:
     code: list[Any] = []
-    if wanted.model.endswith(backends.triton_python.CLASS):
-        backends.triton_python.lend_utils()
-    yield from _source(wanted, ("model",), wanted.model, "a class", loaded=code.append)
+    yield from _source(wanted, ("model",), wanted.model, _CLASS, loaded=code.append)
     if not code:
         return
-    faults = list(misfits(code[0], wanted.options["class_options"], ("class_options",))) if inspect.isclass(code[0]) else []
+    faults = list(_misfits(code[0], wanted.options["class_options"], ("class_options",))) if inspect.isclass(code[0]) else []
     for key in ("inputs", "outputs"):
         stated = getattr(code[0], key, None)
         if stated and not (wanted.declared and getattr(wanted.declared, key)):
@@ -299,26 +290,30 @@ def _gpu(wanted: Wanted) -> Iterator[Mistake]:
 # files
 
 
-def _no_file(wanted: Wanted, *, code: bool = False) -> Iterator[Mistake]:
-    """code: whether `path/to/file.py:name` may stand there as well."""
+def _no_file(wanted: Wanted, kind: str) -> Iterator[Mistake]:
+    """kind: onnxruntime or torch: of which the file must be."""
     at, path = ("model",), wanted.file
     if path.is_dir():
         yield Mistake(at, f"a directory ({path})", expected="a file", remedy="name the file in it")
-    elif code and path.suffix == ".py":
+        return
+    if kind == "torch" and path.suffix == ".py":
         yield Mistake(at, "code, without the name in it", "path/to/file.py:factory", "add `:` and the name of the factory")
-    elif not path.is_file():
+        return
+    if not path.is_file():
         yield Mistake(at, f"no such file ({path})", remedy=_compiles(wanted) or _near(path))
         yield from _build_source(wanted)
-    elif not path.stat().st_size:
-        yield Mistake(at, f"an empty file ({path})", expected="a model's file", remedy="make it again")
-    elif _starts(path, _LFS):
-        remedy = "run `git lfs pull`"
-        yield Mistake(at, f"a pointer of Git LFS, without the file itself ({path})", "a model's file", remedy)
+        return
+    try:
+        artifact = identify(path)
+    except OSError as exc:
+        yield Mistake(at, f"cannot be read: {exc.strerror} ({path})", expected=_FILES[kind])
+        return
+    if artifact.kind != kind and (artifact != UNKNOWN or kind == "torch"):
+        remedy = f"set kind: {artifact.kind}" if artifact.kind else artifact.way
+        yield Mistake(at, f"{artifact.what} ({path})", _FILES[kind], remedy)
 
 
-def _starts(path: Path, start: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(start)) == start
+_FILES: Final = {"onnxruntime": "an ONNX file", "torch": "a file of TorchScript, torch.export or AOTInductor"}
 
 
 def _near(path: Path) -> str:
@@ -347,6 +342,7 @@ def _build_source(wanted: Wanted) -> Iterator[Mistake]:
 
 
 _IMPORTABLE: Final = "what it imports must be installed, and work, here"
+_CLASS: Final = "a class or function"
 
 
 def _source(
@@ -364,14 +360,14 @@ def _source(
     options_at: where the options stand that it is called with; empty: they are not looked at. loaded: gets the object, if it is
     imported. static: it never is.
     """
-    name_of = "Class" if what == "a class" else "factory"
+    name_of = "Class" if what == _CLASS else "factory"
     place, _, name = source.rpartition(":")
     if not is_source(source):
         names: dict[str, bool] = {}
         if source.endswith(".py"):
             with contextlib.suppress(SyntaxError, ValueError):  # told once it is named
                 names = _names_in(Path(source))
-        guess = next((known for known, is_class in names.items() if is_class == (what == "a class")), name_of)
+        guess = next((known for known, is_class in names.items() if is_class == (what == _CLASS)), name_of)
         remedy = f"add `:{guess}`" if source.endswith(".py") else "name the code, or another kind"
         yield Mistake(at, f"does not name {what}", f"path/to/file.py:{name_of} or module:{name_of}", remedy)
         return
@@ -409,7 +405,7 @@ def _source(
             return
         if known and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            offered = [each for each, is_class in known.items() if is_class == (what == "a class")]
+            offered = [each for each, is_class in known.items() if is_class == (what == _CLASS)]
             hint = (
                 f"did you mean `{near[0]}`?" if near else f"it has {', '.join(offered)}" if offered else f"write {what} there"
             )
@@ -418,7 +414,7 @@ def _source(
     if not wanted.thorough or static:
         return
     try:
-        code = load_object(source)
+        code = backends.python.load_code(source) if what == _CLASS else load_object(source)
     except BackendError as exc:
         yield Mistake(at, str(exc).removeprefix(f"{source!r}: "), remedy=_IMPORTABLE)
         return
@@ -430,34 +426,12 @@ def _source(
         options: Any = wanted.options
         for key in options_at:
             options = options[key]
-        yield from misfits(code, options, options_at)
+        yield from _misfits(code, options, options_at)
 
 
-def misfits(code: Callable[..., Any], options: Mapping[str, Any], at: Place) -> Iterator[Mistake]:
-    """Options that a class or a factory does not take, and those that it cannot do without."""
-    try:
-        parameters = inspect.signature(code).parameters.values()
-    except (TypeError, ValueError):  # it does not tell
-        return
-    kind = inspect.Parameter
-    named = {p.name: p for p in parameters if p.kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY)}
-    any_name = any(p.kind is kind.VAR_KEYWORD for p in parameters)
-    name = getattr(code, "__name__", "it")
-    for option in options:
-        if option not in named and not any_name:
-            near = difflib.get_close_matches(str(option), named, n=1)
-            takes = f"it takes {', '.join(named)}" if named else "it takes none"
-            yield Mistake((*at, option), f"{name} takes no such option", remedy=f"did you mean `{near[0]}`?" if near else takes)
-    for option, parameter in named.items():
-        if parameter.default is kind.empty and option not in options:
-            yield Mistake(
-                (*at, option), f"missing: {name} needs it", remedy=f"add `{at[-1]}: {{{option}: …}}`, or give it a default"
-            )
-    unnamed = [p.name for p in parameters if p.kind is kind.POSITIONAL_ONLY and p.default is kind.empty]
-    if unnamed:
-        yield Mistake(
-            at, f"{name} takes {', '.join(unnamed)} by position only", remedy="options are given by name: remove the `/`"
-        )
+def _misfits(code: Callable[..., Any], options: Mapping[str, Any], at: Place) -> Iterator[Mistake]:
+    for misfit in misfits(code, options, key=str(at[-1])):
+        yield Mistake((*at, misfit.option) if misfit.option else at, misfit.found, remedy=misfit.remedy)
 
 
 def _names_in(file: Path) -> dict[str, bool]:

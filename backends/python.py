@@ -45,11 +45,13 @@ from backends.source import check_options, line_of, load_object, make, place_of,
 
 def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | None = None) -> "PythonModel":
     """model: `module:Class` or `path/to/file.py:Class`, or a function in place of the class."""
-    code = _loaded(model)
+    code = load_code(model)
     signature = called_as(model, code)
     options = dict(class_options or {})
     if inspect.isclass(code):
         check_options(model, code, options, key="class_options")
+    elif options:
+        raise LoadFailed(f"{model}: class_options: {', '.join(options)}: only a class takes options, this is a function")
     rows = declared.max_rows
     inputs = declared.inputs or _stated(model, code, "inputs", rows) or signature.input_specs()
     outputs = declared.outputs or _stated(model, code, "outputs", rows) or signature.output_specs()
@@ -76,7 +78,7 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
     example: one request; None: the attribute `example` of the class, the function or its module, if there is one.
     Raises: LoadFailed, with what to write where that does not suffice.
     """
-    code = _loaded(model)
+    code = load_code(model)
     signature = called_as(model, code)
     inputs = _stated(model, code, "inputs") or signature.input_specs()
     outputs = _stated(model, code, "outputs") or signature.output_specs()
@@ -104,7 +106,8 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
         session.close()
 
 
-def _loaded(model: str) -> Any:
+def load_code(model: str) -> Any:
+    """The class or function that `model` names; of a class of Triton's, ours around it. Raises: LoadFailed."""
     if model.endswith(triton_python.CLASS):
         return triton_python.adapted(model)
     return load_object(model)

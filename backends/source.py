@@ -9,7 +9,8 @@ import hashlib
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -62,30 +63,41 @@ def make(source: str, code: Any, options: Mapping[str, Any], *, key: str) -> Any
 
 def check_options(source: str, code: Any, options: Mapping[str, Any], *, key: str) -> None:
     """Hold options to what a class or factory takes, without calling it. Raises: LoadFailed, likewise."""
+    for misfit in misfits(code, options, key=key):
+        at = f"{key}.{misfit.option}" if misfit.option else key
+        raise LoadFailed(f"{source}: {at}: {misfit.found}; {misfit.remedy} ({place_of(code)})")
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """option: which one; empty: none by name."""
+
+    option: str
+    found: str
+    remedy: str
+
+
+def misfits(code: Any, options: Mapping[str, Any], *, key: str) -> Iterator[Misfit]:
+    """Options that a class or a factory does not take, and those that it cannot do without. key: under which they stand."""
     try:
-        signature = inspect.signature(code)
+        parameters = inspect.signature(code).parameters.values()
     except (TypeError, ValueError):  # it does not tell
         return
-    try:
-        signature.bind(**options)
-    except TypeError as exc:
-        fault = str(exc)
-    else:
-        return
-    kinds = inspect.Parameter
-    named = [p for p in signature.parameters.values() if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
-    taken = [p.name for p in named]
-    open_ended = any(p.kind is kinds.VAR_KEYWORD for p in signature.parameters.values())
-    unknown = [] if open_ended else [name for name in options if name not in taken]
-    missing = [p.name for p in named if p.default is kinds.empty and p.name not in options]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], taken, n=1)
-        fault = f"no `{unknown[0]}` is taken; " + (
-            f"did you mean `{near[0]}`?" if near else f"only {', '.join(taken) or 'none'}"
-        )
-    elif missing:
-        fault = f"`{missing[0]}` is needed: set {key}: {{{missing[0]}: …}}, or give it a default"
-    raise LoadFailed(f"{source}: {key}: {fault} ({place_of(code)})")
+    kind = inspect.Parameter
+    named = {p.name: p for p in parameters if p.kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY)}
+    any_name = any(p.kind is kind.VAR_KEYWORD for p in parameters)
+    name = getattr(code, "__name__", "it")
+    for option in options:
+        if option not in named and not any_name:
+            near = difflib.get_close_matches(str(option), named, n=1)
+            takes = f"it takes {', '.join(named)}" if named else "it takes none"
+            yield Misfit(option, f"{name} takes no such option", f"did you mean `{near[0]}`?" if near else takes)
+    for option, parameter in named.items():
+        if parameter.default is kind.empty and option not in options:
+            yield Misfit(option, f"missing: {name} needs it", f"add `{key}: {{{option}: …}}`, or give it a default")
+    unnamed = [p.name for p in parameters if p.kind is kind.POSITIONAL_ONLY and p.default is kind.empty]
+    if unnamed:
+        yield Misfit("", f"{name} takes {', '.join(unnamed)} by position only", "options are given by name: remove the `/`")
 
 
 def line_of(exc: BaseException, code: Any) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ def onnx(*lines: str, model: str = "linear.onnx") -> str:
     below = "".join(f"    {line}\n" for line in lines)
     return f"models:\n  - name: m\n{below}    backends:\n      - kind: onnxruntime\n        model: {model}\n"
 
+
+X = "{name: x, datatype: FP32, shape: [-1, 3]}"
 
 SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
     "The file": (
@@ -352,7 +355,24 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 "pointer of Git LFS",
                 onnx(model="pointer.onnx  # !"),
                 "models[0].backends[0].model",
-                ("a pointer of Git LFS", "expected a model's file", "run `git lfs pull`"),
+                ("a pointer of Git LFS", "expected an ONNX file", "`git lfs pull` brings the file"),
+            ),
+            Mistake(
+                "file of another library",
+                onnx(model="script.pt  # !"),
+                "models[0].backends[0].model",
+                ("'script.pt': a TorchScript archive", "expected an ONNX file", "set kind: torch"),
+            ),
+            Mistake(
+                "weights without a model",
+                f"models:\n  - name: m\n    inputs: [{X}]\n    outputs: [{X}]\n"
+                "    backends:\n      - kind: torch\n        model: weights.pt  # !\n",
+                "models[0].backends[0].model",
+                (
+                    "'weights.pt': a state_dict",
+                    "expected a file of TorchScript, torch.export or AOTInductor",
+                    "serve FILE.py:make",
+                ),
             ),
             Mistake(
                 "other file",
@@ -519,6 +539,10 @@ def prepare(folder: Path) -> None:
     (folder / "broken.py").write_text("class Echo:\n    def predict(self, inputs)\n        return inputs\n")
     (folder / "imports.py").write_text("import absent_library\n\n\nclass Echo: ...\n")
     (folder / "pointer.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    for name, members in (("script.pt", ("constants.pkl", "code/m.py")), ("weights.pt", ("data.pkl",))):
+        with zipfile.ZipFile(folder / name, "w") as archive:
+            for member in members:
+                archive.writestr(f"m/{member}", b"\x80\x02ccollections\nOrderedDict\n.")
     (folder / "artifacts").mkdir()
     (folder / "artifacts" / "manifest.json").write_text("{}")
     for name, rows in (("linear.onnx", "rows"), ("fixed.onnx", 1)):

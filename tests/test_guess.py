@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+from gateway.check import check
 from gateway.config import load_config, parse_config
 from gateway.errors import ConfigError
 from gateway.guess import guess, is_configuration, read_example, written
@@ -157,6 +158,13 @@ def test_what_is_written_is_a_configuration_that_says_the_same(code: Path, tmp_p
     assert "      - {kind: python, model: '../mine.py:ByExample'}\n" in text
     (folder / "gateway.yaml").write_text(text)
     assert load_config(folder / "gateway.yaml") == parse_config(found.document, source="guess")
+
+
+def test_check_finds_no_fault_in_what_is_written(code: Path, tmp_path: Path) -> None:
+    triton_model(tmp_path / "repository" / "scaled", PBTXT, v1="model.py")
+    for what in (f"{code}:ByExample", f"{code}:area", str(tmp_path / "repository")):
+        (tmp_path / "gateway.yaml").write_text(written(guess(what), tmp_path))
+        assert check(tmp_path / "gateway.yaml").faults == ()
 
 
 def test_a_name_that_ends_like_yaml_is_a_configuration() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.artifacts import AOT_INDUCTOR, EXPORTED, ONNX, TORCHSCRIPT, identify
+from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
 
 
 class Trap:
@@ -74,6 +74,7 @@ FILES = [
     ("m.tar.gz", b"\x1f\x8b\x08", "an archive"),
     ("m.plan", b"ftrt", "a TensorRT engine"),
     ("m.gguf", b"GGUF\x03", "a GGUF language model"),
+    ("m.ort", b"\x18\0\0\0ORTM", "a model in ONNX Runtime's own format"),
     ("m.bin", b"what is this", "no model that the gateway knows"),
 ]
 
@@ -86,7 +87,7 @@ def test_a_file_is_named_for_what_it_is_with_the_way_on(
     (tmp_path / name).write_bytes(content)
     found = identify(tmp_path / name)
     assert found.what == what
-    assert bool(found.way) == (found not in (ONNX, TORCHSCRIPT, EXPORTED, AOT_INDUCTOR))
+    assert bool(found.way) != bool(found.kind)
     assert not (tmp_path / "trapped").exists()
 
 

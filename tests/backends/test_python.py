@@ -154,11 +154,11 @@ TAKES = """class Model:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"thresold": 1}, "class_options: no `thresold` is taken; did you mean `threshold`? ({file}:2)"),
-        ({"threshold": 1, "zzz": 2}, "class_options: no `zzz` is taken; only threshold, path ({file}:2)"),
+        ({"thresold": 1}, "class_options.thresold: Model takes no such option; did you mean `threshold`? ({file}:2)"),
+        ({"threshold": 1, "zzz": 2}, "class_options.zzz: Model takes no such option; it takes threshold, path ({file}:2)"),
         (
             {"path": "b"},
-            "class_options: `threshold` is needed: set class_options: {{threshold: …}}, or give it a default",
+            "class_options.threshold: missing: Model needs it; add `class_options: {{threshold: …}}`, or give it a default",
         ),
         ({"threshold": 0}, "raised ZeroDivisionError: division by zero ({file}:3); class_options: threshold"),
     ],
@@ -170,6 +170,12 @@ def test_what_the_constructor_refuses_points_at_its_line_and_at_class_options(
     with pytest.raises(LoadFailed) as failed:
         load_file(file, TAKES, **options)
     assert words.format(file=file) in str(failed.value)
+
+
+def test_options_of_a_function_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "area.py").write_text("def predict(width: float) -> float:\n    return width\n")
+    with pytest.raises(LoadFailed, match="class_options: unit: only a class takes options, this is a function"):
+        backends.load("python", {"model": f"{tmp_path}/area.py:predict", "class_options": {"unit": 1}})
 
 
 def test_a_fault_in_a_library_points_at_the_users_own_line(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_each_session_has_its_own_number_of_threads() -> None:
         ({"model": LINEAR}, ModelSpec("", (), (), 8), "set `inputs` and `outputs`"),
         ({"model": LINEAR}, spec((TensorSpec("t", "BYTES", (-1, 1)),), *SPEC.outputs), "'t' is BYTES: use a python model"),
         ({"model": "absent.pt", "precision": "int8"}, SPEC, "int8 quantises a factory's module"),
-        ({"model": f"{__file__}:halves", "factory_options": {"x": 1}}, SPEC, r"factory_options: no `x` is taken; .*py:\d+"),
+        ({"model": f"{__file__}:halves", "factory_options": {"x": 1}}, SPEC, r"options\.x: halves takes no .*py:\d+"),
         ({"model": "configs/examples/linear.py:nothing"}, SPEC, "has no 'nothing'"),
         ({"model": "backends.nothing:x"}, SPEC, r"cannot be imported.*backends\.nothing"),
         ({"model": "builtins:dict"}, SPEC, "expected an nn.Module from the factory, got dict"),

@@ -300,7 +300,7 @@ def _no_file(wanted: Wanted, kind: str) -> Iterator[Mistake]:
         yield Mistake(at, "code, without the name in it", "path/to/file.py:factory", "add `:` and the name of the factory")
         return
     if not path.is_file():
-        yield Mistake(at, f"no such file ({path})", remedy=_compiles(wanted) or _near(path))
+        yield Mistake(at, f"no such file ({path})", remedy=_compiles(wanted) or near_file(path))
         yield from _build_source(wanted)
         return
     try:
@@ -316,8 +316,8 @@ def _no_file(wanted: Wanted, kind: str) -> Iterator[Mistake]:
 _FILES: Final = {"onnxruntime": "an ONNX file", "torch": "a file of TorchScript, torch.export or AOTInductor"}
 
 
-def _near(path: Path) -> str:
-    """A file that may have been meant: of a like name, or the only one of its kind."""
+def near_file(path: Path) -> str:
+    """A file that may have been meant: of a like name, or the only one of its kind. Empty: there is none."""
     beside = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, beside, n=1) or (beside if len(beside) == 1 else [])
     if near:
@@ -375,7 +375,7 @@ def _source(
     if place.endswith(".py"):
         file = Path(place).absolute()
         if not file.is_file():
-            yield Mistake(at, f"no such file ({file})", remedy=_near(file))
+            yield Mistake(at, f"no such file ({file})", remedy=near_file(file))
             return
     else:
         # To find what is in a package, the package is imported: a first look is for the package itself.

@@ -5,6 +5,7 @@ and a factory's module not even all of these.
 """
 
 import inspect
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,9 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
 
 def _traced_on(torch: Any, model: str, names: list[str]) -> Tensors | None:
     """Ones of the shapes that a module was traced on, which a traced file keeps; None of a scripted one."""
+    with zipfile.ZipFile(model) as archive:
+        if not any("traced_inputs/" in name for name in archive.namelist()):
+            return None  # of which PyTorch would warn in words of its own
     module = torch.jit.load(model, map_location="cpu", _restore_shapes=True)
     found: Tensors = {}
     for name, value in zip(names, list(module.forward.graph.inputs())[1:], strict=True):

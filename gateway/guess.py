@@ -18,6 +18,7 @@ import yaml
 import backends
 from backends.artifacts import Artifact, identify
 from backends.base import LoadFailed, Tensors
+from backends.check import near_file
 from backends.datatypes import NUMPY
 from backends.discovery import normalised
 from backends.source import is_source, load_object
@@ -61,7 +62,7 @@ def guess(what: str, *, example: Example | None = None) -> Guess:
     if is_source(what) and not Path(what).exists():
         file = Path(place).absolute()
         if place.endswith(".py") and not file.is_file():
-            raise ConfigError(f"{file}: no such file")
+            raise ConfigError(_absent(file))
         source = f"{file}:{name}" if place.endswith(".py") else what
         if name == "TritonPythonModel":
             raise ConfigError(f"{file}: is one version of a model of Triton's: serve its folder, {file.parent.parent}")
@@ -69,7 +70,7 @@ def guess(what: str, *, example: Example | None = None) -> Guess:
         return _configuration([_of_code(stem, source, request or _beside(file))])
     path = Path(os.path.normpath(Path(what).absolute()))
     if not path.exists():
-        raise ConfigError(f"{path}: no such file: expected {_FORMS}")
+        raise ConfigError(_absent(path))
     if not path.is_dir():
         return _configuration([_of_file(path, request)])
     if is_model(path):
@@ -94,6 +95,10 @@ def written(found: Guess, folder: Path) -> str:
 
 def _request(example: Example) -> Tensors:
     return normalised(example) if isinstance(example, Mapping) else read_example(Path(example))
+
+
+def _absent(path: Path) -> str:
+    return f"{path}: no such file; {near_file(path) or f'expected {_FORMS}'}"
 
 
 def read_example(path: Path) -> Tensors:

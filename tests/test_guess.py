@@ -97,14 +97,16 @@ def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None
     assert "nothing says its inputs: give `predict` type hints, such as `x: Annotated" in fault(f"{code}:Unsaid")
     assert "it fails on ones (x [2, 4]): ValueError: no ones" in fault(f"{code}:fails")
     assert "expected a class with a method `predict(inputs)`, or a function, got int" in fault(f"{code}:NUMBER")
-    assert "has no 'nothing'" in fault(f"{code}:nothing")
+    assert "has no 'nothing'; it has Scaled, ByHints, ByExample, Unsaid, area, lengths, fails" in fault(f"{code}:nothing")
+    assert "has no 'scaled'; did you mean `Scaled`?" in fault(f"{code}:scaled")
     assert fault(str(code)).endswith("which of Scaled, ByHints, ByExample, Unsaid? Name it: mine.py:Scaled")
 
 
 def test_a_file_that_is_not_there_is_named_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert fault("model.onnx").startswith(f"{tmp_path}/model.onnx: no such file: expected an .onnx")
-    assert fault("model.py:Model") == f"{tmp_path}/model.py: no such file"
+    assert fault("model.onnx").startswith(f"{tmp_path}/model.onnx: no such file; expected an .onnx")
+    (tmp_path / "models.py").touch()
+    assert fault("model.py:Model") == f"{tmp_path}/model.py: no such file; did you mean `models.py`, which is there?"
 
 
 def test_a_file_that_is_no_model_is_named_for_what_it_is(tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def onnx_file(path: Path, shape: list[Any]) -> Path:
 
 
 @pytest.mark.slow
-def test_pytorch_models_say_what_they_can_and_ask_for_the_rest(tmp_path: Path) -> None:
+def test_pytorch_models_say_what_they_can_and_ask_for_the_rest(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(4, 3).eval()
     rows = torch.export.Dim("rows")
@@ -245,6 +247,7 @@ def test_pytorch_models_say_what_they_can_and_ask_for_the_rest(tmp_path: Path) -
         assert (served["inputs"], served["outputs"]) == ([tensor("input", "FP32", -1, 4)], [tensor("output", "FP32", -1, 3)])
         assert served["max_rows"] == max_rows
     assert "script.pt: the model does not say what its inputs are (input): give one request" in fault(f"{tmp_path}/script.pt")
+    assert "import.cpp" not in capfd.readouterr().err  # where PyTorch warns of shapes that were not stored
     np.savez(tmp_path / "script.example.npz", input=np.ones((1, 4), np.float32))
     served = model(f"{tmp_path}/script.pt")
     assert (served["inputs"], served["outputs"], served["max_rows"]) == (

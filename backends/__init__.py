@@ -67,9 +67,9 @@ def read(kind: str, model: str, *, example: Tensors | None = None) -> Found:
     """
     try:
         found: Found = import_module(READERS[kind]).read(model=model, example=example)
-    except LoadFailed:
+    except (LoadFailed, KeyboardInterrupt):
         raise
-    except Exception as exc:  # as in `load`; a backend's other errors are of the example
+    except BaseException as exc:  # of a user's code, which may call sys.exit(); a backend's other errors are of the example
         raise LoadFailed(f"{model}: {words_of(exc)}") from exc
     return found
 

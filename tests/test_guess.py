@@ -44,6 +44,13 @@ def area(width: float, height: float) -> float:
 def lengths(texts: Annotated[np.ndarray, "BYTES", (-1,)]):
     return np.array([len(text) for text in texts])
 
+class Exits:
+    example = {"x": np.ones((1, 3), np.float32)}
+    def __init__(self):
+        raise SystemExit("no licence")
+    def predict(self, inputs):
+        return inputs
+
 def fails(x: Annotated[npt.NDArray[np.float32], (-1, 4)]):
     raise ValueError("no ones")
 
@@ -97,9 +104,10 @@ def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None
     assert "nothing says its inputs: give `predict` type hints, such as `x: Annotated" in fault(f"{code}:Unsaid")
     assert "it fails on ones (x [2, 4]): ValueError: no ones" in fault(f"{code}:fails")
     assert "expected a class with a method `predict(inputs)`, or a function, got int" in fault(f"{code}:NUMBER")
-    assert "has no 'nothing'; it has Scaled, ByHints, ByExample, Unsaid, area, lengths, fails" in fault(f"{code}:nothing")
+    assert "has no 'nothing'; it has Scaled, ByHints, ByExample, Unsaid, Exits, area, lengths, fails" in fault(f"{code}:nothing")
     assert "has no 'scaled'; did you mean `Scaled`?" in fault(f"{code}:scaled")
-    assert fault(str(code)).endswith("which of Scaled, ByHints, ByExample, Unsaid? Name it: mine.py:Scaled")
+    assert fault(f"{code}:Exits") == f"{code}:Exits: SystemExit: no licence"
+    assert fault(str(code)).endswith("which of Scaled, ByHints, ByExample, Unsaid, Exits? Name it: mine.py:Scaled")
 
 
 def test_a_file_that_is_not_there_is_named_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from gateway.errors import (
     InternalError,
     NotReady,
     Overloaded,
+    shortened,
 )
 from gateway.failure_log import FailureLog
 from gateway.killers import Killers
@@ -487,7 +488,8 @@ class Lane:
         if left_out is not None:
             others = f" ({left_out} failures before it are left out)" if left_out else ""
             text = "\n".join(filter(None, (error.message, trace.rstrip())))
-            log.error("model %s version %s, request id %r%s: %s", request.model, request.version, request.id, others, text)
+            name, version, own_id = request.model, request.version, shortened(request.id)
+            log.error("model %s version %s, request id %r%s: %s", name, version, own_id, others, text)
 
     def _end(self, request: InferRequest, error: GatewayError) -> None:
         """Answer with an error; what still waits of the request is not run."""

@@ -113,3 +113,14 @@ def test_a_failed_request_leaves_its_traceback_and_id_in_the_log(
     assert told[0].startswith("model m version 1, request id 'no 0': m:1/python: FileNotFoundError: ")
     assert "'/no/such/folder/file'" in told[0]
     assert f'File "{tmp_path}/model.py", line 10, in predict' in told[0]
+
+
+def test_of_an_id_so_much_stands_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with repository_of(models(tmp_path, "raise ValueError('no')"), tmp_path) as repository:
+            await asyncio.wait_for(infer(repository, request_id="i" * 1_000_000), 20)
+
+    asyncio.run(main())
+    (told,) = (record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
+    assert "request id 'iii" in told
+    assert len(told) < 3000

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -10,13 +11,13 @@ import numpy as np
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway import __version__
-from gateway.protocols.smallest import WITHOUT_JSON, smallest_request
+from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs, smallest_request, smallest_shape
 
 Schema = dict[str, Any]
 
 _JSON: Final = "application/json"
 _BINARY: Final = "application/octet-stream"
-_EXAMPLE_BYTES: Final = 4096
+_EXAMPLE_ELEMENTS: Final = 1024
 _ERROR: Final = {"$ref": "#/components/responses/Error"}
 
 # Path -> method, what it is for, the schema of the answer ("": it has no body).
@@ -112,10 +113,9 @@ def _path(path: str, method: str, summary: str, answer: str) -> dict[str, Any]:
 
 def _infer(name: str, version: str, spec: ModelSpec, key: str, operation: str) -> dict[str, Any]:
     body: dict[str, Any] = {"schema": _ref(f"{key}-request")}
-    example = smallest_request(spec)
     in_json = not any(tensor.datatype in WITHOUT_JSON for tensor in (*spec.inputs, *spec.outputs))
-    if in_json and len(str(example)) <= _EXAMPLE_BYTES:
-        body["example"] = example
+    if in_json and sum(prod(smallest_shape(tensor)) for tensor in needed_inputs(spec)) <= _EXAMPLE_ELEMENTS:
+        body["example"] = smallest_request(spec)
     return {
         "post": {
             "operationId": operation,

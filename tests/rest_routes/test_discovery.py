@@ -153,6 +153,12 @@ def test_the_api_follows_what_is_loaded(served: Served) -> None:
     assert "/v2/models/later/infer" not in api(served)["paths"]
 
 
+def test_a_request_too_large_for_an_example_is_not_even_made() -> None:
+    spec = ModelSpec("", (TensorSpec("x", "UINT8", (-1, 1 << 40)),), (TensorSpec("y", "BOOL", (-1,)),), 8)
+    document = describe_api([("m", "1", spec)], metrics=False)
+    assert "example" not in document["paths"]["/v2/models/m/infer"]["post"]["requestBody"]["content"]["application/json"]
+
+
 @pytest.mark.slow
 def test_names_that_are_alike_once_quoted_have_schemas_of_their_own() -> None:
     spec = ModelSpec("", (TensorSpec("x", "FP32", ()),), (TensorSpec("y", "BOOL", (-1,)),), 0)

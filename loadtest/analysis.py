@@ -1,9 +1,4 @@
-"""From the log of a run to its result.
-
-Blocks lie on a grid that starts with the run: at least 20 behind the warm-up, each of at least 10 SLO limits and 200 requests
-where the run is long enough for that, at most 200. The warm-up ends on the grid, so that two runs of the same spec can be
-compared block by block.
-"""
+"""From the log of a run to its result."""
 
 import math
 import os
@@ -13,20 +8,16 @@ from typing import Final
 
 import numpy as np
 
-from loadtest import stalls, verdict
+from loadtest import disturbance, stalls, verdict
 from loadtest.patterns import Schedule
-from loadtest.recorder import CUT, GRPC, OK, PENDING, TIMEOUT, UNSENT, RequestLog, status_name
-from loadtest.results import Block, Generator, LoadSpec, MachineReport, RunResult, ServerSplit, Slo, Verdict
+from loadtest.recorder import RequestLog, status_name
+from loadtest.results import Block, Generator, LoadSpec, MachineReport, RunResult, ServerSplit
+from loadtest.rows import BLOCK_LIMITS, BLOCK_REQUESTS, MIN_BLOCKS, MOST_WARMUP, Grid, Rows
 from loadtest.stalls import Delays, Recording
 from loadtest.statistics import histogram, latency_interval, mser5, percentiles
 from loadtest.target import Statistics
 from loadtest.worker import Report
 
-MIN_BLOCKS: Final = 20
-MAX_BLOCKS: Final = 200
-BLOCK_REQUESTS: Final = 200
-BLOCK_LIMITS: Final = 10  # of the SLO's longest limit
-MOST_WARMUP: Final = 0.2
 LAG_SHARE: Final = 0.01  # of the tightest limit (LOADTEST: the INVALID rule)
 _LAG_WITHOUT_SLO_MS: Final = 1.0
 _MIN_RATE_SHARE: Final = 0.99
@@ -34,32 +25,6 @@ _MUCH_CPU: Final = 0.2  # of the machine
 _MOST_CPU: Final = 0.75  # of the machine, where the target is on it too
 _SATURATED: Final = 0.85  # of a core; the kernel leaves 5 % to others, and connecting anew costs some
 _HERE: Final = ("127.0.0.1", "localhost", "[::1]")
-_MUCH_TAKEN: Final = 0.05  # of the measured time: worth a warning also where the verdict does not hang on it
-_NAMED: Final = 3  # of the others
-_LATE: Final = (TIMEOUT, 503, 504, GRPC + 4, GRPC + 14)  # failures of requests that would have been late
-_MENTIONED: Final = 0.005  # cores, or share
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The blocks of a run. wanted_ns: how long a block should be; block_ns: how long it can be in this run."""
-
-    block_ns: int
-    wanted_ns: int
-    blocks: int
-
-    def until(self, elapsed_ns: int) -> "Grid":
-        """The blocks of a run that ended early."""
-        return Grid(self.block_ns, self.wanted_ns, max(1, min(self.blocks, -(-elapsed_ns // self.block_ns))))
-
-    @classmethod
-    def of(cls, spec: LoadSpec, duration_ns: int, rate_rps: float) -> "Grid":
-        limit_ms = max((objective.limit_ms for objective in spec.slo.objectives), default=0.0) if spec.slo else 0.0
-        wanted_ns = int(max(BLOCK_LIMITS * limit_ms * 1e6, BLOCK_REQUESTS / max(rate_rps, 1e-9) * 1e9))
-        most = int(MIN_BLOCKS / (1 - MOST_WARMUP))
-        blocks = min(MAX_BLOCKS, max(most, duration_ns // wanted_ns))
-        block_ns = -(-duration_ns // blocks)
-        return cls(block_ns, wanted_ns, blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,58 +39,6 @@ class Ended:
     elapsed_ns: int
     partial: bool
     faults: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Some rows of the log in order of their intended time: columns of (n,), and the block that each row is in."""
-
-    intended: np.ndarray
-    dispatched: np.ndarray
-    sent: np.ndarray
-    done: np.ndarray
-    status: np.ndarray
-    block: np.ndarray
-
-    @classmethod
-    def read(cls, log: RequestLog, rows: np.ndarray | slice, grid: Grid) -> "_Rows":
-        intended = np.asarray(log.intended)[rows]
-        return cls(
-            intended=intended,
-            dispatched=np.asarray(log.dispatched)[rows],
-            sent=np.asarray(log.sent)[rows],
-            done=np.asarray(log.done)[rows],
-            status=np.asarray(log.status)[rows],
-            block=np.minimum(intended // grid.block_ns, grid.blocks - 1),
-        )
-
-    def where(self, which: np.ndarray) -> "_Rows":
-        """Those rows; which: (n,) bool."""
-        columns = (self.intended, self.dispatched, self.sent, self.done, self.status, self.block)
-        return _Rows(*(column[which] for column in columns))
-
-    @property
-    def evaluable(self) -> np.ndarray:
-        found: np.ndarray = (self.status != PENDING) & (self.status != CUT) & (self.status != UNSENT)
-        return found
-
-    @property
-    def ok(self) -> np.ndarray:
-        found: np.ndarray = self.status == OK
-        return found
-
-    @property
-    def latency(self) -> np.ndarray:
-        found: np.ndarray = self.done - self.intended
-        return found
-
-    @property
-    def service(self) -> np.ndarray:
-        return np.where(self.sent > 0, self.done - self.sent, 0)  # 0: it failed before it got a connection
-
-    def requests(self) -> verdict.Requests:
-        """What is judged. The rows must all be evaluable."""
-        return verdict.Requests(self.latency, self.service, ~self.ok, self.block)
 
 
 def summarise(
@@ -146,7 +59,7 @@ def summarise(
     closed = schedule.users > 0
     rate_rps = len(rows) / ended.elapsed_ns * 1e9 if closed else schedule.rate_rps
     grid = Grid.of(spec, schedule.duration_ns, rate_rps).until(ended.elapsed_ns)
-    everything = _Rows.read(log, rows, grid)
+    everything = Rows.read(log, rows, grid)
     evaluable = everything.where(everything.evaluable)
     warmup_block, steady = _warmup(spec, schedule, grid, evaluable)
     start_ns = warmup_block * grid.block_ns
@@ -167,15 +80,17 @@ def summarise(
     busy = max((report.busy for report in reports), default=0.0)
     found = verdict.overall(judged) if judged else "undecided" if spec.slo else None
     delays = Delays.of(recording, evaluable.intended, evaluable.done) if recording is not None else None
-    marked = _marked(spec.slo, evaluable, delays)
+    marked = disturbance.marked(spec.slo, evaluable, delays)
     machine: MachineReport | None = None
     disturbed: tuple[str, ...] = ()
     if delays is not None:
         own, counted_marks = found if judged else None, marked[evaluable.block >= warmup_block]
-        machine, disturbed = _machine(spec, delays, own, counted, counted_marks, inside, generator, start_ns, ended.elapsed_ns)
+        machine, disturbed = disturbance.assess(
+            spec, delays, own, counted, counted_marks, inside, generator, start_ns, ended.elapsed_ns
+        )
     reasons = ended.faults
     if not closed:
-        own_lag_ms = _percentile(_own_lag_ns(inside, delays) / 1e6, 99)
+        own_lag_ms = _percentile(disturbance.own_lag_ns(inside, delays) / 1e6, 99)
         reasons += faults(spec, generator, own_lag_p99_ms=own_lag_ms, busy=busy, due=due, in_time=in_time, met=found == "pass")
     reasons += disturbed
     if reasons:
@@ -221,7 +136,7 @@ def summarise(
             succeeded=latency.count,
             busy=busy,
         )
-        + (_of_machine(machine) if machine is not None and not reasons else ()),
+        + (disturbance.warnings(machine) if machine is not None and not reasons else ()),
         partial=ended.partial,
         machine=machine,
         p99_interval_ms=_p99_interval_ms(succeeded),
@@ -238,9 +153,11 @@ def decided(
     """
     assert spec.slo is not None
     end = int(np.searchsorted(np.asarray(log.intended), blocks * grid.block_ns))
-    rows = _Rows.read(log, slice(0, end), grid)
+    rows = Rows.read(log, slice(0, end), grid)
     rows = rows.where(rows.evaluable)
-    marked = _marked(spec.slo, rows, Delays.of(recording, rows.intended, rows.done) if recording is not None else None)
+    marked = disturbance.marked(
+        spec.slo, rows, Delays.of(recording, rows.intended, rows.done) if recording is not None else None
+    )
     counts = rows.intended >= spec.warmup_s * 1e9 if spec.warmup_s is not None else _settled(rows)
     rows, marked = rows.where(counts), marked[counts]
     if len(np.unique(rows.block)) < MIN_BLOCKS:
@@ -248,20 +165,20 @@ def decided(
     found = verdict.overall(verdict.judge(spec.slo, rows.requests(), confidence=confidence))
     if found == "undecided" or not np.any(marked):
         return found != "undecided"
-    return found == _without(spec.slo, rows, marked, confidence)
+    return found == disturbance.verdict_without(spec.slo, rows, marked, confidence)
 
 
-def _settled(rows: _Rows) -> np.ndarray:
+def _settled(rows: Rows) -> np.ndarray:
     cut, _ = _mser5(rows)
     return np.arange(len(rows.block)) >= cut
 
 
-def _mser5(rows: _Rows) -> tuple[int, bool]:
+def _mser5(rows: Rows) -> tuple[int, bool]:
     # On the logarithm: a change of level counts, whatever the level, and single long waits do not look like one.
     return mser5(np.log(np.maximum(rows.latency, 1)), MOST_WARMUP)
 
 
-def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: _Rows) -> tuple[int, bool]:
+def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: Rows) -> tuple[int, bool]:
     """The first block that counts, and whether the rest looks steady."""
     if spec.warmup_s is not None:
         return min(int(np.ceil(spec.warmup_s * 1e9 / grid.block_ns)), grid.blocks - 1), True
@@ -273,14 +190,14 @@ def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: _Rows) ->
     return min(int(evaluable.block[cut - 1]) + 1, int(grid.blocks * MOST_WARMUP)), steady
 
 
-def _p99_interval_ms(succeeded: _Rows) -> tuple[float | None, float | None]:
+def _p99_interval_ms(succeeded: Rows) -> tuple[float | None, float | None]:
     if not len(succeeded.block):
         return None, None
     low_ms, high_ms = latency_interval(succeeded.latency, succeeded.block, 99, verdict.CONFIDENCE)
     return low_ms or None, high_ms if math.isfinite(high_ms) else None
 
 
-def _generator(spec: LoadSpec, inside: _Rows, reports: Sequence[Report], p99_ms: float) -> Generator:
+def _generator(spec: LoadSpec, inside: Rows, reports: Sequence[Report], p99_ms: float) -> Generator:
     lag_ms = (inside.dispatched - inside.intended) / 1e6
     connected = inside.where(inside.sent > 0)
     return Generator(
@@ -295,118 +212,7 @@ def _generator(spec: LoadSpec, inside: _Rows, reports: Sequence[Report], p99_ms:
     )
 
 
-def _marked(slo: Slo | None, rows: _Rows, delays: Delays | None) -> np.ndarray:
-    """Which of (n,) evaluable requests missed the SLO, but would have met it without what others took: bool."""
-    none = np.zeros(len(rows.block), bool)
-    if slo is None or slo.tightest_ms is None or delays is None:
-        return none
-    requests = rows.requests()
-    missed = ~verdict.met(slo, requests)
-    late = rows.where(missed)
-    excuse = np.zeros(len(rows.block))
-    excuse[missed] = delays.excuse(late.intended, late.done)
-    limit_ns = slo.tightest_ms * 1e6
-    best = verdict.Requests(
-        requests.latency_ns - excuse,
-        np.maximum(requests.service_ns - excuse, 0),
-        requests.failed & ~(np.isin(rows.status, _LATE) & (excuse >= stalls.FAILED_SHARE * limit_ns)),
-        requests.block,
-    )
-    found: np.ndarray = missed & (excuse >= stalls.SMALL_SHARE * limit_ns) & verdict.met(slo, best)
-    return found
-
-
-def _without(slo: Slo, rows: _Rows, marked: np.ndarray, confidence: float = verdict.CONFIDENCE) -> Verdict:
-    """The verdict on those that are not marked."""
-    rest = rows.where(~marked).requests()
-    return verdict.overall(verdict.judge(slo, rest, confidence=confidence)) if len(rest.failed) else "undecided"
-
-
-def _own_lag_ns(inside: _Rows, delays: Delays | None) -> np.ndarray:
-    """Send lags less what others took from the generator."""
-    lag: np.ndarray = inside.dispatched - inside.intended
-    return lag - delays.lag_excuse(inside.intended, inside.dispatched) if delays is not None else lag
-
-
-def _machine(
-    spec: LoadSpec,
-    delays: Delays,
-    found: Verdict | None,
-    counted: _Rows,
-    marked: np.ndarray,
-    inside: _Rows,
-    generator: Generator,
-    start_ns: int,
-    end_ns: int,
-) -> tuple[MachineReport, tuple[str, ...]]:
-    """What other work did to the measured time, and the faults of the run that are its doing. marked: of the counted rows."""
-    recording = delays.recording
-    one, other = recording.candidate, recording.generator
-    during = (recording.moments[1:] > start_ns) & (recording.moments[:-1] < end_ns)
-    measured_ns = max(float(recording.periods[during].sum()), 1.0)
-    total_ns = max(float(recording.periods.sum()), 1.0)
-    cores = one.cores or other.cores
-    steal = (one if one.cores else other).steal
-    others = tuple((name, cpu_ns / total_ns) for name, cpu_ns in recording.names[:_NAMED])
-    share = float(marked.mean()) if len(marked) else 0.0
-    without = _without(spec.slo, counted, marked) if spec.slo and found is not None and np.any(marked) else found
-    lag_ns = inside.dispatched - inside.intended
-    limit_ns = generator.send_lag_limit_ms * 1e6
-    excused = (lag_ns > limit_ns) & (_own_lag_ns(inside, delays) <= limit_ns)
-    # Some late requests do no harm where there is a verdict that is the same with and without what that cost them.
-    bearable = stalls.MOST_MARKED if spec.slo else 0.0
-    steal_share = float(steal[during].sum()) / measured_ns / max(len(cores), 1)
-    busy = _busy_with(others, steal_share)
-    faults: list[str] = []
-    again = "end that work, or measure again when it has ended"
-    if without != found:
-        faults.append(
-            f"{busy}, and the verdict hangs on it: {found} with the {np.count_nonzero(marked):,} requests ({share:.1%}) that "
-            f"this may have made late, {without} without them: {again}"
-        )
-    elif share > stalls.MOST_MARKED:
-        faults.append(f"{busy}: it may have made {share:.1%} of the requests miss the SLO, 5 % are borne: {again}")
-    if len(excused) and float(excused.mean()) > bearable and generator.send_lag_p99_ms > generator.send_lag_limit_ms:
-        faults.append(
-            f"{busy} and kept the load generator from its core: {float(excused.mean()):.1%} of the requests were sent over "
-            f"{generator.send_lag_limit_ms:.3g} ms late: {again}"
-        )
-    report = MachineReport(
-        candidate_cores=one.cores,
-        generator_cores=other.cores,
-        taken_share=float(delays.candidate_taken[during].sum()) / measured_ns,
-        generator_taken_share=float(delays.generator_taken[during].sum()) / measured_ns,
-        others=others,
-        steal_share=steal_share,
-        longest_hiccup_ms=stalls.longest_hiccup_ms(recording, (*one.cores, *other.cores), start_ns, end_ns),
-        marked=int(np.count_nonzero(marked)),
-        marked_share=share,
-        without_marked=without,
-        meter_cores=float(recording.meter.sum()) / total_ns,
-        disturbed=bool(faults),
-    )
-    return report, tuple(faults)
-
-
-def _busy_with(others: Sequence[tuple[str, float]], steal_share: float) -> str:
-    parts = [f"{name} {cores:.2f} cores" for name, cores in others if cores >= _MENTIONED]
-    if steal_share >= _MENTIONED:
-        parts.append(f"other virtual machines {steal_share:.1%}")
-    return "the machine was busy with other work" + (f" ({', '.join(parts)})" if parts else "")
-
-
-def _of_machine(machine: MachineReport) -> tuple[str, ...]:
-    """What to keep in mind of other work that did not change the verdict."""
-    if machine.taken_share <= _MUCH_TAKEN:
-        return ()
-    return (
-        f"{_busy_with(machine.others, machine.steal_share)}, which had a core that the server was ready to use for "
-        f"{machine.taken_share:.0%} of the time: the verdict is the same without the requests that this delayed, but a quiet "
-        "machine serves more",
-    )
-
-
-def _blocks(spec: LoadSpec, grid: Grid, evaluable: _Rows, warmup_block: int, marked: np.ndarray) -> tuple[Block, ...]:
+def _blocks(spec: LoadSpec, grid: Grid, evaluable: Rows, warmup_block: int, marked: np.ndarray) -> tuple[Block, ...]:
     edges = np.searchsorted(evaluable.block, np.arange(grid.blocks + 1))
     met, ok, latency = verdict.met(spec.slo, evaluable.requests()), evaluable.ok, evaluable.latency
     blocks: list[Block] = []

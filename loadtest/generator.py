@@ -20,13 +20,14 @@ import msgspec
 import numpy as np
 
 from loadtest import live_log, payloads, target, verdict
-from loadtest.analysis import LAG_SHARE, MIN_BLOCKS, Ended, Grid, decided, summarise
+from loadtest.analysis import LAG_SHARE, Ended, decided, summarise
 from loadtest.blocking import NotAnswered, ask
 from loadtest.errors import Interrupted, LoadtestError, TargetError, UsageError
 from loadtest.machine import Meter
 from loadtest.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
 from loadtest.recorder import CUT, OK, PENDING, UNSENT, RequestLog, write_csv
 from loadtest.results import LoadSpec, RunResult
+from loadtest.rows import MIN_BLOCKS, Grid
 from loadtest.stalls import Recording
 from loadtest.statistics import percentiles
 from loadtest.worker import Job, Report, Sender, most_ns

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.analysis import Ended, Grid, decided, summarise
+from loadtest.analysis import Ended, decided, summarise
 from loadtest.patterns import Schedule
 from loadtest.recorder import CUT, GRPC, MALFORMED, OK, PENDING, RESET, TIMEOUT, UNSENT, RequestLog
 from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.rows import Grid
 from loadtest.stalls import Recording, Side
 from loadtest.target import Statistics
 from loadtest.worker import Report

@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtest.analysis import Ended, Grid, decided, summarise
+from loadtest.analysis import Ended, decided, summarise
 from loadtest.patterns import Schedule
 from loadtest.recorder import OK, RequestLog
 from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.rows import Grid
 from loadtest.stalls import Delays, Reader, Recording, Side, longest_hiccup_ms, stalls, taken
 from loadtest.worker import Report
 from tests.loadtest.simulated_core import MS, PERIOD_NS, Run, core, each_second, poisson

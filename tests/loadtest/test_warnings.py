@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.analysis import Ended, Grid, decided, summarise
+from loadtest.analysis import Ended, decided, summarise
 from loadtest.patterns import schedule
 from loadtest.recorder import OK, TIMEOUT, RequestLog
 from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.rows import Grid
 from loadtest.worker import Report
 
 CORES = os.cpu_count() or 1

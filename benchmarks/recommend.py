@@ -39,13 +39,13 @@ from gateway.config import Batching
 from loadtest import report
 from loadtest.candidates import Candidate
 from loadtest.catalogue import load_catalogue
+from loadtest.conclusion import build
 from loadtest.events import Command, Entrant, Event, Load, Measured, Predict, Predicted, Profile, Profiled, Question, Timing
 from loadtest.generator import measure
 from loadtest.journal import Journal
 from loadtest.launchers import launcher_of
 from loadtest.prediction import REQUESTS, MeasuredService, predicted_rps
 from loadtest.recommend import machine
-from loadtest.recommendation import build
 from loadtest.recommender import Lab, question_of, required_share, run_search
 from loadtest.results import Slo
 from loadtest.search import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS, PRECISION, STEP, powers_up_to, search

@@ -140,10 +140,10 @@ async def _search(
     console: "Console",
     interrupted: "Interruption",
 ) -> "Recommendation":
+    from loadtest.conclusion import build
     from loadtest.display import Display
     from loadtest.generator import measure
     from loadtest.journal import Journal
-    from loadtest.recommendation import build
     from loadtest.recommender import Lab, extended, run_search
     from loadtest.wording import differences
 

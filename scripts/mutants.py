@@ -46,6 +46,7 @@ _OF_LOADTEST = {
     "catalogue": "catalogue prices",
     "compare": "compare",
     "comparison": "comparison compare",
+    "conclusion": "recommendation_figures recommendation recommendation_agreement outputs golden",
     "costs": "costs",
     "curves": "curves recommendation",
     "disturbance": "analysis stalls",

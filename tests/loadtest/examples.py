@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from loadtest.catalogue import Catalogue, load_catalogue
+from loadtest.conclusion import build
 from loadtest.curves import FrontPoint
 from loadtest.events import Agreed, Measured
-from loadtest.recommendation import AgreementReport, Recommendation, build
+from loadtest.recommendation import AgreementReport, Recommendation
 from loadtest.recommender import question_of
 from loadtest.spec import Spec, parse_spec
 from loadtest.standing import Outcome, Standing

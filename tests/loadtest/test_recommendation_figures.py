@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from loadtest.catalogue import Price
+from loadtest.conclusion import build
 from loadtest.errors import ExitCode, UsageError
 from loadtest.events import Agreed, Measured, Predicted, Profiled, Timing
-from loadtest.recommendation import Recommendation, build, read, to_json
+from loadtest.recommendation import Recommendation, read, to_json
 from loadtest.recommender import question_of
 from loadtest.spec import Spec
 from loadtest.standing import Outcome, Standing

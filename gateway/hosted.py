@@ -6,24 +6,27 @@ none. What is left open is closed when nobody holds it any more, at the latest w
 
 import asyncio
 import contextlib
+import logging
 import os
+import shutil
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias, TypeVar
 
 import uvloop
 
+from gateway.check import servable
 from gateway.config import Config, load_config, parse_config
 from gateway.decoration import mark_of
 from gateway.errors import ConfigError, NotReady, instead, shortened
 from gateway.guess import Example, guess, is_configuration
-from gateway.ingress import Ingress
-from gateway.run_dir import fresh_run_dir
+from gateway.ingress import Ingress, Ports
+from gateway.run_dir import new_run_dir
 
 T = TypeVar("T")
 
@@ -33,20 +36,28 @@ Source: TypeAlias = str | os.PathLike[str] | Config | Mapping[str, Any] | Callab
 _ONE_RUN_S: Final = 1e-3  # of probing, which begins no second run after it
 _ENDING_S: Final = 10.0  # for tasks that end by themselves, when the loop does
 
+log = logging.getLogger(__name__)
 
-def configuration(what: Source, *, example: Example | None = None) -> Config:
+
+def configuration(what: Source, *, example: Example | None = None, whole: bool = True) -> Config:
     """The configuration that is named, or that serves the model that is.
 
-    example: one request, of a model that does not say its inputs. Raises: ConfigError.
+    example: one request, of a model that does not say its inputs. whole: whether all models of a file are to be served, so that
+    what is known to fail is told first. Raises: ConfigError.
     """
     if isinstance(what, Config | Mapping) or (not callable(what) and is_configuration(os.fspath(what))):
         if example is not None:
             raise ConfigError("example: only for a model: a configuration states its inputs")
         if isinstance(what, Config):
             return what
-        return parse_config(what, source="configuration") if isinstance(what, Mapping) else load_config(os.fspath(what))
+        if isinstance(what, Mapping):
+            return parse_config(what, source="configuration")
+        return servable(os.fspath(what), here=True) if whole else load_config(os.fspath(what))
     place = _place(what) if callable(what) else os.fspath(what)
-    document = guess(place, example=example).document
+    found = guess(place, example=example)
+    for note in found.notes:
+        log.info("%s", note)
+    document = found.document
     if callable(what):
         document["models"][0]["name"] = mark_of(what).name or what.__name__
     return parse_config(document, source=place)
@@ -57,8 +68,8 @@ def _place(code: Callable[..., Any]) -> str:
     module, name = getattr(code, "__module__", ""), getattr(code, "__qualname__", "")
     if getattr(sys.modules.get(module), name, None) is not code:
         raise ConfigError(
-            f"{name or code!r}: expected a class or function that its module has under this name: define it at the top level, "
-            "outside of functions and classes"
+            f"{name or type(code).__name__}: expected a class or function that its module has under this name: define it at the"
+            " top level, outside of functions and classes"
         )
     return f"{module}:{name}"
 
@@ -116,12 +127,7 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it, and wait for its end; Ctrl-C cancels it."""
-        future = self.submit(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return _result(self.submit(work))
 
     def stop(self) -> None:
         """End, after what was begun has ended; not from the thread itself."""
@@ -138,36 +144,51 @@ class LoopThread:
             await self._loop.shutdown_default_executor()
 
 
+def _result(future: "Future[T]") -> T:
+    """Wait for it; who breaks that off, as Ctrl-C does, wants it no more."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
 class Hosted:
     """An ingress on a loop thread. Life: made (models are loaded, listeners listen) -> close. From any thread."""
 
     def __init__(self, config: Config) -> None:
         """Blocks until all is ready. Raises: GatewayError; OSError, if a port is taken."""
-        directory = fresh_run_dir()
+        run_dir = new_run_dir()
         self._thread = thread = LoopThread("gateway")
         try:
-            self.ingress, self.ports = thread.run(_started(config, Path(directory.name)))
+            self.ingress, self.ports = thread.run(_started(config, run_dir))
         except BaseException:
             thread.stop()
-            directory.cleanup()
+            shutil.rmtree(run_dir, ignore_errors=True)
             raise
-        self._closing = weakref.finalize(self, _close, thread, self.ingress, directory)
+        self._pending: set[Future[Any]] = set()
+        end = _End(thread, self.ingress, self._pending, config.server.drain_timeout_s, run_dir, os.getpid())
+        self._closing = weakref.finalize(self, end)
+        self._pid = os.getpid()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Begin something on the ingress's loop. It should not hold what holds this. Raises: NotReady, once closed."""
-        if not self._closing.alive:
+        fault = ""
+        if os.getpid() != self._pid:
+            fault = "it was loaded by another process, of which this is a fork: load it here"
+        elif not self._closing.alive:
+            fault = "it has been closed: nothing more can be asked of it"
+        if fault:
             work.close()
-            raise NotReady("it has been closed: nothing more can be asked of it")
-        return self._thread.submit(work)
+            raise NotReady(fault)
+        future = self._thread.submit(work)
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        return future
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something there, and wait for its end. Raises: likewise."""
-        future = self.submit(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return _result(self.submit(work))
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -178,7 +199,7 @@ class Hosted:
         self._closing()
 
 
-async def _started(config: Config, run_dir: Path) -> tuple[Ingress, Any]:
+async def _started(config: Config, run_dir: Path) -> tuple[Ingress, Ports]:
     ingress = Ingress(config, run_dir=run_dir)
     try:
         return ingress, await ingress.start()
@@ -187,12 +208,26 @@ async def _started(config: Config, run_dir: Path) -> tuple[Ingress, Any]:
         raise
 
 
-def _close(thread: LoopThread, ingress: Ingress, directory: "TemporaryDirectory[str]") -> None:
-    if thread.here:  # the collector found it there
-        threading.Thread(target=_close, args=(thread, ingress, directory)).start()
-        return
-    try:
-        thread.run(ingress.drain())
-    finally:
-        thread.stop()
-        directory.cleanup()
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What is done when a `Hosted` is closed, or is no more; it may not hold that."""
+
+    thread: LoopThread
+    ingress: Ingress
+    pending: "set[Future[Any]]"
+    drain_timeout_s: float
+    run_dir: Path
+    pid: int
+
+    def __call__(self) -> None:
+        if os.getpid() != self.pid:  # a fork has none of the threads, and the directory is not its own
+            return
+        if self.thread.here:  # the collector came by there
+            threading.Thread(target=self).start()
+            return
+        try:
+            wait(set(self.pending), self.drain_timeout_s)
+            self.thread.run(self.ingress.drain())
+        finally:
+            self.thread.stop()
+            shutil.rmtree(self.run_dir, ignore_errors=True)

@@ -84,27 +84,27 @@ class Ingress:
         self._flushing = asyncio.create_task(self._flush_metrics())
         http = grpc = None
         if server.http_port is not None:
-            self._http = self.rest_listener()
             try:
-                http = await self._http.start(server.host, server.http_port, reuse_port=self._reuse_port)
+                http = await self.rest_listener().start(server.host, server.http_port, reuse_port=self._reuse_port)
             except OSError as exc:
                 raise self._claims.cannot_listen("http", exc) from exc
         if server.grpc_port is not None:
-            self._grpc = self.grpc_listener()
             try:
-                grpc = await self._grpc.start(server.host, server.grpc_port, reuse_port=self._reuse_port)
+                grpc = await self.grpc_listener().start(server.host, server.grpc_port, reuse_port=self._reuse_port)
             except OSError as exc:
                 raise self._claims.cannot_listen("grpc", exc) from exc
         return Ports(http, grpc)
 
     def rest_listener(self) -> HttpServer:
-        """All that answers REST, not started: whoever asks for one starts and drains it, or gives it connections of his own."""
+        """Make what answers REST; it listens once it is started, and is drained with the rest. Once, if `start` has not."""
         limits = self._config.server.limits
-        return HttpServer(RestRoutes(self.repository, limits, expose_metrics=self._expose_metrics), limits)
+        self._http = HttpServer(RestRoutes(self.repository, limits, expose_metrics=self._expose_metrics), limits)
+        return self._http
 
     def grpc_listener(self) -> GrpcServer:
-        """Likewise of gRPC."""
-        return GrpcServer(self.repository, self._config.server.limits)
+        """Likewise for gRPC."""
+        self._grpc = GrpcServer(self.repository, self._config.server.limits)
+        return self._grpc
 
     async def drain(self) -> None:
         """Stop accepting, answer what is in flight within drain_timeout_s, then close everything.

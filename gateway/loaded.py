@@ -30,7 +30,7 @@ def load(what: Source, *, model: str | None = None, version: str = "", example: 
     (a file, or arrays by input name), of a model that does not say its inputs.
     Raises: ConfigError, for what is none; GatewayError, if it cannot be loaded.
     """
-    return LoadedModel(only(configuration(what, example=example), model, version))
+    return LoadedModel(only(configuration(what, example=example, whole=False), model, version))
 
 
 class LoadedModel:

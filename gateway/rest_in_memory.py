@@ -2,14 +2,13 @@
 
 import asyncio
 import io
+import json
 import socket
 from collections.abc import Iterable, Mapping
 from email.message import Message
 from http.client import HTTPResponse
 from typing import Any, Final, cast
 from urllib.parse import quote
-
-import orjson
 
 from gateway.http_server import HttpConnection, HttpServer
 from gateway.protocols.tensors import Buffer
@@ -35,8 +34,8 @@ class Response:
         return self.content.decode()
 
     def json(self) -> Any:
-        """The body, parsed. Raises: ValueError, if it is no JSON."""
-        return orjson.loads(self.content)
+        """The body, parsed; NaN and Infinity, which outputs may hold, are numbers. Raises: ValueError, if it is no JSON."""
+        return json.loads(self.content)
 
 
 class _Read:

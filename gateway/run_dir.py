@@ -34,6 +34,11 @@ def fresh_run_dir() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="gateway-", dir=_temporary())
 
 
+def new_run_dir() -> Path:
+    """The same, for somebody who removes it himself. Raises: ConfigError."""
+    return Path(tempfile.mkdtemp(prefix="gateway-", dir=_temporary()))
+
+
 def shared_run_dir(name: str) -> Path:
     """Where the ingress processes of one user find each other on a node: the same for the same name, and not yet made.
 

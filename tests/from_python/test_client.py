@@ -60,6 +60,8 @@ def test_a_json_request_is_answered(client: gateway.TestClient) -> None:
     assert answer.headers["content-type"] == "application/json"
     given = [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": np.ones((1, 4), np.float32)}]
     assert client.post(f"{AT}/infer", json={"inputs": given}).json()["outputs"][0]["data"] == [1, 1, 1, 1]
+    infinite = json.dumps({"inputs": [given[0] | {"data": [1, 2, 3, float("inf")]}]}).encode()
+    assert client.post(f"{AT}/infer", content=infinite).json()["outputs"][0]["data"] == [1, 2, 3, float("inf")]
 
 
 def test_a_binary_request_is_answered(client: gateway.TestClient) -> None:

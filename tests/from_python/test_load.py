@@ -5,6 +5,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +184,9 @@ def test_of_several_models_one_is_named() -> None:
         (
             outer(),
             {},
-            "'outer.<locals>.inner': expected a class or function that its module has under this name: define it at the top ",
+            "outer.<locals>.inner: expected a class or function that its module has under this name: define it at the top ",
         ),
-        (lambda x: x, {}, "'<lambda>': expected a class or function"),
+        (lambda x: x, {}, "<lambda>: expected a class or function"),
         (double.__call__, {}, "expected a class or function"),
     ],
 )
@@ -201,6 +202,20 @@ def test_after_close_nothing_can_be_asked() -> None:
     model.close()
     with pytest.raises(NotReady, match="it has been closed: nothing more can be asked of it"):
         model.predict({"x": [[1, 2]]})
+
+
+def test_close_waits_for_what_is_in_flight() -> None:
+    Gate.opened.set()
+    model = gateway.load(Gate)
+    Gate.opened.clear()
+    Gate.entered.clear()
+    with ThreadPoolExecutor() as others:
+        asked = others.submit(model.predict, {"x": [[1]]})
+        assert Gate.entered.wait(10)
+        closing = others.submit(model.close)
+        Gate.opened.set()
+        assert asked.result(10)["rows"].tolist() == [[1]]
+        closing.result(10)
 
 
 def gateway_threads() -> int:

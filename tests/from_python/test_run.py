@@ -69,6 +69,16 @@ def test_it_runs_under_a_running_loop_as_in_a_notebook() -> None:
     assert asyncio.run(cell()) == [2, 4]
 
 
+def test_all_that_is_wrong_with_a_file_is_told_before_anything_starts(tmp_path: Path) -> None:
+    models = "".join(f"  - {{name: {name}, backends: [{{kind: onnxruntime, model: {name}.onnx}}]}}\n" for name in "ab")
+    (tmp_path / "gateway.yaml").write_text(f"models:\n{models}")
+    for make in (gateway.run, gateway.TestClient):
+        with pytest.raises(gateway.ConfigError) as told:
+            make(tmp_path / "gateway.yaml")
+        assert f"{tmp_path}/a.onnx" in str(told.value)
+        assert f"{tmp_path}/b.onnx" in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
@@ -96,6 +106,7 @@ def test_a_port_that_is_none_or_taken_is_told() -> None:
 
 
 SCRIPT = """
+import os, sys
 import gateway
 
 def triple(x: float) -> float:
@@ -103,12 +114,19 @@ def triple(x: float) -> float:
 
 server = gateway.run(triple)
 model = gateway.load(triple)
+if not (child := os.fork()):
+    try:
+        model.predict({"x": [1, 2]})
+    except gateway.GatewayError as error:
+        print(error, flush=True)
+    sys.exit()
+os.waitpid(child, 0)
 print(model.predict({"x": [1, 2]})["output"].tolist(), server.models)
 """
 
 
 @pytest.mark.slow
-def test_a_script_that_closes_nothing_ends_in_order(tmp_path: Path) -> None:
+def test_a_script_that_closes_nothing_ends_in_order_and_so_does_its_fork(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "-W", "error", "script.py"],
@@ -119,4 +137,5 @@ def test_a_script_that_closes_nothing_ends_in_order(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[3.0, 6.0] ('triple',)\n", "")
+    forked = "it was loaded by another process, of which this is a fork: load it here"
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{forked}\n[3.0, 6.0] ('triple',)\n", "")

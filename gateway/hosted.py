@@ -6,6 +6,7 @@ none. What is left open is closed when nobody holds it any more, at the latest w
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import shutil
@@ -65,11 +66,13 @@ def configuration(what: Source, *, example: Example | None = None, whole: bool =
 
 def _place(code: Callable[..., Any]) -> str:
     """`module:name` of a class or function. Raises: ConfigError, if nothing is found there, or something else is."""
-    module, name = getattr(code, "__module__", ""), getattr(code, "__qualname__", "")
+    if not inspect.isclass(code) and not inspect.isroutine(code):
+        raise ConfigError(f"got an object of {type(code).__name__}: expected a class or function of a module's top level")
+    module, name = code.__module__, code.__qualname__
     if getattr(sys.modules.get(module), name, None) is not code:
         raise ConfigError(
-            f"{name or type(code).__name__}: expected a class or function that its module has under this name: define it at the"
-            " top level, outside of functions and classes"
+            f"{name}: expected a class or function that its module has under this name: define it at the top level, outside of "
+            "functions and classes"
         )
     return f"{module}:{name}"
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,12 @@ def test_of_several_models_one_is_named() -> None:
             "outer.<locals>.inner: expected a class or function that its module has under this name: define it at the top ",
         ),
         (lambda x: x, {}, "<lambda>: expected a class or function"),
-        (double.__call__, {}, "expected a class or function"),
+        (Letters().predict, {}, "Letters.predict: expected a class or function that its module has under this name"),
+        (
+            partial(double),
+            {},
+            "got an object of partial: expected a class or function of a module's top level",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_is_told(what: Any, options: dict[str, Any], words: str) -> None:

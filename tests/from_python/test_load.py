@@ -180,7 +180,7 @@ def test_of_several_models_one_is_named() -> None:
         (TWO_MODELS, {"model": "b", "version": "4"}, "no version 4 of model 'b'; versions here: '3', '12'"),
         (TWO_MODELS, {"model": "a", "example": {"x": [1]}}, "example: only for a model: a configuration states its inputs"),
         ({"models": [{"name": "a", "backend": []}]}, {}, "unknown key; did you mean `backends`?"),
-        ("nothing.onnx", {}, "nothing.onnx: no such file: expected an .onnx"),
+        ("nothing.onnx", {}, "nothing.onnx: no such file; expected an .onnx"),
         ("nothing.yaml", {}, "nothing.yaml: cannot be read: no such file"),
         (
             outer(),

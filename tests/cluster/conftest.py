@@ -1,4 +1,4 @@
-"""A real Ray cluster on this machine, shared by the tests of this directory, and a client that keeps a gateway busy."""
+"""A real Ray cluster on this machine, shared by the tests of a file, and a client that keeps a gateway busy."""
 
 import os
 
@@ -37,7 +37,7 @@ _HEAD = {
 }
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head node with Serve on it, and nothing deployed."""
     cluster = Cluster(initialize_head=True, head_node_args=_HEAD)

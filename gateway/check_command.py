@@ -4,13 +4,14 @@ import argparse
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from gateway.check import check
 from gateway.config import Config
 from gateway.console import words
 from gateway.documents.faults import ConfigFaults, Fault
+from gateway.guess import is_configuration
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -35,6 +36,9 @@ def _check(arguments: argparse.Namespace) -> int:
             faults = tuple(asyncio.run(tried(document, config)))
     except ConfigFaults as exc:  # no YAML
         faults, source = exc.faults, exc.faults[0].source
+        if not is_configuration(arguments.config):
+            remedy = f"of a model, `gateway init {arguments.config}` writes a configuration"
+            faults = (replace(faults[0], remedy=remedy),)
     if arguments.json:
         print(json.dumps(as_json(source, config, faults), indent=2))
     else:

@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 import backends
-from backends.artifacts import Artifact, identify
+from backends.artifacts import UNKNOWN, Artifact, identify
 from backends.base import LoadFailed, Tensors
 from backends.check import near_file
 from backends.datatypes import NUMPY
@@ -144,7 +144,8 @@ def _of_file(path: Path, example: Tensors | None) -> _Entry:
         return _of_code(path.stem, f"{path}:{_the_model_in(path)}", example or _beside(path))
     artifact = _identified(path)
     if not artifact.kind:
-        raise ConfigError(f"{path}: {artifact.what}: {artifact.way}")
+        named = f"; the name of a configuration ends in {CONFIGURATIONS[0]}" if artifact == UNKNOWN else ""
+        raise ConfigError(f"{path}: {artifact.what}: {artifact.way}{named}")
     return _read(path.stem, artifact.kind, str(path), example or _beside(path))
 
 

@@ -124,6 +124,11 @@ def test_a_file_that_is_no_model_is_named_for_what_it_is(tmp_path: Path) -> None
     )
 
 
+def test_a_configuration_of_another_name_is_told_what_to_be_called(tmp_path: Path) -> None:
+    (tmp_path / "gateway.conf").write_text("models: []")
+    assert fault(f"{tmp_path}/gateway.conf").endswith("; the name of a configuration ends in .yaml")
+
+
 def test_an_example_is_a_request_or_arrays(code: Path, tmp_path: Path) -> None:
     request = tmp_path / "request.json"
     tensors = [{**tensor("x", "FP32", 1, 2), "data": [[1, 2]]}, {**tensor("t", "BYTES", 1), "data": ["ü"]}]

@@ -67,6 +67,13 @@ def test_init_writes_what_serve_says(tmp_path: Path) -> None:
     )
 
 
+def test_check_says_how_a_model_gets_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x0a\x12\x07pytorch\xff")
+    done = gateway(tmp_path, "check", "model.onnx")
+    assert done.returncode == 2
+    assert "of a model, `gateway init model.onnx` writes a configuration" in done.stderr
+
+
 def test_a_port_that_is_taken_is_told_before_the_model_is_read(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("raise RuntimeError('read')\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:

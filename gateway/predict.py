@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -26,6 +27,7 @@ Call = Callable[[str, bytes | None, dict[str, str]], bytes]
 """A path, a body (None: GET) and headers to the answer's body. Raises: GatewayError."""
 
 _TIMEOUT_S: Final = 60.0
+_STRANGE: Final = "no answer of the Open Inference Protocol v2"
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -65,7 +67,7 @@ def read_input(place: str) -> dict[str, Any]:
     """A JSON object from a file or standard input. Raises: ConfigError."""
     try:
         text = sys.stdin.buffer.read() if place == "-" else Path(place).read_bytes()
-        given = json.loads(text)
+        given = orjson.loads(text)
     except OSError as exc:
         raise ConfigError(f"--input: {place}: {exc.strerror}: expected a file with a request, or - for standard input") from exc
     except ValueError as exc:
@@ -83,10 +85,12 @@ def ask(call: Call, model: str, version: str, given: dict[str, Any]) -> bytes:
     at = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
     if isinstance(given.get("inputs"), list):
         return call(f"{at}/infer", orjson.dumps(given), {})
-    metadata = json.loads(call(at, None, {}))
-    inputs = {
-        tensor["name"]: TensorSpec(tensor["name"], tensor["datatype"], tuple(tensor["shape"])) for tensor in metadata["inputs"]
-    }
+    metadata = call(at, None, {})
+    try:
+        tensors = [TensorSpec(each["name"], each["datatype"], tuple(each["shape"])) for each in json.loads(metadata)["inputs"]]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise GatewayError(f"{at}: an answer that is {_STRANGE}") from exc
+    inputs = {tensor.name: tensor for tensor in tensors}
     body, json_bytes = request_body(given, inputs)
     return call(f"{at}/infer", body, {} if json_bytes == len(body) else {"Inference-Header-Content-Length": str(json_bytes)})
 
@@ -101,7 +105,7 @@ def over_the_wire(url: str, path: str, body: bytes | None, headers: dict[str, st
     except urllib.error.HTTPError as exc:
         with exc:
             raise GatewayError(_words(exc.read(), address, exc.code)) from exc
-    except OSError as exc:
+    except (OSError, HTTPException) as exc:  # no HTTP, as of the port of gRPC; no URL
         raise BackendUnreachable(f"nothing answers at {address} ({exc})") from exc
 
 
@@ -117,4 +121,4 @@ def _words(answer: bytes, address: str, status: int) -> str:
     try:
         return str(json.loads(answer)["error"])
     except (ValueError, KeyError, TypeError):
-        return f"{address}: status {status}, which is no answer of the Open Inference Protocol v2"
+        return f"{address}: status {status}, which is {_STRANGE}"

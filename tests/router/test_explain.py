@@ -97,6 +97,23 @@ def answering(status: int, body: bytes) -> Iterator[Answers]:
             thread.join()
 
 
+@contextmanager
+def answering_grpc() -> Iterator[int]:
+    """A port that answers one connection as gRPC does, with HTTP/2."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def settings() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+                connection.recv(10_000)
+
+        thread = threading.Thread(target=settings)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
+
+
 def lane(backend: str, **fields: Any) -> dict[str, Any]:
     told: dict[str, Any] = {
         "backend": backend, "role": "regular", "usd_per_million_rows": 0.123456, "usual_batch_rows": 4.0, "eta_ms": 12.34,
@@ -162,20 +179,8 @@ def test_what_is_no_answer_is_told_with_where_it_came_from() -> None:
 
 
 def test_the_port_of_grpc_is_told_to_be_none_of_http() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def settings() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.sendall(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-                connection.recv(10_000)
-
-        thread = threading.Thread(target=settings)
-        thread.start()
-        port = server.getsockname()[1]
-        with pytest.raises(BackendUnreachable, match=f"no gateway answers at http://127.0.0.1:{port}"):
-            ask(f"http://127.0.0.1:{port}", "m", "", 1)
-        thread.join()
+    with answering_grpc() as port, pytest.raises(BackendUnreachable, match=f"no gateway answers at http://127.0.0.1:{port}"):
+        ask(f"http://127.0.0.1:{port}", "m", "", 1)
 
 
 def test_the_gateway_of_a_configuration_is_asked_at_its_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

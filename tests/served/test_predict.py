@@ -11,6 +11,7 @@ import pytest
 
 from gateway.cli import main
 from tests.rest_routes.serving import Served, serving
+from tests.router.test_explain import answering, answering_grpc
 
 CONFIG = """
 models:
@@ -97,7 +98,13 @@ def test_the_same_mistakes_are_told_here_and_by_a_server(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("[1]", "got a list, expected an object"), ("{", "not JSON"), (None, "No such file or directory")]
+    ("text", "words"),
+    [
+        ("[1]", "got a list, expected an object"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        (None, "No such file or directory"),
+    ],
 )
 def test_an_input_that_is_none_is_told(
     text: str | None, words: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -112,3 +119,26 @@ def test_a_server_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "in.json").write_text(PLAIN)
     code, _, err = predict(capsys, "127.0.0.1:1", "double", tmp_path / "in.json")
     assert (code, "nothing answers at http://127.0.0.1:1/v2/models/double" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(200, b"<html>"), (200, b"{}"), (200, b"[]"), (200, b'{"inputs": [{}]}'), (500, b"<html>")]
+)
+def test_what_is_no_server_of_the_protocol_is_told_with_its_address(
+    status: int, body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.json").write_text(PLAIN)
+    with answering(status, body) as answers:
+        code, _, err = predict(capsys, f"127.0.0.1:{answers.port}", "double", tmp_path / "in.json")
+    assert code == 1
+    assert "/v2/models/double: " in err
+    assert "no answer of the Open Inference Protocol v2" in err
+
+
+def test_the_port_of_grpc_and_an_address_that_is_none_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.json").write_text(PLAIN)
+    with answering_grpc() as port:
+        code, _, err = predict(capsys, f"127.0.0.1:{port}", "double", tmp_path / "in.json")
+    assert (code, f"nothing answers at http://127.0.0.1:{port}/v2/models/double" in err) == (1, True)
+    code, _, err = predict(capsys, "http://127.0.0.1:abc", "double", tmp_path / "in.json")
+    assert (code, "nothing answers at http://127.0.0.1:abc/v2/models/double" in err) == (1, True)

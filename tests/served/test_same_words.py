@@ -90,7 +90,7 @@ TEXT = Given("TEXT", np.array([[b"a"]], object), "BYTES")
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """words: begin the answer. by: the clients that can make it; None: all. folders: how many of the server's may be told."""
+    """words: begin the answer. by: the clients that can make it; None: all."""
 
     words: str
     status: int

@@ -11,7 +11,7 @@ import shtab
 from gateway.check import servable
 from gateway.check_command import add_parser as add_check_parser
 from gateway.command_line import UNREAD, Paragraphs, add_command, add_speech, ended, examples, program, speech
-from gateway.config import Config, Server, load_config, parse_config
+from gateway.config import Config, Server, listening, load_config, parse_config
 from gateway.console import set_up, step, words
 from gateway.errors import ConfigError, GatewayError
 from gateway.examples import add_parser as add_examples_parser
@@ -177,9 +177,6 @@ def _init(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     given = {key: value for key in ("host", "http_port", "grpc_port") if (value := getattr(arguments, key)) is not None}
-    for key in ("http_port", "grpc_port"):
-        if not 0 <= given.get(key, 0) <= 65535:
-            raise ConfigError(f"--{key.replace('_', '-')}: {given[key]}: expected 0 to 65535")
     if arguments.no_ray and arguments.ray_address:
         raise ConfigError(f"--ray-address: {arguments.ray_address}: not with --no-ray; leave one of them out")
     cluster = arguments.ray_address or os.environ.get("RAY_ADDRESS")
@@ -190,12 +187,17 @@ def _serve(arguments: argparse.Namespace) -> int:
                 raise ConfigError("--example: only for a model: a configuration states its inputs")
             config = servable(arguments.config, here=arguments.no_ray or cluster in (None, "", "local"))
         else:
+            server = listening(Server(), given, called=_flag)
             if arguments.no_ray or not asked:
-                check_ports(Server().model_copy(update=given), owner=None)  # which takes less time than the model
+                check_ports(server, owner=None)  # which takes less time than the model
             config = _told(arguments)
     ray = config.ray.model_copy(update={"address": arguments.ray_address} if arguments.ray_address else {})
-    config = config.model_copy(update={"server": config.server.model_copy(update=given), "ray": ray})
+    config = config.model_copy(update={"server": listening(config.server, given, called=_flag), "ray": ray})
     return serve(config, on_ray=uses_ray(config, asked=asked, refused=arguments.no_ray), speech=speech(arguments))
+
+
+def _flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
 
 
 def _told(arguments: argparse.Namespace) -> Config:

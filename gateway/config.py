@@ -9,7 +9,8 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -19,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from backends.source import is_source
-from gateway.documents.faults import Refused, Unfit, did_you_mean
+from gateway.documents.faults import ConfigFaults, Refused, Unfit, did_you_mean
 from gateway.documents.reader import Document, read
 from gateway.documents.validation import validated
 
@@ -495,6 +496,14 @@ def load_config(path: str | Path) -> Config:
     Raises: ConfigFaults.
     """
     return config_of(read(path))
+
+
+def listening(server: Server, given: Mapping[str, object], *, called: Callable[[str], str] = str) -> Server:
+    """The server with another host or other ports. called: what messages call a key. Raises: ConfigFaults."""
+    try:
+        return validated(Server, Document("", {**server.model_dump(), **given}))
+    except ConfigFaults as exc:  # a remedy speaks of files
+        raise ConfigFaults(replace(fault, path=called(fault.path), remedy="") for fault in exc.faults) from None
 
 
 def located(document: object, folder: Path) -> object:

@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Self
 
-from gateway.config import Config
+from gateway.config import Config, listening
 from gateway.errors import ConfigError
 from gateway.guess import Example
 from gateway.hosted import Hosted, Source, configuration
@@ -24,15 +24,13 @@ def run(
     no such listener. Raises: ConfigError, also for what only Ray can do; GatewayError, if a model cannot be loaded; OSError, if
     a port is taken.
     """
-    for key, port in (("http_port", http_port), ("grpc_port", grpc_port)):
-        if port is not None and not 0 <= port <= 65535:
-            raise ConfigError(f"{key}: {port}: expected 0 to 65535, or None")
+    given = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     config = configuration(what, example=example)
+    server = listening(config.server, given)
     need, instead = need_of_ray(config)
     if need:
         raise ConfigError(f"{need}, which needs Ray: use `gateway serve`, or {instead}")
-    ports = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
-    return Server(config.model_copy(update={"server": config.server.model_copy(update=ports)}))
+    return Server(config.model_copy(update={"server": server}))
 
 
 class Server:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.cli import main
 from gateway.config import load_config, parse_config
 from gateway.documents.faults import shown
 from gateway.errors import ConfigError
@@ -170,3 +171,20 @@ def test_what_is_at_fault_is_still_told_where_paths_are_counted(tmp_path: Path) 
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"x\.yaml:"):
             load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--http-port", "70000"), "--http-port: 70000: expected a whole number from 0 to 65535, or null"),
+        (("--http-port", "9000", "--grpc-port", "9000"), "--grpc-port: 9000: http_port has it too, expected another port"),
+        (("--grpc-port", "8123"), "--grpc-port: 8123: http_port has it too, expected another port"),
+        (("--host", "localhost:9000"), "--host: 'localhost:9000': expected an address such as 127.0.0.1, or a name"),
+    ],
+)
+def test_what_the_command_line_gives_in_place_of_a_key_is_checked_as_the_key_is(
+    options: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.yaml").write_text(f"server: {{http_port: 8123}}\nmodels: [{{name: a, {BACKEND}}}]")
+    assert main(["serve", str(tmp_path / "x.yaml"), *options]) == 2
+    assert capsys.readouterr().err == told + "\n"

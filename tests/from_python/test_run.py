@@ -94,7 +94,7 @@ def test_what_cannot_be_served_is_told(backend: dict[str, Any], words: str) -> N
 
 
 def test_a_port_that_is_none_or_taken_is_told() -> None:
-    with pytest.raises(gateway.ConfigError, match="http_port: 70000: expected 0 to 65535, or None"):
+    with pytest.raises(gateway.ConfigError, match="http_port: 70000: expected a whole number from 0 to 65535"):
         gateway.run(double, http_port=70000)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -55,7 +55,8 @@ def parser() -> argparse.ArgumentParser:
     root = program(
         "gateway",
         "A model-serving gateway that batches to an SLO.",
-        "gateway serve configs/examples/linear.yaml",
+        "gateway examples iris",
+        "gateway serve configs/examples/iris.yaml",
         "gateway serve --help",
         exit_codes=EXIT_CODES,
     )

@@ -4,12 +4,12 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 import shtab
 
+from gateway import __version__
 from gateway.console import FORMATS, LEVELS, Speech, words
 from gateway.interrupts import ENDED_AT_ONCE
 
@@ -22,7 +22,7 @@ def program(name: str, does: str, *commands: str, exit_codes: Mapping[int, str])
     root = argparse.ArgumentParser(
         prog=name, description=does, epilog=f"{examples(*commands)}\n\n{codes}", formatter_class=Paragraphs
     )
-    root.add_argument("--version", action="version", version=f"{name} {version('serving-gateway')}")
+    root.add_argument("--version", action="version", version=f"{name} {__version__}")
     # argparse puts the shells' names behind it.
     shtab.add_argument_to(root, help=f"print what completes this command, and exit: source <({name} --print-completion bash)")
     return root

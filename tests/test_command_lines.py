@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,7 @@ both = pytest.mark.parametrize("program", [GATEWAY, LOADTEST], ids=lambda progra
 @both
 def test_it_tells_its_version(program: Program) -> None:
     done = program("--version")
-    assert (done.returncode, done.stdout) == (0, f"{program.name} {version('serving-gateway')}\n")
+    assert (done.returncode, done.stdout) == (0, f"{program.name} {gateway.__version__}\n")
 
 
 def helps(command: argparse.ArgumentParser) -> Iterator[str]:

@@ -101,6 +101,7 @@ BENCHMARKS = (
     "python -m benchmarks.batching_real --seconds 6 --rows 8,16,32 --delays 0,10",
     "python -m benchmarks.coverage",
     "python -m benchmarks.coverage --svg docs/figures/coverage.svg",
+    "python -m benchmarks.first_answer --gateway ENV --bentoml ENV --litserve ENV",
     "python -m benchmarks.load_generator tools",
     "python -m benchmarks.parity",
     "python -m benchmarks.parity --write docs/parity.md",

@@ -16,7 +16,7 @@ from gateway.console import set_up, step, words
 from gateway.errors import ConfigError, GatewayError
 from gateway.examples import add_parser as add_examples_parser
 from gateway.guess import Guess, guess, is_configuration, written
-from gateway.interrupts import ENDED_AT_ONCE
+from gateway.interrupts import ENDED_AT_ONCE, ctrl_c_ends_at_once
 from gateway.ports import check_ports
 from gateway.predict import add_parser as add_predict_parser
 from gateway.routing.explain import add_parser as add_route_parser
@@ -189,7 +189,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             config = servable(arguments.config, here=arguments.no_ray or cluster in (None, "", "local"))
         else:
             server = listening(Server(), given, called=_flag)
-            if arguments.no_ray or not asked:
+            if arguments.no_ray or not asked or cluster == "local":  # on a running Ray, an ingress of ours may share them
                 check_ports(server, owner=None)  # which takes less time than the model
             config = _told(arguments)
     ray = config.ray.model_copy(update={"address": arguments.ray_address} if arguments.ray_address else {})
@@ -209,7 +209,7 @@ def _told(arguments: argparse.Namespace) -> Config:
 
 
 def _guessed(arguments: argparse.Namespace) -> Guess:
-    with step(f"reading {arguments.config}"):
+    with step(f"reading {arguments.config}"), ctrl_c_ends_at_once():
         return guess(arguments.config, example=arguments.example)
 
 

@@ -1,8 +1,10 @@
 """What the signals mean that come to a gateway: the first asks it to stop, a later Ctrl-C to end at once."""
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Final, Literal, NoReturn
 
 from gateway.console import words
@@ -34,6 +36,23 @@ def say_stopping(pending: int | None, drain_timeout_s: float) -> None:
         return
     waiting = "requests in flight have" if pending is None else f"{pending} in flight, which {'have' if pending > 1 else 'has'}"
     words.info("stopping: %s up to %g s; Ctrl-C again ends at once", waiting, drain_timeout_s)
+
+
+@contextlib.contextmanager
+def ctrl_c_ends_at_once() -> Iterator[None]:
+    """On the main thread, around what a KeyboardInterrupt may break instead of end: PyTorch, being imported, aborts on one."""
+
+    def end(_number: int, _frame: object) -> None:
+        words.error("gateway: ended by Ctrl-C")
+        os._exit(ENDED_AT_ONCE)
+
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is signal.default_int_handler:  # else whoever started this wants it otherwise: nohup
+        signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def end_at_once(left: str = "") -> NoReturn:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -65,6 +66,22 @@ def test_init_writes_what_serve_says(tmp_path: Path) -> None:
         2,
         f"-o: {tmp_path}/configs/area.yaml: exists: name another file, or remove it\n",
     )
+
+
+def test_ctrl_c_ends_at_once_while_a_model_is_read(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import sys, time\nprint('reading', flush=True)\ntry:\n    time.sleep(60)\nexcept BaseException:\n    print('caught')\n"
+    )
+    command = [sys.executable, "-m", "gateway.cli", "init", "--quiet", "slow.py:predict"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "gateway: ended by Ctrl-C\n")
+        assert process.returncode == 130
 
 
 def test_check_says_how_a_model_gets_a_configuration(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ def build(
     """
     if not declared.inputs or not declared.outputs:
         raise LoadFailed(f"{artifact}: an export needs the model's `inputs` and `outputs` stated")
+    if missing := [name for name in ("torch", "onnx", "onnxscript") if find_spec(name) is None]:
+        raise LoadFailed(f"{artifact}: an export needs {', '.join(missing)}: pip install 'serving-gateway[torch,onnx]'")
     module = made_from(source, options, key="build.options").eval().requires_grad_(False)
     artifact.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=artifact.parent, prefix=".export-") as folder:

@@ -10,7 +10,7 @@ from gateway.compile import compile_config
 from gateway.config import Config, parse_config
 from gateway.errors import ConfigError, NotFound
 
-pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'serving-gateway[minilm]'")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'serving-gateway[onnx]'")
 
 
 def config(tmp_path: Path, **build: Any) -> Config:

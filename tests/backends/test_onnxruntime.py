@@ -1,5 +1,6 @@
 """What the ONNX backend reads from files, refuses, and exports."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,12 @@ def test_an_export_that_computes_something_else_is_not_kept(tmp_path: Path) -> N
 def test_an_export_needs_its_tensors_stated(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="`inputs` and `outputs` stated"):
         backends.build("onnxruntime", tmp_path / "f.onnx", unstated(8), source=LINEAR, options={})
+
+
+def test_an_export_says_which_libraries_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)  # as where it is not installed
+    with pytest.raises(LoadFailed, match=r"an export needs onnxscript: pip install 'serving-gateway\[torch,onnx\]'"):
+        backends.build("onnxruntime", tmp_path / "f.onnx", SPEC, source=LINEAR, options={})
 
 
 def test_runs_over_bound_tensors_give_what_plain_runs_give(tmp_path: Path) -> None:

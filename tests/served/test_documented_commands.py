@@ -188,7 +188,10 @@ NOT_RUN = {
         "pip install ./serving_gateway-0.1.0-py3-none-any.whl",
         "gateway serve configs/examples/iris.yaml",
     ),
-    "is what `make setup` does": ('pip install "serving-gateway[torch,onnx,minilm]"',),
+    "is what `make setup` does": (
+        'pip install "serving-gateway[torch,onnx]"',
+        'pip install "serving-gateway[torch,onnx,minilm]"',
+    ),
     "is what `make models/.ready` does": (
         "gateway compile configs/examples/minilm-cpu.yaml minilm-int8",
         "python configs/examples/minilm.py configs/loadtests/sentences.txt models/sentences.jsonl",

@@ -195,9 +195,9 @@ def _beside(path: Path) -> Tensors | None:
 def _the_model_in(path: Path) -> str:
     """The one model of a Python file, which is read and not run. Raises: ConfigError."""
     models, functions = _candidates(path)
-    if len(models) == 1:
-        return models[0]
     names = models or functions
+    if len(names) == 1:
+        return names[0]
     if not names:
         raise ConfigError(f"{path}: no model in it: expected a class with a method `predict`, or a function `predict`")
     raise ConfigError(f"{path}: which of {', '.join(names)}? Name it: {path.name}:{names[0]}")

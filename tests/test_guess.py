@@ -100,6 +100,15 @@ def test_a_class_or_a_function_says_its_tensors(code: Path, name: str, inputs: A
     }  # fmt: skip
 
 
+def test_the_only_function_of_a_file_is_its_model(tmp_path: Path) -> None:
+    path = tmp_path / "one.py"
+    path.write_text("def area(width: float, height: float) -> float:\n    return width * height\n\n\ndef _unit() -> str: ...\n")
+    (model,) = guess(str(path)).document["models"]
+    assert (model["name"], model["backends"][0]["model"]) == ("one", f"{path}:area")
+    path.write_text(path.read_text() + "\n\ndef girth(width: float) -> float:\n    return 4 * width\n")
+    assert fault(str(path)).endswith("which of area, girth? Name it: one.py:area")
+
+
 def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None:
     assert "nothing says its inputs: give `predict` type hints, such as `x: Annotated" in fault(f"{code}:Unsaid")
     assert "it fails on ones (x [2, 4]): ValueError: no ones" in fault(f"{code}:fails")

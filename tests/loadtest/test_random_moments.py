@@ -15,9 +15,10 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -43,9 +44,7 @@ KINDS = (*AT_THE_TARGET, "SIGINT", "SIGTERM", "SIGKILL", "kill a sender")
 BODY = b'{"outputs":[]}'
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 OK_TAIL = http2.encode_headers([("grpc-status", "0")])
-# Commands are forked from a process that has imported what they need, which takes longer than they do.
 COMMANDS = multiprocessing.get_context("forkserver")
-COMMANDS.set_forkserver_preload([__name__, "loadtest.run", "loadtest.terminal"])
 
 
 class Target:
@@ -306,6 +305,16 @@ def _wrong_there(moment: Moment, taken: int, path: Path, code: int | None, told:
     return _lost(result, taken)
 
 
+@pytest.fixture
+def forked() -> Iterator[None]:
+    """Commands are forked from a process that has imported what they need, which takes longer than they do."""
+    forkserver._forkserver._stop()  # private; the process that other tests' preloads are in, which would stay
+    COMMANDS.set_forkserver_preload([__name__, "loadtest.run", "loadtest.terminal"])
+    yield
+    forkserver._forkserver._stop()
+
+
+@pytest.mark.usefixtures("forked")
 def test_at_fifty_random_moments_a_run_ends_and_keeps_what_it_measured(tmp_path: Path) -> None:
     async def scenario() -> list[Ended]:
         room = asyncio.Semaphore(AT_ONCE)

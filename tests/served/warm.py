@@ -12,15 +12,14 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["pytest", "gateway.cli", "gateway.ingress", "onnxruntime", "sklearn.linear_model", "tokenizers", "torch._dynamo"]
-)
+_WARM = ["pytest", "gateway.cli", "gateway.ingress", "onnxruntime", "sklearn.linear_model", "tokenizers", "torch._dynamo"]
 
 
 def started(words: Sequence[str], folder: Path, *, stdout: Path, stderr: Path) -> ForkServerProcess:
     """Run `gateway …` or `python FILE …` in a folder; both files are there when this returns."""
     for path in (stdout, stderr):
         path.write_bytes(b"")
+    _CONTEXT.set_forkserver_preload(_WARM)  # here: others have other ideas of what is slow
     process = _CONTEXT.Process(target=_run, args=(list(words), folder, stdout, stderr), daemon=True)
     process.start()
     return process

@@ -51,7 +51,7 @@ serve: models/.ready
 # Two processes share the files, as most of the time is waiting. The tests start real servers beside whatever else runs here:
 # what failed is run again, alone, and counts if it fails twice.
 test: models/.ready triton
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+	$(BIN)/python -m pytest --numprocesses 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

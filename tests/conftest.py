@@ -3,6 +3,7 @@ import os
 import shutil
 import sys
 import tempfile
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # one of which has it from the proc
 _PROGRAMS = {"curl": "curl", "chromium-driver": "chromedriver"}
 
 _status = pytest.StashKey[int]()
+_lost = pytest.StashKey[bool]()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -23,8 +25,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs the Debian package {package}: apt-get install {package}")
 
 
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    node.config.stash[_lost] = error is not None or node.config.stash.get(_lost, False)
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    session.config.stash[_status] = int(exitstatus)
+    # What a process that was lost had not run has not failed: to run again what has failed would not be enough.
+    lost = session.config.stash.get(_lost, False)
+    session.config.stash[_status] = int(pytest.ExitCode.INTERRUPTED if lost else exitstatus)
 
 
 @pytest.hookimpl(trylast=True)

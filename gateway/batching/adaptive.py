@@ -24,7 +24,8 @@ Whenever a worker is idle and something waits:
     takes less worker time than batches of their own, and where more is gained by it than lost.
 
 If even a fresh request would be late by what was learned, one request at a time still runs: or the policy would never learn
-that the backend has become faster again. Without an SLO nothing is shed, and the cap is the batch that minimises the mean
+that the backend has become faster again. So it does where nothing has run for a second, as all who ask may want less than the
+SLO. Without an SLO nothing is shed, and the cap is the batch that minimises the mean
 latency of what waits.
 """
 
@@ -51,6 +52,7 @@ _OVERLOADED: Final = 1 + 2 / sqrt(_ARRIVALS)  # times what the workers can do: m
 _PRODUCTIVE: Final = 0.95
 _LOOKAHEAD_BATCHES: Final = 64
 _PADDING_WASTE: Final = 1.15
+_STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
 
 
 class _Held(NamedTuple):
@@ -73,16 +75,17 @@ class _Stream:
     """The requests of one queue: how fast they come and how long they take.
 
     arrivals: the last so many, as (when, rows). rows: theirs together. lone: the last decision on a request alone, taken again
-    while it is expected to take the same time, lone_ns.
+    while it is expected to take the same time, lone_ns. learned_ns: when the last batch ended.
     """
 
-    __slots__ = ("arrivals", "curve", "held", "lone", "lone_ns", "rows")
+    __slots__ = ("arrivals", "curve", "held", "learned_ns", "lone", "lone_ns", "rows")
 
     def __init__(self, curve: ServiceCurve) -> None:
         self.curve = curve
         self.held = _NOT_HELD
         self.lone = WAIT
         self.lone_ns = 0.0
+        self.learned_ns = 0
         self.arrivals: deque[tuple[int, int]] = deque(maxlen=_ARRIVALS)
         self.rows = 0
 
@@ -170,6 +173,7 @@ class Adaptive:
             group = batch.group
             stream = self._streams[group] if group in self._streams else self._stream(group)
             stream.curve.observe(batch.padded_rows, batch.busy, time_ns)
+            stream.learned_ns = now_ns
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         group = queue.group
@@ -197,7 +201,9 @@ class Adaptive:
         if slo_ns is not None and first[2] < now_ns + view.expected_ns(first[3]) * view.curve.spread:
             waiting -= self._shed_hopeless(queue, view, shed)
             if not waiting:
-                if busy or view.expected_ns(shed[-1][3]) * view.curve.spread <= slo_ns:
+                fresh_ns = slo_ns - shed[-1][4].reserved_ns
+                in_time = view.expected_ns(shed[-1][3]) * view.curve.spread <= fresh_ns
+                if busy or (in_time and now_ns - stream.learned_ns < _STALE_NS):
                     return Decision(0, shed=shed)
                 return Decision(shed.pop()[3], "probe", None, shed)
             first = entries[len(shed)]

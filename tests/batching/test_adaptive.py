@@ -269,6 +269,35 @@ def test_a_backend_that_recovers_is_found_out_by_probes() -> None:
     assert reasons[-1] == "idle"
 
 
+@pytest.mark.parametrize("reserved_ms", [0, 5])
+def test_a_backend_that_was_slow_within_the_slo_is_found_out_too(reserved_ms: float) -> None:
+    batcher = batcher_of(slo_ms=50)
+    now_ms, answered = 0.0, 0
+    for took_ms in [47.0] * 60 + [1.0] * 40:
+        asked = request(now_ms)
+        asked.reserved_ns = round(reserved_ms * MS)
+        add(batcher, asked)
+        for batch in batcher.step(round(now_ms * MS), 1).batches:
+            now_ms += took_ms
+            batcher.finished(batch, round(now_ms * MS), round(took_ms * MS), ok=True)
+            answered += took_ms == 1.0
+        now_ms += 50
+    assert answered == 40
+
+
+def test_whoever_wants_less_than_the_slo_and_what_was_learned_is_tried_once_a_second() -> None:
+    batcher = batcher_of(fixed_ms=40, row_ms=1)
+    add(batcher, request(0))
+    (batch,) = batcher.step(0, 1).batches
+    batcher.finished(batch, 41 * MS, 41 * MS, ok=True)
+    for now_ms, tried in ((50, 0), (1040, 0), (1041, 1)):
+        add(batcher, request(now_ms, timeout_ms=20))
+        step = batcher.step(now_ms * MS, 1)
+        assert (len(step.batches), len(step.shed)) == (tried, 1 - tried)
+    (batch,) = step.batches
+    assert batch.reason == "probe"
+
+
 def test_short_requests_join_a_longer_batch_where_padding_them_costs_less_than_their_own() -> None:
     ragged = Ragged(pad={"ids": 0}, buckets=(16, 64))
     policy = Adaptive()

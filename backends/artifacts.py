@@ -30,6 +30,7 @@ class Artifact:
 
 
 ONNX: Final = Artifact("onnxruntime", "onnx", "an ONNX model")
+ORT: Final = Artifact("onnxruntime", "ort", "a model in ONNX Runtime's own format")
 TORCHSCRIPT: Final = Artifact("torch", "torchscript", "a TorchScript archive")
 EXPORTED: Final = Artifact("torch", "export", "a program of torch.export")
 AOT_INDUCTOR: Final = Artifact("torch", "aot_inductor", "an AOTInductor package")
@@ -145,7 +146,7 @@ _BY_SUFFIX: Final[dict[str, Artifact]] = {
 _MAGIC: Final = (
     (b"\x89HDF", 0, _KERAS),
     (b"TFL3", 4, _TFLITE),
-    (b"ORTM", 4, Artifact("onnxruntime", "ort", "a model in ONNX Runtime's own format")),
+    (b"ORTM", 4, ORT),
     (b"GGUF", 0, Artifact("", "", "a GGUF language model", "llama.cpp or vLLM serve these, not this gateway")),
     (b"ET12", 4, Artifact("", "", "an ExecuTorch program", f"it is for devices; {_EXPORT}")),
     (b"PK\x03\x04", 0, Artifact("", "", "a damaged archive: its end is missing", "copy it anew")),

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import backends.python
 import backends.synthetic
-from backends.artifacts import UNKNOWN, identify
+from backends.artifacts import ORT, UNKNOWN, identify
 from backends.base import BackendError, LoadFailed, ModelSpec, TensorSpec, words_of
 from backends.datatypes import NUMPY
 from backends.source import is_source, load_object, misfits
@@ -106,7 +106,7 @@ def _onnxruntime(wanted: Wanted) -> Iterator[Mistake]:
 def _onnx(wanted: Wanted) -> Iterator[Mistake]:
     faults = list(_no_file(wanted, "onnxruntime"))
     yield from faults
-    if faults or not wanted.thorough or not _installed("onnx"):
+    if faults or not wanted.thorough or not _installed("onnx") or identify(wanted.file) == ORT:
         return
     try:
         inputs, outputs = onnx_tensors(wanted.file)

@@ -46,13 +46,14 @@ def ctrl_c_ends_at_once() -> Iterator[None]:
         words.error("gateway: ended by Ctrl-C")
         os._exit(ENDED_AT_ONCE)
 
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is signal.default_int_handler:  # else whoever started this wants it otherwise: nohup
-        signal.signal(signal.SIGINT, end)
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # whoever started this wants it otherwise: nohup
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end_at_once(left: str = "") -> NoReturn:

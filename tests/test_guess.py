@@ -236,6 +236,18 @@ def test_an_onnx_file_says_its_tensors_and_whether_it_takes_batches(
     assert [told in note for note in found.notes] == ([True] if told else [])
 
 
+def test_a_file_of_onnx_runtimes_own_format_is_served_like_its_onnx_file(tmp_path: Path) -> None:
+    library = pytest.importorskip("onnxruntime")
+    source, path = onnx_file(tmp_path / "net.onnx", ["n", 4]), tmp_path / "net.ort"
+    options = library.SessionOptions()
+    options.optimized_model_filepath = str(path)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    library.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+    assert model(str(path)) == model(str(source)) | {"backends": [{"kind": "onnxruntime", "model": str(path)}]}
+    (tmp_path / "gateway.yaml").write_text(written(guess(str(path)), tmp_path))
+    assert check(tmp_path / "gateway.yaml").faults == ()
+
+
 def onnx_file(path: Path, shape: list[Any]) -> Path:
     """y = x @ ones(4, 3)"""
     onnx = pytest.importorskip("onnx")

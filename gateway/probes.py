@@ -30,30 +30,31 @@ log = logging.getLogger(__name__)
 
 async def probe(
     runner: BatchRunner, batcher: Batcher, spec: ModelSpec, ragged: Ragged | None, *, name: str, budget_ns: int, clock: Clock
-) -> None:
+) -> bool:
     """Run each of the batcher's probe sizes in each bucket: in every session side by side, then once alone to be timed.
 
     budget_ns: no run begins after so long. runner: open and idle. name: of the lane, for the log.
-    Raises: ConfigError, if outputs are not as declared.
+    Gives whether all went well. Raises: ConfigError, if outputs are not as declared.
     """
     until_ns = clock.now_ns() + budget_ns
     sizes = batcher.service.probe_rows if spec.max_rows else (1,)
     well = False
     for request in _requests(spec, ragged, sizes):
         if clock.now_ns() >= until_ns:
-            return
+            break
         # Started at once: an idle session may be lost at any await.
         ends = await asyncio.gather(*[_start(runner, batcher, request, clock) for _ in range(runner.free_slots)])
         failed = next((execution for _, execution, _ in ends if execution.error), None)
         if failed is not None:
             _tell(name, failed, spec, request, well=well)
-            return
+            return False
         if not ends or not runner.free_slots:
-            return
+            break
         batch, execution, time_ns = await _start(runner, batcher, request, clock)
         if execution.error is None:
             well = True
             batcher.service.probe(batch.group, batch.padded_rows, [time_ns])
+    return True
 
 
 def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, *, well: bool) -> None:

@@ -599,7 +599,8 @@ HEADER = """# Troubleshooting by error message
 
     FILE:LINE: FIELD: VALUE: what is wrong, what was expected; what to do
 
-`gateway check FILE --load` also loads each model and runs it once. `--json` is for programs, and `-` reads standard input.
+`gateway check FILE --load` also loads each model and runs it, with one row and with the largest batch, as `serve` does before traffic; what it raises on that made-up input
+is a warning, and named at the end. `--json` is for programs, and `-` reads standard input.
 `gateway serve FILE` refuses the same before it starts anything, but imports no code of yours and opens no model for it; every
 model that then fails to load is named.
 

@@ -159,9 +159,41 @@ def test_what_is_right_is_valid(folder: Path, capsys: pytest.CaptureFixture[str]
     (folder / "gateway.yaml").write_text(one("model: code.py:Echo", "class_options: {factor: 2}", kind="python"))
     assert main(["check", "gateway.yaml", "--load"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "m version 1: no SLO, policy adaptive, on python (embedded, 1 sessions), loaded and run once",
+        "m version 1: no SLO, policy adaptive, on python (embedded, 1 sessions), loaded and run",
         "gateway.yaml: valid",
     ]
+
+
+ONE_ROW = """
+class Model:
+    inputs = [("x", "FP32", (-1, 4))]
+    outputs = [("y", "FP32", (-1, 4))]
+
+    def predict(self, inputs):
+        time.sleep(0.01)
+        BODY
+
+import time
+"""
+
+
+def test_check_loads_a_model_as_serve_does_with_its_largest_batch(folder: Path) -> None:
+    (folder / "one_row.py").write_text(ONE_ROW.replace("BODY", "return {'y': inputs['x'][:1]}"))
+    said = told(Mistake("", one("model: one_row.py:Model", kind="python"), "", (), arguments=("--load",)), folder)
+    (fault,) = said["faults"]
+    assert "every batch of 32 rows would fail" in fault["message"]
+    assert "set max_rows: 1" in fault["message"]
+
+
+def test_check_says_last_which_models_failed_when_they_were_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "raises.py").write_text(ONE_ROW.replace("BODY", "raise ValueError('no')"))
+    (folder / "gateway.yaml").write_text(one("model: raises.py:Model", kind="python"))
+    assert main(["check", "gateway.yaml", "--load"]) == 0
+    line, last = capsys.readouterr().out.splitlines()
+    assert line.endswith(", loaded, but it raised when it was run")
+    assert last == "gateway.yaml: valid, but m fails on made-up input (see the warning above)"
+    said = told(Mistake("", one("model: raises.py:Model", kind="python"), "", (), arguments=("--load",)), folder)
+    assert (said["valid"], said["failing"]) == (True, ["m"])
 
 
 def test_standard_input_is_a_file_like_others(

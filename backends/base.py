@@ -323,6 +323,20 @@ def _names(named: Mapping[str, object]) -> list[str]:
     return sorted(map(str, named))
 
 
+def unlike(ours: TensorSpec, theirs: TensorSpec, max_rows: int = 0) -> str:
+    """In which of `datatype` and `shape` two statements of one tensor contradict each other; empty: in none.
+
+    -1 goes with any size. max_rows: not 0 takes the first size of `theirs` for open.
+    """
+    shape = (-1, *theirs.shape[1:]) if max_rows and theirs.shape else theirs.shape
+    if ours.datatype != theirs.datatype:
+        return "datatype"
+    agrees = len(ours.shape) == len(shape) and all(
+        -1 in pair or pair[0] == pair[1] for pair in zip(ours.shape, shape, strict=True)
+    )
+    return "" if agrees else "shape"
+
+
 def narrowed(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], what: str) -> tuple[TensorSpec, ...]:
     """The declared tensors, each held against the artifact's own; a declared size may stand for an open one.
 
@@ -340,10 +354,7 @@ def narrowed(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], wh
         artifact = by_name.get(tensor.name)
         if artifact is None:
             raise SpecMismatch(f"{what} {tensor.name!r}: the model has none of that name, only {sorted(by_name)}")
-        agrees = len(artifact.shape) == len(tensor.shape) and all(
-            -1 in (stated, size) or stated == size for stated, size in zip(tensor.shape, artifact.shape, strict=True)
-        )
-        if artifact.datatype != tensor.datatype or not agrees:
+        if unlike(tensor, artifact):
             raise SpecMismatch(
                 f"{what} {tensor.name!r}: the model has {artifact.datatype} {list(artifact.shape)}, "
                 f"the configuration says {tensor.datatype} {list(tensor.shape)}"

@@ -179,7 +179,17 @@ def _python(wanted: Wanted) -> Iterator[Mistake]:
     yield from faults
     if faults or wanted.declared is None:
         return
-    try:  # it makes no instance: that is for sessions to do
+    try:
+        signature = backends.python.called_as(wanted.model, code[0])
+        for key, ours in (("inputs", wanted.declared.inputs), ("outputs", wanted.declared.outputs)):
+            said = backends.python.said_of(signature, key, ours)
+            for index, (tensor, theirs) in enumerate(zip(ours, said, strict=True)):
+                if theirs is not None:
+                    faults += _unlike(key, index, tensor, theirs, wanted.declared.max_rows, "code")
+        yield from faults
+        if faults:
+            return
+        # It makes no instance: that is for sessions to do.
         backends.python.load(wanted.declared, model=wanted.model, class_options=wanted.options["class_options"])
     except BackendError as exc:
         found = str(exc).removeprefix(f"{wanted.model}: ")
@@ -553,17 +563,19 @@ def _unlike_file(wanted: Wanted, inputs: tuple[TensorSpec, ...], outputs: tuple[
             yield Mistake((key,), f"the file also needs {', '.join(missing)}", remedy=remedy, of_model=True)
 
 
-def _unlike(key: str, index: int, ours: TensorSpec, theirs: TensorSpec, max_rows: int) -> Iterator[Mistake]:
+def _unlike(
+    key: str, index: int, ours: TensorSpec, theirs: TensorSpec, max_rows: int, where: str = "file"
+) -> Iterator[Mistake]:
     if ours.datatype != theirs.datatype:
         at = (key, index, "datatype")
-        yield Mistake(at, expected=f"{theirs.datatype}, as in the file", remedy=f"write {theirs.datatype}", of_model=True)
+        yield Mistake(at, expected=f"{theirs.datatype}, as in the {where}", remedy=f"write {theirs.datatype}", of_model=True)
     shape = (-1, *theirs.shape[1:]) if max_rows and theirs.shape else theirs.shape
     agrees = len(ours.shape) == len(shape) and all(
         -1 in pair or pair[0] == pair[1] for pair in zip(ours.shape, shape, strict=True)
     )
     if not agrees:
         remedy = f"write {list(shape)}; -1 stands for any size"
-        yield Mistake((key, index, "shape"), expected=f"{list(shape)}, as in the file", remedy=remedy, of_model=True)
+        yield Mistake((key, index, "shape"), expected=f"{list(shape)}, as in the {where}", remedy=remedy, of_model=True)
 
 
 def _listed(tensors: Iterable[TensorSpec]) -> str:

@@ -33,13 +33,15 @@ from backends.base import (
     ModelSpec,
     OutputsRefused,
     SessionLost,
+    SpecMismatch,
     Tensors,
     TensorSpec,
+    unlike,
     words_of,
 )
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_ones, from_shapes
-from backends.signatures import FORM, Signature, call_by_name, signature_of
+from backends.signatures import FORM, Hint, Signature, call_by_name, signature_of
 from backends.source import check_options, line_of, load_object, make, place_of, takes
 
 
@@ -53,6 +55,13 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | 
     elif options:
         raise LoadFailed(f"{model}: class_options: {', '.join(options)}: only a class takes options, this is a function")
     rows = declared.max_rows
+    for key, ours in (("inputs", declared.inputs), ("outputs", declared.outputs)):
+        for tensor, theirs in zip(ours, said_of(signature, key, ours), strict=True):
+            if theirs is not None and unlike(tensor, theirs, rows):
+                raise SpecMismatch(
+                    f"{model}: {key[:-1]} {tensor.name!r}: the code says {theirs.datatype} {list(theirs.shape)}, "
+                    f"the configuration says {tensor.datatype} {list(tensor.shape)}"
+                )
     inputs = declared.inputs or _stated(model, code, "inputs", rows) or signature.input_specs()
     outputs = declared.outputs or _stated(model, code, "outputs", rows) or signature.output_specs()
     for what, tensors in (("inputs", inputs), ("outputs", outputs)):
@@ -84,7 +93,7 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
     outputs = _stated(model, code, "outputs") or signature.output_specs()
     if inputs and outputs:
         return from_shapes(inputs, outputs)
-    example = example if example is not None else _example(model, code)
+    example = _as_hinted(signature.inputs, example if example is not None else _example(model, code))
     if example is None and not inputs:
         raise LoadFailed(
             f"{model}: nothing says its inputs: give `predict` type hints, {FORM}, or beside it an `example`, a dict of one "
@@ -97,13 +106,29 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
             if signature.style == "rows":
                 example = {name: np.atleast_1d(np.asarray(value)) for name, value in example.items()}
             found = from_example(lambda arrays: session.run(arrays, {}), example)
-            return replace(found, inputs=inputs) if inputs else found
-        assert inputs is not None  # as just seen
-        return from_ones(lambda arrays: session.run(arrays, {}), inputs)
+            found = replace(found, inputs=inputs) if inputs else found
+        else:
+            assert inputs is not None  # as just seen
+            found = from_ones(lambda arrays: session.run(arrays, {}), inputs)
+        hinted = {name: hint.datatype for name, hint in (signature.outputs or {}).items() if hint.datatype}
+        return replace(found, outputs=tuple(replace(t, datatype=hinted.get(t.name, t.datatype)) for t in found.outputs))
     except BackendError as exc:
         raise LoadFailed(f"{model}: {exc}") from exc
     finally:
         session.close()
+
+
+def _as_hinted(hints: Mapping[str, Hint | None], example: Tensors | None) -> Tensors | None:
+    """An example in the datatypes that the type hints say."""
+    if example is None:
+        return None
+    datatypes = {
+        name: hint.datatype for name, hint in hints.items() if hint is not None and hint.datatype not in (None, "BYTES")
+    }
+    return {
+        name: np.asarray(value, NUMPY[datatype]) if (datatype := datatypes.get(name)) else value
+        for name, value in example.items()
+    }
 
 
 def load_code(model: str) -> Any:
@@ -128,6 +153,29 @@ def called_as(model: str, code: Any) -> Signature:
         return signature_of(function, method=method)
     except LoadFailed as exc:
         raise LoadFailed(f"{model}: {exc}") from exc
+
+
+def said_of(signature: Signature, key: str, ours: tuple[TensorSpec, ...]) -> list[TensorSpec | None]:
+    """What type hints say of each declared tensor, in its own words where they are silent; None: nothing.
+
+    key: `inputs` or `outputs`. A datatype of outputs that theirs may be cast to is as good as theirs.
+    """
+    hints = (signature.inputs if key == "inputs" else signature.outputs) or {}
+    found: list[TensorSpec | None] = []
+    for tensor in ours:
+        theirs: TensorSpec | None = None
+        hint = hints.get(tensor.name)
+        if hint is not None and hint.scalar is None:  # a number of Python's has no width of its own
+            shape = tensor.shape if hint.shape is None else hint.shape
+            theirs = replace(tensor, datatype=hint.datatype or tensor.datatype, shape=shape)
+            if key == "outputs" and _kind(theirs) == _kind(tensor):
+                theirs = replace(theirs, datatype=tensor.datatype)
+        found.append(theirs)
+    return found
+
+
+def _kind(tensor: TensorSpec) -> str:
+    return "int" if "INT" in tensor.datatype else "float" if tensor.datatype.startswith("FP") else tensor.datatype
 
 
 def _stated(model: str, code: Any, attribute: str, max_rows: int = 0) -> tuple[TensorSpec, ...] | None:

@@ -12,9 +12,13 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 PYTHON = '''"""Models that a user may have written."""
+
+from typing import Annotated
+import numpy as np
+import numpy.typing as npt
 
 class Echo:
     inputs = [("x", "FP32", (-1, 3))]
@@ -48,6 +52,10 @@ class Unfinished:
 class Failing(Echo):
     def __init__(self):
         raise OSError("no weights at weights.bin")
+
+
+def hinted(x: Annotated[npt.NDArray[np.float32], (-1, 4)]) -> npt.NDArray[np.float32]:
+    return x
 
 
 def factory(hidden=8):
@@ -99,6 +107,15 @@ def onnx(*lines: str, model: str = "linear.onnx") -> str:
 
 X = "{name: x, datatype: FP32, shape: [-1, 3]}"
 
+HINTED: Final = (
+    "models:\n"
+    "  - name: m\n"
+    "    inputs:\n"
+    "      - {name: x, datatype: FP32, shape: [-1, 4]}\n"
+    "    outputs:\n"
+    "      - {name: output, datatype: FP32, shape: [-1, 4]}\n"
+    "    backends: [{kind: python, model: 'code.py:hinted'}]\n"
+)
 SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
     "The file": (
         "What is no YAML stops the check: mend it, and check again.",
@@ -481,6 +498,18 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 ("'float32'", "expected (name, datatype, shape) in `inputs` of the class", "correct the class"),
             ),
             Mistake(
+                "a datatype that the type hints deny",
+                HINTED.replace("FP32", "FP64", 1).replace("[-1, 4]}\n", "[-1, 4]}  # !\n", 1),
+                "models[0].inputs[0].datatype",
+                ("'FP64': expected FP32, as in the code", "write FP32"),
+            ),
+            Mistake(
+                "a shape that the type hints deny",
+                HINTED.replace("[-1, 4]}\n", "[-1, 5]}  # !\n", 1),
+                "models[0].inputs[0].shape",
+                ("[-1, 5]: expected [-1, 4], as in the code", "write [-1, 4]"),
+            ),
+            Mistake(
                 "tensors of PyTorch",
                 one("model: code.py:factory", kind="torch"),
                 "models[0].inputs",
@@ -599,8 +628,9 @@ HEADER = """# Troubleshooting by error message
 
     FILE:LINE: FIELD: VALUE: what is wrong, what was expected; what to do
 
-`gateway check FILE --load` also loads each model and runs it, with one row and with the largest batch, as `serve` does before traffic; what it raises on that made-up input
-is a warning, and named at the end. `--json` is for programs, and `-` reads standard input.
+`gateway check FILE --load` also loads each model and runs it, with one row and with the largest batch, as `serve` does
+before traffic; what it raises on that made-up input is a warning, and told at the end as well.
+`--json` is for programs, and `-` reads standard input.
 `gateway serve FILE` refuses the same before it starts anything, but imports no code of yours and opens no model for it; every
 model that then fails to load is named.
 

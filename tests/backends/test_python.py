@@ -1,9 +1,10 @@
 """What the python backend does beyond the contract."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import backends
@@ -14,6 +15,7 @@ from backends.base import (
     ModelSpec,
     OutputsRefused,
     SessionLost,
+    SpecMismatch,
     Tensors,
     TensorSpec,
     trace_of,
@@ -90,6 +92,32 @@ def test_each_session_is_an_instance_that_is_closed_once(tmp_path: Path) -> None
         session.close()
         session.close()
     assert log.read_text() == "closed closed "
+
+
+class Hinted:
+    def predict(self, x: Annotated[npt.NDArray[np.float32], (-1, 4)]) -> npt.NDArray[np.float32]:
+        return x.sum(axis=1) * np.float64(0.5) + np.zeros(1)  # float64, as scikit-learn gives
+
+
+def by_example(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return x.astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "says"),
+    [("FP64", (-1, 4), r"the configuration says FP64 \[-1, 4\]"), ("FP32", (-1, 5), r"the code says FP32 \[-1, 4\]")],
+)
+def test_tensors_that_contradict_the_type_hints_fail_the_load(datatype: str, shape: tuple[int, ...], says: str) -> None:
+    declared = ModelSpec("", (TensorSpec("x", datatype, shape),), (TensorSpec("output", "FP32", (-1,)),), 8)
+    with pytest.raises(SpecMismatch, match=f"input 'x': .*{says}"):
+        load("Hinted", declared)
+
+
+def test_a_hint_without_a_shape_still_says_the_datatype() -> None:
+    (output,) = backends.read("python", f"{__file__}:Hinted").outputs
+    assert (output.datatype, output.shape) == ("FP32", (-1,))
+    found = backends.read("python", f"{__file__}:by_example", example={"x": [[1, 2]]})  # type: ignore[dict-item]  # lists
+    assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["FP32", "FP32"]
 
 
 def test_tensors_that_nobody_states_are_asked_for() -> None:

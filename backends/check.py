@@ -462,7 +462,7 @@ def _names_in(file: Path) -> dict[str, bool]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.setdefault(node.id, False)
     for node in ast.walk(tree):  # within `if` and `try` as well
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             found[node.name] = isinstance(node, ast.ClassDef)
     return {} if "__getattr__" in found or "globals" in {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} else found
 

@@ -41,7 +41,7 @@ from backends.base import (
 )
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_ones, from_shapes
-from backends.signatures import FORM, Hint, Signature, call_by_name, signature_of
+from backends.signatures import FORM, Hint, Signature, call_by_name, refuse_nothing, signature_of
 from backends.source import check_options, line_of, load_object, make, place_of, takes
 
 
@@ -270,6 +270,7 @@ class PythonSession:
         except Exception as exc:
             raise ExecutionFailed(words_of(exc, traced=True)) from exc
         if not isinstance(outputs, dict):
+            refuse_nothing(outputs)
             raise OutputsRefused(f"predict: expected a dict of arrays by output name, got {type(outputs).__name__}")
         return outputs
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 import numpy as np
 
-from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
+from backends.base import ExecutionFailed, LoadFailed, OutputsRefused, Tensors, TensorSpec
 from backends.datatypes import NUMPY, datatype_of
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
@@ -64,7 +64,12 @@ def _whole(hints: Mapping[str, Hint | None]) -> tuple[TensorSpec, ...] | None:
 
 
 def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
-    """method: `function` is one of a class and gets `self` first. Raises: LoadFailed, for hints that contradict each other."""
+    """method: `function` is one of a class and gets `self` first.
+
+    Raises: LoadFailed, for hints that contradict each other, and for a function that cannot be called as a plain one.
+    """
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise LoadFailed(f"{function.__name__} is async: write a plain function (`def`): it runs in a thread of its session")
     try:
         parameters = list(inspect.signature(function).parameters.values())[1 if method else 0 :]
     except ValueError:  # compiled code may not tell
@@ -190,6 +195,7 @@ def _values(array: np.ndarray, hint: Hint | None) -> list[Any]:
 
 
 def _parts(result: Any, outputs: Mapping[str, TensorSpec] | None) -> dict[str, Any]:
+    refuse_nothing(result)
     if isinstance(result, Mapping):
         return {str(name): value for name, value in result.items()}
     parts = result if isinstance(result, tuple) else (result,)
@@ -198,6 +204,15 @@ def _parts(result: Any, outputs: Mapping[str, TensorSpec] | None) -> dict[str, A
     unnamed = ["output"] if len(parts) == 1 else [f"output_{index}" for index in range(len(parts))]
     names = list(outputs) if outputs is not None else unnamed
     return dict(zip(names, parts, strict=True))
+
+
+def refuse_nothing(result: Any) -> None:
+    """Raises: OutputsRefused, if a function gave None, or a coroutine that nobody awaits."""
+    if result is None:
+        raise OutputsRefused("predict returned None: end it with `return` and its outputs")
+    if inspect.iscoroutine(result):
+        result.close()
+        raise OutputsRefused("predict returned a coroutine: write a plain function (`def`), which awaits nothing")
 
 
 def _named(result: Any, outputs: Mapping[str, TensorSpec] | None) -> Tensors:

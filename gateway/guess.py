@@ -33,6 +33,7 @@ CONFIGURATIONS: Final = (".yaml", ".yml")
 EXAMPLES: Final = (".example.json", ".example.npz")  # beside a model's file, in place of the file's suffix
 # Beside models in a folder, and not worth a word.
 _BESIDE: Final = (".md", ".txt", ".json", ".npz", ".npy", ".csv", ".data", ".onnx_data", ".log", *CONFIGURATIONS)
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)  # the latter is refused in words when it is loaded
 _FORMS: Final = (
     "an .onnx, .pt or .pt2 file, FILE.py:Class, FILE.py:function, a folder of these, a Triton model repository, or a .yaml"
 )
@@ -213,17 +214,17 @@ def _candidates(path: Path) -> tuple[list[str], list[str]]:
     except (OSError, SyntaxError, ValueError) as exc:
         raise ConfigError(f"{path}: not Python: {exc}") from exc
     methods = {
-        node.name: {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+        node.name: {part.name for part in node.body if isinstance(part, _FUNCTIONS)}
         for node in tree.body
         if isinstance(node, ast.ClassDef)
     }
-    marked = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and _is_marked(node)]
+    marked = [node.name for node in tree.body if isinstance(node, (ast.ClassDef, *_FUNCTIONS)) and _is_marked(node)]
     classes = [name for name, own in methods.items() if "predict" in own and not name.startswith("_")]
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    functions = [node.name for node in tree.body if isinstance(node, _FUNCTIONS) and not node.name.startswith("_")]
     return marked or classes or [name for name in functions if name == "predict"], functions
 
 
-def _is_marked(node: ast.ClassDef | ast.FunctionDef) -> bool:
+def _is_marked(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     for decorator in node.decorator_list:
         match decorator.func if isinstance(decorator, ast.Call) else decorator:
             case ast.Attribute(value=ast.Name(id="gateway"), attr="model") | ast.Name(id="model"):

@@ -408,3 +408,9 @@ def test_a_model_of_tritons_python_backend_answers(tmp_path: Path) -> None:
 def test_the_written_configuration_is_yaml_without_surprises(code: Path) -> None:
     document = yaml.safe_load(written(guess(f"{code}:area"), code.parent))
     assert document["models"][0]["backends"] == [{"kind": "python", "model": "mine.py:area"}]
+
+
+def test_a_file_whose_model_is_async_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text("async def predict(x: float) -> float:\n    return x\n")
+    with pytest.raises(ConfigError, match=r"waits\.py:predict: predict is async: write a plain function"):
+        guess(str(tmp_path / "waits.py"))

@@ -120,6 +120,43 @@ def test_a_hint_without_a_shape_still_says_the_datatype() -> None:
     assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["FP32", "FP32"]
 
 
+class Asynchronous(Scaled):
+    async def predict(self, inputs: Tensors) -> Tensors:  # type: ignore[override]
+        return inputs
+
+
+class Forgetful(Scaled):
+    def predict(self, inputs: Tensors) -> Any:  # type: ignore[override]
+        self.last = inputs
+
+
+class Hidden(Scaled):
+    def predict(self, inputs: Tensors) -> Any:  # type: ignore[override]
+        return Asynchronous().predict(inputs)
+
+
+def forgetful(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> None: ...
+
+
+def test_an_async_predict_is_refused_in_words() -> None:
+    with pytest.raises(LoadFailed, match="Asynchronous: predict is async: write a plain function"):
+        load("Asynchronous")
+    with pytest.raises(LoadFailed, match="predict is async"):
+        backends.read("python", f"{__file__}:Asynchronous")
+    with pytest.raises(OutputsRefused, match="predict returned a coroutine: write a plain function"):
+        load("Hidden").open_session(0).run(x(1), {})
+
+
+def test_a_predict_that_returns_nothing_is_told_so() -> None:
+    with pytest.raises(OutputsRefused, match="predict returned None"):
+        load("Forgetful").open_session(0).run(x(1), {})
+    with pytest.raises(LoadFailed, match="predict returned None"):
+        backends.read("python", f"{__file__}:forgetful")
+    declared = ModelSpec("", (), (TensorSpec("y", "FP32", (-1,)),), 8)
+    with pytest.raises(OutputsRefused, match="predict returned None"):
+        load("forgetful", declared).open_session(0).run(x(1), {})
+
+
 def test_tensors_that_nobody_states_are_asked_for() -> None:
     with pytest.raises(LoadFailed, match="set `inputs` of the model"):
         load("Unstated")

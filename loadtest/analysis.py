@@ -83,9 +83,10 @@ def summarise(
     marked = disturbance.marked(spec.slo, evaluable, delays)
     machine: MachineReport | None = None
     disturbed: tuple[str, ...] = ()
+    bent: tuple[str, ...] = ()
     if delays is not None:
         own, counted_marks = found if judged else None, marked[evaluable.block >= warmup_block]
-        machine, disturbed = disturbance.assess(
+        machine, disturbed, bent = disturbance.assess(
             spec, delays, own, counted, counted_marks, inside, generator, start_ns, ended.elapsed_ns
         )
     reasons = ended.faults
@@ -136,7 +137,7 @@ def summarise(
             succeeded=latency.count,
             busy=busy,
         )
-        + (disturbance.warnings(machine) if machine is not None and not reasons else ()),
+        + (() if reasons else bent),
         partial=ended.partial,
         machine=machine,
         p99_interval_ms=_p99_interval_ms(succeeded),
@@ -163,9 +164,7 @@ def decided(
     if len(np.unique(rows.block)) < MIN_BLOCKS:
         return False
     found = verdict.overall(verdict.judge(spec.slo, rows.requests(), confidence=confidence))
-    if found == "undecided" or not np.any(marked):
-        return found != "undecided"
-    return found == disturbance.verdict_without(spec.slo, rows, marked, confidence)
+    return found != "undecided" and disturbance.bears(spec.slo, rows, marked, found, confidence)
 
 
 def _settled(rows: Rows) -> np.ndarray:

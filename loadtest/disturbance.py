@@ -38,6 +38,30 @@ def marked(slo: Slo | None, rows: Rows, delays: Delays | None) -> np.ndarray:
     return found
 
 
+def stands(slo: Slo, rows: Rows, marked: np.ndarray, found: Verdict, confidence: float = verdict.CONFIDENCE) -> bool:
+    """Whether a verdict is the same whatever became of the requests that are marked.
+
+    A delay only makes it harder to pass: a pass is one, and so is a fail that the others alone come to, had all of these passed.
+    """
+    if found != "fail" or not np.any(marked):
+        return found == "pass" or not np.any(marked)
+    requests = rows.requests()
+    best = verdict.Requests(
+        np.where(marked, 0, requests.latency_ns),
+        np.where(marked, 0, requests.service_ns),
+        requests.failed & ~marked,
+        requests.block,
+    )
+    return verdict.overall(verdict.judge(slo, best, confidence=confidence)) == "fail"
+
+
+def bears(slo: Slo, rows: Rows, marked: np.ndarray, found: Verdict, confidence: float = verdict.CONFIDENCE) -> bool:
+    """Whether a run may have that verdict: it stands, or it is the same without the marked requests, and they are few."""
+    if stands(slo, rows, marked, found, confidence):
+        return True
+    return float(marked.mean()) <= stalls.MOST_MARKED and found == verdict_without(slo, rows, marked, confidence)
+
+
 def verdict_without(slo: Slo, rows: Rows, marked: np.ndarray, confidence: float = verdict.CONFIDENCE) -> Verdict:
     """The verdict on those that are not marked."""
     rest = rows.where(~marked).requests()
@@ -60,8 +84,11 @@ def assess(
     generator: Generator,
     start_ns: int,
     end_ns: int,
-) -> tuple[MachineReport, tuple[str, ...]]:
-    """What other work did to the measured time, and the faults of the run that are its doing. marked: of the counted rows."""
+) -> tuple[MachineReport, tuple[str, ...], tuple[str, ...]]:
+    """What other work did to the measured time, the faults of the run that are its doing, and warnings of what is none.
+
+    marked: of the counted rows.
+    """
     recording = delays.recording
     one, other = recording.candidate, recording.generator
     during = (recording.moments[1:] > start_ns) & (recording.moments[:-1] < end_ns)
@@ -80,19 +107,27 @@ def assess(
     steal_share = float(steal[during].sum()) / measured_ns / max(len(cores), 1)
     busy = _busy_with(others, steal_share)
     faults: list[str] = []
+    told: list[str] = []
     again = "end that work, or measure again when it has ended"
-    if without != found:
+    slo, missed = spec.slo, f"{busy}: it may have made {share:.1%} of the requests miss the SLO"
+    if slo and found is not None and stands(slo, counted, marked, found):
+        if without != found or share > stalls.MOST_MARKED:
+            but = "which is met all the same" if found == "pass" else "but the others miss it even if those had met it"
+            told.append(f"{missed}, {but}")
+    elif without != found:
         faults.append(
             f"{busy}, and the verdict hangs on it: {found} with the {np.count_nonzero(marked):,} requests ({share:.1%}) that "
             f"this may have made late, {without} without them: {again}"
         )
     elif share > stalls.MOST_MARKED:
-        faults.append(f"{busy}: it may have made {share:.1%} of the requests miss the SLO, 5 % are borne: {again}")
+        faults.append(f"{missed}, 5 % are borne: {again}")
     if len(excused) and float(excused.mean()) > bearable and generator.send_lag_p99_ms > generator.send_lag_limit_ms:
-        faults.append(
-            f"{busy} and kept the load generator from its core: {float(excused.mean()):.1%} of the requests were sent over "
-            f"{generator.send_lag_limit_ms:.3g} ms late: {again}"
-        )
+        late = f"{busy} and kept the load generator from its core: {float(excused.mean()):.1%} of the requests were sent over "
+        late += f"{generator.send_lag_limit_ms:.3g} ms late"
+        if slo and found == "fail" and stands(slo, counted, marked | excused[inside.evaluable], found):
+            told.append(f"{late}, but the others miss the SLO even if those had met it")
+        else:
+            faults.append(f"{late}: {again}")
     report = MachineReport(
         candidate_cores=one.cores,
         generator_cores=other.cores,
@@ -107,18 +142,12 @@ def assess(
         meter_cores=float(recording.meter.sum()) / total_ns,
         disturbed=bool(faults),
     )
-    return report, tuple(faults)
-
-
-def warnings(machine: MachineReport) -> tuple[str, ...]:
-    """What to keep in mind of other work that did not change the verdict."""
-    if machine.taken_share <= _MUCH_TAKEN:
-        return ()
-    return (
-        f"{_busy_with(machine.others, machine.steal_share)}, which had a core that the server was ready to use for "
-        f"{machine.taken_share:.0%} of the time: the verdict is the same without the requests that this delayed, but a quiet "
-        "machine serves more",
-    )
+    if not told and report.taken_share > _MUCH_TAKEN:
+        told.append(
+            f"{busy}, which had a core that the server was ready to use for {report.taken_share:.0%} of the time: the verdict "
+            "is the same without the requests that this delayed, but a quiet machine serves more"
+        )
+    return report, tuple(faults), tuple(told)
 
 
 def _busy_with(others: Sequence[tuple[str, float]], steal_share: float) -> str:

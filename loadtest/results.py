@@ -279,8 +279,8 @@ class MachineReport:
     longest_hiccup_ms: that somebody who asked for one of those cores had to wait, whoever had it.
     marked, marked_share: requests that missed the SLO but would have met it without what was taken.
     without_marked: the verdict on the others; None without an SLO.
-    disturbed: this run says more about the machine than about the server, and should be measured again: the verdicts differ,
-        too many are marked, or the generator was kept from sending in time.
+    disturbed: this run says more about the machine than about the server, and should be measured again: the verdict hangs on
+        what is marked, or the generator was kept from sending in time.
     """
 
     candidate_cores: tuple[int, ...]

@@ -212,8 +212,7 @@ def test_a_share_of_other_work_that_changes_no_verdict_is_a_warning() -> None:
     assert any("neighbour 0.20 cores" in warning for warning in result.warnings)
 
 
-def test_more_than_5_percent_marked_is_invalid_whatever_the_verdicts() -> None:
-    # A server that misses on its own, beside others who make as many requests miss.
+def test_a_server_that_misses_on_its_own_fails_beside_others_who_make_as_many_requests_miss() -> None:
     run = core(
         poisson(200, SECONDS),
         work_ms=WORK_MS,
@@ -225,9 +224,8 @@ def test_more_than_5_percent_marked_is_invalid_whatever_the_verdicts() -> None:
     assert result.machine is not None
     assert result.machine.without_marked == "fail"
     assert result.machine.marked_share > 0.05
-    assert not result.valid
-    assert result.machine.disturbed
-    assert "5 % are borne" in result.reasons[0]
+    assert (result.verdict, result.valid, result.machine.disturbed) == ("fail", True, False)
+    assert any("but the others miss it even if those had met it" in warning for warning in result.warnings)
 
 
 def with_generator(run: Run, taken_from: Sequence[tuple[float, float]]) -> Run:

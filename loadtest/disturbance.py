@@ -41,7 +41,7 @@ def marked(slo: Slo | None, rows: Rows, delays: Delays | None) -> np.ndarray:
 def stands(slo: Slo, rows: Rows, marked: np.ndarray, found: Verdict, confidence: float = verdict.CONFIDENCE) -> bool:
     """Whether a verdict is the same whatever became of the requests that are marked.
 
-    A delay only makes it harder to pass: a pass is one, and so is a fail that the others alone come to, had all of these passed.
+    A delay only makes it harder to pass: a pass is one, and so is a fail that the others come to, had all of these passed.
     """
     if found != "fail" or not np.any(marked):
         return found == "pass" or not np.any(marked)

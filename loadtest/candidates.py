@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backends.check import Wanted, checked
+from backends.source import is_source
 from gateway.config import parse_config
 from gateway.errors import ConfigError
 from loadtest.catalogue import Catalogue, Price, PriceBasis
@@ -206,6 +208,7 @@ class Expansion:
         faults: list[str] = []
         collect(faults, "", partial(self._check_device, place.instance_type, options.get("device", "cpu")))
         collect(faults, "", partial(self._check_file, place.instance_type, options.get("model")))
+        collect(faults, "", partial(self._check_code, parsed.kind, options))
         if faults:
             raise UsageError("\n".join(faults))
         label = ", ".join(f"{key} {value}" for key, value in settings.items())
@@ -237,12 +240,22 @@ class Expansion:
 
     def _check_file(self, instance_type: str, model: object) -> None:
         if not isinstance(model, str) or ":" in model:
-            return  # a factory: its size is known when it is loaded
+            return  # code: its size is known when it is loaded
         if not Path(model).exists():
             raise UsageError(f"{self.at}: backend: no file {model!r}; paths count from the spec's folder")
         size_gib = Path(model).stat().st_size / (1 << 30)
         if instance_type and size_gib > (memory_gib := self.catalogue.instance(instance_type).memory_gib):
             raise UsageError(f"{self.at}: {model} has {size_gib:.1f} GiB, {instance_type} only {memory_gib:g} GiB of memory")
+
+    def _check_code(self, kind: str, options: dict[str, Any]) -> None:
+        """That the file is there whose code a model names, and has it; none of it is run."""
+        if not isinstance(model := options.get("model"), str) or not is_source(model) or ".py:" not in model:
+            return
+        wanted = Wanted(kind, options, None, here=False, thorough=False)
+        if mistakes := [mistake for mistake in checked(wanted) if mistake.at == ("model",)]:
+            mistake = mistakes[0]
+            told = "; ".join(filter(None, (mistake.found, mistake.expected and f"expected {mistake.expected}", mistake.remedy)))
+            raise UsageError(f"{self.at}: backend.model: {model!r}: {told}; paths count from the spec's folder")
 
 
 def oddities(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue) -> list[str]:

@@ -130,6 +130,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"candidates": [{**CANDIDATE, "backend": {"kind": "onnxruntime", "model": "none.onnx"}, "settings": {}}]},
         r"backend: no file 'none\.onnx'",
     ),
+    "no file of a class": (
+        {"candidates": [{**CANDIDATE, "backend": {"kind": "python", "model": "flowr.py:Flower"}, "settings": {}}]},
+        r"candidates\[0\]: backend\.model: 'flowr\.py:Flower': no such file \(.*; paths count from the spec's folder",
+    ),
+    "no file of a factory": (
+        {"candidates": [{**CANDIDATE, "backend": {"kind": "torch", "model": "none.py:make"}, "settings": {}}]},
+        r"candidates\[0\]: backend\.model: 'none\.py:make': no such file",
+    ),
+    "no such class": (
+        {"candidates": [{**CANDIDATE, "backend": {"kind": "python", "model": f"{__file__}:Flower"}, "settings": {}}]},
+        r"candidates\[0\]: backend\.model: '.*test_spec\.py:Flower': .*Flower",
+    ),
     "twice": (
         {"candidates": [CANDIDATE, CANDIDATE]},
         r"s\.yaml: candidates: listed twice: c7i\.large synthetic \(sessions 1\), ",

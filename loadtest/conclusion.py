@@ -35,11 +35,13 @@ from loadtest.recommendation import (
     Status,
     held_points,
 )
+from loadtest.search import LEAST_SECONDS, MOST_INVALID, MOST_VAIN, decisive_seconds, verify_seconds
 from loadtest.spec import MIN_AGREEMENT, Spec
 from loadtest.standing import Outcome, Standing, agreement_text, misses
-from loadtest.wording import differences, letters
+from loadtest.wording import clock, differences, letters, usd
 
 CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
+SPARE_SHARE = 0.05  # of the budget: what is left over without a word
 
 
 def build(
@@ -68,6 +70,7 @@ def build(
     if winner:
         decisive = next(run for run in reversed(winner.evidence) if run.rps == winner.claimed_rps)
         notes += [f"the run behind {winner.entrant.name}'s rate: {note}" for note in decisive.notes]
+    notes += ended_early(question, outcome)
     fleet = _fleet(offers, spec.target_rps, question.headroom, notes) if spec.target_rps and offers else None
     limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
     floor = outcome.floor
@@ -255,6 +258,31 @@ _ORDER: Final[tuple[Status, ...]] = ("winner", "runner-up", "finalist", "measure
 def _order(report: CandidateReport) -> tuple[int, float]:
     predicted = report.price.usd_per_hour / report.predicted_rps if report.predicted_rps else math.inf
     return _ORDER.index(report.status), report.cost_per_million_usd or predicted
+
+
+def ended_early(question: Question, outcome: Outcome) -> list[str]:
+    """Why the search left some of its budget, in a sentence; none if it did not, or hardly."""
+    left_s = question.seconds - outcome.seconds
+    if left_s < max(LEAST_SECONDS, SPARE_SHARE * question.seconds):
+        return []
+    ended = f"the search ended {clock(left_s)} (minutes:seconds) before its budget"
+    tried = [standing for standing in outcome.standings if standing.estimated_rps and not standing.broken]
+    if not tried:
+        return [f"{ended}: no candidate was left that could be measured"]
+    if vain := ", ".join(standing.entrant.name for standing in tried if len(standing.invalid_runs) >= MOST_INVALID):
+        told = f"the last {MOST_INVALID} runs of {vain} were INVALID"
+        return [f"{ended}: {told}, and no other could change the answer in that time"]
+    start_s = max((run.start_s for standing in tried for run in standing.runs), default=0.0)
+    run_s = start_s + min(decisive_seconds(question.limit_ms, standing.estimated_rps) for standing in tried)
+    if question.max_usd is not None:
+        cheapest = min(standing.entrant.usd_per_hour for standing in tried)
+        if (question.max_usd - outcome.usd) / cheapest * 3600 < run_s:
+            return [f"{ended}: the rest of {usd(question.max_usd)} does not pay for another run"]
+    if any(standing.tries >= MOST_VAIN and not standing.peak_rps for standing in tried) and not outcome.winner:
+        return [f"{ended}: {MOST_VAIN} runs, ever further down, showed of no rate that it keeps the SLO"]
+    if left_s < max(outcome.needed_seconds or 0.0, run_s + 2 * verify_seconds(question)):
+        return [f"{ended}: that is too short for a run that could change the answer, and for the check of the winner behind it"]
+    return [f"{ended}: nothing was left to try that could change the answer"]
 
 
 def _fleet(offers: list[Offer], target_rps: float, headroom: float, notes: list[str]) -> Fleet | None:

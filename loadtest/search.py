@@ -82,6 +82,11 @@ def agree_seconds(left_s: float) -> float:
     return min(AGREE_SECONDS, max(LEAST_SECONDS, AGREE_SHARE * left_s))
 
 
+def verify_seconds(question: Question) -> float:
+    """Of each of the two runs that check the winner."""
+    return max(LEAST_SECONDS, min(20.0, VERIFY_SHARE * question.seconds))
+
+
 def profile_seconds(question: Question, groups: int) -> float:
     """Of each group's profile: together a tenth of the budget. Beyond 30 s a profile gets no better."""
     return min(30.0, max(2.0, question.seconds / 10 / groups))
@@ -472,7 +477,7 @@ class _Search:
         return min(SCOUT_SECONDS, max(LEAST_SECONDS, SCOUT_SHARE * self._question.seconds))
 
     def _verify_seconds(self) -> float:
-        return max(LEAST_SECONDS, min(20.0, VERIFY_SHARE * self._question.seconds))
+        return verify_seconds(self._question)
 
     def _start_of(self, standing: Standing) -> float:
         return 0.0 if self._up == standing.entrant.name else self._start_s

@@ -13,9 +13,11 @@ from xml.etree import ElementTree
 import pytest
 
 from loadtest import recommendation, report, tables
+from loadtest.conclusion import ended_early
 from loadtest.errors import ExitCode
 from loadtest.headline import SIGNALS, Fact, facts, headline, lettered, needed, question
 from loadtest.recommendation import Recommendation, to_json
+from loadtest.recommender import question_of
 from loadtest.standing import Outcome
 from tests.loadtest.examples import EXAMPLES, altered, example_outcome, example_spec, told
 from tests.loadtest.simulated_lab import Truth
@@ -313,6 +315,31 @@ def test_nothing_is_concluded_of_the_slo_where_one_candidate_could_not_be_measur
     assert "the machine was busy" in report.render(found, "html")
     assert "no candidate" not in found.answer.lower()
     assert "nothing to build a fleet of" not in report.render(found, "text")
+
+
+def test_a_search_that_leaves_some_of_its_budget_says_why() -> None:
+    spec = example_spec()
+    whole = example_outcome(spec)
+    asked = question_of(spec, paid=False)
+
+    def note(left_s: float, outcome: Outcome = whole, max_usd: float | None = None) -> list[str]:
+        outcome = replace(outcome, seconds=asked.seconds - left_s)
+        return ended_early(replace(asked, max_usd=max_usd), outcome)
+
+    assert note(80) == []  # of 30 minutes
+    assert note(100, whole) == [
+        "the search ended 01:40 (minutes:seconds) before its budget: nothing was left to try that could change the answer"
+    ]
+    (short,) = note(100, replace(whole, needed_seconds=130.0))
+    assert short.endswith("too short for a run that could change the answer, and for the check of the winner behind it")
+    assert "the rest of $0.000100 does not pay" in note(100, max_usd=1e-4)[0]
+    busy = altered(whole, lambda run: replace(run, valid=False))
+    assert "the last 3 runs of c7i.large synthetic (sessions 2)" in note(100, busy)[0]
+    assert "were INVALID, and no other could change the answer in that time" in note(100, busy)[0]
+    for standing in whole.standings:
+        standing.runs.clear()
+        standing.predictions.clear()
+    assert "no candidate was left that could be measured" in note(100)[0]
 
 
 def test_a_busy_machine_is_said_to_be_busy() -> None:

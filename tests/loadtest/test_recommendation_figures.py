@@ -279,7 +279,7 @@ def test_what_a_proof_would_take_is_told_in_whole_minutes(seconds: float, minute
 def test_what_the_decisive_run_says_of_itself_is_a_note() -> None:
     noted = {ONE: [run(ONE, 400, notes=("blocks are short",)), run(ONE, 380, notes=("another",))]}
     found = told(noted, ONE, notes=("the first",))
-    assert found.notes == ("the first", f"the run behind {ONE}'s rate: blocks are short")
+    assert found.notes[:2] == ("the first", f"the run behind {ONE}'s rate: blocks are short")
 
 
 # Fleets.
@@ -323,7 +323,7 @@ def test_the_fleet_for_the_target_rate_keeps_to_what_can_be_had() -> None:
     assert [fleet.rps for fleet in found.fleets] == [40, 80, 200, 400, 800]
     short = told({ONE: [run(ONE, 400)]}, ONE, spec=spec)
     assert short.fleet is None
-    assert len(short.notes) == 1
+    assert short.notes[-1].startswith("900 requests/s cannot be carried")
     assert told({}, spec=spec).fleet is None
 
 

@@ -127,7 +127,8 @@ def price_told(price: "PriceReport") -> str:
 def price_reservation(types: str, price: "PriceReport") -> str:
     """What to do about a price that is estimated, undated or old."""
     own = price.basis == "own"
-    remedy = "set `usd_per_hour` anew" if own else f"`loadtest prices refresh {types}` fetches today's"
+    anew = "set `usd_per_hour` anew" if price.date else "set `price_date` beside it, such as 2026-11-22"
+    remedy = anew if own else f"`loadtest prices refresh {types}` fetches today's"
     return f"{types or 'a candidate'}: {price_told(price)} ({price.source}): {remedy}"
 
 

@@ -123,7 +123,9 @@ def validated(document: Document, faults: list[str]) -> tuple[SpecFile, set[str]
         return SpecFile.model_validate(document.value), set(), set()
     except ValidationError as exc:
         errors = exc.errors()
-    faults += map(str, faults_of(errors, SpecFile, document))
+    no_slo = document.fault(("slo",), "missing", expected="what is asked", remedy="add `slo: p99<50ms`", value=False)
+    for fault in faults_of(errors, SpecFile, document):
+        faults.append(str(no_slo if fault.path == "slo" and fault.found == "missing" else fault))
     # pydantic also calls a list too short if its items are at fault.
     at_fault = [error["loc"] for error in errors if error["type"] != "too_short"]
     told = [e for e in errors if e["type"] != "too_short" or all(loc[: len(e["loc"])] != e["loc"] for loc in at_fault)]

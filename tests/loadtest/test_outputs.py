@@ -389,3 +389,6 @@ def test_a_doubtful_price_says_its_date_and_what_to_do() -> None:
     text = " ".join(report.render(found, "text").split())
     assert "$0.0500 an hour of A: your own price, price of 2026-03-30, 124 days old" in text
     assert "price of 2026-03-30, 124 days old (a contract): set `usd_per_hour` anew" in text
+    undated = example_spec(candidates=[{key: value for key, value in candidates[0].items() if key != "price_date"}])
+    text = report.render(told(undated, example_outcome(undated, {"c7i.large synthetic": Truth(480)})), "text")
+    assert "price without a date (a contract): set `price_date` beside it, such as 2026-11-22" in " ".join(text.split())

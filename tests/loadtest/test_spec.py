@@ -244,6 +244,15 @@ def test_a_fault_in_a_list_is_told_with_its_place_and_the_rest(catalogue: Catalo
     ]
 
 
+def test_an_slo_that_is_missing_is_told_with_one_that_would_do(catalogue: Catalogue) -> None:
+    document = changed()
+    del document["slo"]
+    with pytest.raises(UsageError, match=r"^s: slo: missing, expected what is asked; add `slo: p99<50ms`$"):
+        parse_spec(document, catalogue, source="s")
+    with pytest.raises(UsageError, match=r"^s: slos: 'p99<50ms': unknown key; did you mean `slo`\?$"):
+        parse_spec(document | {"slos": "p99<50ms"}, catalogue, source="s")
+
+
 def test_what_is_missing_is_told_with_the_rest(catalogue: Catalogue) -> None:
     document = {"slo": "p99<50mss,errors<0.1%,throughput", "budget": {"minutes": -1}}
     with pytest.raises(UsageError) as raised:

@@ -124,7 +124,7 @@ def _metric(text: str | None) -> Metric:
 class LoadSpec:
     """One run, completely: the same spec sends the same requests at the same times.
 
-    target: `http://host:port` (REST), `host:port` or `grpc://host:port` (gRPC), the whole URL (invocations).
+    target: `http://host:port` (REST), `grpc://host:port` (gRPC), `host:port` (either), the whole URL (invocations).
     model: empty only for `invocations`, or if the server has exactly one model.
     pattern: phases joined by ";", each `kind` or `kind:key=value,...` (`loadtest.patterns`): constant, poisson, burst, ramp,
         stairs, diurnal, trace, users. A phase's own `rate` and `duration` win over the ones here.

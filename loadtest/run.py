@@ -34,7 +34,11 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
         'loadtest run http://127.0.0.1:8000 --model minilm --rate 200 --slo "p99<50ms,errors<0.1%" --json new.json',
         'loadtest run 127.0.0.1:8001 --protocol grpc --model minilm --rate 200 --slo "p99<50ms" --until-decided',
     )
-    parser.add_argument("target", nargs="?", help="http://host:port, host:port (gRPC), or the whole /invocations URL")
+    parser.add_argument(
+        "target",
+        nargs="?",
+        help="http://host:port; host:port alone goes by --protocol, and is REST without it; for invocations the whole URL",
+    )
     add_load_options(parser)
     parser.add_argument("--spec", type=Path, metavar="FILE", help="all of this from a JSON file; options here win")
     parser.add_argument("--until-decided", action="store_true", help="end as soon as the SLO is decided")

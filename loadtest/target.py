@@ -17,6 +17,8 @@ from loadtest.results import LoadSpec
 
 _ASK_TIMEOUT_S: Final = 5.0
 _MAX_ANSWER_BYTES: Final = 16 << 20
+_TOLD_BYTES: Final = 300  # of an error's text
+_CLOSED: Final = (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionResetError)
 _SCHEMES: Final = {"http": (False, 80), "https": (True, 443), "grpc": (False, 8001), "grpcs": (True, 443)}
 
 
@@ -138,13 +140,32 @@ def _ask_http(address: Address, method: str, path: str, headers: tuple[tuple[str
             response = connection.getresponse()
             body = response.read(_MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException) as exc:
-            raise TargetError(f"{where} cannot be asked: {exc}") from exc
+            # A port of gRPC ends what is not HTTP/2, or answers it with frames.
+            other = "; if it is a port of gRPC, add --protocol grpc" if isinstance(exc, _CLOSED) else ""
+            raise TargetError(f"{where} cannot be asked: {exc}{other}") from exc
     if response.status != 200:
-        raise TargetError(f"{where} answered {response.status}: {body[:300].decode(errors='replace')}")
+        told = _told(response.headers.get_content_type(), body)
+        raise TargetError(f"{where} answered {response.status}{told}{_address_alone(address)}")
     try:
         return json.loads(body)
     except ValueError as exc:
         raise TargetError(f"{where} answered no JSON: {exc}") from exc
+
+
+def _told(content_type: str, body: bytes) -> str:
+    """What a server says of an error, in one line; a page for browsers says nothing here."""
+    text = " ".join(body[:_TOLD_BYTES].decode(errors="replace").split())
+    if content_type == "text/html" or text.startswith("<"):
+        return " with a page of HTML: is it a server of the Open Inference Protocol v2?"
+    return f": {text}" if text else ""
+
+
+def _address_alone(address: Address) -> str:
+    """What to do where the target was not the server's address but the URL of something on it."""
+    before, slash, _ = f"{address.path}/".partition("/v2/")
+    if not slash:
+        return ""
+    return f"; give the address alone: http{'s' * address.tls}://{address.host}:{address.port}{before}"
 
 
 def _ask_grpc(address: Address, method: str, **fields: str) -> dict[str, Any]:

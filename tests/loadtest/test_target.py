@@ -1,0 +1,63 @@
+"""What is said where the target cannot be asked, or is not what it is taken for."""
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+
+from loadtest.errors import TargetError
+from loadtest.results import LoadSpec
+from loadtest.target import Address, model_name
+
+
+class _Answer(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        if self.path.startswith("/closes"):
+            return
+        page = self.path.startswith("/page")
+        body = b"<!DOCTYPE html>\n<html>many lines" if page else b'{"error":\n "not found"}'
+        self.send_response(404)
+        self.send_header("Content-Type", "text/html; charset=utf-8" if page else "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Answer) as found:
+        thread = Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+        thread.join()
+
+
+def asked(target: str) -> str:
+    spec = LoadSpec(target)
+    with pytest.raises(TargetError) as raised:
+        model_name(spec, Address.of(spec))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2", "/v2/health/ready"])
+def test_a_whole_url_is_told_to_be_given_as_the_address_alone(server: str, path: str) -> None:
+    assert asked(server + path).endswith(f'answered 404: {{"error": "not found"}}; give the address alone: {server}')
+    assert asked(f"{server}/behind{path}").endswith(f"; give the address alone: {server}/behind")
+
+
+def test_an_address_that_is_one_is_not_doubted(server: str) -> None:
+    assert asked(server).endswith('/v2/repository/index answered 404: {"error": "not found"}')
+
+
+def test_a_page_of_html_is_not_shown(server: str) -> None:
+    told = asked(f"{server}/page")
+    assert told.endswith("answered 404 with a page of HTML: is it a server of the Open Inference Protocol v2?")
+
+
+def test_a_server_that_hangs_up_may_be_one_of_grpc(server: str) -> None:
+    assert asked(f"{server}/closes").endswith("; if it is a port of gRPC, add --protocol grpc")

@@ -16,6 +16,8 @@ from backends.datatypes import datatype_of
 
 MOST_ROWS: Final = 32  # of one execution, where nothing says otherwise: the configuration's default
 
+_SIZES_OF_THE_EXAMPLE: Final = "sizes are those of the example: write -1 for those that may differ between requests"
+
 Run = Callable[[Tensors], Tensors]
 
 
@@ -57,7 +59,7 @@ def from_example(run: Run, example: Tensors) -> Found:
     once = normalised(run(given))
     inputs, outputs = _specs(given), _specs(once)
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
-    sizes = "sizes are those of the example: write -1 for those that may differ between requests"
+    sizes = _SIZES_OF_THE_EXAMPLE
     if len(firsts) == 1 and (rows := max(firsts)):
         if _rows_stand_alone(run, given, once, rows):
             only_rows = all(len(tensor.shape) == 1 for tensor in (*inputs, *outputs))
@@ -69,9 +71,10 @@ def from_example(run: Run, example: Tensors) -> Found:
 
 
 def from_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> Found:
-    """Of a model whose inputs are known, with open sizes among them: its outputs, by running it on ones of two sizes.
+    """Of a model whose inputs are known: its outputs, by running it on ones of two sizes, and on other content.
 
-    Raises: LoadFailed, if it fails on them.
+    Sizes that the content changes are open, and then each request runs alone: rows of different sizes make no array.
+    Raises: LoadFailed, if it fails on the ones.
     """
     batched = bool(inputs) and all(tensor.shape and tensor.shape[0] < 0 for tensor in inputs)
     spec = ModelSpec("", inputs, (), MOST_ROWS if batched else 0)
@@ -88,14 +91,35 @@ def from_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> Found:
             ) from exc
         if batched and any(not tensor.shape or tensor.shape[0] != rows for tensor in results[-1]):
             batched = False
-    first, second = results
+    outputs = _common(*results)
+    try:
+        other = _specs(normalised(run({name: _other_content(array) for name, array in arrays.items()})))
+    except BackendError:  # it takes not just anything
+        fixed = any(size >= 0 for tensor in outputs for size in tensor.shape[batched:])
+        return Found(inputs, outputs, MOST_ROWS if batched else 0, (_SIZES_OF_THE_EXAMPLE,) if fixed else ())
+    seen = _common(results[-1], other)
+    if seen == results[-1]:
+        return Found(inputs, outputs, MOST_ROWS if batched else 0)
+    note = "the sizes of its outputs change with the content of its inputs, so each request runs alone"
+    return Found(inputs, _common(outputs, seen), 0, (note,))
+
+
+def _common(first: tuple[TensorSpec, ...], second: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """The first, with the sizes open that are others in the second. Raises: LoadFailed, if they differ in more than sizes."""
     if [(t.name, t.datatype, len(t.shape)) for t in first] != [(t.name, t.datatype, len(t.shape)) for t in second]:
-        raise LoadFailed("what it gives changes with the sizes of its inputs: state its return type or `outputs`")
-    outputs = tuple(
+        raise LoadFailed("what it gives changes with its inputs: state its return type or `outputs`")
+    return tuple(
         replace(one, shape=tuple(size if size == other else -1 for size, other in zip(one.shape, two.shape, strict=True)))
         for one, two in zip(first, second, strict=True)
     )
-    return Found(inputs, outputs, MOST_ROWS if batched else 0)
+
+
+def _other_content(array: np.ndarray) -> np.ndarray:
+    """As many elements: longer texts, twice the numbers."""
+    if array.dtype.kind == "O":
+        longer = [text + (b" " if isinstance(text, bytes) else " ") + text for text in array.flat]
+        return np.array(longer, object).reshape(array.shape)
+    return array if array.dtype.kind == "b" else array * array.dtype.type(2)
 
 
 def normalised(arrays: Mapping[str, object]) -> Tensors:
@@ -110,6 +134,9 @@ def normalised(arrays: Mapping[str, object]) -> Tensors:
 def _rows_stand_alone(run: Run, given: Tensors, once: Tensors, rows: int) -> bool:
     """Whether the example and others behind it give its own answer with as many rows more."""
     behind = {name: array / 2 if array.dtype.kind == "f" else array for name, array in given.items()}
+    longer = {name: _other_content(array) if array.dtype.kind == "O" else behind[name] for name, array in given.items()}
+    if any(array.dtype.kind == "O" for array in given.values()) and _runs(run, longer):
+        behind = longer
     both = {name: np.concatenate([array, behind[name].astype(array.dtype)]) for name, array in given.items()}
     try:
         twice = normalised(run(both))
@@ -121,6 +148,14 @@ def _rows_stand_alone(run: Run, given: Tensors, once: Tensors, rows: int) -> boo
     if not all(_alike(again[name], once[name]) for name in once):
         return True  # it answers otherwise each time: nothing more can be told
     return all(_alike(twice[name][:rows], once[name]) for name in once)
+
+
+def _runs(run: Run, arrays: Tensors) -> bool:
+    try:
+        run(arrays)
+    except BackendError:
+        return False
+    return True
 
 
 def _alike(one: np.ndarray, two: np.ndarray) -> bool:

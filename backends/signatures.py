@@ -176,10 +176,15 @@ def call_by_name(
     if any(answer.keys() != answers[0].keys() for answer in answers):
         raise ExecutionFailed("the function gave other outputs for one row than for another")
     gathered: dict[str, Any] = {name: [answer[name] for answer in answers] for name in (answers[0] if answers else ())}
-    if outputs is None:
-        return _named(gathered, None)
-    # A number of Python's has no width of its own: it takes the one that was declared.
-    return {name: np.asarray(column, NUMPY[outputs[name].datatype]) for name, column in gathered.items() if name in outputs}
+    try:
+        if outputs is None:
+            return _named(gathered, None)
+        # A number of Python's has no width of its own: it takes the one that was declared.
+        return {name: np.asarray(column, NUMPY[outputs[name].datatype]) for name, column in gathered.items() if name in outputs}
+    except ValueError as exc:
+        if any(len({np.shape(value) for value in column}) > 1 for column in gathered.values()):
+            raise ExecutionFailed("the function gave other sizes for one row than for another: send one row a request") from exc
+        raise
 
 
 def _values(array: np.ndarray, hint: Hint | None) -> list[Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+import gateway
 from gateway.check import check
 from gateway.config import load_config, parse_config
 from gateway.errors import ConfigError
@@ -107,6 +108,17 @@ def test_the_only_function_of_a_file_is_its_model(tmp_path: Path) -> None:
     assert (model["name"], model["backends"][0]["model"]) == ("one", f"{path}:area")
     path.write_text(path.read_text() + "\n\ndef girth(width: float) -> float:\n    return 4 * width\n")
     assert fault(str(path)).endswith("which of area, girth? Name it: one.py:area")
+
+
+def test_a_tokeniser_of_its_natural_form_gives_as_many_numbers_as_its_text_has(tmp_path: Path) -> None:
+    (tmp_path / "tok.py").write_text("def predict(text: str) -> list[int]:\n    return [len(word) for word in text.split()]\n")
+    found = guess(str(tmp_path / "tok.py"))
+    assert found.document["models"][0]["outputs"] == [{"name": "output", "datatype": "INT64", "shape": [-1, -1]}]
+    assert "each request runs alone" in found.notes[0]
+    with gateway.load(str(tmp_path / "tok.py")) as model:
+        assert model.predict({"text": ["one word"]})["output"].tolist() == [[3, 4]]
+        with pytest.raises(gateway.GatewayError, match="other sizes for one row than for another: send one row a request"):
+            model.predict({"text": ["one word", "one"]})
 
 
 def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None:

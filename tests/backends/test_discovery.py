@@ -40,7 +40,7 @@ def run_of(function: Any) -> Any:
     def run(arrays: Tensors) -> Tensors:
         try:
             return {"y": function(arrays["x"])}
-        except ValueError as exc:
+        except (ValueError, KeyError) as exc:
             raise ExecutionFailed(str(exc)) from exc
 
     return run
@@ -90,3 +90,41 @@ def test_outputs_are_seen_by_running_ones_of_two_sizes() -> None:
     assert from_ones(run_of(lambda x: x.sum((0, 2))), inputs).max_rows == 0
     with pytest.raises(LoadFailed, match=r"it fails on ones \(x \[2, 4, 3\]\): cannot reshape"):
         from_ones(run_of(only_one), inputs)
+
+
+def codes(texts: np.ndarray) -> np.ndarray:
+    rows = [list(text) for text in texts.flat]
+    if len({len(row) for row in rows}) > 1:
+        raise ExecutionFailed("inhomogeneous")
+    return np.array(rows)
+
+
+def test_a_size_that_changes_with_the_text_is_open_and_each_request_runs_alone() -> None:
+    texts = (TensorSpec("x", "BYTES", (-1,)),)
+    found = from_ones(run_of(codes), texts)
+    assert (found.outputs[0].shape, found.max_rows) == ((-1, -1), 0)
+    assert found.notes == ("the sizes of its outputs change with the content of its inputs, so each request runs alone",)
+    fixed = from_ones(run_of(lambda x: np.ones((len(x), 8))), texts)
+    assert (fixed.outputs[0].shape, fixed.max_rows, fixed.notes) == ((-1, 8), 32, ())
+
+
+def test_a_size_that_changes_with_a_number_is_open() -> None:
+    found = from_ones(run_of(lambda x: np.zeros((len(x), int(x.max())))), (TensorSpec("x", "INT64", (-1,)),))
+    assert (found.outputs[0].shape, found.max_rows) == ((-1, -1), 0)
+
+
+def test_what_takes_only_the_ones_is_noted_to_have_their_sizes() -> None:
+    def only_ones(x: np.ndarray) -> np.ndarray:
+        if (x != 1).any():
+            raise ExecutionFailed("no such token")
+        return np.ones((len(x), 8))
+
+    found = from_ones(run_of(only_ones), (spec("x", -1),))
+    assert (found.outputs[0].shape, found.max_rows, len(found.notes)) == ((-1, 8), 32, 1)
+    assert from_ones(run_of(lambda x: only_ones(x)[:, 0]), (spec("x", -1),)).notes == ()
+
+
+def test_an_example_of_text_has_a_longer_one_behind_it() -> None:
+    assert from_example(run_of(codes), {"x": np.array(["ab"])}).max_rows == 1
+    keys = {"ab": 1.0}
+    assert from_example(run_of(lambda x: np.array([[keys[text]] for text in x])), {"x": np.array(["ab"])}).max_rows == 32

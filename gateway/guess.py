@@ -22,6 +22,7 @@ from backends.check import near_file
 from backends.datatypes import NUMPY
 from backends.discovery import normalised
 from backends.source import is_source, load_object
+from gateway.announcement import named
 from gateway.decoration import mark_of
 from gateway.errors import ConfigError
 from gateway.triton_repository import is_model, is_repository, plain, read_model
@@ -254,33 +255,59 @@ def _of_triton(folders: list[Path]) -> Guess:
 
 def _of_folder(folder: Path) -> Guess:
     """Each file a model; what is none is told. Raises: ConfigError, with all faults."""
-    entries: dict[str, _Entry] = {}
-    notes: list[str] = []
-    faults: list[str] = []
-    for path in sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith(".")):
-        if path.name.lower().endswith(_BESIDE):
-            continue
-        if path.suffix == ".py":
-            if not _candidates(path)[0]:
-                continue  # what others import
-        else:
-            artifact = _identified(path)
-            if not artifact.kind and path.with_suffix(".py").is_file():
-                continue  # what that code loads
-            if not artifact.kind:
-                notes.append(f"{path.name} is left aside, it is {artifact.what}: {artifact.way}")
-                continue
+    models, notes, faults = _models_in(folder)
+    if faults:  # which is known before any model is loaded
+        raise ConfigError("\n".join(faults))
+    if not models:
+        raise ConfigError("\n".join([f"{folder}: no model in this folder: expected {_FORMS}", *notes]))
+    entries: list[_Entry] = []
+    for path in models:
         try:
-            if path.stem in entries:
-                raise ConfigError(f"{path}: a second model named {path.stem!r}: name the files differently")
-            entries[path.stem] = _of_file(path, None)
+            entries.append(_of_file(path, None))
         except ConfigError as exc:
             faults.append(exc.message)
     if faults:
         raise ConfigError("\n".join(faults))
-    if not entries:
-        raise ConfigError("\n".join([f"{folder}: no model in this folder: expected {_FORMS}", *notes]))
-    return _configuration(list(entries.values()), tuple(notes))
+    return _configuration(entries, tuple(notes))
+
+
+def _models_in(folder: Path) -> tuple[list[Path], list[str], list[str]]:
+    """The files that are models, notes of what is left aside, and faults."""
+    models: dict[str, Path] = {}
+    notes: list[str] = []
+    faults: list[str] = []
+    without: list[str] = []
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "__")))
+    for path in (entry for entry in entries if entry.is_file() and not entry.name.lower().endswith(_BESIDE)):
+        try:
+            if path.suffix == ".py":
+                if not _candidates(path)[0]:
+                    without.append(path.name)
+                    continue
+            else:
+                artifact = _identified(path)
+                if not artifact.kind and path.with_suffix(".py").is_file():
+                    continue  # what that code loads
+                if not artifact.kind:
+                    notes.append(f"{path.name} is left aside, it is {artifact.what}: {artifact.way}")
+                    continue
+        except ConfigError as exc:
+            faults.append(exc.message)
+            continue
+        first = models.setdefault(path.stem, path)
+        if first != path:
+            faults.append(
+                f"{path}: a second model named {path.stem!r}, beside {first.name}: rename one of them or move it away"
+            )
+    if without:
+        notes.append(
+            f"left aside, without a class with `predict` or a function `predict`: {named(without)}; "
+            "to serve another function, name it: FILE.py:function"
+        )
+    folders = [f"{entry.name}/" for entry in entries if entry.is_dir()]
+    if folders:
+        notes.append(f"left aside, folders: {named(folders)}; to serve what is in one, name it")
+    return list(models.values()), notes, faults
 
 
 def _relative(model: str, folder: Path) -> str:
@@ -298,6 +325,9 @@ class _Line(dict[str, Any]):
 class _Dumper(yaml.SafeDumper):
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # items of a list stand in from its key
         super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:  # who edits one tensor does not mean another
+        return True
 
 
 _Dumper.add_representer(_Line, lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=True))

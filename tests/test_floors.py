@@ -14,7 +14,7 @@ FLOORS = {
     "documents": 0,
     "config": 1, "run_dir": 1, "interrupts": 1,
     "protocols": 2, "batching": 2, "ports": 2, "check": 2, "command_line": 2, "announcement": 3,
-    "triton_repository": 2, "decoration": 2, "guess": 3, "examples": 3,
+    "triton_repository": 2, "decoration": 2, "guess": 4, "examples": 3,
     "frames": 3, "killers": 3, "failure_log": 3, "runner": 3, "shared_memory": 3,
     "session_process": 4, "metrics": 4,
     "workers": 5, "lane": 5, "probes": 5,

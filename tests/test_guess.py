@@ -213,6 +213,21 @@ def test_a_name_that_ends_like_yaml_is_a_configuration() -> None:
     ]
 
 
+def test_two_files_of_one_name_are_both_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    for name in ("net.onnx", "net.ort"):
+        (tmp_path / name).write_bytes(b"\x08\x07\x12 which cannot be loaded")
+    assert fault(str(tmp_path)) == (
+        f"{tmp_path}/net.ort: a second model named 'net', beside net.onnx: rename one of them or move it away"
+    )
+
+
+def test_what_is_written_repeats_what_is_alike(code: Path, tmp_path: Path) -> None:
+    found = guess(f"{code}:Scaled")
+    found.document["models"].append(found.document["models"][0])
+    text = written(found, tmp_path)
+    assert "&" not in text and text.count("[-1, 2]") == 4
+
+
 def test_a_folder_is_its_models_and_what_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "area.py").write_text("def predict(width: float) -> float:\n    return width\n")
     (tmp_path / "scale.py").write_text("class Scale:\n    def predict(self, x: float) -> float:\n        return x\n")
@@ -220,9 +235,16 @@ def test_a_folder_is_its_models_and_what_is_none_is_told(tmp_path: Path) -> None
     (tmp_path / "data.pkl").write_bytes(b"\x80\x04.")
     (tmp_path / "scale.pkl").write_bytes(b"\x80\x04.")  # which scale.py loads
     (tmp_path / "README.md").write_text("these are my models")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "__pycache__").mkdir()
     found = guess(str(tmp_path))
     assert [entry["name"] for entry in found.document["models"]] == ["area", "scale"]
-    assert [note.partition(":")[0] for note in found.notes] == ["data.pkl is left aside, it is a pickle"]
+    assert [note.partition(":")[0] for note in found.notes] == [
+        "data.pkl is left aside, it is a pickle",
+        "left aside, without a class with `predict` or a function `predict`",
+        "left aside, folders",
+    ]
+    assert "shared.py;" in found.notes[1] and "old/;" in found.notes[2]
     (tmp_path / "area.py").unlink()
     (tmp_path / "scale.py").unlink()
     assert fault(str(tmp_path)).splitlines()[0].startswith(f"{tmp_path}: no model in this folder")

@@ -135,7 +135,7 @@ class _Body:
             if count == 1:
                 text += part
             else:
-                word += f'{shlex.quote(text)}"$(printf {shlex.quote(part + "%.0s")} {{1..{count}}})"'
+                word += f'{shlex.quote(text)}"$(printf {shlex.quote(part + "%.0s")} $(seq {count}))"'
                 text = ""
         return word + shlex.quote(text)
 

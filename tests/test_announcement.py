@@ -1,5 +1,8 @@
 """What a gateway says when it is ready: a line for programs, the models, and the smallest request to one of them."""
 
+import json
+import subprocess
+
 import pytest
 
 from backends.base import ModelSpec, TensorSpec
@@ -52,7 +55,9 @@ def test_a_request_has_the_rows_that_a_model_insists_on_and_one_input_at_least()
 def test_many_elements_are_left_to_the_shell_to_write() -> None:
     command = curl_command(URL, model(inputs=(TensorSpec("x", "FP32", (-1, 100)),)), Server())
     assert command is not None
-    assert """"data": ['"$(printf 1,%.0s {1..99})"'1]}]}'""" in command
+    assert """"data": ['"$(printf 1,%.0s $(seq 99))"'1]}]}'""" in command
+    sent = subprocess.run(["sh", "-c", command.replace("curl -sS", "echo")], capture_output=True, text=True, check=True).stdout
+    assert json.loads(sent.partition(" -d ")[2])["inputs"][0]["data"] == [1] * 100  # also where sh is no bash
 
 
 def test_a_request_that_the_server_would_refuse_or_nobody_would_send_is_not_shown() -> None:

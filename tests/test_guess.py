@@ -225,7 +225,8 @@ def test_what_is_written_repeats_what_is_alike(code: Path, tmp_path: Path) -> No
     found = guess(f"{code}:Scaled")
     found.document["models"].append(found.document["models"][0])
     text = written(found, tmp_path)
-    assert "&" not in text and text.count("[-1, 2]") == 4
+    assert "&" not in text
+    assert text.count("[-1, 2]") == 4
 
 
 def test_a_folder_is_its_models_and_what_is_none_is_told(tmp_path: Path) -> None:
@@ -244,7 +245,8 @@ def test_a_folder_is_its_models_and_what_is_none_is_told(tmp_path: Path) -> None
         "left aside, without a class with `predict` or a function `predict`",
         "left aside, folders",
     ]
-    assert "shared.py;" in found.notes[1] and "old/;" in found.notes[2]
+    assert "shared.py;" in found.notes[1]
+    assert "old/;" in found.notes[2]
     (tmp_path / "area.py").unlink()
     (tmp_path / "scale.py").unlink()
     assert fault(str(tmp_path)).splitlines()[0].startswith(f"{tmp_path}: no model in this folder")

@@ -249,7 +249,7 @@ def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast:
         if array.dtype != NUMPY[expected.datatype]:
             array = made[expected.name] = _cast(expected, array, allowed=cast)
         if not _fits(array.shape, expected.shape, rows):
-            with_rows = "" if rows is None else f" with {rows} rows"
+            with_rows = "" if rows is None else f" with {rows} {'row' if rows == 1 else 'rows'}"
             raise OutputsRefused(
                 f"output {expected.name!r}: expected shape {list(expected.shape)}{with_rows}, "
                 f"the model gave shape {list(array.shape)}"

@@ -329,9 +329,12 @@ _FILES: Final = {"onnxruntime": "an ONNX file", "torch": "a file of TorchScript,
 def near_file(path: Path) -> str:
     """A file that may have been meant: of a like name, or the only one of its kind. Empty: there is none."""
     beside = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, beside, n=1) or (beside if len(beside) == 1 else [])
+    stems = {Path(name).stem: name for name in beside}  # an ending in common makes no names alike
+    near = difflib.get_close_matches(path.stem, stems, n=1)
     if near:
-        return f"did you mean `{near[0]}`, which is there?"
+        return f"did you mean `{stems[near[0]]}`, which is there?"
+    if len(beside) == 1:
+        return f"there is only `{beside[0]}`"
     return "" if path.parent.is_dir() else f"there is no directory {path.parent} either"
 
 

@@ -44,7 +44,8 @@ def load_object(source: str) -> Any:
         own = [known for known, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         near = difflib.get_close_matches(name, own, n=1)
         hint = f"; did you mean `{near[0]}`?" if near else f"; it has {', '.join(own)}" if own else ""
-        raise LoadFailed(f"{source!r}: {place} has no {name!r}{hint}") from exc
+        what = "the file" if place.endswith(".py") else "the module"
+        raise LoadFailed(f"{source!r}: {what} has no {name!r}{hint}") from exc
 
 
 def made_from(source: str, options: Mapping[str, Any], *, key: str) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -67,6 +67,7 @@ Version = Annotated[str, BeforeValidator(_version)]
 
 
 class _Strict(BaseModel):
+    not_there: ClassVar[Mapping[str, str]] = {}  # keys that one may look for here, and what to do instead
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -172,6 +173,10 @@ class Ragged(_Strict):
 class Slo(_Strict):
     """What is promised to callers."""
 
+    not_there = dict.fromkeys(
+        ("p50_ms", "p90_ms", "p95_ms", "p999_ms", "p100_ms", "mean_ms"),
+        "write `p99_ms`, the one promise there is: 99 of 100 answers within so many milliseconds",
+    )
     p99_ms: Milliseconds
 
 

@@ -104,18 +104,29 @@ def _absent(path: Path) -> str:
 
 
 def read_example(path: Path) -> Tensors:
-    """One request: a v2 request in JSON, or an .npz of arrays by input name. Raises: ConfigError."""
+    """One request: a v2 request or the elements by input name in JSON, or an .npz of arrays. Raises: ConfigError."""
     try:
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
-        inputs = json.loads(path.read_text(encoding="utf-8"))["inputs"]
-        return {tensor["name"]: _array(tensor) for tensor in inputs}
+        given = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(given, dict) or not given:
+            raise ValueError("it is no object with inputs")
+        if isinstance(given.get("inputs"), list):
+            return {tensor["name"]: _array(tensor) for tensor in given["inputs"]}
+        arrays = normalised(given)
+        if odd := [name for name, array in arrays.items() if array.dtype.kind == "O" and not _is_text(array)]:
+            raise ValueError(f"{', '.join(odd)}: neither numbers nor text in lists of equal length")
+        return arrays
     except Exception as exc:  # whatever numpy, zipfile and json make of a file that is none
         raise ConfigError(
             f'{path.absolute()}: no example ({type(exc).__name__}: {exc}): expected a request, {{"inputs": [{{"name": "x", '
-            '"datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}]}, or an .npz file of arrays by input name'
+            '"datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}]}, {"x": [[0, 0]]}, or an .npz of arrays by input name'
         ) from exc
+
+
+def _is_text(array: np.ndarray) -> bool:
+    return all(isinstance(element, str) for element in array.flat)
 
 
 def _array(tensor: dict[str, Any]) -> np.ndarray:

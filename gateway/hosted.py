@@ -46,6 +46,11 @@ def configuration(what: Source, *, example: Example | None = None, whole: bool =
     example: one request, of a model that does not say its inputs. whole: whether all models of a file are to be served, so that
     what is known to fail is told first. Raises: ConfigError.
     """
+    if not isinstance(what, str | os.PathLike | Config | Mapping) and not callable(what):
+        raise ConfigError(
+            f"got an object of {type(what).__name__}: expected a path, a configuration, or a class or function: write a class "
+            "whose `predict` calls that object"
+        )
     if isinstance(what, Config | Mapping) or (not callable(what) and is_configuration(os.fspath(what))):
         if example is not None:
             raise ConfigError("example: only for a model: a configuration states its inputs")

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from functools import partial
-from http.client import HTTPException
+from http.client import BadStatusLine, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -16,7 +16,6 @@ from urllib.parse import quote
 import orjson
 
 from backends.base import TensorSpec
-from gateway.config import load_config
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError
 from gateway.protocols.values import request_body
 
@@ -27,13 +26,14 @@ Call = Callable[[str, bytes | None, dict[str, str]], bytes]
 """A path, a body (None: GET) and headers to the answer's body. Raises: GatewayError."""
 
 _TIMEOUT_S: Final = 60.0
+_ADDRESS: Final = re.compile(r"localhost|\d+(\.\d+){3}")
 _STRANGE: Final = "no answer of the Open Inference Protocol v2"
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     """Add `predict` to the command line."""
     predict = commands.add_parser("predict", help="one request to a model, and its answer")
-    predict.add_argument("where", metavar="TARGET|CONFIG", help="host:port of a server, or a configuration to load")
+    predict.add_argument("where", metavar="TARGET|CONFIG", help="host:port of a server; or what `gateway serve` takes, to load")
     predict.add_argument("model", metavar="MODEL")
     predict.add_argument("--version", default="", help="of the model; without it the highest")
     predict.add_argument(
@@ -54,10 +54,12 @@ def _predict(arguments: argparse.Namespace) -> int:
     if where.startswith(("http://", "https://")):
         answer = ask(partial(over_the_wire, where.rstrip("/")), arguments.model, arguments.version, given)
     else:
-        from gateway.hosted import only  # what they import takes a while, and the wire needs none of it
+        if _ADDRESS.fullmatch(where) and not Path(where).exists():
+            raise ConfigError(f"{where}: no port: write {where}:8000, if that is the server's HTTP port")
+        from gateway.hosted import configuration, only  # what they import takes a while, and the wire needs none of it
         from gateway.testing import TestClient
 
-        with TestClient(only(load_config(where), arguments.model, arguments.version)) as client:
+        with TestClient(only(configuration(where, whole=False), arguments.model, arguments.version)) as client:
             answer = ask(partial(here, client), arguments.model, arguments.version, given)
     sys.stdout.buffer.write(answer + b"\n")
     return 0
@@ -105,7 +107,11 @@ def over_the_wire(url: str, path: str, body: bytes | None, headers: dict[str, st
     except urllib.error.HTTPError as exc:
         with exc:
             raise GatewayError(_words(exc.read(), address, exc.code)) from exc
-    except (OSError, HTTPException) as exc:  # no HTTP, as of the port of gRPC; no URL
+    except (BadStatusLine, ConnectionResetError) as exc:
+        raise BackendUnreachable(
+            f"what listens at {url} speaks no HTTP ({exc}): name the server's HTTP port (8000 unless set; 8001 is gRPC)"
+        ) from exc
+    except (OSError, HTTPException) as exc:  # the latter of what is no URL
         raise BackendUnreachable(f"nothing answers at {address} ({exc})") from exc
 
 

@@ -204,6 +204,18 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 ("8000: unknown key", "it belongs to `server`"),
             ),
             Mistake(
+                "key of a backend beside it",
+                "models:\n  - name: m\n    cast_outputs: false  # !\n    backends: [{kind: synthetic}]\n",
+                "models[0].cast_outputs",
+                ("unknown key", "it belongs to `models[].backends[]`"),
+            ),
+            Mistake(
+                "another percentile",
+                "models:\n  - name: m\n    slo: {p95_ms: 50}  # !\n    backends: [{kind: synthetic}]\n",
+                "models[0].slo.p95_ms",
+                ("unknown key", "write `p99_ms`, the one promise there is"),
+            ),
+            Mistake(
                 "missing key",
                 "models:\n  - name: m\n    backends:\n      - kind: onnxruntime  # !\n",
                 "models[0].backends[0].model",

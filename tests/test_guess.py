@@ -450,3 +450,22 @@ def test_a_file_whose_model_is_async_is_refused_in_words(tmp_path: Path) -> None
     (tmp_path / "waits.py").write_text("async def predict(x: float) -> float:\n    return x\n")
     with pytest.raises(ConfigError, match=r"waits\.py:predict: predict is async: write a plain function"):
         guess(str(tmp_path / "waits.py"))
+
+
+def test_an_example_file_may_hold_the_elements_by_name(tmp_path: Path) -> None:
+    (tmp_path / "free.py").write_text("def predict(x):\n    return x * 2\n")
+    (tmp_path / "free.example.json").write_text('{"x": [[1.0, 2.0]]}')
+    (model,) = guess(str(tmp_path / "free.py")).document["models"]
+    assert model["inputs"] == [{"name": "x", "datatype": "FP64", "shape": [-1, 2]}]
+    for text in ("[]", "{}", '{"x": [[1], [2, 3]]}', '{"x": null}'):
+        (tmp_path / "free.example.json").write_text(text)
+        with pytest.raises(ConfigError, match="no example"):
+            guess(str(tmp_path / "free.py"))
+
+
+def test_only_a_like_name_is_taken_for_the_one_that_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(ConfigError, match=r"nothere\.py: no such file; there is only `train\.py`"):
+        guess(str(tmp_path / "nothere.py"))
+    with pytest.raises(ConfigError, match=r"did you mean `train\.py`"):
+        guess(str(tmp_path / "trian.py"))

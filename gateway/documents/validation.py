@@ -257,12 +257,13 @@ def _unknown_key(place: _Place, model: type[BaseModel], document: Document) -> F
     key = str(place.location[-1])
     assert place.owner is not None  # of the model that forbids it
     known = list(place.owner.model_fields)
-    remedy = did_you_mean(key, known)
+    remedy = getattr(place.owner, "not_there", {}).get(key) or did_you_mean(key, known)
     name, colon, value = key.partition(":")
     if colon and name in known:
         remedy = f"a space is missing after the colon: `{name}: {value}`"
-    elif key not in known and (elsewhere := _elsewhere(key, model)) and not remedy:
-        remedy = f"it belongs to {' or '.join(f'`{path}`' for path in elsewhere)}"
+    elif key not in known and (elsewhere := list(dict.fromkeys(_elsewhere(key, model)))):
+        belongs = f"it belongs to {' or '.join(f'`{path}`' for path in elsewhere)}"
+        remedy = f"{belongs}; or {remedy}" if remedy else belongs
     elif not remedy:
         remedy = f"known here: {', '.join(known)}"
     return document.fault(place.location, "unknown key", remedy=remedy)
@@ -277,8 +278,9 @@ def _elsewhere(key: str, model: type[BaseModel], path: str = "") -> list[str]:
         many = get_origin(inner) is tuple
         if many:
             inner, _ = _unwrapped(get_args(inner)[0], ())
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            found += _elsewhere(key, inner, f"{path}.{name}{'[]' if many else ''}".lstrip("."))
+        for each in _tags(inner).values() or (inner,):
+            if isinstance(each, type) and issubclass(each, BaseModel):
+                found += _elsewhere(key, each, f"{path}.{name}{'[]' if many else ''}".lstrip("."))
     return found
 
 

@@ -71,6 +71,11 @@ WriteRegion = Callable[[RegionRef, Buffer], None]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ABSENT: Final = msgspec.Raw()
 _RESERVED: Final = "triton_"
+_MSGSPEC: Final = re.compile(r"Expected `.+`, got `(.+?)`(?: - at `\$(.*)`)?$")
+_JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole number", "float": "a number with a fraction"} | {
+    "array": "a list",
+    "object": "an object",
+}
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # datatype -> struct format, and what its JSON elements are
@@ -240,7 +245,7 @@ class ModelCodec:
             else:
                 flat = msgspec.convert(data, _nested(kind, depth))
         except ValueError as exc:
-            raise InvalidArgument(f"input '{name}': data: expected {datatype} elements: {exc}") from exc
+            raise InvalidArgument(f"input '{name}': data: expected {datatype} elements{_odd_element(exc)}") from exc
         for _ in range(depth - 1):
             flat = list(chain.from_iterable(flat))
         count = check_count(name, datatype, shape, len(flat))
@@ -448,6 +453,15 @@ def _depth(data: Any) -> int:
             depth += 1
             data = data[0] if data else None
     return depth
+
+
+def _odd_element(exc: ValueError) -> str:
+    """What msgspec says of an element, in the client's words: JSON's, and where it stands in `data`."""
+    found = _MSGSPEC.match(str(exc))
+    if found is None:
+        return f": {exc}"
+    got, place = found.groups()
+    return f", got {_JSON_WORDS.get(got, got)}" + (f" at data{place}" if place else "")
 
 
 def _nested(kind: type, depth: int) -> Any:

@@ -182,8 +182,9 @@ def count_rows(spec: ModelSpec, model: str, inputs: Tensors) -> int:
         if rows < 0:
             rows, first = array.shape[0], name
         elif array.shape[0] != rows:
+            noun = "row" if array.shape[0] == 1 else "rows"
             raise InvalidArgument(
-                f"input '{name}' of model '{model}' has {array.shape[0]} rows, but input '{first}' has {rows}: "
+                f"input '{name}' of model '{model}' has {array.shape[0]} {noun}, but input '{first}' has {rows}: "
                 "all inputs of a request need the same first dimension"
             )
     if rows < 1:

@@ -32,6 +32,11 @@ def request_body(
     given: by input name, arrays, what can be made one (`__array__`), or nested lists. inputs: the model's.
     What the codec refuses is left to it. Raises: InvalidArgument, for a value that no request can hold.
     """
+    if not isinstance(given, Mapping):
+        name = next(iter(inputs), "x")
+        raise InvalidArgument(
+            f"inputs: got {type(given).__name__}, expected a dict of arrays by input name, such as {{{name!r}: [[…]]}}"
+        )
     entries: list[dict[str, Any]] = []
     tail: list[Buffer] = []
     for name, value in given.items():

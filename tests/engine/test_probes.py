@@ -45,7 +45,7 @@ def load(tmp_path: Path, body: str, isolation: str = "thread") -> InferResponse 
     ("body", "words"),
     [
         ("return {'OUTPUT0': x.astype(int)}", "output 'OUTPUT0': expected FP32, the model gave int64: return it with .astype("),
-        ("return {'OUTPUT0': x[:, :3]}", "expected shape [-1, 16] with 1 rows, the model gave shape [1, 3]"),
+        ("return {'OUTPUT0': x[:, :3]}", "expected shape [-1, 16] with 1 row, the model gave shape [1, 3]"),
         ("return {'y': x}", "output 'OUTPUT0' is missing, the model gave ['y']"),
         ("return x", "predict: expected a dict of arrays by output name, got ndarray"),
     ],

@@ -80,7 +80,7 @@ def test_half_precision_is_taken_from_lists_and_given() -> None:
         ({"x": np.ones((1, 2))}, r"input 'x' of model 'double': expected FP32 \[-1, 2\], got FP64 \[1, 2\]"),
         ({"x": np.ones((1, 2), np.complex64)}, r"expected FP32 \[-1, 2\], got complex64 \[1, 2\]"),
         ({"x": 3.0}, r"expected FP32 \[-1, 2\], got FP32 \[\]"),
-        ({"x": [["a", "b"]]}, "input 'x': data: expected FP32 elements: Expected `float`, got `str`"),
+        ({"x": [["a", "b"]]}, r"input 'x': data: expected FP32 elements, got text at data\[0\]\[0\]"),
         ({"x": {"a": 1}}, "input 'x': got dict, expected an array, or lists of numbers"),
         ({"y": [[1, 2]]}, "unexpected inference input 'y' for model 'double'; its inputs: 'x'"),
         ({}, "expected 1 inputs but got 0 inputs for model 'double': missing 'x'; the smallest request: "),
@@ -244,3 +244,14 @@ def test_a_load_that_fails_leaves_no_thread(model: gateway.LoadedModel) -> None:
     with pytest.raises(gateway.GatewayError, match="m:1/synthetic: failed to load"):
         gateway.load(failing)
     assert gateway_threads() == before
+
+
+def test_what_is_no_dict_and_what_is_no_model_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "area.py").write_text("def predict(width: float) -> float:\n    return width * 2\n")
+    with gateway.load(str(tmp_path / "area.py")) as model:
+        with pytest.raises(InvalidArgument, match=r"got ndarray, expected a dict of arrays by input name, such as \{'width'"):
+            model.predict(np.ones(2))  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"expected FP64 elements, got text at data\[1\]$"):
+            model.predict({"width": [1.0, "a"]})
+    with pytest.raises(gateway.ConfigError, match="got an object of object: expected a path, a configuration"):
+        gateway.load(object())  # type: ignore[arg-type]

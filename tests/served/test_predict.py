@@ -68,6 +68,20 @@ def test_a_configurations_model_answers(text: str, config: Path, tmp_path: Path,
     assert (code, outputs(out)) == (0, [("y", [2, 2], [2, 4, 8, 10])])
 
 
+def test_a_models_file_answers_as_its_configuration_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "area.py").write_text("def predict(width: float) -> float:\n    return width * 2\n")
+    (tmp_path / "in.json").write_text('{"width": [2.0]}')
+    code, out, _ = predict(capsys, tmp_path / "area.py", "area", tmp_path / "in.json")
+    assert (code, outputs(out)) == (0, [("output", [1], [4.0])])
+
+
+def test_an_address_without_a_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.json").write_text(PLAIN)
+    for where in ("localhost", "127.0.0.1"):
+        code, _, err = predict(capsys, where, "double", tmp_path / "in.json")
+        assert (code, f"{where}: no port: write {where}:8000" in err) == (2, True), err
+
+
 @pytest.mark.parametrize("scheme", ["", "http://"])
 def test_a_server_answers_what_comes_from_standard_input(
     scheme: str, served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -139,6 +153,7 @@ def test_the_port_of_grpc_and_an_address_that_is_none_are_told(tmp_path: Path, c
     (tmp_path / "in.json").write_text(PLAIN)
     with answering_grpc() as port:
         code, _, err = predict(capsys, f"127.0.0.1:{port}", "double", tmp_path / "in.json")
-    assert (code, f"nothing answers at http://127.0.0.1:{port}/v2/models/double" in err) == (1, True)
+    assert (code, f"what listens at http://127.0.0.1:{port} speaks no HTTP" in err) == (1, True), err
+    assert "8001 is gRPC" in err
     code, _, err = predict(capsys, "http://127.0.0.1:abc", "double", tmp_path / "in.json")
     assert (code, "nothing answers at http://127.0.0.1:abc/v2/models/double" in err) == (1, True)

@@ -220,7 +220,7 @@ MISTAKES = {
         *FAILED, model="fails apart", inputs=(Given("A", A.array * 3),), by=ON_THE_WIRE,
     ),
     "a model whose answer is not as declared": Mistake(
-        "fails:1/python: output 'C': expected shape [-1, 2] with 1 rows, the model gave shape [0, 2]",
+        "fails:1/python: output 'C': expected shape [-1, 2] with 1 row, the model gave shape [0, 2]",
         *FAILED, model="fails", inputs=(Given("A", A.array * 4),),
     ),
 }  # fmt: skip

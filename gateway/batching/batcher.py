@@ -477,6 +477,7 @@ def _urgency(queue: Queue) -> tuple[int, int]:
 def _too_late(request: InferRequest, deadline_ns: int, now_ns: int) -> DeadlineExceeded:
     waited_ms = (now_ns - request.arrival_ns) / 1e6
     limit_ms = (deadline_ns - request.arrival_ns) / 1e6
-    return DeadlineExceeded(
-        f"model '{request.model}': the request waited {waited_ms:.1f} ms, its deadline was {limit_ms:.1f} ms after arrival"
-    )
+    limit = f"{limit_ms:.1f} ms after arrival"
+    if limit_ms < 1:  # as where milliseconds were meant
+        limit = f"{limit_ms * 1e3:g} µs after arrival (`timeout` is in microseconds)"
+    return DeadlineExceeded(f"model '{request.model}': the request waited {waited_ms:.1f} ms, its deadline was {limit}")

@@ -148,6 +148,11 @@ def test_an_expired_request_is_answered_and_never_executed() -> None:
     assert "waited 6.0 ms, its deadline was 5.0 ms" in error.message
 
 
+def test_a_deadline_below_a_millisecond_is_told_with_the_unit_of_timeout() -> None:
+    ((_, error),) = batcher_of(None, request(0, timeout_ms=0.05)).step(1 * MS, 1).shed
+    assert "its deadline was 50 µs after arrival (`timeout` is in microseconds)" in error.message
+
+
 def test_an_expired_low_priority_request_is_never_executed_either() -> None:
     low = request(0, priority=4, timeout_ms=5)  # its place in the queue is that of 0 + 4·5 ms
     step = batcher_of(None, low).step(6 * MS, 1)

@@ -14,6 +14,8 @@ _MOST_PICKLE_BYTES: Final = 64 << 20  # a module's pickle is its structure: the 
 _OF_WEIGHTS: Final = ("collections.", "torch._utils.", "torch._tensor.", "torch.storage.", "torch.serialization.", "numpy.",
                       "torch.Size", "torch.device", "torch.dtype", "_codecs.", "builtins.")  # fmt: skip
 
+_OF_CHECKPOINTS: Final = ("model_state_dict", "state_dict")  # keys under which trainers keep the weights
+
 _EXPORT: Final = "where the module is: torch.jit.trace(module.eval(), example).save('model.pt'), and serve model.pt"
 _CLASS: Final = "write a class that loads it in __init__ and has predict(), and serve FILE.py:Class"
 _RUNS_CODE: Final = "loading one runs the code in it, so that is yours to do"
@@ -67,7 +69,7 @@ def identify(path: Path) -> Artifact:
 def _with_code(loads: str) -> str:
     return (
         "serve FILE.py:make, a function without parameters that builds the module, loads these weights into it "
-        f"({loads}) and returns it; or, {_EXPORT}"
+        f"({loads}) and returns it, with `--example FILE`, one request, for it does not say its inputs; or, {_EXPORT}"
     )
 
 
@@ -101,7 +103,13 @@ def _archive(path: Path) -> Artifact:
 
 def _saved(pickled: bytes) -> Artifact:
     """What torch.save wrote: weights alone, or a module with its classes by name."""
-    strange = [name for name in _globals(pickled) if not name.startswith(_OF_WEIGHTS) and not name.endswith("Storage")]
+    found, texts = _contents(pickled)
+    strange = [name for name in found if not name.startswith(_OF_WEIGHTS) and not name.endswith("Storage")]
+    key = next((key for key in _OF_CHECKPOINTS if key in texts), None)
+    lightning = "pytorch-lightning_version" in texts
+    if key is not None and (lightning or not strange):
+        what = f"a checkpoint{' of Lightning' if lightning else ''}, whose weights are its {key!r}"
+        return Artifact("", "", what, _with_code(f"torch.load(…, weights_only={not strange})[{key!r}]"))
     if not strange:
         return Artifact(
             "", "", "a state_dict: weights without the code of a model", _with_code("torch.load(…, weights_only=True)")
@@ -109,8 +117,8 @@ def _saved(pickled: bytes) -> Artifact:
     return Artifact("", "", f"a pickled module ({strange[0]})", f"{_RUNS_CODE}: {_EXPORT}")
 
 
-def _globals(pickled: bytes) -> list[str]:
-    """The classes and functions that a pickle names, `module.name`, without running it."""
+def _contents(pickled: bytes) -> tuple[list[str], list[str]]:
+    """The classes and functions that a pickle names, `module.name`, and its texts, without running it."""
     found: list[str] = []
     words: list[str] = []
     try:
@@ -123,7 +131,7 @@ def _globals(pickled: bytes) -> list[str]:
                 words.append(argument)
     except ValueError:
         pass  # what is damaged further on is named by what could be read
-    return found
+    return found, words
 
 
 _KERAS: Final = Artifact("", "", "a Keras model", f"model.export('model.onnx', format='onnx') in Keras; or {_CLASS}")

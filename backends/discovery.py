@@ -16,7 +16,10 @@ from backends.datatypes import datatype_of
 
 MOST_ROWS: Final = 32  # of one execution, where nothing says otherwise: the configuration's default
 
-_SIZES_OF_THE_EXAMPLE: Final = "sizes are those of the example: write -1 for those that may differ between requests"
+
+def _sizes_are_those(of: str) -> str:
+    return f"sizes are those {of}: write -1 for those that may differ between requests"
+
 
 Run = Callable[[Tensors], Tensors]
 
@@ -50,16 +53,17 @@ def from_shapes(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...])
     return Found(inputs, outputs, 0, (note,))
 
 
-def from_example(run: Run, example: Tensors) -> Found:
+def from_example(run: Run, example: Tensors, *, sizes_of: str = "of the example") -> Found:
     """Of a model that can be run: its tensors as in the example, and whether their first dimension is rows.
 
+    sizes_of: whose sizes the example has, for a note.
     Raises: what `run` raises for the example; LoadFailed, for an array that has no datatype of the protocol.
     """
     given = normalised(example)
     once = normalised(run(given))
     inputs, outputs = _specs(given), _specs(once)
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
-    sizes = _SIZES_OF_THE_EXAMPLE
+    sizes = _sizes_are_those(sizes_of)
     if len(firsts) == 1 and (rows := max(firsts)):
         if _rows_stand_alone(run, given, once, rows):
             only_rows = all(len(tensor.shape) == 1 for tensor in (*inputs, *outputs))
@@ -96,7 +100,7 @@ def from_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> Found:
         other = _specs(normalised(run({name: _other_content(array) for name, array in arrays.items()})))
     except BackendError:  # it takes not just anything
         fixed = any(size >= 0 for tensor in outputs for size in tensor.shape[batched:])
-        return Found(inputs, outputs, MOST_ROWS if batched else 0, (_SIZES_OF_THE_EXAMPLE,) if fixed else ())
+        return Found(inputs, outputs, MOST_ROWS if batched else 0, (_sizes_are_those("of ones"),) if fixed else ())
     seen = _common(results[-1], other)
     if seen == results[-1]:
         return Found(inputs, outputs, MOST_ROWS if batched else 0)

@@ -17,7 +17,6 @@ SystemExit), its session.
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -42,7 +41,7 @@ from backends.base import (
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_ones, from_shapes
 from backends.signatures import FORM, Hint, Signature, call_by_name, refuse_nothing, signature_of
-from backends.source import check_options, line_of, load_object, make, place_of, takes
+from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes
 
 
 def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | None = None) -> "PythonModel":
@@ -93,7 +92,7 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
     outputs = _stated(model, code, "outputs") or signature.output_specs()
     if inputs and outputs:
         return from_shapes(inputs, outputs)
-    example = _as_hinted(signature.inputs, example if example is not None else _example(model, code))
+    example = _as_hinted(signature.inputs, example if example is not None else example_of(model, code))
     if example is None and not inputs:
         raise LoadFailed(
             f"{model}: nothing says its inputs: give `predict` type hints, {FORM}, or beside it an `example`, a dict of one "
@@ -197,18 +196,6 @@ def _stated(model: str, code: Any, attribute: str, max_rows: int = 0) -> tuple[T
             )
         tensors.append(tensor)
     return tuple(tensors) or None
-
-
-def _example(model: str, code: Any) -> Tensors | None:
-    """Of the class or function itself, else of its module; a function that makes one is called."""
-    found = getattr(code, "example", None)
-    if found is None:
-        found = getattr(sys.modules.get(code.__module__), "example", None)
-    if inspect.isroutine(found):
-        found = found()
-    if found is not None and not isinstance(found, Mapping):
-        raise LoadFailed(f"{model}: `example`: expected a dict of one array for each input, got {type(found).__name__}")
-    return None if found is None else dict(found)
 
 
 class PythonModel:

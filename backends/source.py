@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from backends.base import BackendError, LoadFailed, words_of
+from backends.base import BackendError, LoadFailed, Tensors, words_of
 
 
 def is_source(model: str) -> bool:
@@ -160,3 +160,18 @@ def _module_of_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def example_of(model: str, code: Any) -> Tensors | None:
+    """The attribute `example` of a class or function, else of its module; a function that makes one is called.
+
+    model: for messages. Raises: LoadFailed, if it is no dict.
+    """
+    found = getattr(code, "example", None)
+    if found is None:
+        found = getattr(sys.modules.get(code.__module__), "example", None)
+    if inspect.isroutine(found):
+        found = found()
+    if found is not None and not isinstance(found, Mapping):
+        raise LoadFailed(f"{model}: `example`: expected a dict of one array for each input, got {type(found).__name__}")
+    return None if found is None else dict(found)

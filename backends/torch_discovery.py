@@ -14,7 +14,7 @@ from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
 from backends.base import LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_shapes
-from backends.source import is_source, load_object
+from backends.source import example_of, is_source, load_object
 from backends.torch import load_callable, mapped, to_array, to_tensor
 
 _DATATYPES = {
@@ -25,7 +25,8 @@ _DATATYPES = {
 
 
 def read(*, model: str, example: Tensors | None = None, factory_options: Mapping[str, Any] | None = None) -> Found:
-    """model: as of the torch backend. example: one request by input name; of a factory, its attribute `example` will do.
+    """model: as of the torch backend. example: one request by input name; of a factory,
+    its attribute `example` or that of its file will do.
 
     Raises: LoadFailed, with an example to write where one is needed and none is given.
     """
@@ -39,9 +40,10 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
     call, _, _ = load_callable(torch, model, dict(factory_options or {}), torch.device("cpu"), "fp32")
     names = _names(call, scripted=artifact == TORCHSCRIPT)
     if artifact is None and example is None:
-        example = getattr(load_object(model), "example", None)
+        example = example_of(model, load_object(model))
+    sizes_of = "of the example"
     if example is None and artifact == TORCHSCRIPT:
-        example = _traced_on(torch, model, names)
+        example, sizes_of = _traced_on(torch, model, names), "that it was traced on"
     if example is None:
         name, known = (names[0], f" ({', '.join(names)})") if names else ("x", "")
         raise LoadFailed(
@@ -61,7 +63,7 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
         except Exception as exc:
             raise mapped(exc) from exc
 
-    return from_example(run, {name: example[name] for name in order})
+    return from_example(run, {name: example[name] for name in order}, sizes_of=sizes_of)
 
 
 def _traced_on(torch: Any, model: str, names: list[str]) -> Tensors | None:

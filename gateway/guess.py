@@ -96,7 +96,12 @@ def written(found: Guess, folder: Path) -> str:
 
 
 def _request(example: Example) -> Tensors:
-    return normalised(example) if isinstance(example, Mapping) else read_example(Path(example))
+    if isinstance(example, Mapping):
+        return normalised(example)
+    path = Path(example)
+    if not path.exists():
+        raise ConfigError(f"{path.absolute()}: no such file; expected one request, as the example")
+    return read_example(path)
 
 
 def _absent(path: Path) -> str:

@@ -182,6 +182,12 @@ def test_a_file_that_is_no_example_is_told_with_what_one_is(tmp_path: Path, name
     assert 'expected a request, {"inputs": [' in caught.value.message
 
 
+def test_an_example_that_is_not_there_is_no_file(code: Path, tmp_path: Path) -> None:
+    assert fault(f"{code}:Unsaid", example=tmp_path / "no.json") == (
+        f"{tmp_path}/no.json: no such file; expected one request, as the example"
+    )
+
+
 def test_what_is_written_is_a_configuration_that_says_the_same(code: Path, tmp_path: Path) -> None:
     found = guess(f"{code}:ByExample")
     folder = tmp_path / "configs"
@@ -332,6 +338,14 @@ def test_pytorch_models_say_what_they_can_and_ask_for_the_rest(tmp_path: Path, c
     )
     served = model(f"{tmp_path}/factory.py:make")
     assert (served["backends"][0]["kind"], served["max_rows"]) == ("torch", 32)
+    (tmp_path / "in_file.py").write_text(
+        "import numpy as np\n"
+        "example = {'input': np.ones((1, 4), np.float32)}\n"
+        "def make():\n    import torch\n    return torch.nn.Linear(4, 3)\n"
+    )
+    assert model(f"{tmp_path}/in_file.py:make")["max_rows"] == 32
+    (note,) = guess(f"{tmp_path}/traced.pt").notes
+    assert note == "traced: sizes are those that it was traced on: write -1 for those that may differ between requests"
 
 
 PBTXT = """

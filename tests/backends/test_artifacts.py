@@ -44,6 +44,8 @@ def damaged() -> bytes:
 
 
 WEIGHTS = b"\x80\x02ccollections\nOrderedDict\nctorch._utils\n_rebuild_tensor_v2\nctorch\nFloatStorage\n."
+CHECKPOINT = pickle.dumps({"epoch": 3, "model_state_dict": {"w": 1}}, 2)
+LIGHTNING = pickle.dumps({"pytorch-lightning_version": "2.5", "state_dict": {"w": 1}, "hyper_parameters": Path()}, 2)
 MODULE = b"\x80\x02c__main__\nNet\nctorch._utils\n_rebuild_tensor_v2\n."
 
 FILES = [
@@ -54,6 +56,8 @@ FILES = [
     ("m.pt2", archive("serialized_exported_program.json", "version"), "a program of torch.export"),
     ("m.pt2", archive("m/archive_format", "m/data/aotinductor/model/x.so"), "an AOTInductor package"),
     ("m.pt", archive("m/data.pkl", "m/data/0", "m/version", data=WEIGHTS), "a state_dict: weights without the code of a model"),
+    ("m.pt", archive("m/data.pkl", data=CHECKPOINT), "a checkpoint, whose weights are its 'model_state_dict'"),
+    ("m.ckpt", archive("m/data.pkl", data=LIGHTNING), "a checkpoint of Lightning, whose weights are its 'state_dict'"),
     ("m.pth", archive("m/data.pkl", "m/version", data=MODULE), "a pickled module (__main__.Net)"),
     ("m.pt", archive("m/data.pkl", data=pickle.dumps(Trap(), 4)), "a pickled module (io.open)"),
     ("m.pt", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "a file of torch.save as before PyTorch 1.6"),

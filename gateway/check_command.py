@@ -60,7 +60,7 @@ def rendered(
     lines = []
     for model in config.models:
         slo = f"p99 {model.slo.p99_ms:g} ms" if model.slo else "no SLO"
-        lanes = ", ".join(f"{b.label} ({b.placement}, {b.sessions} sessions)" for b in model.backends)
+        lanes = ", ".join(f"{b.label} ({b.placement}, {b.sessions} session{'s' * (b.sessions != 1)})" for b in model.backends)
         ran = ", loaded, but it raised when it was run" if model.name in failing else ", loaded and run" if loaded else ""
         lines.append(f"{model.name} version {model.version}: {slo}, policy {model.batching.policy}, on {lanes}{ran}")
     but = ""

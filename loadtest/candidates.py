@@ -18,6 +18,7 @@ from loadtest.errors import UsageError
 from loadtest.numerics import full_precision, numerics_of
 from loadtest.results import Slo
 from loadtest.spec_file import CandidateSpec, LocalLauncher, SpecFile, UrlLauncher
+from loadtest.wording import counted
 
 BATCHING_SETTINGS = ("max_rows", "policy", "max_delay_ms")
 ARCHITECTURES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
@@ -281,8 +282,9 @@ def oddities(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue) 
                 found.append(f"{name} is {instance.architecture}, this machine is {here}: its rates will differ; measure there")
     crowded = [c for c in candidates if c.cpus and c.sessions * int(c.settings.get("threads", 1)) > len(c.cpus)]
     if crowded:
-        crowd = f"{len(crowded)} of {len(candidates)} candidates have more threads of work than cores"
-        found.append(f"{crowd}: with fewer `sessions` or `threads` they may be faster")
+        have, they = ("has", "it") if len(crowded) == 1 else ("have", "they")
+        crowd = f"{len(crowded)} of {counted(len(candidates), 'candidate')} {have} more threads of work than cores"
+        found.append(f"{crowd}: with fewer `sessions` or `threads` {they} may be faster")
     return found
 
 

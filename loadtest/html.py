@@ -18,7 +18,7 @@ from loadtest.pages import PALETTE
 from loadtest.recommendation import CandidateReport, Recommendation, held_points
 from loadtest.report import spent
 from loadtest.standing import agreement_text
-from loadtest.wording import attained, ms, percent, rate, slo_in_words, usd
+from loadtest.wording import attained, counted, ms, percent, rate, slo_in_words, usd
 
 Card = tuple[str, str, Markup]
 OFFERED: Final = Axis("offered requests per second", zero=False)
@@ -213,7 +213,7 @@ def _batches(shown: Sequence[CandidateReport], colours: dict[str, int]) -> Card:
         total = sum(run.batch_rows.values()) if run else 0
         if run and total:
             points = [
-                Point(rows, 100 * count / total, f"{c.letter}: {rows} rows, {percent(count / total)}")
+                Point(rows, 100 * count / total, f"{c.letter}: {counted(rows, 'row')}, {percent(count / total)}")
                 for rows, count in run.batch_rows.items()
             ]
             series.append(Series(colours[c.name], points, name=c.letter))
@@ -236,7 +236,9 @@ def _profiles(found: Recommendation, colours: dict[str, int]) -> Card:
     for c in found.candidates:
         if c.name in colours and c.timings not in seen:
             seen.add(c.timings)
-            points = [Point(t.rows, t.ms, f"{c.letter}: {t.rows} rows {ms(t.ms)}") for t in c.timings if t.concurrency == 1]
+            points = [
+                Point(t.rows, t.ms, f"{c.letter}: {counted(t.rows, 'row')} {ms(t.ms)}") for t in c.timings if t.concurrency == 1
+            ]
             series.append(Series(colours[c.name], points, name=c.letter))
     text = "The profile, one batch at a time. Candidates that share one are drawn once."
     return "Model time against rows", text, Markup(draw(Chart(Axis("rows of a batch"), Axis("ms"), series)))

@@ -8,6 +8,7 @@ from loadtest.events import EXPECTED, Question
 from loadtest.launchers import Launcher
 from loadtest.search import AGREE_MOST, FINALISTS, OVERLOAD, SAFE, SHORTLIST, agree_seconds, profile_seconds
 from loadtest.spec import Spec
+from loadtest.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -126,7 +127,8 @@ def show(plan: Plan, console: "Console") -> None:
             f"{plan.comparison.seconds:.0f} s each, and {plan.comparison.share:.0%} of the time in all."
         )
     console.print(
-        f"{len(plan.candidates)} candidates share {plan.profiles} profiles of {plan.profile_seconds:.0f} s; up to "
+        f"{counted(len(plan.candidates), 'candidate')} {'has' if len(plan.candidates) == 1 else 'share'} "
+        f"{counted(plan.profiles, 'profile')} of {plan.profile_seconds:.0f} s; up to "
         f"{plan.loaded} see real load, {plan.finalists} up to their peak. A start takes about {plan.start_seconds:.0f} s. "
         f"All in all {plan.minutes:g} minutes, {OVERLOAD:g} and {SAFE:g} times the winner's peak included."
     )

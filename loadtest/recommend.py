@@ -145,11 +145,11 @@ async def _search(
     from loadtest.generator import measure
     from loadtest.journal import Journal
     from loadtest.recommender import Lab, extended, run_search
-    from loadtest.wording import differences
+    from loadtest.wording import counted, differences
 
     journal = Journal(folder / "journal.jsonl", question, fresh=arguments.fresh, resume=arguments.resume)
     if journal.events:
-        console.print(f"resuming after {len(journal.events)} steps found in {folder / 'journal.jsonl'}")
+        console.print(f"resuming after {counted(len(journal.events), 'step')} found in {folder / 'journal.jsonl'}")
     if arguments.resume:
         question = extended(question, journal.events)
     names = dict(zip((candidate.name for candidate in spec.candidates), differences(spec.candidates), strict=True))
@@ -173,5 +173,7 @@ async def _search(
 
 def machine() -> str:
     """What this machine is, in a few words."""
+    from loadtest.wording import counted
+
     cores = len(os.sched_getaffinity(0))
-    return f"{platform.machine()} with {cores} cores, Python {platform.python_version()}"
+    return f"{platform.machine()} with {counted(cores, 'core')}, Python {platform.python_version()}"

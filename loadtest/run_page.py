@@ -11,7 +11,7 @@ from loadtest.charts import Axis, Bar, Chart, Line, Point, Region, Series, draw,
 from loadtest.results import Block, RunResult
 from loadtest.tables import Column, table
 from loadtest.terminal import remedy
-from loadtest.wording import attained, figures, ms, percent, rate, slo_in_words
+from loadtest.wording import attained, counted, figures, ms, percent, rate, slo_in_words
 
 P50, P99, GOOD = 0, 1, 2  # colours
 SIGNALS = {
@@ -93,7 +93,7 @@ def _charts(result: RunResult) -> list[tuple[str, str, Markup]]:
     time = Axis("seconds since the start")
     latency = [_over_time(blocks, P50, "p50_ms", "p50"), _over_time(blocks, P99, "p99_ms", "p99")]
     rates = [
-        Series(P50, [Point(b.start_s, b.requests / b.duration_s, f"{b.requests} requests") for b in blocks], name="all"),
+        Series(P50, [Point(b.start_s, b.requests / b.duration_s, counted(b.requests, "request")) for b in blocks], name="all"),
         Series(GOOD, [Point(b.start_s, b.met / b.duration_s, f"{b.met} within the SLO") for b in blocks], name="good"),
     ]
     stalls = [Region(stall.start_s, stall.start_s + stall.duration_ms / 1e3, "") for stall in result.stalls]
@@ -126,7 +126,9 @@ def _over_time(blocks: Sequence[Block], colour: int, field: str, name: str) -> S
     for block in blocks:
         value = getattr(block, field)
         if value:
-            points.append(Point(block.start_s, value, f"{name} {ms(value)} of {block.requests} requests", not block.warmup))
+            points.append(
+                Point(block.start_s, value, f"{name} {ms(value)} of {counted(block.requests, 'request')}", not block.warmup)
+            )
     return Series(colour, points, name=name)
 
 

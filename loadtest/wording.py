@@ -40,6 +40,11 @@ def chance(probability: float) -> str:
     return "under 1 %" if probability < 0.01 else f"{probability:.0%}".replace("%", " %")
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def minutes(seconds: float, adjective: str = "") -> str:
     """`1 minute`, `12 more minutes`: rounded up."""
     whole = max(1, math.ceil(seconds / 60))

@@ -159,7 +159,7 @@ def test_what_is_right_is_valid(folder: Path, capsys: pytest.CaptureFixture[str]
     (folder / "gateway.yaml").write_text(one("model: code.py:Echo", "class_options: {factor: 2}", kind="python"))
     assert main(["check", "gateway.yaml", "--load"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "m version 1: no SLO, policy adaptive, on python (embedded, 1 sessions), loaded and run",
+        "m version 1: no SLO, policy adaptive, on python (embedded, 1 session), loaded and run",
         "gateway.yaml: valid",
     ]
 

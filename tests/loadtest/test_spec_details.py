@@ -273,10 +273,11 @@ def test_more_threads_than_cores_are_told(catalogue: Catalogue, settings: dict[s
     backend = {"kind": "torch", "model": "m:f"}
     spec = parsed(catalogue, candidates=[candidate(backend=backend, settings=settings)])
     told = [line for line in spec.warnings if "threads of work" in line]
+    have, they = ("has", "it") if crowded == 1 else ("have", "they")
     assert told == (
         [
-            f"{crowded} of {len(spec.candidates)} candidates have more threads of work than cores: with fewer `sessions` or "
-            "`threads` they may be faster"
+            f"{crowded} of {len(spec.candidates)} candidates {have} more threads of work than cores: with fewer `sessions` or "
+            f"`threads` {they} may be faster"
         ]
         if crowded
         else []

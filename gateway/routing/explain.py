@@ -73,8 +73,8 @@ def render(told: dict[str, Any]) -> str:
         if told["slo_ms"] is None
         else f"SLO {told['slo_ms']:g} ms, spill at {told['slo_ms'] * told['spill_share']:g} ms"
     )
-    rows = f"{told['rows']} row{'s' * (told['rows'] != 1)}"
-    lines = [f"{told['model']} version {told['version']}, {rows}, policy {told['policy']}, {slo}"]
+    size = f"{told['rows']} row{'s' * (told['rows'] != 1)}"
+    lines = [f"{told['model']} version {told['version']}, {size}, policy {told['policy']}, {slo}"]
     lines.append(f"-> {told['backend'] or 'nowhere'} ({told['reason']})")
     head = ("backend", "role", "$/1M rows", "batch", "eta ms", "cold", "wait", "ahead", "own", "sessions", "pending", "health")
     rows: list[tuple[str, ...]] = [head]

@@ -142,7 +142,8 @@ def _ask_http(address: Address, method: str, path: str, headers: tuple[tuple[str
         except (OSError, http.client.HTTPException) as exc:
             # A port of gRPC ends what is not HTTP/2, or answers it with frames.
             other = "; if it is a port of gRPC, add --protocol grpc" if isinstance(exc, _CLOSED) else ""
-            raise TargetError(f"{where} cannot be asked: {exc}{other}") from exc
+            unread = isinstance(exc, http.client.BadStatusLine) and not isinstance(exc, http.client.RemoteDisconnected)
+            raise TargetError(f"{where} cannot be asked: {'it does not answer in HTTP/1.1' if unread else exc}{other}") from exc
     if response.status != 200:
         told = _told(response.headers.get_content_type(), body)
         raise TargetError(f"{where} answered {response.status}{told}{_address_alone(address)}")

@@ -15,6 +15,9 @@ class _Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if self.path.startswith("/closes"):
             return
+        if self.path.startswith("/frames"):
+            self.wfile.write(b"\x00\x00\x18\x04\x00\r\n")
+            return
         page = self.path.startswith("/page")
         body = b"<!DOCTYPE html>\n<html>many lines" if page else b'{"error":\n "not found"}'
         self.send_response(404)
@@ -61,3 +64,5 @@ def test_a_page_of_html_is_not_shown(server: str) -> None:
 
 def test_a_server_that_hangs_up_may_be_one_of_grpc(server: str) -> None:
     assert asked(f"{server}/closes").endswith("; if it is a port of gRPC, add --protocol grpc")
+    frames = asked(f"{server}/frames")
+    assert frames.endswith("cannot be asked: it does not answer in HTTP/1.1; if it is a port of gRPC, add --protocol grpc")

@@ -28,6 +28,7 @@ EXIT_CODES: Final = {
     2: "the command or the configuration is faulty",
     ENDED_AT_ONCE: "ended at once by Ctrl-C; a server: by the second one",
     UNREAD: "whoever read its output has gone",
+    143: "ended by SIGTERM before it began to serve",
 }
 
 

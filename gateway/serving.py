@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from gateway.announcement import ReadyModel, ready_line, ready_words
 from gateway.config import Config
@@ -19,6 +19,9 @@ from gateway.console import Speech, step
 from gateway.errors import ConfigError
 from gateway.interrupts import Interrupts, end_at_once, say_stopping
 from gateway.run_dir import fresh_run_dir, make_run_dir
+
+if TYPE_CHECKING:
+    from gateway.ingress import Ingress
 
 
 def need_of_ray(config: Config) -> tuple[str, str]:
@@ -126,6 +129,15 @@ async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupted, number)
+    try:
+        await _serve_until(stop, ingress, announce)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # it is ending: the same press once more must not change how
+
+
+async def _serve_until(stop: asyncio.Event, ingress: "Ingress", announce: Announce) -> None:
     started = asyncio.ensure_future(ingress.start())
     stopped = asyncio.ensure_future(stop.wait())
     with collecting_seldom():

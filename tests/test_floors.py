@@ -24,7 +24,7 @@ FLOORS = {
     "http_server": 8, "http2": 8, "compile": 8, "trial": 8, "rest_routes": 9, "grpc_call": 9,
     "grpc_server": 10, "ingress": 11, "cluster": 12, "app": 13, "serving": 13, "check_command": 13,
     "rest_in_memory": 9, "grpc_in_memory": 11, "hosted": 12, "loaded": 13, "testing": 13, "running": 14, "predict": 14,
-    "cli": 15,
+    "cli": 15, "__main__": 16,
 }  # fmt: skip
 
 # What loadtest may use of the gateway: the pure floors, the simulator's real batcher, and how a command line looks and speaks.

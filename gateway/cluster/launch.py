@@ -81,10 +81,16 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech) -> int:
     try:
         with _cluster(config, found, head, signals), _serve_instance(head, own=own), _deployed(app, config, head) as ingress:
             http, grpc_port = ingress.ports.remote().result(timeout_s=_PORTS_S)
+            signals.serving = True
             announce(http, grpc_port, ingress.ready_models.remote().result(timeout_s=_PORTS_S))
             while True:
                 signal.pause()
     except _Stopped:
+        return 0
+    except SystemExit as exc:  # of the handler that ray.init has while it runs
+        if exc.code != signal.SIGTERM:
+            raise
+        say_stopping(0, config.server.drain_timeout_s)
         return 0
 
 
@@ -201,6 +207,7 @@ class _Signals:
         self._drain_timeout_s = config.server.drain_timeout_s
         self._left = f"the application {config.ray.application} is left on the Ray cluster" if found else ""
         self._interrupts = Interrupts()
+        self.serving = False  # before, there are no requests
 
     def handle(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -209,7 +216,7 @@ class _Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         meaning = self._interrupts.meaning(number, time.monotonic())
         if meaning == "stop":
-            say_stopping(None, self._drain_timeout_s)
+            say_stopping(None if self.serving else 0, self._drain_timeout_s)
             raise _Stopped
         if meaning == "end":
             end_at_once(self._left)

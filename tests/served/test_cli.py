@@ -124,3 +124,26 @@ def test_a_signal_ends_it_well(tmp_path: Path, number: signal.Signals) -> None:
             assert response.status == 200
         gateway_process.process.send_signal(number)
         assert gateway_process.process.wait(30) == 0
+
+
+def test_ctrl_c_while_it_is_being_imported_ends_it_in_one_line() -> None:
+    code = """
+import os, signal, sys
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "shtab":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Pressed())
+from gateway.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "gateway: ended by Ctrl-C\n")
+
+
+def test_the_same_press_twice_ends_it_well(tmp_path: Path) -> None:
+    with served(written(tmp_path, SYNTHETIC), "--no-ray") as gateway_process:
+        gateway_process.process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+        gateway_process.process.send_signal(signal.SIGINT)
+        assert gateway_process.process.wait(30) == 0

@@ -50,7 +50,7 @@ BATCH_TO_BLAME = {
     "raises without words": "Unprintable: (its __str__ raised ValueError)",
     "raises 5 MB": "(cut, of 5000012 characters)",
     "raises a surrogate": "ValueError: lone \\ud800 surrogate",
-    "returns None": "predict: expected a dict of arrays by output name, got NoneType",
+    "returns None": "predict returned None",
     "returns a list": "predict: expected a dict of arrays by output name, got list",
     "misses an output": "output 'TEXT' is missing, the model gave ['OUTPUT0']",
     "gives another output": "the model gave ['EXTRA'] beside its outputs ['OUTPUT0', 'TEXT']",

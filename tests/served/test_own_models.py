@@ -103,7 +103,7 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_read(tmp_path: Path) -
 
 def test_what_is_no_model_ends_at_once_with_the_way_on(tmp_path: Path) -> None:
     (tmp_path / "model.pkl").write_bytes(b"\x80\x04.")
-    done = gateway(tmp_path, "serve", "model.pkl", "--no-ray")
+    done = gateway(tmp_path, "serve", "model.pkl", "--no-ray", "--http-port", "0", "--grpc-port", "0")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"{tmp_path}/model.pkl: a pickle: loading one runs the code in it")
     assert "serve FILE.py:Class" in done.stderr

@@ -107,6 +107,7 @@ BENCHMARKS = (
     "python -m benchmarks.parity --write docs/parity.md",
     "python -m benchmarks.recommend measured configs/loadtests/minilm-space.yaml --out DIR",
     "python -m benchmarks.recommend simulated",
+    "python -m benchmarks.searches --out DIR",
     "python -m benchmarks.routing",
     "python -m benchmarks.routing --real",
     "python -m benchmarks.sessions",

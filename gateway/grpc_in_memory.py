@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import unquote
 
 import grpc
@@ -31,21 +33,20 @@ class Host(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
-    def run(self, work: Any) -> Any:
-        """Run a coroutine there, and wait for its end."""
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Begin a coroutine there."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same, and wait for its end."""
 
 
-class GrpcError(grpc.RpcError):
-    """A call that failed, with what grpc's own errors tell."""
+class Call:
+    """A call that has ended, with what grpc's own calls tell of it."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[Any, ...] = ()) -> None:
-        super().__init__(code, details)
         self._code = code
         self._details = details
         self._trailing_metadata = trailing_metadata
-
-    def __str__(self) -> str:
-        return f"{self._code.name}: {self._details}"
 
     def code(self) -> grpc.StatusCode:
         return self._code
@@ -56,6 +57,13 @@ class GrpcError(grpc.RpcError):
     def trailing_metadata(self) -> tuple[Any, ...]:
         """Pairs of name and value."""
         return self._trailing_metadata
+
+
+class GrpcError(Call, grpc.RpcError):
+    """One that failed."""
+
+    def __str__(self) -> str:
+        return f"{self._code.name}: {self._details}"
 
 
 class _Stream:
@@ -99,8 +107,11 @@ class InMemoryChannel(grpc.Channel):
         many = _StreamStream(self._host, self._server, method, request_serializer, response_deserializer)
         return lambda request, **options: many(iter([request]), **options)
 
-    def stream_unary(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError("the protocol has no call of many messages and one answer")
+    def stream_unary(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, *_: Any, **__: Any
+    ) -> Any:
+        many = _StreamStream(self._host, self._server, method, request_serializer, response_deserializer)
+        return lambda requests, **options: next(many(requests, **options))
 
     def stream_stream(
         self, method: str, request_serializer: Any = None, response_deserializer: Any = None, *_: Any, **__: Any
@@ -144,17 +155,32 @@ class _Calls:
 
 
 class _UnaryUnary(_Calls):
-    def __call__(self, request: Any, timeout: float | None = None, metadata: Metadata | None = None, **_: Any) -> Any:
-        """Raises: GrpcError."""
-        work = _asked(self._server, self._headers(timeout, metadata), self._frame(request), timeout)
-        messages, end = self._host.run(work)
-        _raise_unless_ok(end)
-        return self._deserialize(messages[0])
+    def __call__(self, request: Any, **options: Any) -> Any:
+        """Options: timeout, metadata. Raises: GrpcError."""
+        return self._host.run(self._answer(request, **options))[0]
 
-    def with_call(self, request: Any, **options: Any) -> NoReturn:
-        raise NotImplementedError("in memory there is no call beside its answer: call the method itself")
+    def with_call(self, request: Any, **options: Any) -> tuple[Any, Call]:
+        """The answer, and its call. Raises: likewise."""
+        return self._host.run(self._answer(request, **options))
 
-    future = with_call
+    def future(self, request: Any, **options: Any) -> "Future[Any]":
+        """Begins it; what comes of it is the future's result or exception. Cancelling the future cancels the call."""
+
+        async def answer() -> Any:
+            return (await self._answer(request, **options))[0]
+
+        return self._host.submit(answer())
+
+    async def _answer(
+        self,
+        request: Any,
+        timeout: float | None = None,  # noqa: ASYNC109 (grpc's word)
+        metadata: Metadata | None = None,
+        **_: Any,
+    ) -> tuple[Any, Call]:
+        messages, end = await _asked(self._server, self._headers(timeout, metadata), self._frame(request), timeout)
+        call = _ended_well(end)
+        return self._deserialize(messages[0]), call
 
 
 async def _asked(server: GrpcServer, headers: Headers, frame: bytes, limit_s: float | None) -> tuple[list[bytes], Headers]:
@@ -183,10 +209,14 @@ class _StreamStream(_Calls):
     def __call__(
         self, requests: Iterable[Any], timeout: float | None = None, metadata: Metadata | None = None, **_: Any
     ) -> Iterator[Any]:
-        """Requests are read in a thread, as grpc does. Raises: GrpcError, after the answers that came before it."""
+        """Requests are read in a thread, as grpc does, until the call is over.
+
+        Raises: GrpcError, after the answers that came before it.
+        """
         arrived: queue.SimpleQueue[bytes | Headers | BaseException] = queue.SimpleQueue()
-        loop = self._host.loop
+        until_s = None if timeout is None else time.monotonic() + timeout
         stream = _Stream(self._headers(timeout, metadata), arrived.put, arrived.put)
+        over = threading.Event()
 
         async def begin() -> None:
             self._server.open(stream)
@@ -194,25 +224,31 @@ class _StreamStream(_Calls):
         def feed() -> None:
             try:
                 for request in requests:
-                    loop.call_soon_threadsafe(stream.receiver.take, self._frame(request), False)
+                    if over.is_set():
+                        return
+                    self._soon(stream.receiver.take, self._frame(request), False)
             except BaseException as exc:  # the caller's own
-                loop.call_soon_threadsafe(stream.receiver.reset)
+                self._soon(stream.receiver.reset)
                 arrived.put(exc)
             else:
-                loop.call_soon_threadsafe(stream.receiver.take, b"", True)
+                self._soon(stream.receiver.take, b"", True)
 
         self._host.run(begin())
         threading.Thread(target=feed, daemon=True).start()
-        return self._answers(stream, arrived, timeout)
+        return self._answers(stream, arrived, until_s, over)
 
     def _answers(
-        self, stream: _Stream, arrived: "queue.SimpleQueue[bytes | Headers | BaseException]", timeout: float | None
+        self,
+        stream: _Stream,
+        arrived: "queue.SimpleQueue[bytes | Headers | BaseException]",
+        until_s: float | None,
+        over: threading.Event,
     ) -> Iterator[Any]:
         ended = False
         try:
             while True:
                 try:
-                    item = arrived.get(timeout=timeout)
+                    item = arrived.get(timeout=None if until_s is None else max(0.0, until_s - time.monotonic()))
                 except queue.Empty:
                     raise GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
                 if isinstance(item, bytes):
@@ -221,16 +257,24 @@ class _StreamStream(_Calls):
                 ended = True
                 if isinstance(item, BaseException):
                     raise item
-                _raise_unless_ok(item)
+                _ended_well(item)
                 return
         finally:
+            over.set()
             if not ended:  # the caller has seen enough
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    self._host.loop.call_soon_threadsafe(stream.receiver.reset)
+                self._soon(stream.receiver.reset)
+
+    def _soon(self, function: Callable[..., object], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
+            self._host.loop.call_soon_threadsafe(function, *arguments)
 
 
-def _raise_unless_ok(end: Headers) -> None:
+def _ended_well(end: Headers) -> Call:
+    """The call that ended so. Raises: GrpcError, if it failed."""
     code = _CODES.get(int(end.get(b"grpc-status", b"2")), grpc.StatusCode.UNKNOWN)
-    if code is not grpc.StatusCode.OK:
-        others = tuple((name.decode(), value.decode()) for name, value in end.items() if name not in _OF_THE_CALL)
-        raise GrpcError(code, unquote(end.get(b"grpc-message", b"").decode()), others)
+    others = tuple((name.decode(), value.decode()) for name, value in end.items() if name not in _OF_THE_CALL)
+    kind = Call if code is grpc.StatusCode.OK else GrpcError
+    call = kind(code, unquote(end.get(b"grpc-message", b"").decode()), others)
+    if isinstance(call, GrpcError):
+        raise call
+    return call

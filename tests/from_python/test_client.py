@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,6 +124,47 @@ def test_a_stub_works_on_the_channel(stub: Any) -> None:
     assert (answer.id, np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()) == ("a", [3, 3, 3, 3])
     assert stub.ServerReady(pb.ServerReadyRequest()).ready
     assert [model.name for model in stub.RepositoryIndex(pb.RepositoryIndexRequest()).models] == ["echo é", "hangs"]
+
+
+def test_a_stub_gives_the_call_with_the_answer_and_futures(stub: Any) -> None:
+    answer, call = stub.ModelInfer.with_call(infer_request("echo é", 3.0, request_id="a"), timeout=20)
+    assert (answer.id, call.code(), call.details()) == ("a", grpc.StatusCode.OK, "")
+    ended = threading.Event()
+    future = stub.ModelInfer.future(request=infer_request("echo é", 3.0, request_id="b"))
+    future.add_done_callback(lambda _: ended.set())
+    assert future.result(20).id == "b"
+    assert ended.wait(20)
+    failed = stub.ModelInfer.future(infer_request("ecko", 3.0)).exception(20)
+    assert isinstance(failed, grpc.RpcError)
+    assert failed.code() is grpc.StatusCode.NOT_FOUND
+    assert str(failed) == f"NOT_FOUND: {failed.details()}"
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
+def test_a_method_that_is_none_is_not_implemented(client: gateway.TestClient, kind: str) -> None:
+    call = getattr(client.channel, kind)("/inference.GRPCInferenceService/Nothing", lambda _: b"", lambda _: None)
+    with pytest.raises(grpc.RpcError) as raised:
+        list(call(iter([None]) if kind.startswith("stream") else None, timeout=20))
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_the_deadline_of_a_stream_is_that_of_the_whole(stub: Any) -> None:
+    asked = 0
+
+    def requests() -> Iterator[Any]:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield infer_request("echo é", 3.0)
+            time.sleep(0.1)
+
+    answers: list[Any] = []
+    with pytest.raises(grpc.RpcError) as raised:
+        answers.extend(stub.ModelStreamInfer(requests(), timeout=0.5))
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert len(answers) < 10
+    time.sleep(0.3)
+    assert asked <= len(answers) + 3  # nobody reads them any more
 
 
 def test_an_error_has_grpcs_status_and_words(stub: Any) -> None:

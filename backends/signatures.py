@@ -20,6 +20,7 @@ import numpy as np
 
 from backends.base import ExecutionFailed, LoadFailed, OutputsRefused, Tensors, TensorSpec
 from backends.datatypes import NUMPY, datatype_of
+from backends.discovery import normalised
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
 _ROW: Final = (-1,)
@@ -169,7 +170,7 @@ def call_by_name(
     Raises: ExecutionFailed, if it gives more or fewer; what the function raises.
     """
     if signature.style == "names":
-        return _named(function(**inputs), outputs)
+        return normalised(_parts(function(**inputs), outputs))
     columns = {name: _values(array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
     answers = [_parts(function(**{name: column[row] for name, column in columns.items()}), outputs) for row in range(rows)]
@@ -178,7 +179,7 @@ def call_by_name(
     gathered: dict[str, Any] = {name: [answer[name] for answer in answers] for name in (answers[0] if answers else ())}
     try:
         if outputs is None:
-            return _named(gathered, None)
+            return normalised(gathered)
         # A number of Python's has no width of its own: it takes the one that was declared.
         return {name: np.asarray(column, NUMPY[outputs[name].datatype]) for name, column in gathered.items() if name in outputs}
     except ValueError as exc:
@@ -218,11 +219,3 @@ def refuse_nothing(result: Any) -> None:
     if inspect.iscoroutine(result):
         result.close()
         raise OutputsRefused("predict returned a coroutine: write a plain function (`def`), which awaits nothing")
-
-
-def _named(result: Any, outputs: Mapping[str, TensorSpec] | None) -> Tensors:
-    found: Tensors = {}
-    for name, value in _parts(result, outputs).items():
-        array = np.asarray(value)
-        found[name] = array.astype(object) if array.dtype.kind in "SU" else array  # text of any length, as BYTES has it
-    return found

@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from backends import triton_python_backend_utils as pb_utils
 from backends.base import ExecutionFailed, LoadFailed, Tensors
+from backends.discovery import normalised
 from backends.source import load_object
 
 CLASS: Final = ":TritonPythonModel"  # how what names one ends
@@ -81,15 +80,11 @@ class _Adapter:
         response = responses[0]
         if response.has_error():
             raise ExecutionFailed(str(response.error().message()))
-        return {tensor.name(): _array(tensor.as_numpy()) for tensor in response.output_tensors()}
+        return normalised({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
 
     def close(self) -> None:
         if hasattr(self._model, "finalize"):
             self._model.finalize()
-
-
-def _array(array: np.ndarray) -> np.ndarray:
-    return array.astype(object) if array.dtype.kind in "SU" else array
 
 
 def model_config(path: Path) -> dict[str, Any]:

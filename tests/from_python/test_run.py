@@ -94,6 +94,7 @@ def test_what_cannot_be_served_is_told(backend: dict[str, Any], words: str) -> N
 
 
 def test_a_port_that_is_none_or_taken_is_told() -> None:
+    before = set(threading.enumerate())
     with pytest.raises(gateway.ConfigError, match="http_port: 70000: expected a whole number from 0 to 65535"):
         gateway.run(double, http_port=70000)
     with socket.socket() as taken:
@@ -102,7 +103,7 @@ def test_a_port_that_is_none_or_taken_is_told() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"server.http_port: {port}: taken by another process"):
             gateway.run(double, http_port=port)
-    assert not [thread for thread in threading.enumerate() if thread.name == "gateway" and not thread.is_alive()]
+    assert not [thread for thread in threading.enumerate() if thread.name == "gateway" and thread not in before]
 
 
 SCRIPT = """

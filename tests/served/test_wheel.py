@@ -121,6 +121,8 @@ def test_the_wheel_says_what_it_is(installed: Installed) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert "\n# Serving gateway\n" in str(metadata)
     assert "Operating System :: POSIX :: Linux" in metadata.get_all("Classifier", [])
+    assert metadata["License-Expression"] == "LicenseRef-All-Rights-Reserved"
+    assert (information / "licenses" / metadata["License-File"]).read_text() == (ROOT / "LICENSE").read_text()
 
 
 def test_an_example_is_served_from_an_empty_folder(installed: Installed, tmp_path: Path) -> None:

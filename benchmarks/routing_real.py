@@ -112,7 +112,7 @@ class _Client:
 
     def __init__(self, ingress: Ingress, seed: int = 0) -> None:
         self._repository = ingress.repository
-        served = ingress.repository.model("minilm")
+        self._served = served = ingress.repository.model("minilm")
         rng = np.random.default_rng(seed)
         self._inputs = [
             {"input_ids": rng.integers(1000, 30000, (1, LENGTH)), "attention_mask": np.ones((1, LENGTH), np.int64)}
@@ -125,7 +125,7 @@ class _Client:
         answer: asyncio.Future[InferResponse | GatewayError] = asyncio.get_running_loop().create_future()
         request = InferRequest("minilm", "1", "", self._inputs[index % 64], 1, due_ns, shape_key=self._key)
         try:
-            self._repository.infer(request, answer.set_result)
+            self._repository.infer(self._served, request, answer.set_result)
         except GatewayError:
             return float("inf")
         outcome = await answer

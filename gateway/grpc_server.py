@@ -1,7 +1,6 @@
 """The gRPC listener: the v2 inference service, health and reflection on HTTP/2 connections of our own (http2).
 
-An inference takes no task and no future: its message is decoded when its last byte is there and handed to the repository,
-whose answer comes back through a callback that encodes and sends. The other calls run as tasks.
+An inference begins when the last byte of its message is there. The other calls run as tasks.
 """
 
 import asyncio
@@ -21,14 +20,14 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from gateway.config import Limits
-from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.grpc_call import ENCODINGS, GrpcCall, OneMessage, Stream
 from gateway.http2 import Http2Connection, header_block
 from gateway.http_server import last_words_s
-from gateway.metrics import EndpointMetrics
-from gateway.protocols.grpc import decode, encode
-from gateway.repository import Repository, ServedModel
-from gateway.types import InferRequest, InferResponse
+from gateway.inference import Endpoint, Endpoints, Inference
+from gateway.protocols.grpc import ModelCodec, ReadRegion
+from gateway.repository import Repository
+from gateway.types import InferRequest
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -124,11 +123,11 @@ class GrpcServer:
             path = f"/{_SERVICE}/{method.name}".encode()
             parse = _parser(GetMessageClass(method.input_type))
             calls[path] = self._unary(parse, getattr(servicer, method.name))
-        parse_infer = _parser(pb.ModelInferRequest)
-        calls[f"/{_SERVICE}/ModelInfer".encode()] = lambda call: call.listen(_InferCall(repository, call, parse_infer))
-        calls[f"/{_SERVICE}/ModelStreamInfer".encode()] = lambda call: call.listen(
-            _InferStream(repository, call, parse_infer, self._streams)
+        endpoints = Endpoints(
+            repository, _PROTOCOL, lambda served: ModelCodec(served.name, served.version, served.spec, served.ragged)
         )
+        calls[f"/{_SERVICE}/ModelInfer".encode()] = lambda call: call.listen(_InferCall(call, endpoints))
+        calls[f"/{_SERVICE}/ModelStreamInfer".encode()] = lambda call: call.listen(_InferStream(call, endpoints, self._streams))
 
         async def check(message: Any) -> Message:
             if message.service not in ("", _SERVICE):
@@ -229,107 +228,74 @@ class _TaskCall(OneMessage):
             self._call.failed()
 
 
-class _Inference:
-    """One inference on its way. on_reply gets its answer or error, once, perhaps within `start`; `reply` keeps it."""
+class _GrpcInference(Inference[ModelCodec, pb.ModelInferResponse]):
+    """An inference that a message of a call asks for."""
 
-    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_on_reply", "_repository", "_request", "_served", "id", "reply")
+    __slots__ = ("_data", "_message", "call")
 
-    def __init__(self, repository: Repository, on_reply: Callable[[pb.ModelInferResponse | GatewayError], None]) -> None:
-        self._repository = repository
-        self._on_reply = on_reply
-        self._request: InferRequest | None = None
-        self._endpoint: EndpointMetrics | None = None
-        self._served: ServedModel
-        self.id = ""
-        self.reply: pb.ModelInferResponse | GatewayError | None = None
+    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes) -> None:
+        super().__init__(endpoints, time.monotonic_ns())
+        self.call = call
+        self._data = data
+        self._message: pb.ModelInferRequest | None = None
 
-    def start(self, data: bytes, parse: Callable[[bytes], Any], call: GrpcCall) -> None:
-        repository = self._repository
-        self._arrival_ns = arrival_ns = time.monotonic_ns()
-        try:
-            message = parse(data)
-            self.id = message.id
-            served = self._served = repository.model(message.model_name, message.model_version)
-            self._endpoint = repository.metrics.endpoint(served.name, served.version, _PROTOCOL)
-            request = decode(
-                message,
-                model=served.name,
-                version=served.version,
-                spec=served.spec,
-                ragged=served.ragged,
-                arrival_ns=arrival_ns,
-                remaining_s=call.remaining_s(arrival_ns),
-                read_region=repository.regions.read,
-            )
-            self._decoded_ns = time.monotonic_ns()
-            self._request = request
-            repository.infer(request, self._done)
-        except GatewayError as exc:
-            self._request = None  # no lane has it
-            self._done(exc)
-        except BaseException:
-            log.exception("an inference failed")
-            self._done(InternalError("internal error"))
-            if self._request is not None:  # it may be with a lane
-                repository.cancel(self._request)
+    @property
+    def id(self) -> str:
+        """The request's own; empty where its message could not be read."""
+        return "" if self._message is None else str(self._message.id)
 
-    def cancel(self) -> None:
-        """Nobody waits for this any more: take it out of the queue."""
-        if self.reply is None and self._request is not None:
-            self._repository.cancel(self._request)
+    def find(self, endpoints: Endpoints[ModelCodec]) -> Endpoint[ModelCodec]:
+        message = self._message = _parse_infer(self._data)
+        return endpoints.find(message.model_name, message.model_version)
 
-    def _done(self, outcome: InferResponse | GatewayError) -> None:
-        encoding_ns = time.monotonic_ns()
-        if self.reply is not None:
-            return  # it was answered when it failed on its way to a lane, and then cancelled there
-        if isinstance(outcome, InferResponse):
-            assert self._request is not None
-            assert self._endpoint is not None
-            try:
-                self.reply = encode(outcome, self._request, self._served.spec, self._repository.regions.write)
-                self._endpoint.done(self._arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
-            except GatewayError as exc:
-                outcome = exc
-            except BaseException:  # a fault of ours must cost this request only, not the batch that it came back with
-                log.exception("an answer of model %s could not be encoded", self._request.model)
-                outcome = InternalError("internal error")
-        if isinstance(outcome, GatewayError):
-            self.reply = outcome.with_traceback(None)  # its frames hold this, which holds it
-            endpoint = self._endpoint or self._repository.metrics.endpoint("", "", _PROTOCOL)
-            endpoint.failed(outcome.code, self._arrival_ns, encoding_ns)
-        assert self.reply is not None
-        on_reply = self._on_reply
-        del self._on_reply  # or this and its owner would hold each other until the cyclic collector comes
-        on_reply(self.reply)
+    def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest:
+        return codec.decode(self._message, self._arrival_ns, self.call.remaining_s(self._arrival_ns), read_region)
+
+    def answer(self, reply: pb.ModelInferResponse) -> None:
+        self.call.reply(reply)
+
+    def refuse(self, error: GatewayError) -> None:
+        self.call.fail(error)
 
 
 class _InferCall(OneMessage):
     """ModelInfer."""
 
-    def __init__(self, repository: Repository, call: GrpcCall, parse: Callable[[bytes], Any]) -> None:
+    def __init__(self, call: GrpcCall, endpoints: Endpoints[ModelCodec]) -> None:
         super().__init__(call)
-        self._repository = repository
-        self._parse = parse
-        self._inference: _Inference | None = None
+        self._endpoints = endpoints
+        self._inference: _GrpcInference | None = None
 
     def start(self, data: bytes) -> None:
-        self._inference = _Inference(self._repository, self._answer)
-        self._inference.start(data, self._parse, self._call)
+        self._inference = _GrpcInference(self._endpoints, self._call, data)
+        self._inference.start()
 
     def cancel(self) -> None:
         if self._inference is not None:
             self._inference.cancel()
 
-    def _answer(self, reply: pb.ModelInferResponse | GatewayError) -> None:
-        if isinstance(reply, GatewayError):
-            self._call.fail(reply)
-            return
-        try:
-            self._call.reply(reply)
-        except GatewayError as exc:
-            self._call.fail(exc)
-        except BaseException:
-            self._call.failed()
+
+class _Turn(_GrpcInference):
+    """One inference of a stream, which sends its reply when those before it are sent."""
+
+    __slots__ = ("_on_reply", "reply")
+
+    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes, on_reply: Callable[[], None]) -> None:
+        super().__init__(endpoints, call, data)
+        self._on_reply = on_reply
+        self.reply: pb.ModelInferResponse | GatewayError | None = None
+
+    def answer(self, reply: pb.ModelInferResponse) -> None:
+        self._replied(reply)
+
+    def refuse(self, error: GatewayError) -> None:
+        self._replied(error)
+
+    def _replied(self, reply: pb.ModelInferResponse | GatewayError) -> None:
+        self.reply = reply
+        on_reply = self._on_reply
+        del self._on_reply  # or this and the stream would hold each other until the cyclic collector comes
+        on_reply()
 
 
 class _InferStream:
@@ -339,15 +305,12 @@ class _InferStream:
     undecoded, and their bytes keep the client's window closed.
     """
 
-    def __init__(
-        self, repository: Repository, call: GrpcCall, parse: Callable[[bytes], Any], open_streams: "set[_InferStream]"
-    ) -> None:
+    def __init__(self, call: GrpcCall, endpoints: Endpoints[ModelCodec], open_streams: "set[_InferStream]") -> None:
         """open_streams: of the server, which shuts them down."""
-        self._repository = repository
         self._call = call
-        self._parse = parse
+        self._endpoints = endpoints
         self._waiting: deque[tuple[bytes, int]] = deque()
-        self._running: deque[_Inference] = deque()
+        self._running: deque[_Turn] = deque()
         self._sending = False
         self._ended = False
         self._farewell: GatewayError | None = None
@@ -400,19 +363,16 @@ class _InferStream:
                 break
             data, size = self._waiting.popleft()
             call.stream.credit(size)
-            inference = _Inference(self._repository, self._replied)
+            inference = _Turn(self._endpoints, call, data, self.drained)
             running.append(inference)
-            inference.start(data, self._parse, call)
+            inference.start()
         if not running and not self._waiting and not call.over:
             if self._farewell is not None:
                 call.fail(self._farewell)
             elif self._ended:
                 call.finish()
 
-    def _replied(self, reply: pb.ModelInferResponse | GatewayError) -> None:
-        self.drained()
-
-    def _send(self, inference: _Inference) -> None:
+    def _send(self, inference: _Turn) -> None:
         reply = inference.reply
         if isinstance(reply, pb.ModelInferResponse):
             # One answer per request: each is the final one of its request, and says so as Triton's does.
@@ -617,3 +577,6 @@ def _choices(parameters: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_repository_name(name: str) -> None:
     if name:
         raise Unsupported("'repository_name' specification is not supported")
+
+
+_parse_infer: Final = _parser(pb.ModelInferRequest)

@@ -53,6 +53,17 @@ log = logging.getLogger(__name__)
 trace_log = logging.getLogger("gateway.trace")
 
 
+class Place(Protocol):
+    """An accepted request's own place, wherever it is now."""
+
+    def cancel(self) -> None:
+        """Nobody waits for the request any more: out of the queue now, or its result is dropped. on_done gets Cancelled.
+
+        Does nothing once it is answered.
+        """
+        ...
+
+
 class LaneObserver(Protocol):
     """Who routes between this lane and others."""
 
@@ -71,16 +82,21 @@ class LaneObserver(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """One accepted request until it is answered.
+    """One accepted request until it is answered, and its place.
 
     retried: first rows of the parts that were run a second time. pieces: (first row, outputs) of the parts that are done, if
     split.
     """
 
+    lane: "Lane"
+    request: InferRequest
     on_done: OnDone
     rows_left: int
     retried: tuple[int, ...] = ()
     pieces: list[tuple[int, Tensors]] = field(default_factory=list)
+
+    def cancel(self) -> None:
+        self.lane.cancel(self.request)
 
 
 class Lane:
@@ -160,11 +176,11 @@ class Lane:
         """Whether something waits and a session is free."""
         return self.batcher.has_work and self.runner.free_slots > 0
 
-    def submit(self, request: InferRequest, on_done: OnDone) -> None:
+    def submit(self, request: InferRequest, on_done: OnDone) -> Place:
         """Accept a request. on_done gets its one answer or error on the loop, never within this call.
 
         Raises: NotReady, BackendUnreachable, Overloaded, DeadlineExceeded, InvalidArgument (more rows than the queue may hold),
-        BackendFailed (it has ended a session before); then on_done is not called.
+        BackendFailed (it has ended a session before). Whatever it raises, the request is not here, and on_done is not called.
         """
         if self._closing:
             raise NotReady(f"model '{request.model}' is being unloaded")
@@ -175,12 +191,18 @@ class Lane:
             raise BackendFailed(f"{self.name}: the same inputs have ended a session of the model less than a minute ago")
         request.reserved_ns = self._reserved_ns()
         self.batcher.add(request, now_ns)
-        self._waiting[request] = _Waiting(on_done, request.rows)
-        if request.deadline_ns is not None:
-            self._has_deadlines = True
-        if not self._step_due:
-            self._step_due = True
-            self._call_soon(self._step)
+        try:
+            place = self._waiting[request] = _Waiting(self, request, on_done, request.rows)
+            if request.deadline_ns is not None:
+                self._has_deadlines = True
+            if not self._step_due:
+                self._call_soon(self._step)
+                self._step_due = True
+        except BaseException:
+            self._waiting.pop(request, None)
+            self.batcher.cancel(request)
+            raise
+        return place
 
     def cancel(self, request: InferRequest) -> None:
         """Forget a request that nobody waits for any more: out of the queue now, or its result is dropped.

@@ -128,11 +128,11 @@ async def _asked(
         if not answered.done():
             answered.set_result(outcome)
 
-    repository.infer(request, done)
+    place = repository.infer(repository.model(codec.model, codec.version), request, done)
     try:
         outcome = await answered
     except asyncio.CancelledError:
-        repository.cancel(request)
+        place.cancel()
         raise
     if isinstance(outcome, GatewayError):
         raise outcome.with_traceback(None)

@@ -34,7 +34,7 @@ from gateway.errors import (
     shortened,
     without_folders,
 )
-from gateway.lane import Lane, OnDone
+from gateway.lane import Lane, OnDone, Place
 from gateway.lane_opener import LaneOpener, Opened, close_all
 from gateway.metrics import Metrics
 from gateway.routing.dispatcher import Dispatcher
@@ -183,27 +183,15 @@ class Repository:
             raise NotReady(f"Request for unknown model: '{name}' has no available versions ({served.state.lower()}{suffix})")
         return served
 
-    def infer(self, request: InferRequest, on_done: OnDone) -> None:
-        """Hand a validated request to a lane.
+    def infer(self, served: ServedModel, request: InferRequest, on_done: OnDone) -> Place:
+        """Hand a validated request to a lane of its model, which `model` has given in this `generation`.
 
-        on_done gets its one answer or error, later. Raises: GatewayError; then it gets none.
+        on_done gets its one answer or error, later. Whatever is raised (GatewayError), it gets none then.
         """
         if self._closing:
             raise NotReady("the server is shutting down", retry_after_s=1.0)
-        if request.parameters:
-            # Parameters are handed to the model with the batch: only requests that say the same may share one. Told apart by
-            # how they are written, for true, 1 and 1.0 are equal, and so are 0.0 and -0.0.
-            written = tuple(sorted((key, repr(value)) for key, value in request.parameters.items()))
-            request.shape_key = (request.shape_key, written)
-        dispatcher = self.model(request.model, request.version).dispatcher
-        assert dispatcher is not None  # READY
-        dispatcher.submit(request, on_done)
-
-    def cancel(self, request: InferRequest) -> None:
-        """Nobody waits for this request any more."""
-        for served in self._models.get(request.model, {}).values():
-            for lane in served.all_lanes:
-                lane.cancel(request)
+        assert served.dispatcher is not None  # READY
+        return served.dispatcher.submit(request, on_done)
 
     def explain(self, name: str, version: str = "", rows: int = 1) -> dict[str, Any]:
         """Why a request would go to which backend now, as this process sees it. Raises: NotFound, NotReady."""

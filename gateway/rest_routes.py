@@ -1,13 +1,8 @@
-"""Paths to calls on the repository to answers: what the HTTP listener serves.
-
-A path is parsed once and remembered. An inference request takes no task and no future: decoded, it is handed to the repository,
-whose answer comes back through a callback that encodes and responds.
-"""
+"""Paths to calls on the repository to answers: what the HTTP listener serves. A path is parsed once and remembered."""
 
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qs, unquote
@@ -19,12 +14,12 @@ from gateway.config import Limits
 from gateway.descriptions import describe_welcome
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, Unavailable, Unsupported
 from gateway.http_server import JSON, Exchange
-from gateway.metrics import EndpointMetrics
+from gateway.inference import Endpoint, Endpoints, Inference
 from gateway.openapi import describe_api
-from gateway.protocols.rest import STATUS, ModelCodec, error_body, header_length
+from gateway.protocols.rest import STATUS, ModelCodec, ReadRegion, error_body, header_length
 from gateway.protocols.tensors import Buffer
 from gateway.repository import Repository
-from gateway.types import InferRequest, InferResponse
+from gateway.types import InferRequest
 
 _BINARY: Final = b"application/octet-stream"
 _PATHS_REMEMBERED: Final = 4096  # a client that invents paths must not fill the memory
@@ -41,13 +36,6 @@ class Route(NamedTuple):
     methods: dict[bytes, Action]
     name: str = ""
     version: str = ""
-
-
-class _Loaded(NamedTuple):
-    """What an infer route needs of its model."""
-
-    codec: ModelCodec
-    metrics: EndpointMetrics
 
 
 class _ModelControl(msgspec.Struct):
@@ -72,11 +60,13 @@ class RestRoutes:
     ) -> None:
         """expose_metrics: content type and body of /metrics; None: there is no such path."""
         self._repository = repository
-        self._limits = limits
         self._expose_metrics = expose_metrics
         self._routes: dict[bytes, Route] = {}
-        self._loaded: dict[tuple[str, str], _Loaded] = {}
-        self._generation = -1
+        self._endpoints = Endpoints(
+            repository,
+            "rest",
+            lambda served: ModelCodec(served.name, served.version, served.spec, served.ragged, limits.json_depth),
+        )
         self._api_generation = -1
         self._api_json = b""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -318,90 +308,42 @@ class RestRoutes:
     # inference
 
     def _infer(self, exchange: Exchange, route: Route) -> None:
-        repository = self._repository
-        if repository.generation != self._generation:
-            self._loaded.clear()
-            self._generation = repository.generation
-        loaded = self._loaded.get((route.name, route.version)) or self._load_codec(route)
-        arrival_ns = exchange.arrival_ns
-        pending = None
-        try:
-            body = exchange.body
-            header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
-            request = loaded.codec.decode(body, header_bytes, arrival_ns, repository.regions.read)
-            pending = _Pending(repository, exchange, request, loaded)
-            exchange.on_disconnect = pending.cancel
-            repository.infer(request, pending.done)
-        except GatewayError as exc:
-            exchange.on_disconnect = None
-            loaded.metrics.failed(exc.code, arrival_ns, time.monotonic_ns())
-            respond_error(exchange, exc)
-        except BaseException:
-            log.exception("a request for model %s failed", route.name)
-            error = InternalError("internal error")
-            if pending is None:
-                loaded.metrics.failed(error.code, arrival_ns, time.monotonic_ns())
-                respond_error(exchange, error)
-            else:  # it may be with a lane
-                pending.done(error)
-                pending.cancel()
-
-    def _load_codec(self, route: Route) -> _Loaded:
-        try:
-            served = self._repository.model(route.name, route.version)
-        except GatewayError as exc:
-            # Not counted under the name that was asked for: a client could fill the memory with names.
-            now_ns = time.monotonic_ns()
-            self._repository.metrics.endpoint("", "", "rest").failed(exc.code, now_ns, now_ns)
-            raise
-        loaded = self._loaded[route.name, route.version] = _Loaded(
-            ModelCodec(served.name, served.version, served.spec, served.ragged, self._limits.json_depth),
-            self._repository.metrics.endpoint(served.name, served.version, "rest"),
-        )
-        return loaded
+        inference = _RestInference(self._endpoints, exchange, route)
+        exchange.on_disconnect = inference.cancel
+        inference.start()
 
 
-class _Pending:
-    """One request that is with the repository."""
+class _RestInference(Inference[ModelCodec, tuple[list[Buffer], int | None]]):
+    """An inference that an exchange asks for."""
 
-    __slots__ = ("_decoded_ns", "_exchange", "_loaded", "_repository", "_request")
+    __slots__ = ("_exchange", "_route")
 
-    def __init__(self, repository: Repository, exchange: Exchange, request: InferRequest, loaded: _Loaded) -> None:
-        self._repository = repository
-        self._exchange: Exchange | None = exchange
-        self._request = request
-        self._loaded = loaded
-        self._decoded_ns = time.monotonic_ns()
+    def __init__(self, endpoints: Endpoints[ModelCodec], exchange: Exchange, route: Route) -> None:
+        super().__init__(endpoints, exchange.arrival_ns)
+        self._exchange = exchange
+        self._route = route
 
-    def done(self, outcome: InferResponse | GatewayError) -> None:
-        """Encode and answer (called by the repository). Whatever fails, the exchange has its one answer afterwards."""
-        encoding_ns = time.monotonic_ns()
-        exchange, request, (codec, metrics) = self._exchange, self._request, self._loaded
-        if exchange is None:
-            return  # it was answered when it failed on its way to a lane, and then cancelled there
-        self._exchange = None
+    def find(self, endpoints: Endpoints[ModelCodec]) -> Endpoint[ModelCodec]:
+        return endpoints.find(self._route.name, self._route.version)
+
+    def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest:
+        exchange = self._exchange
+        body = exchange.body
+        header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
+        return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
+
+    def answer(self, reply: tuple[list[Buffer], int | None]) -> None:
+        parts, json_bytes = reply
+        exchange = self._exchange
         exchange.on_disconnect = None
-        if isinstance(outcome, InferResponse):
-            try:
-                parts, json_bytes = codec.encode(request, outcome, self._repository.regions.write)
-            except GatewayError as exc:
-                outcome = exc
-            except BaseException:  # must cost this request only, not the batch that it came back with
-                log.exception("an answer of model %s could not be encoded", request.model)
-                outcome = InternalError("internal error")
-            else:
-                if json_bytes is None:
-                    exchange.respond(200, parts)
-                else:
-                    exchange.respond(200, parts, _BINARY, b"Inference-Header-Content-Length: %d\r\n" % json_bytes)
-                metrics.done(request.arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
-                return
-        metrics.failed(outcome.code, request.arrival_ns, encoding_ns)
-        respond_error(exchange, outcome)
+        if json_bytes is None:
+            exchange.respond(200, parts)
+        else:
+            exchange.respond(200, parts, _BINARY, b"Inference-Header-Content-Length: %d\r\n" % json_bytes)
 
-    def cancel(self) -> None:
-        """Nobody waits for it any more."""
-        self._repository.cancel(self._request)
+    def refuse(self, error: GatewayError) -> None:
+        self._exchange.on_disconnect = None
+        respond_error(self._exchange, error)
 
 
 def respond_error(exchange: Exchange, error: GatewayError) -> None:

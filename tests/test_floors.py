@@ -20,7 +20,7 @@ FLOORS = {
     "workers": 5, "lane": 5, "probes": 5,
     "routing": 6,
     "lane_opener": 6, "descriptions": 6, "openapi": 6,
-    "repository": 7,
+    "repository": 7, "inference": 8,
     "http_server": 8, "http2": 8, "compile": 8, "trial": 8, "rest_routes": 9, "grpc_call": 9,
     "grpc_server": 10, "ingress": 11, "cluster": 12, "app": 13, "serving": 13, "check_command": 13,
     "rest_in_memory": 9, "grpc_in_memory": 11, "hosted": 12, "loaded": 13, "testing": 13, "running": 14, "predict": 14,

@@ -73,71 +73,73 @@ _CONTENTS: Final = {
 _FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
 
 
-def decode(
-    message: pb.ModelInferRequest,
-    *,
-    model: str,
-    version: str,
-    spec: ModelSpec,
-    ragged: Ragged | None,
-    arrival_ns: int,
-    remaining_s: float | None,
-    read_region: ReadRegion,
-) -> InferRequest:
-    """Read and check one request for a model that was found.
+class ModelCodec:
+    """Reads requests for one model version and writes its answers."""
 
-    remaining_s: until the call's own deadline; None when it has none. Inputs are views on the message's bytes, or copies of
-    shared memory. Raises: InvalidArgument, and what read_region raises.
-    """
-    inputs = _inputs(message, model, spec, read_region)
-    parameters: dict[str, ParameterValue] = {}
-    priority = 0
-    deadline_ns = None if remaining_s is None else deadline_after(arrival_ns, remaining_s * 1e6)
-    if message.parameters:
-        parameters = _parameters(message.parameters)
-        priority = natural(parameters.pop("priority", 0), "priority", "request")
-        timeout_us = parameters.pop("timeout", 0)
-        if type(timeout_us) is not int:
-            timeout_us = natural(timeout_us, "timeout", "request")
-        given_ns = deadline_after(arrival_ns, timeout_us) if timeout_us > 0 else None
-        if given_ns is not None:
-            deadline_ns = given_ns if deadline_ns is None else min(deadline_ns, given_ns)
-    return InferRequest(
-        model,
-        version,
-        message.id,
-        inputs,
-        count_rows(spec, model, inputs),
-        arrival_ns,
-        _outputs(message.outputs, model, spec) if message.outputs else (),
-        parameters,
-        deadline_ns,
-        priority,
-        shape_key(spec, ragged, inputs),
-    )
+    def __init__(self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None) -> None:
+        self.model = model
+        self.version = version
+        self.spec = spec
+        self._ragged = ragged
 
+    def decode(
+        self, message: pb.ModelInferRequest, arrival_ns: int, remaining_s: float | None, read_region: ReadRegion
+    ) -> InferRequest:
+        """Read and validate one request.
 
-def encode(response: InferResponse, request: InferRequest, spec: ModelSpec, write_region: WriteRegion) -> pb.ModelInferResponse:
-    """Write the answer to a request: raw contents in the order of outputs, empty for those that went to shared memory.
+        remaining_s: until the call's own deadline; None when it has none. Inputs are views on the message's bytes, or copies of
+        shared memory. Raises: InvalidArgument, and what read_region raises.
+        """
+        model, spec = self.model, self.spec
+        inputs = _inputs(message, model, spec, read_region)
+        parameters: dict[str, ParameterValue] = {}
+        priority = 0
+        deadline_ns = None if remaining_s is None else deadline_after(arrival_ns, remaining_s * 1e6)
+        if message.parameters:
+            parameters = _parameters(message.parameters)
+            priority = natural(parameters.pop("priority", 0), "priority", "request")
+            timeout_us = parameters.pop("timeout", 0)
+            if type(timeout_us) is not int:
+                timeout_us = natural(timeout_us, "timeout", "request")
+            given_ns = deadline_after(arrival_ns, timeout_us) if timeout_us > 0 else None
+            if given_ns is not None:
+                deadline_ns = given_ns if deadline_ns is None else min(deadline_ns, given_ns)
+        return InferRequest(
+            model,
+            self.version,
+            message.id,
+            inputs,
+            count_rows(spec, model, inputs),
+            arrival_ns,
+            _outputs(message.outputs, model, spec) if message.outputs else (),
+            parameters,
+            deadline_ns,
+            priority,
+            shape_key(spec, self._ragged, inputs, parameters),
+        )
 
-    Raises: InvalidArgument (an output cannot be classified, or its region is too small), and what write_region raises.
-    """
-    message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
-    asked = {output.name: output for output in request.outputs if output.classification or output.region}
-    for name, array in response.outputs.items():
-        wish = asked.get(name)
-        if wish is not None and wish.classification:
-            labels = spec.output_by_name[name].labels
-            array = classify(array, wish.classification, labels, batched=spec.max_rows > 0)
-        raw = tensor_to_bytes(array)
-        if wish is not None and wish.region is not None:
-            write_region(wish.region, raw)
-            raw = b""
-        message.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
-        message.raw_output_contents.append(bytes(raw))
-    for key, value in response.parameters.items():
-        _set_parameter(message.parameters[key], value)
-    return message
+    def encode(self, request: InferRequest, response: InferResponse, write_region: WriteRegion) -> pb.ModelInferResponse:
+        """Write an answer: raw contents in the order of outputs, empty for those that went to shared memory.
+
+        Raises: InvalidArgument (an output cannot be classified, or its region is too small), and what write_region raises.
+        """
+        spec = self.spec
+        message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
+        asked = {output.name: output for output in request.outputs if output.classification or output.region}
+        for name, array in response.outputs.items():
+            wish = asked.get(name)
+            if wish is not None and wish.classification:
+                labels = spec.output_by_name[name].labels
+                array = classify(array, wish.classification, labels, batched=spec.max_rows > 0)
+            raw = tensor_to_bytes(array)
+            if wish is not None and wish.region is not None:
+                write_region(wish.region, raw)
+                raw = b""
+            message.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+            message.raw_output_contents.append(bytes(raw))
+        for key, value in response.parameters.items():
+            _set_parameter(message.parameters[key], value)
+        return message
 
 
 def trailers(error: Exception) -> tuple[tuple[str, str], ...]:

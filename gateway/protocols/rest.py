@@ -210,18 +210,22 @@ class ModelCodec:
                 f"unexpected additional input data for model '{self.model}': {len(tail) - at} bytes after those of its inputs"
             )
         rows = count_rows(self.spec, self.model, inputs)
-        request = InferRequest(self.model, self.version, message.id, inputs, rows, arrival_ns)
-        request.shape_key = shape_key(self.spec, self._ragged, inputs)
-        binary = False
-        if message.parameters:
-            binary = self._take_parameters(request, message.parameters)
+        binary, timeout_us, priority = False, 0, 0
+        parameters = message.parameters or {}
+        if parameters:
+            binary, timeout_us, priority = _take_ours(parameters)
+        outputs: tuple[OutputRequest, ...] = ()
         if message.outputs:
-            request.outputs = self._outputs(message.outputs, binary)
+            outputs = self._outputs(message.outputs, binary)
         elif binary:
-            request.outputs = self._all_binary
+            outputs = self._all_binary
         elif self._without_json is not None:
             raise _no_json_output(self._without_json)
-        return request
+        return InferRequest(
+            self.model, self.version, message.id, inputs, rows, arrival_ns, outputs, parameters,
+            deadline_after(arrival_ns, timeout_us) if timeout_us else None, priority,
+            shape_key(self.spec, self._ragged, inputs, parameters),
+        )  # fmt: skip
 
     def _from_json(self, name: str, datatype: str, shape: list[int], data: Any) -> np.ndarray:
         """Shapes: nested or flat `data`, in row-major order -> shape. BYTES: strings as UTF-8."""
@@ -295,23 +299,6 @@ class ModelCodec:
             self.model, self.version, "", inputs, count_rows(self.spec, self.model, inputs), arrival_ns, self._all_binary,
             shape_key=shape_key(self.spec, self._ragged, inputs),
         )  # fmt: skip
-
-    def _take_parameters(self, request: InferRequest, parameters: dict[str, ParameterValue]) -> bool:
-        """Take the parameters that are ours, leave the model's. Returns: whether outputs are binary by default."""
-        binary: bool = _parameter(parameters, "binary_data_output", bool, False, "request")
-        parameters.pop("binary_data_output", None)
-        timeout_us = _parameter(parameters, "timeout", int, 0, "request")
-        if timeout_us:
-            request.deadline_ns = deadline_after(request.arrival_ns, timeout_us)
-        parameters.pop("timeout", None)
-        request.priority = _parameter(parameters, "priority", int, 0, "request")
-        parameters.pop("priority", None)
-        for key, value in parameters.items():
-            check_integer(key, value)
-            if key.startswith(_RESERVED):
-                raise InvalidArgument(f"parameter '{key}': keys starting with '{_RESERVED}' are reserved")
-        request.parameters = parameters
-        return binary
 
     def _outputs(self, entries: list[_Output], binary: bool) -> tuple[OutputRequest, ...]:
         """What is asked of each output; in the model's order, and each once, as Triton answers."""
@@ -402,6 +389,24 @@ def _parse(message: Buffer) -> _Body | _LooseBody:
         raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
     except ValueError as exc:
         raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
+
+
+def _take_ours(parameters: dict[str, ParameterValue]) -> tuple[bool, int, int]:
+    """Take the parameters that are ours, leave the model's.
+
+    Returns: whether outputs are binary by default, the timeout in microseconds, and the priority, 0 where there is none.
+    """
+    binary: bool = _parameter(parameters, "binary_data_output", bool, False, "request")
+    parameters.pop("binary_data_output", None)
+    timeout_us: int = _parameter(parameters, "timeout", int, 0, "request")
+    parameters.pop("timeout", None)
+    priority: int = _parameter(parameters, "priority", int, 0, "request")
+    parameters.pop("priority", None)
+    for key, value in parameters.items():
+        check_integer(key, value)
+        if key.startswith(_RESERVED):
+            raise InvalidArgument(f"parameter '{key}': keys starting with '{_RESERVED}' are reserved")
+    return binary, timeout_us, priority
 
 
 def _source(entry: _Input | _LooseInput) -> str:

@@ -15,6 +15,7 @@ from backends.datatypes import NUMPY, datatype_of
 from gateway.config import Ragged
 from gateway.errors import InvalidArgument, instead, shortened
 from gateway.protocols.smallest import smallest_request_text
+from gateway.types import ParameterValue
 
 _LENGTH = struct.Struct("<I")
 _BYTES = NUMPY["BYTES"]
@@ -192,20 +193,25 @@ def count_rows(spec: ModelSpec, model: str, inputs: Tensors) -> int:
     return rows
 
 
-def shape_key(spec: ModelSpec, ragged: Ragged | None, inputs: Tensors) -> Hashable:
+def shape_key(
+    spec: ModelSpec, ragged: Ragged | None, inputs: Tensors, parameters: Mapping[str, ParameterValue] | None = None
+) -> Hashable:
     """Say which requests of a model may share a batch: those with equal keys.
 
     The key holds the per-row shapes of the inputs that may differ between requests; axis 1 of a padded (ragged) input may
-    differ within a batch and is left out. None, where every request of the model fits every other.
+    differ within a batch and is left out. Parameters are handed to the model with the batch, so it holds them too. None, where
+    every request of the model fits every other.
     """
-    if spec.max_rows == 0:
-        return None
-    padded: Mapping[str, float] = ragged.pad if ragged is not None else {}
-    key = []
-    for tensor in spec.inputs:
-        name = tensor.name
-        if (tensor.optional or -1 in tensor.shape[1:]) and name in inputs:
-            key.append((name, inputs[name].shape[2 if name in padded else 1 :]))
+    key: list[Hashable] = []
+    if spec.max_rows:
+        padded: Mapping[str, float] = ragged.pad if ragged is not None else {}
+        for tensor in spec.inputs:
+            name = tensor.name
+            if (tensor.optional or -1 in tensor.shape[1:]) and name in inputs:
+                key.append((name, inputs[name].shape[2 if name in padded else 1 :]))
+    if parameters:
+        # Told apart by how they are written, for true, 1 and 1.0 are equal, and so are 0.0 and -0.0.
+        key.append(tuple(sorted((name, repr(value)) for name, value in parameters.items())))
     return tuple(key) or None
 
 

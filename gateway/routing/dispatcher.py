@@ -22,7 +22,7 @@ from gateway.batching.queue import deadline_of
 from gateway.clock import Clock
 from gateway.config import Backend, Model
 from gateway.errors import BackendFailed, BackendUnreachable, DeadlineExceeded, GatewayError, Overloaded, Unavailable
-from gateway.lane import Lane, OnDone
+from gateway.lane import Lane, OnDone, Place
 from gateway.metrics import Metrics
 from gateway.routing.health import Health
 from gateway.routing.policies import POLICIES, Candidate, Route
@@ -63,34 +63,34 @@ class Dispatcher:
     def __repr__(self) -> str:
         return f"<Dispatcher {self._model.name}:{self._model.version}: {self.router}>"
 
-    def submit(self, request: InferRequest, on_done: OnDone) -> None:
+    def submit(self, request: InferRequest, on_done: OnDone) -> Place:
         """Hand a request to a lane. on_done gets its one answer or error, later.
 
         Raises: what `Lane.submit` does; then on_done is not called.
         """
         if self._only is not None and not self._only.runner.cold:
-            self._only.submit(request, on_done)
-            return
+            return self._only.submit(request, on_done)
         now_ns = self._clock.now_ns()
         route = self.router.route(request, now_ns)
         if route.candidate is None:
             raise self._shed(request, route, now_ns)
         sent = _Sent(self, request, on_done, route.candidate)
         try:
-            self._lanes[route.candidate].submit(request, sent.done)
+            sent.place = self._lanes[route.candidate].submit(request, sent.done)
         except (Unavailable, BackendFailed):
             if not self.fall_back(sent, now_ns):
                 raise
         else:
             self._sent_to(route.candidate, route.reason, now_ns)
-        if not self._looks:
-            self._look_later(now_ns)
         try:
+            if not self._looks:
+                self._look_later(now_ns)
             for copy in self.router.copies(request, now_ns):
                 if copy.candidate is not sent.candidate:
                     self._send_copy(copy, sent, now_ns)
         except BaseException:
             log.exception("a request of model %s has no copies", request.model)
+        return sent
 
     def join(self, lane: Lane) -> None:
         """Send requests to a further lane of the model as well."""
@@ -141,7 +141,7 @@ class Dispatcher:
         if candidate is None:
             return False
         try:
-            self._lanes[candidate].submit(request, sent.done)
+            sent.place = self._lanes[candidate].submit(request, sent.done)
         except GatewayError:
             return False
         self._second.add(request)
@@ -326,9 +326,9 @@ class _Watch:
 
 
 class _Sent:
-    """A caller's request that is in a lane. failed: the lane that could not serve it before."""
+    """A caller's request that is in a lane, at `place`. failed: the lane that could not serve it before."""
 
-    __slots__ = ("_blamed", "_dispatcher", "_on_done", "candidate", "failed", "pairs", "request")
+    __slots__ = ("_blamed", "_dispatcher", "_on_done", "candidate", "failed", "pairs", "place", "request")
 
     def __init__(self, dispatcher: Dispatcher, request: InferRequest, on_done: OnDone, candidate: Candidate) -> None:
         self._dispatcher = dispatcher
@@ -338,6 +338,11 @@ class _Sent:
         self.candidate = candidate
         self.failed: Candidate | None = None
         self.pairs: tuple[_Pair, ...] = ()
+        self.place: Place | None = None
+
+    def cancel(self) -> None:
+        if self.place is not None:
+            self.place.cancel()
 
     def done(self, outcome: InferResponse | GatewayError) -> None:
         """The lane's answer: the caller's, unless another lane will give one."""

@@ -246,13 +246,12 @@ def test_a_request_can_be_cancelled_while_its_lane_leaves(tmp_path: Path, verb: 
         await asyncio.sleep(0 if verb == "unload" else LOAD_S - 0.0005)
         outcomes: list[InferResponse | GatewayError] = []
         requests = [InferRequest("m", "1", "", {"X": np.zeros((1, 1), np.float32)}, 1, lab.clock.now_ns()) for _ in range(20)]
-        for request in requests:
-            lab.repository.infer(request, outcomes.append)
+        places = [lab.repository.infer(lab.repository.model("m"), request, outcomes.append) for request in requests]
         await asyncio.sleep(0.0015)
         assert lab.states() == ["UNLOADING" if verb == "unload" else "READY"]
         answered = len(outcomes)
         assert lab.repository.pending == 20 - answered > 1
-        lab.repository.cancel(requests[-1])
+        places[-1].cancel()
         assert [type(outcome) for outcome in outcomes[answered:]] == [Cancelled]
         assert await outcome(change) is None
         assert len(outcomes) == 20

@@ -789,6 +789,27 @@ def test_a_queue_that_cannot_be_searched_does_not_keep_an_answer_back(caplog: py
     assert "m:1/simulated: a request could not be taken out of the queue" in caplog.text
 
 
+def test_a_request_that_cannot_be_taken_is_not_there() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        faults: list[BaseException] = [RuntimeError("injected")]
+
+        def call_soon(callback: Callable[[], None]) -> object:
+            if faults:
+                raise faults.pop()
+            return asyncio.get_running_loop().call_soon(callback)
+
+        bench = Bench(clock, call_soon=call_soon)
+        with pytest.raises(RuntimeError, match="injected"):
+            bench.send("a")
+        assert (bench.lane.pending, bench.lane.batcher.has_work, bench.ended["a"]) == (0, False, [])
+        bench.send("b")
+        await bench.pass_ms(5)
+        assert isinstance(bench.outcome("b"), InferResponse)
+        assert [batch.rows for batch in bench.runner.batches] == [1]
+
+    simulate(main)
+
+
 def test_what_cannot_be_started_runs_once_more_alone_and_says_what_failed() -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock)

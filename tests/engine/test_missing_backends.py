@@ -60,7 +60,9 @@ class Lab:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         before = {runner: len(runner.batches) for runner in self.runners}
         inputs = {"X": np.zeros((1, 1), np.float32)}
-        self.repository.infer(InferRequest("m", "1", "", inputs, 1, self.clock.now_ns()), answer.set_result)
+        self.repository.infer(
+            self.repository.model("m"), InferRequest("m", "1", "", inputs, 1, self.clock.now_ns()), answer.set_result
+        )
         assert isinstance(await answer, InferResponse)
         return next(runner.label for runner in self.runners if len(runner.batches) > before[runner])
 

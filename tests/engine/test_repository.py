@@ -17,6 +17,7 @@ from gateway.config import Backend, Model, parse_config
 from gateway.errors import BackendFailed, Code, ConfigError, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.lane_opener import LaneOpener
 from gateway.metrics import Metrics
+from gateway.protocols.tensors import shape_key
 from gateway.repository import Repository
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest, InferResponse
@@ -68,7 +69,11 @@ def infer(
 ) -> "asyncio.Future[Any]":
     future: asyncio.Future[InferResponse | GatewayError] = asyncio.get_running_loop().create_future()
     inputs = {"INPUT0": np.full((1, 16), value, np.float32)}
-    repository.infer(InferRequest(name, version, request_id, inputs, 1, time.monotonic_ns()), future.set_result)
+    repository.infer(
+        repository.model(name, version),
+        InferRequest(name, version, request_id, inputs, 1, time.monotonic_ns()),
+        future.set_result,
+    )
     return future
 
 
@@ -259,7 +264,10 @@ def test_requests_with_unlike_parameters_do_not_share_a_batch(tmp_path: Path) ->
         for beam in (0, 1, 2, 1):  # the first runs at once; the two equal ones share the second or third batch
             inputs = {"INPUT0": np.ones((1, 16), np.float32)}
             parameters: dict[str, Any] = {"beam": beam}
-            repository.infer(InferRequest("m", "1", "", inputs, 1, time.monotonic_ns(), parameters=parameters), done)
+            served, now_ns = repository.model("m", "1"), time.monotonic_ns()
+            key = shape_key(served.spec, None, inputs, parameters)
+            request = InferRequest("m", "1", "", inputs, 1, now_ns, parameters=parameters, shape_key=key)
+            repository.infer(served, request, done)
         await future
         assert repository.statistics("m", "1")["model_stats"][0]["execution_count"] - before == 3
 

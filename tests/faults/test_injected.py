@@ -59,8 +59,10 @@ class Seam(NamedTuple):
 SEAMS = [
     Seam("gateway.protocols.rest:ModelCodec.decode"),
     Seam("gateway.protocols.rest:ModelCodec.encode"),
-    Seam("gateway.grpc_server:decode"),
-    Seam("gateway.grpc_server:encode"),
+    Seam("gateway.protocols.grpc:ModelCodec.decode"),
+    Seam("gateway.protocols.grpc:ModelCodec.encode"),
+    Seam("gateway.inference:Endpoints.find"),
+    Seam("gateway.rest_routes:_RestInference.answer"),
     Seam("gateway.grpc_call:framed"),
     Seam("gateway.repository:Repository.infer"),
     Seam("gateway.routing.dispatcher:Dispatcher.submit"),

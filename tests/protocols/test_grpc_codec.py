@@ -16,8 +16,8 @@ from tritonclient.grpc._utils import _get_inference_request
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import Code, GatewayError, InvalidArgument, NotFound, Overloaded
-from gateway.protocols.grpc import STATUS, decode, encode, trailers
-from gateway.protocols.tensors import Buffer
+from gateway.protocols.grpc import STATUS, ModelCodec, trailers
+from gateway.protocols.tensors import Buffer, shape_key
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
 
 Tensor = pb.ModelInferRequest.InferInputTensor
@@ -44,12 +44,12 @@ def no_region(ref: RegionRef) -> Buffer:
 
 
 def read(message: pb.ModelInferRequest, spec: ModelSpec = ADD_SUB, **options: Any) -> InferRequest:
-    given = {"arrival_ns": 1_000, "remaining_s": None, "ragged": None, "read_region": no_region, **options}
-    return decode(message, model="m", version="1", spec=spec, **given)
+    given = {"arrival_ns": 1_000, "remaining_s": None, "read_region": no_region, **options}
+    return ModelCodec("m", "1", spec, given.pop("ragged", None)).decode(message, **given)
 
 
 def write(response: InferResponse, request: InferRequest, spec: ModelSpec = ADD_SUB) -> pb.ModelInferResponse:
-    return encode(response, request, spec, lambda ref, buffer: None)
+    return ModelCodec("m", "1", spec, None).encode(request, response, lambda ref, buffer: None)
 
 
 def pair(**fields: Any) -> pb.ModelInferRequest:
@@ -172,6 +172,7 @@ def test_the_clients_outputs_and_parameters_are_understood() -> None:
     assert request.parameters == {
         "top_k": 3, "ratio": 0.5, "note": "x", "on": True, "sequence_id": 5, "sequence_start": True, "sequence_end": False,
     }  # fmt: skip
+    assert request.shape_key == shape_key(ADD_SUB, None, request.inputs, request.parameters) != read(pair()).shape_key
 
 
 @pytest.mark.parametrize(
@@ -371,7 +372,8 @@ def test_an_output_for_a_region_leaves_an_empty_raw_entry() -> None:
     request = InferRequest("m", "1", "", {}, 1, 0, outputs=(OutputRequest("OUTPUT0", region=RegionRef("r", 8, 16)),))
     written: list[tuple[RegionRef, bytes]] = []
     response = InferResponse("m", "1", "", {"OUTPUT0": ROW[None], "OUTPUT1": ROW[None]})
-    message = encode(response, request, ADD_SUB, lambda ref, buffer: written.append((ref, bytes(buffer))))
+    codec = ModelCodec("m", "1", ADD_SUB, None)
+    message = codec.encode(request, response, lambda ref, buffer: written.append((ref, bytes(buffer))))
     assert written == [(RegionRef("r", 8, 16), RAW)]
     assert list(message.raw_output_contents) == [b"", RAW]
 

@@ -19,7 +19,7 @@ from backends.datatypes import NUMPY
 from gateway.config import Ragged
 from gateway.errors import Code, GatewayError, InvalidArgument
 from gateway.protocols.rest import STATUS, ModelCodec, error_body, header_length
-from gateway.protocols.tensors import Buffer
+from gateway.protocols.tensors import Buffer, shape_key
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
 
 DATATYPES = list(NUMPY)
@@ -252,6 +252,7 @@ def test_parameters_that_are_ours_are_taken() -> None:
     assert request.deadline_ns == 7 + 1_500_000
     assert request.priority == 2
     assert request.parameters == {"temperature": 0.5, "x": "y"}
+    assert request.shape_key == shape_key(IDENTITY.spec, None, request.inputs, request.parameters)
     assert request.outputs == (OutputRequest("O0", binary=True),)
     assert decode(IDENTITY, one([1, 2, 3, 4], parameters={"timeout": 0})).deadline_ns is None
 

@@ -1,10 +1,12 @@
 """Which requests may share a batch."""
 
 import numpy as np
+import pytest
 
 from backends.base import ModelSpec, TensorSpec
 from gateway.config import Ragged
 from gateway.protocols.tensors import shape_key
+from gateway.types import ParameterValue
 
 
 def _spec(*inputs: TensorSpec, max_rows: int = 8) -> ModelSpec:
@@ -43,3 +45,22 @@ def test_an_absent_optional_input_keeps_requests_apart() -> None:
 def test_a_model_without_batch_dimension_needs_no_key() -> None:
     spec = _spec(TensorSpec("A", "FP32", (-1, -1)), max_rows=0)
     assert shape_key(spec, None, {"A": np.zeros((3, 4))}) is None
+
+
+@pytest.mark.parametrize("max_rows", [0, 8])
+def test_requests_that_say_other_things_to_the_model_do_not_share_a_batch(max_rows: int) -> None:
+    spec = _spec(TensorSpec("A", "FP32", (-1, 4)), max_rows=max_rows)
+    said: list[dict[str, ParameterValue]] = [
+        {},
+        {"k": 1},
+        {"k": True},
+        {"k": 1.0},
+        {"k": "1"},
+        {"k": 0.0},
+        {"k": -0.0},
+        {"j": 1},
+    ]
+    keys = [shape_key(spec, None, {"A": np.zeros((1, 4))}, parameters) for parameters in said]
+    assert len(set(keys)) == len(said)
+    two, turned = (dict.fromkeys(names, 1) for names in ("jk", "kj"))
+    assert shape_key(spec, None, {}, two) == shape_key(spec, None, {}, turned)

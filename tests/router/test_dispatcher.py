@@ -125,10 +125,9 @@ async def give_up(fleet: Fleet, after_ms: float) -> None:
     """A client that sends a request and cancels it."""
     request = fleet.request()
     outcomes: list[InferResponse | GatewayError] = []
-    fleet.dispatcher.submit(request, outcomes.append)
+    place = fleet.dispatcher.submit(request, outcomes.append)
     await asyncio.sleep(after_ms / 1e3)
-    for lane in fleet.lanes:
-        lane.cancel(request)
+    place.cancel()
     assert [type(outcome) for outcome in outcomes] == [Cancelled]
 
 
@@ -266,15 +265,48 @@ def test_with_no_backend_left_the_answer_says_so_at_once() -> None:
 def test_a_cancelled_request_is_not_tried_elsewhere() -> None:
     async def main(fleet: Fleet) -> None:
         answers: list[InferResponse | GatewayError] = []
-        request = fleet.request()
-        fleet.dispatcher.submit(request, answers.append)
-        for lane in fleet.lanes:
-            lane.cancel(request)
+        fleet.dispatcher.submit(fleet.request(), answers.append).cancel()
         await asyncio.sleep(1)
         assert [type(answer) for answer in answers] == [Cancelled]
         assert ran(fleet) == [0, 0]
 
     simulated((CHEAP, DEAR), main)
+
+
+def test_a_request_that_fell_back_is_cancelled_where_it_is_now() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(FAILED)
+        answers: list[InferResponse | GatewayError] = []
+        place = fleet.dispatcher.submit(fleet.request(), answers.append)
+        await asyncio.sleep(0.0012)
+        assert [lane.pending for lane in fleet.lanes] == [0, 1]
+        place.cancel()
+        assert [type(answer) for answer in answers] == [Cancelled]
+        place.cancel()
+        await asyncio.sleep(1)
+        assert [lane.pending for lane in fleet.lanes] == [0, 0]
+        assert len(answers) == 1
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_a_request_whose_wait_cannot_be_watched_is_served_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(fleet: Fleet) -> None:
+        class Stopped:
+            """A clock that sets no timers."""
+
+            now_ns = staticmethod(fleet.clock.now_ns)
+
+            def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
+                raise MemoryError("injected")
+
+        dispatcher = Dispatcher(fleet.lanes, fleet.model, fleet.metrics, Stopped())
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        dispatcher.submit(fleet.request(), done.set_result)
+        assert isinstance(await done, InferResponse)
+
+    simulated((CHEAP, DEAR), main)
+    assert "MemoryError: injected" in caplog.text
 
 
 def test_requests_of_lanes_that_close_are_refused_and_what_runs_is_answered() -> None:

@@ -45,7 +45,7 @@ def with_repository(tmp_path: Path, main: Callable[[Repository], Coroutine[Any, 
 def infer(repository: Repository, value: float) -> "asyncio.Future[InferResponse | GatewayError]":
     future: asyncio.Future[InferResponse | GatewayError] = asyncio.get_running_loop().create_future()
     inputs = {"INPUT0": np.full((1, 16), value, np.float32)}
-    repository.infer(InferRequest("m", "1", "", inputs, 1, time.monotonic_ns()), future.set_result)
+    repository.infer(repository.model("m"), InferRequest("m", "1", "", inputs, 1, time.monotonic_ns()), future.set_result)
     return future
 
 

@@ -62,7 +62,11 @@ class Traffic:
         inputs = np.ones((1, 16), np.float32)
         inputs[0, 0] = first
         self.sent += 1
-        self.repository.infer(InferRequest("m", "1", "", {"INPUT0": inputs}, 1, time.monotonic_ns()), self.outcomes.append)
+        self.repository.infer(
+            self.repository.model("m"),
+            InferRequest("m", "1", "", {"INPUT0": inputs}, 1, time.monotonic_ns()),
+            self.outcomes.append,
+        )
 
     async def run(self) -> None:
         while not self._stop:

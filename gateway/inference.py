@@ -1,0 +1,150 @@
+"""One inference, from its first decoded byte to its last encoded one: one life for all protocols.
+
+It is resolved once, decoded, submitted, cancelled where it is, answered, encoded, counted, and ended exactly once, whatever
+raises. A protocol gives what is its own: how a request is read, how an answer is written, and where either goes.
+
+It takes no task and no future: decoded, it is handed to a lane, whose answer comes back through a callback.
+"""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from gateway.errors import GatewayError, InternalError
+from gateway.lane import Place
+from gateway.metrics import EndpointMetrics
+from gateway.protocols.tensors import Buffer
+from gateway.repository import Repository, ServedModel
+from gateway.types import InferRequest, InferResponse, RegionRef
+
+log = logging.getLogger(__name__)
+
+Reply_co = TypeVar("Reply_co", covariant=True)
+Reply = TypeVar("Reply")
+
+
+class Codec(Protocol[Reply_co]):
+    """Reads the requests for one model version and writes its answers."""
+
+    def encode(
+        self, request: InferRequest, response: InferResponse, write_region: Callable[[RegionRef, Buffer], None]
+    ) -> Reply_co:
+        """Raises: InvalidArgument, and what write_region raises."""
+        ...
+
+
+C = TypeVar("C", bound=Codec[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[C]):
+    """A model version that is ready, as one protocol speaks of it."""
+
+    served: ServedModel
+    codec: C
+    metrics: EndpointMetrics
+
+
+class Endpoints(Generic[C]):
+    """The models of a repository for one protocol: each is looked for once, until a model is loaded or unloaded."""
+
+    def __init__(self, repository: Repository, protocol: str, codec: Callable[[ServedModel], C]) -> None:
+        """protocol: what its requests are counted under."""
+        self.repository = repository
+        self._protocol = protocol
+        self._codec = codec
+        self._found: dict[tuple[str, str], Endpoint[C]] = {}
+        self._generation = -1
+        # Not counted under the name that was asked for: a client could fill the memory with names.
+        self.nowhere = repository.metrics.endpoint("", "", protocol)
+
+    def find(self, name: str, version: str) -> Endpoint[C]:
+        """version: empty means the highest that is ready. Raises: NotFound, NotReady."""
+        repository = self.repository
+        if repository.generation != self._generation:
+            self._found.clear()
+            self._generation = repository.generation
+        found = self._found.get((name, version))
+        if found is None:
+            served = repository.model(name, version)
+            metrics = repository.metrics.endpoint(served.name, served.version, self._protocol)
+            found = self._found[name, version] = Endpoint(served, self._codec(served), metrics)
+        return found
+
+
+class Inference(ABC, Generic[C, Reply]):
+    """See the module. Life: made -> start -> `answer` or `refuse`, once, perhaps within start. On the event loop's thread."""
+
+    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_endpoints", "_place", "_request", "over")
+
+    def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
+        self._endpoints = endpoints
+        self._arrival_ns = arrival_ns
+        self._decoded_ns = 0
+        self._endpoint: Endpoint[C] | None = None
+        self._request: InferRequest | None = None
+        self._place: Place | None = None
+        self.over = False
+
+    # what a protocol gives
+
+    @abstractmethod
+    def find(self, endpoints: Endpoints[C]) -> Endpoint[C]:
+        """The model that is asked. Raises: GatewayError."""
+
+    @abstractmethod
+    def decode(self, codec: C, read_region: Callable[[RegionRef], Buffer]) -> InferRequest:
+        """What it is asked. Raises: GatewayError."""
+
+    @abstractmethod
+    def answer(self, reply: Reply) -> None:
+        """Send what the codec has encoded. Raises: GatewayError, if it cannot be sent."""
+
+    @abstractmethod
+    def refuse(self, error: GatewayError) -> None:
+        """Send an error instead, or behind what `answer` has sent before it raised."""
+
+    # its life
+
+    def start(self) -> None:
+        repository = self._endpoints.repository
+        try:
+            endpoint = self._endpoint = self.find(self._endpoints)
+            request = self._request = self.decode(endpoint.codec, repository.regions.read)
+            self._decoded_ns = time.monotonic_ns()
+            self._place = repository.infer(endpoint.served, request, self._done)
+        except GatewayError as exc:
+            self._done(exc.with_traceback(None))  # its frames hold this, which may hold it
+        except BaseException:
+            log.exception("an inference failed before it was with a lane")
+            self._done(InternalError("internal error"))
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if self._place is not None and not self.over:
+            self._place.cancel()
+
+    def _done(self, outcome: InferResponse | GatewayError) -> None:
+        encoding_ns = time.monotonic_ns()
+        self.over = True
+        self._place = None  # or this and its place would hold each other until the cyclic collector comes
+        endpoint = self._endpoint
+        if isinstance(outcome, InferResponse):
+            assert endpoint is not None
+            assert self._request is not None
+            try:
+                self.answer(endpoint.codec.encode(self._request, outcome, self._endpoints.repository.regions.write))
+            except GatewayError as exc:
+                outcome = exc.with_traceback(None)
+            except BaseException:  # must cost this request only, not the batch that it came back with
+                log.exception("an answer of model %s could not be given", self._request.model)
+                outcome = InternalError("internal error")
+            else:
+                endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
+                return
+        metrics = self._endpoints.nowhere if endpoint is None else endpoint.metrics
+        metrics.failed(outcome.code, self._arrival_ns, encoding_ns)
+        self.refuse(outcome)

@@ -16,7 +16,6 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +24,8 @@ import backends.synthetic
 from backends.artifacts import ORT, UNKNOWN, identify
 from backends.base import BackendError, LoadFailed, ModelSpec, TensorSpec, words_of
 from backends.datatypes import NUMPY
+from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
+from backends.signatures import Signature
 from backends.source import is_source, load_object, misfits
 
 Place = tuple[str | int, ...]
@@ -33,6 +34,8 @@ Place = tuple[str | int, ...]
 _GPU_FILES: Final = re.compile(r"nvidia\d+")
 # Of GPUs that have no such file (WSL, AMD, Jetson): how many there are is then not known.
 _OTHER_GPU_FILES: Final = ("dxg", "kfd", "nvhost-gpu", "nvgpu")
+
+_OF_TENSOR: Final = ("name", "datatype", "shape", "optional", "labels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +51,20 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be checked.
+    """What is to be checked; NOT_KNOWN for what is at fault in itself.
 
-    options: as for `backends.load`, with `build` where there is one. declared: None, if what is declared is itself at fault.
+    options: as for `backends.load`. build: how the artifact is made, if that is said. inputs, outputs, max_rows: as declared.
     here: whether it will run on this machine. thorough: see the module.
     """
 
     kind: str
     options: Mapping[str, Any]
-    declared: ModelSpec | None
     here: bool
     thorough: bool
+    build: Mapping[str, Any] | None = None
+    inputs: tuple[TensorSpec, ...] = NOT_KNOWN
+    outputs: tuple[TensorSpec, ...] = NOT_KNOWN
+    max_rows: int = NOT_KNOWN
 
     @property
     def model(self) -> str:
@@ -68,16 +74,29 @@ class Wanted:
     def file(self) -> Path:
         return Path(self.model).absolute()
 
+    @property
+    def tensors(self) -> tuple[tuple[str, tuple[TensorSpec, ...]], ...]:
+        return ("inputs", self.inputs), ("outputs", self.outputs)
+
+    @property
+    def declared(self) -> ModelSpec:
+        """Raises: NotKnown, unless all of it is known."""
+        values = [getattr(tensor, key) for _, tensors in self.tensors for tensor in tensors for key in _OF_TENSOR]
+        if any(value is NOT_KNOWN for value in (*values, self.max_rows)):
+            raise NotKnown
+        return ModelSpec("", self.inputs, self.outputs, self.max_rows)
+
 
 def checked(wanted: Wanted) -> list[Mistake]:
     """Every mistake that is found."""
     found: list[Mistake] = []
-    try:
-        for mistake in chain(_library(wanted), _CHECKS[wanted.kind](wanted)):
-            found.append(mistake)
-    except OSError as exc:  # the name is too long, or a folder of it may not be read
-        found.append(Mistake(("model",), f"cannot be looked at: {exc.strerror}", remedy="name a file that this user can read"))
-    return found
+    for check in (_library, *_CHECKS[wanted.kind]):
+        try:
+            found += list(as_far_as_known(check(wanted)))
+        except OSError as exc:  # the name is too long, or a folder of it may not be read
+            remedy = "name a file that this user can read"
+            found.append(Mistake(("model",), f"cannot be looked at: {exc.strerror}", remedy=remedy))
+    return list(dict.fromkeys(found))
 
 
 def gpus() -> int | None:
@@ -91,20 +110,21 @@ def gpus() -> int | None:
 # kinds
 
 
-def _onnxruntime(wanted: Wanted) -> Iterator[Mistake]:
-    yield from _gpu(wanted)
+def _graphs_on_cpu(wanted: Wanted) -> Iterator[Mistake]:
     if wanted.options["cuda_graphs"] and wanted.options["device"] == "cpu":
         yield Mistake(("cuda_graphs",), expected="false where device is cpu", remedy="set device: cuda, or remove it")
+
+
+def _onnxruntime_cuda(wanted: Wanted) -> Iterator[Mistake]:
     if wanted.options["device"] == "cuda" and wanted.here and wanted.thorough and gpus() != 0 and _installed("onnxruntime"):
         from backends.onnxruntime import without_cuda
 
         if lacks := without_cuda():
             yield Mistake(("device",), lacks, remedy="pip install onnxruntime-gpu, or set device: cpu")
-    yield from _onnx(wanted)
 
 
 def _onnx(wanted: Wanted) -> Iterator[Mistake]:
-    faults = list(_no_file(wanted, "onnxruntime"))
+    faults = list(as_far_as_known(_no_file(wanted, "onnxruntime")))
     yield from faults
     if faults or not wanted.thorough or not _installed("onnx") or identify(wanted.file) == ORT:
         return
@@ -115,89 +135,126 @@ def _onnx(wanted: Wanted) -> Iterator[Mistake]:
             ("model",), str(exc), expected="an ONNX file", remedy="export the model to ONNX again, or set another kind"
         )
     else:
-        yield from _unlike_file(wanted, inputs, outputs)
+        yield from as_far_as_known(
+            _closed_rows(wanted, inputs, outputs),
+            _unlike_file(wanted, "inputs", wanted.inputs, inputs),
+            _unlike_file(wanted, "outputs", wanted.outputs, outputs),
+        )
 
 
 def _torch(wanted: Wanted) -> Iterator[Mistake]:
-    yield from _gpu(wanted)
-    options, declared = wanted.options, wanted.declared
     if is_source(wanted.model):
         yield from _source(wanted, ("model",), wanted.model, "a factory of an nn.Module", ("factory_options",))
-    else:
-        if options["precision"] == "int8":
-            remedy = "quantise the model when you export it, or name its factory: path/to/file.py:factory"
-            yield Mistake(
-                ("precision",), "an artifact is not quantised when it is loaded", expected="fp32 or bf16", remedy=remedy
-            )
-        faults = list(_no_file(wanted, "torch"))
-        yield from faults
-        if not faults and wanted.thorough:
-            yield from _exported_program(wanted)
-    if declared is None:
         return
-    for key, tensors in (("inputs", declared.inputs), ("outputs", declared.outputs)):
-        if not tensors:
-            remedy = f"set {key}: [{{name: …, datatype: FP32, shape: [-1, …]}}]; `gateway init` finds them"
-            yield Mistake((key,), "missing: PyTorch models do not tell their tensors", remedy=remedy, of_model=True)
-        for index, tensor in enumerate(tensors):
+    faults = list(as_far_as_known(_no_file(wanted, "torch")))
+    yield from faults
+    if not faults and wanted.thorough and (tensors := exported_tensors(wanted.file)) is not None:
+        inputs, outputs = tensors
+        yield from as_far_as_known(
+            _unlike_program(wanted, "inputs", wanted.inputs, inputs),
+            _unlike_program(wanted, "outputs", wanted.outputs, outputs),
+        )
+
+
+def _quantised_at_load(wanted: Wanted) -> Iterator[Mistake]:
+    if wanted.options["precision"] == "int8" and not is_source(wanted.model):
+        remedy = "quantise the model when you export it, or name its factory: path/to/file.py:factory"
+        yield Mistake(("precision",), "an artifact is not quantised when it is loaded", expected="fp32 or bf16", remedy=remedy)
+
+
+def _torch_tensors(wanted: Wanted) -> Iterator[Mistake]:
+    for key, tensors in wanted.tensors:
+        yield from as_far_as_known(_unfit_for_torch(key, tensors))
+
+
+def _unfit_for_torch(key: str, tensors: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
+    if not tensors:
+        remedy = f"set {key}: [{{name: …, datatype: FP32, shape: [-1, …]}}]; `gateway init` finds them"
+        yield Mistake((key,), "missing: PyTorch models do not tell their tensors", remedy=remedy, of_model=True)
+    for index, tensor in enumerate(tensors):
+        with contextlib.suppress(NotKnown):
             if tensor.datatype == "BYTES":
                 remedy = "put a python backend before it, which makes numbers of texts"
-                yield Mistake(
-                    (key, index, "datatype"), "PyTorch has no texts", expected="another", remedy=remedy, of_model=True
-                )
+                at = (key, index, "datatype")
+                yield Mistake(at, "PyTorch has no texts", expected="another", remedy=remedy, of_model=True)
 
 
-def _exported_program(wanted: Wanted) -> Iterator[Mistake]:
-    tensors = exported_tensors(wanted.file)
-    if tensors is None or wanted.declared is None:
+def _unlike_program(
+    wanted: Wanted, key: str, declared: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]
+) -> Iterator[Mistake]:
+    """Held against a file of torch.export by position: names are the configuration's own."""
+    if not declared:
         return
-    for key, found, declared in zip(
-        ("inputs", "outputs"), tensors, (wanted.declared.inputs, wanted.declared.outputs), strict=True
-    ):
-        if not declared:
-            continue
-        if len(found) != len(declared):
-            expected = f"{len(found)}, in the order of the file: {_listed(found)}"
-            yield Mistake((key,), f"{len(declared)} are listed", expected, f"list all {key}", of_model=True)
-            continue
-        for index, (theirs, ours) in enumerate(
-            zip(found, declared, strict=True)
-        ):  # by position: names are the configuration's own
-            yield from _unlike(key, index, ours, theirs, wanted.declared.max_rows)
+    if len(found) != len(declared):
+        expected = f"{len(found)}, in the order of the file: {_listed(found)}"
+        yield Mistake((key,), f"{len(declared)} are listed", expected, f"list all {key}", of_model=True)
+        return
+    for index, (theirs, ours) in enumerate(zip(found, declared, strict=True)):
+        yield from _unlike(key, index, ours, theirs, wanted.max_rows)
 
 
 def _python(wanted: Wanted) -> Iterator[Mistake]:
     code: list[Any] = []
     yield from _source(wanted, ("model",), wanted.model, _CLASS, loaded=code.append)
-    if not code:
-        return
-    faults = list(_misfits(code[0], wanted.options["class_options"], ("class_options",))) if inspect.isclass(code[0]) else []
-    for key in ("inputs", "outputs"):
-        stated = getattr(code[0], key, None)
-        if stated and not (wanted.declared and getattr(wanted.declared, key)):
-            faults += _stated(key, stated)
-    yield from faults
-    if faults or wanted.declared is None:
+    if code:
+        yield from as_far_as_known(_python_code(wanted, code[0]))
+
+
+def _python_code(wanted: Wanted, code: Any) -> Iterator[Mistake]:
+    yield from as_far_as_known(_python_options(wanted, code))
+    stated = [mistake for key, tensors in wanted.tensors for mistake in as_far_as_known(_stated(key, tensors, code))]
+    yield from stated
+    if stated:
         return
     try:
-        signature = backends.python.called_as(wanted.model, code[0])
-        for key, ours in (("inputs", wanted.declared.inputs), ("outputs", wanted.declared.outputs)):
-            said = backends.python.said_of(signature, key, ours)
-            for index, (tensor, theirs) in enumerate(zip(ours, said, strict=True)):
-                if theirs is not None:
-                    faults += _unlike(key, index, tensor, theirs, wanted.declared.max_rows, "code")
-        yield from faults
-        if faults:
-            return
-        # It makes no instance: that is for sessions to do.
-        backends.python.load(wanted.declared, model=wanted.model, class_options=wanted.options["class_options"])
+        signature = backends.python.called_as(wanted.model, code)
     except BackendError as exc:
-        found = str(exc).removeprefix(f"{wanted.model}: ")
-        yield Mistake(("model",), found, remedy="correct the code, or what is said of it here")
+        yield _of_code(wanted, exc)
+        return
+    for key, tensors in wanted.tensors:
+        yield from as_far_as_known(
+            _denied(wanted, signature, key, tensors), _told_nowhere(wanted, signature, key, tensors, code)
+        )
 
 
-def _stated(key: str, stated: Any) -> Iterator[Mistake]:
-    """What a class says of its tensors."""
+def _python_options(wanted: Wanted, code: Any) -> Iterator[Mistake]:
+    options = wanted.options["class_options"]
+    if inspect.isclass(code):
+        yield from _misfits(code, options, ("class_options",))
+    elif options:
+        yield Mistake(("class_options",), "only a class takes options, this is a function", remedy="remove them")
+
+
+def _told_nowhere(
+    wanted: Wanted, signature: Signature, key: str, declared: tuple[TensorSpec, ...], code: Any
+) -> Iterator[Mistake]:
+    """Tensors that nothing says, and inputs that the code does not take."""
+    try:
+        tensors = backends.python.tensors_of(wanted.model, key, declared, code, signature, wanted.max_rows)
+        if key == "inputs":
+            backends.python.check_parameters(wanted.model, signature, tensors)
+    except BackendError as exc:
+        yield _of_code(wanted, exc)
+
+
+def _of_code(wanted: Wanted, exc: BackendError) -> Mistake:
+    found = str(exc).removeprefix(f"{wanted.model}: ")
+    return Mistake(("model",), found, remedy="correct the code, or what is said of it here")
+
+
+def _denied(wanted: Wanted, signature: Signature, key: str, ours: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
+    """What is declared, and type hints say otherwise."""
+    for index, tensor in enumerate(ours):
+        with contextlib.suppress(NotKnown):
+            for theirs in filter(None, backends.python.said_of(signature, key, (tensor,))):
+                yield from _unlike(key, index, tensor, theirs, wanted.max_rows, "code")
+
+
+def _stated(key: str, declared: tuple[TensorSpec, ...], code: Any) -> Iterator[Mistake]:
+    """What a class says of its tensors, where nothing is declared."""
+    stated = getattr(code, key, None)
+    if declared or not stated:
+        return
     for entry in stated if isinstance(stated, list | tuple) else [stated]:
         try:
             name, datatype, shape, *_ = entry
@@ -226,39 +283,26 @@ def _triton(wanted: Wanted) -> Iterator[Mistake]:
             )
 
 
-def _tensorrt(wanted: Wanted) -> Iterator[Mistake]:
-    yield from _gpu(wanted)
-    yield from _onnx(wanted)
-
-
-def _neuron(wanted: Wanted) -> Iterator[Mistake]:
+def _neuron_folder(wanted: Wanted) -> Iterator[Mistake]:
     folder = wanted.file
     if not folder.is_dir() or not (folder / "manifest.json").is_file():
         found = "no such directory" if not folder.exists() else "not a directory of Neuron artifacts: it has no manifest.json"
         yield Mistake(("model",), f"{found} ({folder})", remedy=_compiles(wanted) or "set `build`, and run `gateway compile`")
+
+
+def _neuron_device(wanted: Wanted) -> Iterator[Mistake]:
     if wanted.here and not list(Path("/dev").glob("neuron*")):
         remedy = "use another kind, or place it where one is: placement: replicas, resources: {neuron_cores: 1}"
         yield Mistake(("kind",), "this machine has no Neuron device (/dev/neuron0)", remedy=remedy)
 
 
 def _synthetic(wanted: Wanted) -> Iterator[Mistake]:
-    if wanted.declared is None:
-        return
     try:
-        backends.synthetic.load(wanted.declared, **wanted.options)  # which is free: there is no model
+        backends.synthetic.load(wanted.declared, output=wanted.options["output"])  # which is free: there is no model
     except LoadFailed as exc:
         yield Mistake((), str(exc))
 
 
-_CHECKS: Final[dict[str, Callable[[Wanted], Iterator[Mistake]]]] = {
-    "synthetic": _synthetic,
-    "torch": _torch,
-    "onnxruntime": _onnxruntime,
-    "python": _python,
-    "triton": _triton,
-    "tensorrt": _tensorrt,
-    "neuron": _neuron,
-}
 # kind -> the library it needs, and how to get it.
 _LIBRARIES: Final = {
     "torch": ("torch", "pip install 'serving-gateway[torch]'"),
@@ -297,6 +341,16 @@ def _gpu(wanted: Wanted) -> Iterator[Mistake]:
         yield Mistake(("device",), f"this machine has {count} GPU{'s' if count > 1 else ''}", expected=f"0 to {count - 1}")
 
 
+# Each is a check for itself: what one cannot know keeps no other from its finding.
+_CHECKS: Final[dict[str, tuple[Callable[[Wanted], Iterator[Mistake]], ...]]] = {
+    "synthetic": (_synthetic,),
+    "torch": (_gpu, _torch, _quantised_at_load, _torch_tensors),
+    "onnxruntime": (_gpu, _graphs_on_cpu, _onnxruntime_cuda, _onnx),
+    "python": (_python,),
+    "triton": (_triton,),
+    "tensorrt": (_gpu, _onnx),
+    "neuron": (_neuron_folder, _neuron_device),
+}
 # files
 
 
@@ -339,16 +393,14 @@ def near_file(path: Path) -> str:
 
 
 def _compiles(wanted: Wanted) -> str:
-    return "`gateway compile` with this configuration makes it" if wanted.options.get("build") else ""
+    return "`gateway compile` with this configuration makes it" if wanted.build is not None else ""
 
 
 def _build_source(wanted: Wanted) -> Iterator[Mistake]:
     """Of an artifact that is still to be made."""
-    build = wanted.options.get("build")
-    if build:
-        yield from _source(
-            wanted, ("build", "source"), str(build["source"]), "a factory of an nn.Module", ("build", "options"), static=True
-        )
+    if wanted.build is not None:
+        source = str(wanted.build["source"])
+        yield from _source(wanted, ("build", "source"), source, "a factory of an nn.Module", static=True)
 
 
 # code
@@ -536,49 +588,61 @@ _TORCH_DATATYPES: Final = {
 _ONNX_DATATYPES: Final = {"FLOAT": "FP32", "DOUBLE": "FP64", "FLOAT16": "FP16", "BFLOAT16": "BF16", "STRING": "BYTES"}
 
 
-def _unlike_file(wanted: Wanted, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
-    """What is declared, and differs from what the file states by name."""
-    declared = wanted.declared
-    if declared is None:
-        return
-    odd = {tensor.shape[0] if tensor.shape else None for tensor in (*inputs, *outputs)} - {-1, declared.max_rows}
-    if declared.max_rows and odd:
+def _closed_rows(wanted: Wanted, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
+    """A file that takes other batches than are declared."""
+    odd = {tensor.shape[0] if tensor.shape else None for tensor in (*inputs, *outputs)} - {-1, wanted.max_rows}
+    if wanted.max_rows and odd:
         expected = "an open first dimension in every tensor"
         fixed = next((size for size in odd if size), None)
         remedy = "export the file so" + (f", or set max_rows: {fixed}" if fixed else ", or set max_rows: 0")
         yield Mistake(("max_rows",), f"the file has {_listed((*inputs, *outputs))}", expected, remedy, of_model=True)
-    for key, found, ours in (("inputs", inputs, declared.inputs), ("outputs", outputs, declared.outputs)):
-        by_name = {tensor.name: tensor for tensor in found}
-        missing = [tensor.name for tensor in found if tensor.name not in {ours.name for ours in ours}]
-        for index, tensor in enumerate(ours):
-            if tensor.name in by_name:
-                yield from _unlike(key, index, tensor, by_name[tensor.name], declared.max_rows)
-            else:
-                near = difflib.get_close_matches(tensor.name, missing or by_name, n=1) or missing[:1]
-                hint = (
-                    f"did you mean `{near[0]}`?" if near else f"remove it, or leave out all {key}: they are read from the file"
-                )
-                yield Mistake(
-                    (key, index, "name"), expected=f"one of the file's {key}, {', '.join(by_name)}", remedy=hint, of_model=True
-                )
-        if ours and key == "inputs" and len(missing) > sum(tensor.name not in by_name for tensor in ours):
-            remedy = f"add {', '.join(missing)}, or leave out all inputs: they are read from the file"
-            yield Mistake((key,), f"the file also needs {', '.join(missing)}", remedy=remedy, of_model=True)
+
+
+def _unlike_file(
+    wanted: Wanted, key: str, declared: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]
+) -> Iterator[Mistake]:
+    """What is declared, and differs from what the file states by name."""
+    by_name = {tensor.name: tensor for tensor in found}
+    names = [tensor.name for tensor in declared]
+    known = [name for name in names if name is not NOT_KNOWN]
+    missing = [tensor.name for tensor in found if tensor.name not in known]
+    for index, (name, tensor) in enumerate(zip(names, declared, strict=True)):
+        if name is NOT_KNOWN:
+            continue
+        if name in by_name:
+            yield from as_far_as_known(_unlike(key, index, tensor, by_name[name], wanted.max_rows))
+            continue
+        near = difflib.get_close_matches(name, missing or by_name, n=1) or missing[:1]
+        hint = f"did you mean `{near[0]}`?" if near else f"remove it, or leave out all {key}: they are read from the file"
+        expected = f"one of the file's {key}, {', '.join(by_name)}"
+        yield Mistake((key, index, "name"), expected=expected, remedy=hint, of_model=True)
+    if names and key == "inputs" and len(missing) > sum(name is NOT_KNOWN or name not in by_name for name in names):
+        remedy = f"add {', '.join(missing)}, or leave out all inputs: they are read from the file"
+        yield Mistake((key,), f"the file also needs {', '.join(missing)}", remedy=remedy, of_model=True)
 
 
 def _unlike(
     key: str, index: int, ours: TensorSpec, theirs: TensorSpec, max_rows: int, where: str = "file"
 ) -> Iterator[Mistake]:
+    return as_far_as_known(
+        _unlike_datatype((key, index, "datatype"), ours, theirs, where),
+        _unlike_shape((key, index, "shape"), ours, theirs, max_rows, where),
+    )
+
+
+def _unlike_datatype(at: Place, ours: TensorSpec, theirs: TensorSpec, where: str) -> Iterator[Mistake]:
     if ours.datatype != theirs.datatype:
-        at = (key, index, "datatype")
         yield Mistake(at, expected=f"{theirs.datatype}, as in the {where}", remedy=f"write {theirs.datatype}", of_model=True)
+
+
+def _unlike_shape(at: Place, ours: TensorSpec, theirs: TensorSpec, max_rows: int, where: str) -> Iterator[Mistake]:
     shape = (-1, *theirs.shape[1:]) if max_rows and theirs.shape else theirs.shape
     agrees = len(ours.shape) == len(shape) and all(
         -1 in pair or pair[0] == pair[1] for pair in zip(ours.shape, shape, strict=True)
     )
     if not agrees:
         remedy = f"write {list(shape)}; -1 stands for any size"
-        yield Mistake((key, index, "shape"), expected=f"{list(shape)}, as in the {where}", remedy=remedy, of_model=True)
+        yield Mistake(at, expected=f"{list(shape)}, as in the {where}", remedy=remedy, of_model=True)
 
 
 def _listed(tensors: Iterable[TensorSpec]) -> str:

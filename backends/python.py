@@ -61,21 +61,9 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | 
                     f"{model}: {key[:-1]} {tensor.name!r}: the code says {theirs.datatype} {list(theirs.shape)}, "
                     f"the configuration says {tensor.datatype} {list(tensor.shape)}"
                 )
-    inputs = declared.inputs or _stated(model, code, "inputs", rows) or signature.input_specs()
-    outputs = declared.outputs or _stated(model, code, "outputs", rows) or signature.output_specs()
-    for what, tensors in (("inputs", inputs), ("outputs", outputs)):
-        if not tensors:
-            raise LoadFailed(
-                f"{model}: neither an attribute `{what}` nor type hints say its {what}: set `{what}` of the model in the "
-                "configuration (`gateway init` finds them)"
-            )
-    assert inputs is not None  # as just seen
-    assert outputs is not None
-    if signature.style != "dict" and {tensor.name for tensor in inputs} != set(signature.inputs):
-        raise LoadFailed(
-            f"{model}: its inputs are {sorted(tensor.name for tensor in inputs)}, but the parameters of the function are "
-            f"{sorted(signature.inputs)}: name them alike"
-        )
+    inputs = tensors_of(model, "inputs", declared.inputs, code, signature, rows)
+    outputs = tensors_of(model, "outputs", declared.outputs, code, signature, rows)
+    check_parameters(model, signature, inputs)
     spec = ModelSpec("python", inputs, outputs, declared.max_rows, declared.row_sizes)
     return PythonModel(model, spec, code, options, signature)
 
@@ -171,6 +159,29 @@ def said_of(signature: Signature, key: str, ours: tuple[TensorSpec, ...]) -> lis
                 theirs = replace(theirs, datatype=tensor.datatype)
         found.append(theirs)
     return found
+
+
+def tensors_of(
+    model: str, key: str, declared: tuple[TensorSpec, ...], code: Any, signature: Signature, max_rows: int
+) -> tuple[TensorSpec, ...]:
+    """What is declared, else stated by the code, else hinted at; key: `inputs` or `outputs`. Raises: LoadFailed, if none is."""
+    hinted = signature.input_specs if key == "inputs" else signature.output_specs
+    found = declared or _stated(model, code, key, max_rows) or hinted()
+    if not found:
+        raise LoadFailed(
+            f"{model}: neither an attribute `{key}` nor type hints say its {key}: set `{key}` of the model in the "
+            "configuration (`gateway init` finds them)"
+        )
+    return found
+
+
+def check_parameters(model: str, signature: Signature, inputs: tuple[TensorSpec, ...]) -> None:
+    """Raises: LoadFailed, if a function's parameters are called otherwise than the inputs."""
+    if signature.style != "dict" and {tensor.name for tensor in inputs} != set(signature.inputs):
+        raise LoadFailed(
+            f"{model}: its inputs are {sorted(tensor.name for tensor in inputs)}, but the parameters of the function are "
+            f"{sorted(signature.inputs)}: name them alike"
+        )
 
 
 def _kind(tensor: TensorSpec) -> str:

@@ -1,21 +1,23 @@
 """What is wrong with a configuration beside its own words: files, code, libraries, devices, tensors.
 
-`check` looks at everything and tells all faults at once; parts that are at fault in themselves are left out of it, the rest is
-looked at. `servable` takes a first look before anything is started.
+`check` looks at everything and tells all faults at once: what is at fault in itself is not known, and all that does not follow
+from it is looked at. `servable` takes a first look before anything is started.
 """
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from backends.check import Mistake, Wanted, checked
-from gateway.config import Backend, Config, Model, config_of
-from gateway.documents.faults import ConfigFaults, Fault, Location, path_of
+from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
+from gateway.config import Backend, Config, Model, Tensor, config_as_far_as_valid, tensor_specs
+from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit, path_of
 from gateway.documents.reader import Document, read
 
+T = TypeVar("T")
 _MAY_BE_SECRET: Final = frozenset(("class_options", "factory_options"))
 
 
@@ -32,22 +34,35 @@ def check(path: str | Path) -> Checked:
 
     Raises: ConfigFaults, for a file that cannot be read as YAML.
     """
-    document = read(path)
-    config: Config | None = None
-    told: tuple[Fault, ...] = ()
-    try:
-        config = config_of(document)
-    except ConfigFaults as exc:
-        told = exc.faults
+    return looked_at(read(path))
+
+
+def looked_at(document: Document) -> Checked:
+    """As `check`, of a document that is read."""
+    config, told = config_as_far_as_valid(document)
     found = [
-        _fault(document, part, mistake)
-        for part in _parts(document, config, told)
-        for mistake in [*_of_model(part), *checked(_wanted(part, thorough=True))]
+        *as_far_as_known(_of_server(document, config)),
+        *as_far_as_known(_second_look(document, config)),
     ]
-    if config is not None:
-        found += _of_server(document, config)
     faults = sorted(dict.fromkeys((*told, *found)), key=lambda fault: fault.line or 0)
-    return Checked(document, config, tuple(faults))
+    return Checked(document, None if told else config, tuple(faults))
+
+
+def _second_look(document: Document, config: Config) -> Iterator[Fault]:
+    """At every model and backend, wherever it is to run."""
+    for index, model in enumerate(config.models):
+        found = [
+            _fault(document, part, mistake)
+            for part in as_far_as_known(_parts(index, model))
+            for mistake in checked(_wanted(part, thorough=True))
+        ]
+        yield from found
+        places = {fault.path for fault in found}  # what a file or code says of a tensor says it better
+        for location, tensor in as_far_as_known(_tensors(model, "inputs"), _tensors(model, "outputs")):
+            for unfit in as_far_as_known(_without_batch(tensor, model.max_rows)):
+                at = ("models", index, *location, "shape")
+                if path_of(at) not in places:
+                    yield document.fault(at, unfit.found, expected=unfit.expected, remedy=unfit.remedy)
 
 
 def servable(path: str | Path, *, here: bool) -> Config:
@@ -57,109 +72,108 @@ def servable(path: str | Path, *, here: bool) -> Config:
     well is left to be loaded: the others are tried again. Raises: ConfigFaults.
     """
     document = read(path)
-    config = config_of(document)
-    faults: list[Fault] = []
-    here = here and config.ray.address in (None, "local")
-    for index, model in enumerate(config.models):
-        if not (here and model.load_at_start):
-            continue
-        own: dict[str, list[Fault]] = {}
-        for number, backend in enumerate(model.backends):
-            if backend.placement == "embedded":
-                part = _Part(index, number, model, backend, whole=True)
-                own[backend.label] = [_fault(document, part, mistake) for mistake in checked(_wanted(part, thorough=False))]
-        if all(own.get(backend.label) or backend.shadow_share for backend in model.backends):
-            faults += [fault for found in own.values() for fault in found]
+    config, told = config_as_far_as_valid(document)
+    faults = [*told, *(as_far_as_known(_first_look(document, config)) if here else ())]
     if faults:
-        raise ConfigFaults(faults)
+        raise ConfigFaults(sorted(faults, key=lambda fault: fault.line or 0))
     return config
+
+
+def _first_look(document: Document, config: Config) -> Iterator[Fault]:
+    """At what this machine is to serve."""
+    if config.ray.address not in (None, "local"):
+        return
+    for index, model in enumerate(config.models):
+        yield from as_far_as_known(_hopeless(document, index, model))
+
+
+def _hopeless(document: Document, index: int, model: Model) -> Iterator[Fault]:
+    """Of a model's backends, if each has some fault."""
+    if not model.load_at_start:
+        return
+    parts = [*_parts(index, model)]
+    own = [
+        [_fault(document, part, mistake) for mistake in checked(_wanted(part, thorough=False))]
+        if part.backend.placement == "embedded"
+        else []
+        for part in parts
+    ]
+    known = len(parts) == len(model.backends)
+    if known and all(found or part.backend.shadow_share for part, found in zip(parts, own, strict=True)):
+        yield from chain.from_iterable(own)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A backend to be looked at. index, number: of model and backend in the file. whole: whether the model is as meant."""
+    """A backend to be looked at. index, number: of model and backend in the file."""
 
     index: int
     number: int
     model: Model
     backend: Backend
-    whole: bool
 
 
-def _parts(document: Document, config: Config | None, told: tuple[Fault, ...]) -> Iterator[_Part]:
-    """Each backend that is not at fault in itself, beside whatever is."""
-    models = document.value.get("models") if isinstance(document.value, dict) else None
-    for index, raw in enumerate(models if isinstance(models, list) else ()):
-        if config is not None:
-            whole: Model | None = config.models[index]
-        else:
-            whole = None if _touched(("models", index), told) else _alone(document, raw)
-        backends = raw.get("backends") if isinstance(raw, dict) else None
-        for number, backend in enumerate(backends if isinstance(backends, list) else ()):
-            if whole is not None:
-                yield _Part(index, number, whole, whole.backends[number], whole=True)
-            elif isinstance(backend, dict) and not _touched(("models", index, "backends", number), told):
-                plain = {key: value for key, value in backend.items() if key not in ("canary_share", "shadow_share")}
-                model = _alone(document, {"name": "m", "backends": [plain]})
-                if model is not None:
-                    yield _Part(index, number, model, model.backends[0], whole=False)
-
-
-def _touched(location: Location, told: tuple[Fault, ...]) -> bool:
-    path = path_of(location)
-    return any(fault.path == path or fault.path.startswith((f"{path}.", f"{path}[")) for fault in told)
-
-
-def _alone(document: Document, model: Any) -> Model | None:
-    """A model as if it were the only one; None, if that is at fault."""
-    with contextlib.suppress(ConfigFaults):
-        return config_of(replace(document, value={"models": [model]}, node=None, faults=())).models[0]
-    return None
+def _parts(index: int, model: Model) -> Iterator[_Part]:
+    """Each backend of which something is known."""
+    for number, backend in enumerate(model.backends):
+        if backend is not NOT_KNOWN:
+            yield _Part(index, number, model, backend)
 
 
 def _wanted(part: _Part, *, thorough: bool) -> Wanted:
-    backend = part.backend
-    options: Mapping[str, Any] = backend.options()
-    build = getattr(backend, "build", None)
-    kind: str = backend.kind  # type: ignore[attr-defined]  # every kind adds its literal
+    model, options = part.model, dict(part.backend)
+    build = options.get("build")
+    own = options.keys() - Backend.model_fields.keys() - {"kind", "build"}
     return Wanted(
-        kind,
-        {**options, "build": build.model_dump()} if build else options,
-        part.model.declared() if part.whole else None,
-        here=backend.computes_here,
+        options["kind"],
+        {key: options[key] for key in own},
+        build=dict(build) if build is not None and build is not NOT_KNOWN else build,
+        inputs=_unless_unknown(lambda: tensor_specs(model.inputs)),
+        outputs=_unless_unknown(lambda: tensor_specs(model.outputs)),
+        max_rows=model.max_rows,
+        here=_unless_unknown(lambda: part.backend.computes_here),
         thorough=thorough,
     )
+
+
+def _unless_unknown(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except NotKnown:
+        return NOT_KNOWN  # type: ignore[no-any-return]  # it stands for anything
 
 
 def _of_server(document: Document, config: Config) -> Iterator[Fault]:
     """Directories that cannot be made or written to."""
     for key in ("run_dir", "state_dir"):
-        wanted = getattr(config.server, key)
-        if wanted is None:
-            continue
-        path = Path(wanted).absolute()
-        try:
-            there = next(folder for folder in (path, *path.parents) if folder.exists())
-        except OSError as exc:  # the name is too long, or a folder of it may not be read
-            found = f"cannot be looked at: {exc.strerror}"
-        else:
-            if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-                continue
-            found = f"this user cannot write to {there}" if there.is_dir() else f"{there} is a file"
-        yield document.fault(("server", key), found, expected="a directory, or a place to make one", remedy="choose another")
+        yield from as_far_as_known(_of_directory(document, key, getattr(config.server, key)))
 
 
-def _of_model(part: _Part) -> Iterator[Mistake]:
-    """Declared tensors that no batch can have."""
-    model = part.model
-    if not part.whole or model.max_rows == 0:
+def _of_directory(document: Document, key: str, wanted: str | None) -> Iterator[Fault]:
+    if wanted is None:
         return
-    for key, tensors in (("inputs", model.inputs or ()), ("outputs", model.outputs or ())):
-        for index, tensor in enumerate(tensors):
-            if not tensor.shape or tensor.shape[0] not in (-1, model.max_rows):
-                remedy = f"write {[-1, *tensor.shape]} if that is one row, or set max_rows: 0 if there are no batches"
-                expected = "-1 as the first dimension, which is that of the batch"
-                yield Mistake((key, index, "shape"), "", expected, remedy, of_model=True)
+    path = Path(str(wanted)).absolute()
+    try:
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+    except OSError as exc:  # the name is too long, or a folder of it may not be read
+        found = f"cannot be looked at: {exc.strerror}"
+    else:
+        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+            return
+        found = f"this user cannot write to {there}" if there.is_dir() else f"{there} is a file"
+    yield document.fault(("server", key), found, expected="a directory, or a place to make one", remedy="choose another")
+
+
+def _tensors(model: Model, key: str) -> Iterator[tuple[Location, Tensor]]:
+    for number, tensor in enumerate(getattr(model, key) or ()):
+        yield (key, number), tensor
+
+
+def _without_batch(tensor: Tensor, max_rows: int) -> Iterator[Unfit]:
+    """A declared shape that no batch can have."""
+    if max_rows != 0 and (not tensor.shape or tensor.shape[0] not in (-1, max_rows)):
+        remedy = f"write {[-1, *tensor.shape]} if that is one row, or set max_rows: 0 if there are no batches"
+        yield Unfit(expected="-1 as the first dimension, which is that of the batch", remedy=remedy)
 
 
 def _fault(document: Document, part: _Part, mistake: Mistake) -> Fault:

@@ -4,25 +4,26 @@ Every key with its meaning and default stands in configs/gateway.yaml. How fault
 be seen beside the file, such as whether a model's file is there: `gateway.check`.
 """
 
+import contextlib
 import ipaddress
 import os
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
+from backends.not_known import NOT_KNOWN, NotKnown
 from backends.source import is_source
-from gateway.documents.faults import ConfigFaults, Refused, Unfit, did_you_mean
+from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit, did_you_mean
 from gateway.documents.reader import Document, read
-from gateway.documents.validation import validated
+from gateway.documents.validation import as_far_as_valid, validated
 
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -102,11 +103,13 @@ class Server(_Strict):
     model_control: bool = False  # repository load and unload by clients
     limits: Limits = Limits()
 
-    @model_validator(mode="after")
-    def _apart(self) -> Self:
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        """For `gateway.documents.validation`, as all of this name."""
+        return (self._same_port(),)
+
+    def _same_port(self) -> Iterator[Unfit]:
         if self.http_port and self.http_port == self.grpc_port:
-            raise Unfit("http_port has it too", expected="another port", remedy="0 is any free one", at=("grpc_port",))
-        return self
+            yield Unfit("http_port has it too", expected="another port", remedy="0 is any free one", at=("grpc_port",))
 
 
 class Autoscaling(_Strict):
@@ -118,11 +121,12 @@ class Autoscaling(_Strict):
     upscale_delay_s: float = Field(default=3.0, ge=0)
     downscale_delay_s: float = Field(default=60.0, ge=0)
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        return (self._out_of_order(),)
+
+    def _out_of_order(self) -> Iterator[Unfit]:
         if self.min_replicas > self.max_replicas:
-            raise Unfit(f"above max_replicas, {self.max_replicas}", remedy="raise that, or lower this", at=("min_replicas",))
-        return self
+            yield Unfit(f"above max_replicas, {self.max_replicas}", remedy="raise that, or lower this", at=("min_replicas",))
 
 
 # What numpy, PyTorch and others call the datatypes -> what the protocol does.
@@ -149,6 +153,15 @@ class Tensor(_Strict):
             meant = _NAMES_ELSEWHERE.get(value.lower().removeprefix("type_"), value)
             raise Unfit("unknown datatype", expected=f"one of {', '.join(NUMPY)}", remedy=did_you_mean(meant, NUMPY))
         return value
+
+
+def tensor_specs(tensors: tuple[Tensor, ...] | None) -> tuple[TensorSpec, ...]:
+    """What the operator states, for backends; what is NOT_KNOWN stays so."""
+    listed: tuple[Any, ...] = tensors or ()
+    return tuple(
+        each if each is NOT_KNOWN else TensorSpec(each.name, each.datatype, each.shape, each.optional, each.labels)
+        for each in listed
+    )
 
 
 class Ragged(_Strict):
@@ -213,17 +226,7 @@ class Routing(_Strict):
     ejection: Ejection = Ejection()
 
 
-def _resources(value: object) -> object:
-    """Ray takes any name for a resource, and waits for good for one that no node has."""
-    for name in value if isinstance(value, dict) else ():
-        meant = _RESOURCES.get(str(name).lower().removeprefix("num_").rstrip("s"), name)
-        if name != meant:
-            raise Unfit("no resource of Ray", remedy=f"did you mean `{meant}`?", at=(name,))
-    return value
-
-
 _RESOURCES: Final = {"cpu": "num_cpus", "gpu": "num_gpus", "neuron_core": "neuron_cores"}
-Resources = Annotated[dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_resources)]
 
 
 class Backend(_Strict):
@@ -235,13 +238,27 @@ class Backend(_Strict):
     isolation: Literal["thread", "process"] = "thread"  # of each session; process: for code that holds the GIL or may crash
     replicas: int = Field(default=1, ge=1)
     autoscaling: Autoscaling | None = None
-    resources: Resources = {}  # of one replica, as Ray counts them
+    resources: dict[str, Annotated[float, Field(ge=0)]] = {}  # of one replica, as Ray counts them
     surge: bool = True  # an upgrade starts the new replica beside the old, so needs its resources once more; false: after it
     usd_per_hour: float | None = Field(default=None, gt=0)  # of one instance: this machine's part, or one replica
     canary_share: float | None = Field(default=None, gt=0, le=1)  # gets this share of the requests, and no others
     shadow_share: float | None = Field(default=None, gt=0, le=1)  # gets copies of this share; its answers are only compared
     cold_start_s: float | None = Field(default=None, gt=0)  # until a first session answers; None: learned, at first 10 s
     hang_timeout_s: float = Field(default=60.0, gt=0)  # a run longer than this counts as lost
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        return (self._canary_and_shadow(), self._no_resources())
+
+    def _canary_and_shadow(self) -> Iterator[Unfit]:
+        if self.canary_share and self.shadow_share:
+            yield Unfit("canary_share is set too", remedy="keep one of the two", at=("shadow_share",))
+
+    def _no_resources(self) -> Iterator[Unfit]:
+        """Ray takes any name for a resource, and waits for good for one that no node has."""
+        for name in self.resources:
+            meant = _RESOURCES.get(name.lower().removeprefix("num_").rstrip("s"), name)
+            if name != meant:
+                yield Unfit("no resource of Ray", remedy=f"did you mean `{meant}`?", at=("resources", name))
 
     @property
     def computes_here(self) -> bool:
@@ -401,10 +418,7 @@ class Model(_Strict):
     def declared(self) -> ModelSpec:
         """What the operator states of the model's tensors; empty where it is left to the artifact."""
 
-        def specs(tensors: tuple[Tensor, ...] | None) -> tuple[TensorSpec, ...]:
-            return tuple(TensorSpec(t.name, t.datatype, t.shape, t.optional, t.labels) for t in tensors or ())
-
-        return ModelSpec("", specs(self.inputs), specs(self.outputs), self.max_rows)
+        return ModelSpec("", tensor_specs(self.inputs), tensor_specs(self.outputs), self.max_rows)
 
     @field_validator("name")
     @classmethod
@@ -413,30 +427,46 @@ class Model(_Strict):
             raise Unfit("means something else in a path", expected="another name")
         return value
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        unfit = [*self._unfit_backends(), *self._unfit_tensors()]
-        if unfit:
-            raise Refused(unfit)
-        return self
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        tensors = (("inputs", self.inputs), ("outputs", self.outputs))
+        return (
+            self._same_labels(),
+            self._only_canaries(),
+            self._too_many_canaries(),
+            self._unknown_equivalents(),
+            *(self._same_tensors(key, listed) for key, listed in tensors),
+            self._padding_without_batches(),
+            self._unknown_tensors(("ragged", "pad"), "an input of the model", self.inputs),
+            self._unknown_tensors(("ragged", "crop"), "an output of the model", self.outputs),
+        )
 
-    def _unfit_backends(self) -> Iterator[Unfit]:
-        labels = [backend.label for backend in self.backends]
-        for index, label in enumerate(labels):
-            if label in labels[:index]:
-                remedy = "give each a `name` of its own" if self.backends[index].name is None else "choose another"
-                yield Unfit(f"{label!r} is the name of another backend too", remedy=remedy, at=("backends", index, "name"))
+    def _same_labels(self) -> Iterator[Unfit]:
+        seen = set()
+        for index, backend in enumerate(self.backends):
+            with contextlib.suppress(NotKnown):
+                if backend.label in seen:
+                    remedy = "give each a `name` of its own" if backend.name is None else "choose another"
+                    found = f"{backend.label!r} is the name of another backend too"
+                    yield Unfit(found, remedy=remedy, at=("backends", index, "name"))
+                seen.add(backend.label)
+
+    def _only_canaries(self) -> Iterator[Unfit]:
         if all(backend.canary_share or backend.shadow_share for backend in self.backends):
             found = "every backend is a canary or a shadow"
             yield Unfit(found, expected="at least one for the rest of the requests", remedy="add one", at=("backends",))
+
+    def _too_many_canaries(self) -> Iterator[Unfit]:
+        shares = {}
         for index, backend in enumerate(self.backends):
-            if backend.canary_share and backend.shadow_share:
-                remedy = "keep one of the two"
-                yield Unfit("canary_share is set too", remedy=remedy, at=("backends", index, "shadow_share"))
-        if (shares := sum(backend.canary_share or 0.0 for backend in self.backends)) > 1:
-            last = max(index for index, backend in enumerate(self.backends) if backend.canary_share)
-            found = f"with it all canary shares sum to {shares:g}"
+            with contextlib.suppress(NotKnown):
+                shares[index] = backend.canary_share or 0.0
+        if (whole := sum(shares.values())) > 1:
+            last = max(index for index, share in shares.items() if share)
+            found = f"with it all canary shares sum to {whole:g}"
             yield Unfit(found, expected="at most 1", remedy="lower them", at=("backends", last, "canary_share"))
+
+    def _unknown_equivalents(self) -> Iterator[Unfit]:
+        labels = list(dict.fromkeys(backend.label for backend in self.backends))
         for number, group in enumerate(self.routing.equivalent):
             for index, label in enumerate(group):
                 if label not in labels:
@@ -444,27 +474,30 @@ class Model(_Strict):
                     at = ("routing", "equivalent", number, index)
                     yield Unfit(expected=expected, remedy=did_you_mean(label, labels), at=at)
 
-    def _unfit_tensors(self) -> Iterator[Unfit]:
-        for key, tensors in (("inputs", self.inputs or ()), ("outputs", self.outputs or ())):
-            count = Counter(tensor.name for tensor in tensors)
-            for index, tensor in enumerate(tensors):
-                if count[tensor.name] > 1:
-                    yield Unfit("listed twice", remedy="each tensor has a name of its own", at=(key, index, "name"))
-                    break
-        if self.ragged is None:
-            return
-        if self.max_rows == 0:
+    def _same_tensors(self, key: str, tensors: tuple[Tensor, ...] | None) -> Iterator[Unfit]:
+        first: dict[str, int] = {}
+        told = set()
+        for index, tensor in enumerate(tensors or ()):
+            with contextlib.suppress(NotKnown):
+                before = first.setdefault(tensor.name, index)
+                if before != index and before not in told:
+                    told.add(before)
+                    yield Unfit("listed twice", remedy="each tensor has a name of its own", at=(key, before, "name"))
+
+    def _padding_without_batches(self) -> Iterator[Unfit]:
+        if self.max_rows == 0 and self.ragged is not None:
             found = "requests are padded to share a batch, but max_rows 0 says that there is none"
             yield Unfit(found, remedy="remove `ragged`, or set max_rows", at=("ragged",))
-        inputs, outputs = ([tensor.name for tensor in tensors or ()] for tensors in (self.inputs, self.outputs))
-        for name in self.ragged.pad:
-            if inputs and name not in inputs:
-                expected = f"an input of the model, one of {', '.join(inputs)}"
-                yield Unfit(expected=expected, remedy=did_you_mean(name, inputs), at=("ragged", "pad", name))
-        for index, name in enumerate(self.ragged.crop):
-            if outputs and name not in outputs:
-                expected = f"an output of the model, one of {', '.join(outputs)}"
-                yield Unfit(expected=expected, remedy=did_you_mean(name, outputs), at=("ragged", "crop", index))
+
+    def _unknown_tensors(self, at: Location, expected: str, tensors: tuple[Tensor, ...] | None) -> Iterator[Unfit]:
+        """at: of names of tensors, which must be among these, if there are any."""
+        known = list(dict.fromkeys(tensor.name for tensor in tensors or ()))
+        if not known or self.ragged is None:
+            return
+        for key in self.ragged.pad if at[-1] == "pad" else range(len(self.ragged.crop)):
+            name = key if isinstance(key, str) else self.ragged.crop[key]
+            if name not in known:
+                yield Unfit(expected=f"{expected}, one of {', '.join(known)}", remedy=did_you_mean(name, known), at=(*at, key))
 
 
 class Ray(_Strict):
@@ -482,17 +515,18 @@ class Config(_Strict):
     ray: Ray = Ray()
     models: tuple[Model, ...] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _unique(self) -> Self:
-        listed = [(model.name, model.version) for model in self.models]
-        twice = [index for index, model in enumerate(listed) if model in listed[:index]]
-        if twice:
-            remedy = "choose another, or give each a `version` of its own"
-            raise Refused(
-                Unfit(f"version {listed[index][1]} of it is listed twice", remedy=remedy, at=("models", index, "name"))
-                for index in twice
-            )
-        return self
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        return (self._same_models(),)
+
+    def _same_models(self) -> Iterator[Unfit]:
+        seen = set()
+        for index, model in enumerate(self.models):
+            with contextlib.suppress(NotKnown):
+                if (model.name, model.version) in seen:
+                    remedy = "choose another, or give each a `version` of its own"
+                    found = f"version {model.version} of it is listed twice"
+                    yield Unfit(found, remedy=remedy, at=("models", index, "name"))
+                seen.add((model.name, model.version))
 
 
 def load_config(path: str | Path) -> Config:
@@ -554,6 +588,13 @@ def parse_config(document: object, *, source: str) -> Config:
 
 def config_of(document: Document) -> Config:
     """Relative paths count from the document's folder, if it has one. Raises: ConfigFaults."""
-    if document.folder is None:
-        return validated(Config, document)
-    return validated(Config, document, located(document.value, document.folder))
+    config, faults = config_as_far_as_valid(document)
+    if faults:
+        raise ConfigFaults(faults)
+    return config
+
+
+def config_as_far_as_valid(document: Document) -> tuple[Config, tuple[Fault, ...]]:
+    """The configuration, with NOT_KNOWN for what is at fault in it; and every fault, by line."""
+    counted = document.value if document.folder is None else located(document.value, document.folder)
+    return as_far_as_valid(Config, document, counted)

@@ -252,7 +252,7 @@ class Expansion:
         """That the file is there whose code a model names, and has it; none of it is run."""
         if not isinstance(model := options.get("model"), str) or not is_source(model) or ".py:" not in model:
             return
-        wanted = Wanted(kind, options, None, here=False, thorough=False)
+        wanted = Wanted(kind, options, here=False, thorough=False)
         if mistakes := [mistake for mistake in checked(wanted) if mistake.at == ("model",)]:
             mistake = mistakes[0]
             told = "; ".join(filter(None, (mistake.found, mistake.expected and f"expected {mistake.expected}", mistake.remedy)))

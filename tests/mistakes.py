@@ -107,6 +107,9 @@ def onnx(*lines: str, model: str = "linear.onnx") -> str:
 
 X = "{name: x, datatype: FP32, shape: [-1, 3]}"
 
+Y = X.replace("name: x", "name: y")
+TENSORS = (f"inputs: [{X}]", f"outputs: [{Y}]")
+
 HINTED: Final = (
     "models:\n"
     "  - name: m\n"
@@ -551,7 +554,7 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
             ),
             Mistake(
                 "device of no name",
-                one("model: code.py:factory", "device: gpu  # !", kind="torch"),
+                onnx(*TENSORS, model="code.py:factory").replace("onnxruntime", "torch") + "        device: gpu  # !\n",
                 "models[0].backends[0].device",
                 ("'gpu': expected cpu, cuda", "an NVIDIA GPU is `cuda`"),
             ),

@@ -113,7 +113,7 @@ def test_names_may_have_spaces_dots_colons_and_letters_of_any_script() -> None:
 
 
 def test_an_unknown_kind_names_the_known_ones() -> None:
-    (fault,) = faults("models: [{name: a, backends: [{kind: onnxrutime}]}]")
+    (fault,) = faults("models: [{name: a, backends: [{kind: onnxrutime, model: m.onnx}]}]")
     assert fault.startswith("x.yaml: models[0].backends[0].kind: 'onnxrutime': expected one of synthetic, torch, ")
     assert fault.endswith("; did you mean `onnxruntime`?")
 

@@ -5,6 +5,7 @@ union by itself. Here one sentence, made from the field's annotation, serves all
 ours raise `Unfit` or `Refused`, whose words are told as they are.
 """
 
+import copy
 import datetime
 import math
 import types
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from backends.not_known import NOT_KNOWN, as_far_as_known
 from gateway.documents.faults import ConfigFaults, Fault, Location, Refused, Unfit, did_you_mean, nearest, shown
 from gateway.documents.reader import Document
 
@@ -39,15 +41,144 @@ def validated(model: type[Validated], document: Document, value: Any = None) -> 
 
     Raises: ConfigFaults, with every fault, also what the reader found.
     """
-    faults = list(document.faults)
+    found, faults = as_far_as_valid(model, document, value)
+    if faults:
+        raise ConfigFaults(faults)
+    return found
+
+
+def as_far_as_valid(model: type[Validated], document: Document, value: Any = None) -> tuple[Validated, tuple[Fault, ...]]:
+    """What a document says, with NOT_KNOWN for what is at fault in it; and every fault, by line. value: as for `validated`.
+
+    Each key is held against its field. Then each part is asked what is `Unfit` among its keys together, if its model has a
+    method `together`: it gives one iterator for each check, and a check that reads what is not known ends there.
+    """
+    value = document.value if value is None else value
+    errors, kinds, meant = _errors(model, value)
+    flags = list(_flags(document.value, _Place((), model)))
+    faults = [*document.faults, *faults_of([*kinds, *errors], model, document), *(_value(place, document) for place in flags)]
+    if errors or kinds or flags:
+        found: Validated = _filled(model, meant, (), _gaps(errors, flags, model))
+    else:
+        found = model.model_validate(meant)
+    for location, unfit in _unfit_together(found, ()):
+        faults.append(document.fault((*location, *unfit.at), unfit.found, expected=unfit.expected, remedy=unfit.remedy))
+    return found, tuple(sorted(dict.fromkeys(faults), key=lambda fault: fault.line or 0))
+
+
+def _errors(model: type[BaseModel], value: Any) -> tuple[list[Any], list[Any], Any]:
+    """pydantic's errors; those of them that are misspelt kinds; and the value with the kinds that were probably meant.
+
+    pydantic looks at nothing in a mapping whose kind it does not know: the other errors are those of the corrected value.
+    """
+    errors = _errors_of(model, value)
+    kinds = []
+    for error in errors:
+        place = _place(error["loc"], model)
+        if error["type"] == "union_tag_invalid" and nearest(_at(value, place.location)["kind"], _tags(_kind_of(place))):
+            kinds.append(error)
+    if not kinds:
+        return errors, [], value
+    meant = copy.deepcopy(value)
+    for error in kinds:
+        place = _place(error["loc"], model)
+        mapping = _at(meant, place.location)
+        mapping["kind"] = nearest(mapping["kind"], _tags(_kind_of(place))) or mapping["kind"]
+    return _errors_of(model, meant), kinds, meant
+
+
+def _errors_of(model: type[BaseModel], value: Any) -> list[Any]:
     try:
-        found = model.model_validate(document.value if value is None else value)
+        model.model_validate(value)
     except ValidationError as exc:
-        faults += faults_of(exc.errors(), model, document)
-    faults += [_value(place, document) for place in _flags(document.value, _Place((), model))]
-    if not faults:
-        return found
-    raise ConfigFaults(sorted(faults, key=lambda fault: fault.line or 0))
+        return list(exc.errors())
+    return []
+
+
+def _at(value: Any, location: Location) -> Any:
+    for part in location:
+        value = value[part]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    """What is not known. places: of values. keys: of entries whose key is at fault. strays: of keys that belong elsewhere."""
+
+    places: frozenset[Location]
+    keys: frozenset[Location]
+    strays: frozenset[Location]
+
+    def within(self, location: Location) -> bool:
+        """Whether anything is at or below a place, or may have been meant to be."""
+        return any(gap[: len(location)] == location for gap in self.places | self.keys) or any(
+            stray[: len(location)] == location or location[: len(stray) - 1] == stray[:-1] for stray in self.strays
+        )
+
+    def may_be_meant(self, location: Location) -> bool:
+        """Whether a key that is not there stands above or below its place instead."""
+        around = location[:-1]
+        return any(
+            stray[-1] == location[-1] and (stray[:-1] == around[: len(stray) - 1] or around == stray[: len(around)])
+            for stray in self.strays
+        )
+
+
+def _gaps(errors: Sequence[Any], flags: Sequence["_Place"], model: type[BaseModel]) -> _Gaps:
+    places, keys, strays = {place.location for place in flags}, set(), set()
+    for error in _without_short_lists(errors):
+        place = _place(error["loc"], model)
+        if error["type"] == "extra_forbidden":
+            strays.add(place.location)
+            if not _elsewhere(str(place.location[-1]), model):
+                strays.add(_meant(place))
+        elif error["type"] == "value_error":
+            exc = error["ctx"]["error"]
+            unfit = exc.unfit if isinstance(exc, Refused) else [exc]
+            places |= {(*place.location, *getattr(each, "at", ())) for each in unfit}
+        elif place.is_key or error["type"] == "invalid_key":
+            keys.add(place.location)
+        else:
+            places.add(place.location)
+    return _Gaps(frozenset(places), frozenset(keys), frozenset(strays))
+
+
+def _filled(annotation: Any, value: Any, at: Location, gaps: _Gaps) -> Any:
+    """What stands at a place, with NOT_KNOWN in its gaps."""
+    if at in gaps.places:
+        return NOT_KNOWN
+    if not gaps.within(at):
+        return TypeAdapter(annotation).validate_python(value)
+    kind = _kind_of(_Place(at, annotation))
+    if isinstance(value, dict) and (tags := _tags(kind)):
+        kind = tags.get(str(value.get("kind")))
+    if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind.model_construct(**{name: _field(name, field, value, at, gaps) for name, field in kind.model_fields.items()})
+    arguments = get_args(kind)
+    if isinstance(value, list) and get_origin(kind) is tuple:
+        return tuple(_filled(arguments[0], item, (*at, index), gaps) for index, item in enumerate(value))
+    if isinstance(value, dict) and get_origin(kind) is dict:
+        known = {key: item for key, item in value.items() if (*at, key) not in gaps.keys}
+        return {key: _filled(arguments[1], item, (*at, key), gaps) for key, item in known.items()}
+    return TypeAdapter(annotation).validate_python(value)
+
+
+def _field(name: str, field: FieldInfo, value: dict[Any, Any], at: Location, gaps: _Gaps) -> Any:
+    here = (*at, name)
+    if name in value:
+        return _filled(field.annotation, value[name], here, gaps)
+    return NOT_KNOWN if field.is_required() or gaps.may_be_meant(here) else field.get_default(call_default_factory=True)
+
+
+def _unfit_together(part: Any, at: Location) -> Iterator[tuple[Location, Unfit]]:
+    if isinstance(part, BaseModel):
+        for unfit in as_far_as_known(*getattr(part, "together", tuple)()):
+            yield at, unfit
+        for name in type(part).model_fields:
+            yield from _unfit_together(getattr(part, name), (*at, name))
+    elif isinstance(part, tuple):
+        for index, item in enumerate(part):
+            yield from _unfit_together(item, (*at, index))
 
 
 def _flags(value: Any, place: "_Place") -> Iterator["_Place"]:
@@ -73,14 +204,10 @@ def _flags(value: Any, place: "_Place") -> Iterator["_Place"]:
 
 def faults_of(errors: Sequence[Any], model: type[BaseModel], document: Document) -> Iterator[Fault]:
     """errors: what pydantic's ValidationError of this document lists."""
-    # pydantic also calls a list too short if its items are at fault.
-    around = {error["loc"][:length] for error in errors for length in range(len(error["loc"]))}
     told: set[tuple[Location, str]] = set()
     # A key that is misspelt is not missing as well.
     meant = {_meant(_place(error["loc"], model)) for error in errors if error["type"] == "extra_forbidden"}
-    for error in errors:
-        if error["type"] == "too_short" and error["loc"] in around:
-            continue
+    for error in _without_short_lists(errors):
         place = _place(error["loc"], model)
         if error["type"] == "missing" and place.location in meant:
             continue
@@ -89,6 +216,12 @@ def faults_of(errors: Sequence[Any], model: type[BaseModel], document: Document)
         if kind == "value_error" or (place.location, kind) not in told:
             told.add((place.location, kind))
             yield from _faults(error, place, model, document)
+
+
+def _without_short_lists(errors: Sequence[Any]) -> list[Any]:
+    """pydantic also calls a list too short if its items are at fault."""
+    around = {error["loc"][:length] for error in errors for length in range(len(error["loc"]))}
+    return [error for error in errors if error["type"] != "too_short" or error["loc"] not in around]
 
 
 def words(annotation: Any, metadata: Sequence[Any] = ()) -> str:

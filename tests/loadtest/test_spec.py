@@ -275,7 +275,7 @@ def test_faults_of_the_model_are_its_own_and_told_beside_others(catalogue: Catal
     path = tmp_path / "gateway.yaml"
     path.write_text(yaml.safe_dump({"models": [{"name": "m", "max_rows": -1, "backends": [{"kind": "torche"}]}]}))
     found = faults_of(catalogue, model="m", gateway=str(path), slo={"max_error_rate": 0.1})
-    assert len(found) == 3  # the SLO, and the file's two
+    assert len(found) == 4  # the SLO, and the file's three
 
 
 @pytest.mark.parametrize("text", ["", "- a list", "a: [unclosed", "\x00"])

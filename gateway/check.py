@@ -39,7 +39,7 @@ def check(path: str | Path) -> Checked:
 
 def looked_at(document: Document) -> Checked:
     """As `check`, of a document that is read."""
-    config, told = config_as_far_as_valid(document)
+    config, told, document = config_as_far_as_valid(document)
     found = [
         *as_far_as_known(_of_server(document, config)),
         *as_far_as_known(_second_look(document, config)),
@@ -71,8 +71,7 @@ def servable(path: str | Path, *, here: bool) -> Config:
     here: whether this machine is to serve it, unless the configuration names a cluster. A model of which one backend may be
     well is left to be loaded: the others are tried again. Raises: ConfigFaults.
     """
-    document = read(path)
-    config, told = config_as_far_as_valid(document)
+    config, told, document = config_as_far_as_valid(read(path))
     faults = [*told, *(as_far_as_known(_first_look(document, config)) if here else ())]
     if faults:
         raise ConfigFaults(sorted(faults, key=lambda fault: fault.line or 0))

@@ -21,9 +21,9 @@ from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from backends.not_known import NOT_KNOWN, NotKnown
 from backends.source import is_source
-from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit, did_you_mean
+from gateway.documents.faults import ConfigFaults, Location, Unfit, did_you_mean
 from gateway.documents.reader import Document, read
-from gateway.documents.validation import as_far_as_valid, validated
+from gateway.documents.validation import Seen, as_far_as_valid, validated
 
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -588,13 +588,13 @@ def parse_config(document: object, *, source: str) -> Config:
 
 def config_of(document: Document) -> Config:
     """Relative paths count from the document's folder, if it has one. Raises: ConfigFaults."""
-    config, faults = config_as_far_as_valid(document)
-    if faults:
-        raise ConfigFaults(faults)
-    return config
+    seen = config_as_far_as_valid(document)
+    if seen.faults:
+        raise ConfigFaults(seen.faults)
+    return seen.found
 
 
-def config_as_far_as_valid(document: Document) -> tuple[Config, tuple[Fault, ...]]:
-    """The configuration, with NOT_KNOWN for what is at fault in it; and every fault, by line."""
-    counted = document.value if document.folder is None else located(document.value, document.folder)
-    return as_far_as_valid(Config, document, counted)
+def config_as_far_as_valid(document: Document) -> Seen[Config]:
+    """The configuration, with NOT_KNOWN for what is at fault in it; and every fault."""
+    folder = document.folder
+    return as_far_as_valid(Config, document, (lambda value: value) if folder is None else partial(located, folder=folder))

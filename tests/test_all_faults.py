@@ -38,11 +38,11 @@ models:
     backends:
       - kind: onnxruntime
         model: linear.onnx
-        sesions: 2  # ! did you mean `sessions`?
+        sesions: many  # ! did you mean `sessions`? ! expected a whole number from 1 to 256
         cuda_graphs: true  # ! false where device is cpu
       - kind: onnxrutime  # ! did you mean `onnxruntime`?
         name: second
-        model: lineer.onnx  # ! did you mean `linear.onnx`, which is there?
+        modle: lineer.onnx  # ! did you mean `model`? ! no such file
         threads: two  # ! expected a whole number of at least 1
       - kind: python
         name: second  # ! is the name of another backend too
@@ -83,7 +83,7 @@ models:
         class_options: {offsett: 1}  # ! did you mean `offset`? ! missing: Echo needs it
         placement: replica  # ! did you mean `replicas`?
   - name: echo  # ! version 1 of it is listed twice
-    backend: []  # ! did you mean `backends`?
+    backend: []  # ! did you mean `backends`? ! expected a list of at least 1
 """
 
 

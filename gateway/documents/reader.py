@@ -6,7 +6,7 @@ document that its own anchors blow up, or that contains itself; one that is nest
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,8 @@ _NO_SPACE: Final = re.compile(r"^\s*(?:- +)?([\w.-]+):([^\s:/].*)$")
 class Document:
     """A parsed file. source: what messages call it. node: None for what was no text. faults: keys that are set twice.
 
-    folder: where relative paths in it count from; None: from the working directory.
+    folder: where relative paths in it count from; None: from the working directory. misspelt: where a key was probably meant to
+    stand -> the key that does; places of faults are given as they were meant, and told as they are.
     """
 
     source: str
@@ -36,13 +37,18 @@ class Document:
     node: yaml.Node | None = field(default=None, repr=False)
     faults: tuple[Fault, ...] = ()
     folder: Path | None = None
+    misspelt: Mapping[Location, str] = field(default_factory=dict)
+
+    def written(self, location: Location) -> Location:
+        """A place that was meant, as it stands there."""
+        return tuple(self.misspelt.get(location[: count + 1], part) for count, part in enumerate(location))
 
     def line(self, location: Location) -> int | None:
         """Of a key or an item, from 1; of what is around it where it is not there; None if this was no text."""
         if self.node is None:
             return None
         node, line = self.node, self.node.start_mark.line
-        for part in location:
+        for part in self.written(location):
             child = _child(node, part)
             if child is None:
                 break
@@ -52,7 +58,7 @@ class Document:
     def at(self, location: Location) -> Any:
         """What stands there; None, if nothing does."""
         value = self.value
-        for part in location:
+        for part in self.written(location):
             try:
                 value = value[part]
             except (KeyError, IndexError, TypeError):
@@ -68,7 +74,7 @@ class Document:
         there = value and not nested and _stands(self, location)
         return Fault(
             self.source,
-            path_of(location),
+            path_of(self.written(location)),
             shown(stands) if there else "",
             found,
             expected,
@@ -179,7 +185,7 @@ def _stands(document: Document, location: Location) -> bool:
     around = document.at(location[:-1])
     if not location or isinstance(around, list):
         return bool(location)
-    return isinstance(around, dict) and location[-1] in around
+    return isinstance(around, dict) and document.written(location)[-1] in around
 
 
 def _twice(root: yaml.Node, source: str) -> Iterator[Fault]:

@@ -9,9 +9,9 @@ import copy
 import datetime
 import math
 import types
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -36,58 +36,82 @@ _SIMPLE: Final[dict[Any, str]] = {
 _KEYS_LISTED: Final = 6
 
 
-def validated(model: type[Validated], document: Document, value: Any = None) -> Validated:
-    """value: what is held against the model in place of what is written; None: that.
+def validated(model: type[Validated], document: Document) -> Validated:
+    """Raises: ConfigFaults, with every fault, also what the reader found."""
+    seen = as_far_as_valid(model, document)
+    if seen.faults:
+        raise ConfigFaults(seen.faults)
+    return seen.found
 
-    Raises: ConfigFaults, with every fault, also what the reader found.
+
+class Seen(NamedTuple, Generic[Validated]):
+    """found: NOT_KNOWN stands for what is at fault. faults: by line. document: to place further faults in."""
+
+    found: Validated
+    faults: tuple[Fault, ...]
+    document: Document
+
+
+def as_far_as_valid(
+    model: type[Validated], document: Document, counted: Callable[[Any], Any] = lambda value: value
+) -> Seen[Validated]:
+    """What a document says. counted: makes what is held against the model of what is written.
+
+    Misspelt keys and kinds are told, and read as they were probably meant. Each key is held against its field. Then each part
+    is asked what is `Unfit` among its keys together, if its model has a method `together`: it gives an iterator for each check,
+    and a check that reads what is not known ends there.
     """
-    found, faults = as_far_as_valid(model, document, value)
-    if faults:
-        raise ConfigFaults(faults)
-    return found
-
-
-def as_far_as_valid(model: type[Validated], document: Document, value: Any = None) -> tuple[Validated, tuple[Fault, ...]]:
-    """What a document says, with NOT_KNOWN for what is at fault in it; and every fault, by line. value: as for `validated`.
-
-    Each key is held against its field. Then each part is asked what is `Unfit` among its keys together, if its model has a
-    method `together`: it gives one iterator for each check, and a check that reads what is not known ends there.
-    """
-    value = document.value if value is None else value
-    errors, kinds, meant = _errors(model, value)
-    flags = list(_flags(document.value, _Place((), model)))
-    faults = [*document.faults, *faults_of([*kinds, *errors], model, document), *(_value(place, document) for place in flags)]
-    if errors or kinds or flags:
-        found: Validated = _filled(model, meant, (), _gaps(errors, flags, model))
+    faults = [*document.faults]
+    document, meant, misspelt = _respelt(model, document)
+    faults += misspelt
+    flags = list(_flags(meant, _Place((), model)))
+    value = counted(meant)
+    if (errors := _errors(model, value)) or flags:
+        faults += [*faults_of(errors, model, document), *(_value(place, document) for place in flags)]
+        found: Validated = _filled(model, value, (), _gaps(errors, flags, model))
     else:
-        found = model.model_validate(meant)
+        found = model.model_validate(value)
     for location, unfit in _unfit_together(found, ()):
         faults.append(document.fault((*location, *unfit.at), unfit.found, expected=unfit.expected, remedy=unfit.remedy))
-    return found, tuple(sorted(dict.fromkeys(faults), key=lambda fault: fault.line or 0))
+    return Seen(found, tuple(sorted(dict.fromkeys(faults), key=lambda fault: fault.line or 0)), document)
 
 
-def _errors(model: type[BaseModel], value: Any) -> tuple[list[Any], list[Any], Any]:
-    """pydantic's errors; those of them that are misspelt kinds; and the value with the kinds that were probably meant.
+def _respelt(model: type[BaseModel], document: Document) -> tuple[Document, Any, list[Fault]]:
+    """The document and its value with misspelt keys and kinds as they were probably meant, and what is told of them."""
+    faults: list[Fault] = []
+    value = document.value
+    while True:
+        corrected = copy.deepcopy(value)
+        told: list[Any] = []
+        misspelt: dict[Location, str] = {}
+        for error in _errors(model, value):
+            place = _place(error["loc"], model)
+            if error["type"] == "union_tag_invalid" and (
+                kind := nearest(_at(value, place.location)["kind"], _tags(_kind_of(place)))
+            ):
+                _at(corrected, place.location)["kind"] = kind
+                told.append(error)
+            elif error["type"] == "extra_forbidden" and (key := _respelt_key(place, model)):
+                around = _at(corrected, place.location[:-1])
+                if key not in around:
+                    around[key] = around.pop(place.location[-1])
+                    misspelt[*place.location[:-1], key] = str(place.location[-1])
+                    told.append(error)
+        if not told:
+            return document, value, faults
+        faults += faults_of(told, model, document)
+        document, value = replace(document, misspelt={**document.misspelt, **misspelt}), corrected
 
-    pydantic looks at nothing in a mapping whose kind it does not know: the other errors are those of the corrected value.
-    """
-    errors = _errors_of(model, value)
-    kinds = []
-    for error in errors:
-        place = _place(error["loc"], model)
-        if error["type"] == "union_tag_invalid" and nearest(_at(value, place.location)["kind"], _tags(_kind_of(place))):
-            kinds.append(error)
-    if not kinds:
-        return errors, [], value
-    meant = copy.deepcopy(value)
-    for error in kinds:
-        place = _place(error["loc"], model)
-        mapping = _at(meant, place.location)
-        mapping["kind"] = nearest(mapping["kind"], _tags(_kind_of(place))) or mapping["kind"]
-    return _errors_of(model, meant), kinds, meant
+
+def _respelt_key(place: "_Place", model: type[BaseModel]) -> str:
+    """The key that an unknown one is a misspelling of; empty: it belongs elsewhere, means something else, or nobody knows."""
+    key = place.location[-1]
+    if not isinstance(key, str) or ":" in key or key in getattr(place.owner, "not_there", {}) or _elsewhere(key, model):
+        return ""
+    return str(_meant(place)[-1])
 
 
-def _errors_of(model: type[BaseModel], value: Any) -> list[Any]:
+def _errors(model: type[BaseModel], value: Any) -> list[Any]:
     try:
         model.model_validate(value)
     except ValidationError as exc:
@@ -131,7 +155,7 @@ def _gaps(errors: Sequence[Any], flags: Sequence["_Place"], model: type[BaseMode
         if error["type"] == "extra_forbidden":
             strays.add(place.location)
             if not _elsewhere(str(place.location[-1]), model):
-                strays.add(_meant(place))
+                strays.add(_meant(place))  # which could not be respelt
         elif error["type"] == "value_error":
             exc = error["ctx"]["error"]
             unfit = exc.unfit if isinstance(exc, Refused) else [exc]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from backends.onnx_file import AGAIN, LFS_POINTER, damage
+
 _HEAD_BYTES: Final = 512
 _MOST_PICKLE_BYTES: Final = 64 << 20  # a module's pickle is its structure: the weights are other members of the archive
 
@@ -16,6 +18,10 @@ _OF_WEIGHTS: Final = ("collections.", "torch._utils.", "torch._tensor.", "torch.
 
 _OF_CHECKPOINTS: Final = ("model_state_dict", "state_dict")  # keys under which trainers keep the weights
 
+_OF_PYTORCH: Final = (".pt", ".pt2", ".pth")
+MODEL_FILES: Final = (".onnx", ".ort", *_OF_PYTORCH)
+_OF_TEXT: Final = frozenset(b"\t\n\r" + bytes(range(0x20, 0x7F)))
+
 _EXPORT: Final = "where the module is: torch.jit.trace(module.eval(), example).save('model.pt'), and serve model.pt"
 _CLASS: Final = "write a class that loads it in __init__ and has predict(), and serve FILE.py:Class"
 _RUNS_CODE: Final = "loading one runs the code in it, so that is yours to do"
@@ -23,12 +29,16 @@ _RUNS_CODE: Final = "loading one runs the code in it, so that is yours to do"
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """kind: of the backend that runs it; empty: none does. format: within it. what: in words. way: on, where none does."""
+    """kind: of the backend that runs it; empty: none does. format: within it. what: in words. way: on, where none does.
+
+    damaged: it is not what it was when it was written, or stands in for what it should be.
+    """
 
     kind: str
     format: str
     what: str
     way: str = ""
+    damaged: bool = False
 
 
 ONNX: Final = Artifact("onnxruntime", "onnx", "an ONNX model")
@@ -44,26 +54,52 @@ def identify(path: Path) -> Artifact:
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if not head:
-        return Artifact("", "", "an empty file", "copy it anew")
-    if head.startswith(b"version https://git-lfs"):
-        return Artifact("", "", "a pointer of Git LFS, not the file itself", "`git lfs pull` brings the file")
+        return _damaged("an empty file")
+    if head.startswith(LFS_POINTER):
+        return _damaged("a pointer of Git LFS, not the file itself", "`git lfs pull` brings the file")
     if zipfile.is_zipfile(path):
         return _archive(path)
     for magic, at, artifact in _MAGIC:
         if head[at : at + len(magic)] == magic:
             return artifact
     if head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
-        return Artifact("", "", "an HTML page", "download the file itself: this is the page about it, or an error")
+        return _damaged("an HTML page", "download the file itself: this is the page about it, or an error")
     suffix = path.suffix.lower()
+    if suffix in MODEL_FILES and (what := _not_binary(head)):
+        return _damaged(what, "copy or download the model itself")
     if suffix == ".onnx":
-        return ONNX
+        found = damage(path)
+        return ONNX if found is None else _damaged(*found)
     if (len(head) > 1 and head[0] == 0x80 and head[1] <= 5) or suffix in (".pkl", ".pickle", ".joblib"):
         return Artifact("", "", "a pickle", f"{_RUNS_CODE}: {_CLASS}")
     if suffix in _BY_SUFFIX:
         return _BY_SUFFIX[suffix]
-    if head[:1] == b"\x08" and b"\x12" in head[2:4]:  # an ONNX ModelProto: ir_version, then the producer's name
+    # An ONNX ModelProto begins with ir_version, then the producer's name.
+    if head[:1] == b"\x08" and b"\x12" in head[2:4] and damage(path) is None:
         return ONNX
+    if suffix in _OF_PYTORCH:
+        return _damaged("no file of PyTorch, or a damaged one")
     return UNKNOWN
+
+
+def torn(path: Path) -> str:
+    """Which member of a zip archive is not as it was written; empty: none. Reads all of it. Raises: OSError."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() or ""
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as exc:
+        return str(exc)
+
+
+def _damaged(what: str, way: str = AGAIN) -> Artifact:
+    return Artifact("", "", what, way, damaged=True)
+
+
+def _not_binary(head: bytes) -> str:
+    """What a file is by its first bytes that no model begins with; empty: it may be one."""
+    if not any(head):
+        return "nothing but zero bytes where a model begins"
+    return "a text, no model" if set(head) <= _OF_TEXT else ""
 
 
 def _with_code(loads: str) -> str:
@@ -91,7 +127,7 @@ def _archive(path: Path) -> Artifact:
             if pickles and archive.getinfo(pickles[0]).file_size <= _MOST_PICKLE_BYTES:
                 return _saved(archive.read(pickles[0]))
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as exc:
-        return Artifact("", "", f"a damaged archive ({exc})", "copy it anew")
+        return _damaged(f"a damaged archive ({exc})")
     if "MAR-INF/MANIFEST.json" in names:
         return Artifact("", "", "a TorchServe archive", f"unzip it, and serve the model that is in it; its handler: {_CLASS}")
     if "config.json" in names and any(name.endswith(".weights.h5") for name in names):
@@ -157,7 +193,7 @@ _MAGIC: Final = (
     (b"ORTM", 4, ORT),
     (b"GGUF", 0, Artifact("", "", "a GGUF language model", "llama.cpp or vLLM serve these, not this gateway")),
     (b"ET12", 4, Artifact("", "", "an ExecuTorch program", f"it is for devices; {_EXPORT}")),
-    (b"PK\x03\x04", 0, Artifact("", "", "a damaged archive: its end is missing", "copy it anew")),
+    (b"PK\x03\x04", 0, _damaged("a damaged archive: its end is missing")),
     (b"\x1f\x8b", 0, _PACKED),
     (b"ustar", 257, _PACKED),
     # torch.save before PyTorch 1.6 begins with this number as a pickle

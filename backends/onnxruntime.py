@@ -5,6 +5,7 @@ more, an InferenceSession has a thread pool of its own and k sessions would queu
 The pool's threads do not spin between runs, since sessions share the cores with the listeners and with each other.
 """
 
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from backends.artifacts import identify
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_shapes
@@ -25,6 +27,11 @@ _DATATYPES = {
     "tensor(string)": "BYTES",
 }  # fmt: skip  # bfloat16 is missing: ONNX Runtime's Python API has no numpy type for it
 _DEVICE_FAULTS = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN")
+# Of a message: its code, the file's name again, and a source's line with the function there, whose words begin in capitals.
+_OF_ITSELF = re.compile(
+    r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .*? failed:|\S+\.(?:cc|h):\d+ (?:\w+ (?=[A-Z])|[^()]*\([^()]*\) )"
+)
+_NEWER = re.compile("IR version|[Oo]pset")
 _MEMORY_FAULTS = ("Failed to allocate memory", "bad allocation")
 
 
@@ -108,10 +115,22 @@ def _open(model: str, threads: int, device: str, cuda_graphs: bool, *, optimised
     try:
         session = onnxruntime.InferenceSession(model, options, providers=providers)
     except Exception as exc:
-        raise LoadFailed(f"{model}: {exc}") from exc
+        raise LoadFailed(f"{Path(model).absolute()}: {_why_not(Path(model), str(exc))}") from exc
     if device == "cuda" and session.get_providers()[0] != "CUDAExecutionProvider":
         raise LoadFailed(f"{model}: ONNX Runtime fell back to the CPU; its log says which CUDA library it missed")
     return session
+
+
+def _why_not(path: Path, said: str) -> str:
+    """Why a file cannot be loaded: what it is or lacks, else what ONNX Runtime said, without places in its own sources."""
+    import onnxruntime
+
+    artifact = identify(path)
+    if not artifact.kind:
+        return f"{artifact.what}: {artifact.way}"
+    reason = _OF_ITSELF.sub("", said).strip().rstrip(".")
+    way = "; install a newer onnxruntime, or export for an older opset" if _NEWER.search(reason) else ""
+    return f"ONNX Runtime {onnxruntime.__version__} cannot load it: {reason}{way}"
 
 
 def _tensors(model: str, nodes: Any, what: str) -> tuple[TensorSpec, ...]:

@@ -12,14 +12,14 @@ Arrays become tensors without a copy, read-only ones included (through DLPack, w
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
-from backends.artifacts import AOT_INDUCTOR, EXPORTED, TORCHSCRIPT, identify
+from backends.artifacts import AOT_INDUCTOR, EXPORTED, TORCHSCRIPT, Artifact, identify, torn
 from backends.base import (
     BackendError,
     Device,
@@ -31,6 +31,7 @@ from backends.base import (
     SessionLost,
     Tensors,
 )
+from backends.onnx_file import AGAIN
 from backends.source import is_source, made_from
 
 if TYPE_CHECKING:
@@ -101,19 +102,43 @@ def load_callable(
         )
     path = Path(model)
     if not path.is_file():
-        raise LoadFailed(f"{model}: no such file")
+        raise LoadFailed(f"{path.absolute()}: no such file")
     artifact = identify(path)
-    if artifact == TORCHSCRIPT:
-        module = torch.jit.load(str(path), map_location=device).eval()
-        return module, "pytorch_torchscript", _weight_bytes(module)
-    if artifact == AOT_INDUCTOR:
-        index = -1 if device.index is None else device.index
-        return torch._inductor.aoti_load_package(str(path), device_index=index), "pytorch_aot_inductor", path.stat().st_size
-    if artifact == EXPORTED:
-        module = torch.export.load(path).module().to(device)
-        return module, "pytorch_export", _weight_bytes(module)
+    with unloadable(path, artifact):
+        if artifact == TORCHSCRIPT:
+            module = torch.jit.load(str(path), map_location=device).eval()
+            return module, "pytorch_torchscript", _weight_bytes(module)
+        if artifact == AOT_INDUCTOR:
+            index = -1 if device.index is None else device.index
+            return torch._inductor.aoti_load_package(str(path), device_index=index), "pytorch_aot_inductor", path.stat().st_size
+        if artifact == EXPORTED:
+            module = torch.export.load(path).module().to(device)
+            return module, "pytorch_export", _weight_bytes(module)
     way = f": {artifact.way}" if artifact.way else ""
-    raise LoadFailed(f"{path}: {artifact.what}, where TorchScript, torch.export or AOTInductor was expected{way}")
+    raise LoadFailed(f"{path.absolute()}: {artifact.what}, where TorchScript, torch.export or AOTInductor was expected{way}")
+
+
+@contextlib.contextmanager
+def unloadable(path: Path, artifact: Artifact) -> Iterator[None]:
+    """Around the load of a file: what PyTorch raises of it, as what is wrong with it. Raises: LoadFailed."""
+    import torch
+
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise  # no fault of the file
+    except Exception as exc:
+        if member := torn(path):
+            raise LoadFailed(f"{path.absolute()}: {artifact.what} that is damaged, in {member}: {AGAIN}") from exc
+        raise LoadFailed(
+            f"{path.absolute()}: {artifact.what} that PyTorch {torch.__version__} cannot load: copy it again, whole, or export "
+            f"it with this version ({_first_sentence(exc)})"
+        ) from exc
+
+
+def _first_sentence(exc: Exception) -> str:
+    said = str(exc).strip() or type(exc).__name__
+    return said.splitlines()[0].partition(". ")[0][:200]
 
 
 def _int8(torch: Any, module: Any) -> Any:

@@ -15,7 +15,7 @@ from backends.base import LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_shapes
 from backends.source import example_of, is_source, load_object
-from backends.torch import load_callable, mapped, to_array, to_tensor
+from backends.torch import load_callable, mapped, to_array, to_tensor, unloadable
 
 _DATATYPES = {
     "torch.bool": "BOOL", "torch.uint8": "UINT8", "torch.uint16": "UINT16", "torch.uint32": "UINT32", "torch.uint64": "UINT64",
@@ -36,7 +36,9 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
         raise LoadFailed(f"PyTorch cannot be imported ({exc}): pip install 'serving-gateway[torch]'") from exc
     artifact = None if is_source(model) else identify(Path(model))
     if artifact == EXPORTED:
-        return _of_program(model, torch.export.load(model))
+        with unloadable(Path(model), EXPORTED):
+            program = torch.export.load(model)
+        return _of_program(model, program)
     call, _, _ = load_callable(torch, model, dict(factory_options or {}), torch.device("cpu"), "fp32")
     names = _names(call, scripted=artifact == TORCHSCRIPT)
     if artifact is None and example is None:

@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 import backends
-from backends.artifacts import UNKNOWN, Artifact, identify
+from backends.artifacts import MODEL_FILES, UNKNOWN, Artifact, identify
 from backends.base import LoadFailed, Tensors
 from backends.check import near_file
 from backends.datatypes import NUMPY
@@ -304,6 +304,9 @@ def _models_in(folder: Path) -> tuple[list[Path], list[str], list[str]]:
                 artifact = _identified(path)
                 if not artifact.kind and path.with_suffix(".py").is_file():
                     continue  # what that code loads
+                if artifact.damaged and path.suffix.lower() in MODEL_FILES:
+                    faults.append(f"{path}: {artifact.what}: {artifact.way}")
+                    continue
                 if not artifact.kind:
                     notes.append(f"{path.name} is left aside, it is {artifact.what}: {artifact.way}")
                     continue

@@ -390,6 +390,22 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 ("a pointer of Git LFS", "expected an ONNX file", "`git lfs pull` brings the file"),
             ),
             Mistake(
+                "file cut off",
+                onnx(model="half.onnx  # !"),
+                "models[0].backends[0].model",
+                ("the beginning of an ONNX file: 20 bytes of 58 or more", "/half.onnx)", "copy or download it again, whole"),
+            ),
+            Mistake(
+                "weights left behind",
+                onnx(model="moved.onnx  # !"),
+                "models[0].backends[0].model",
+                (
+                    "an ONNX file without its weights, 'moved.onnx.data'",
+                    "/moved.onnx)",
+                    "put that file, which the export wrote too",
+                ),
+            ),
+            Mistake(
                 "file of another library",
                 onnx(model="script.pt  # !"),
                 "models[0].backends[0].model",
@@ -583,6 +599,11 @@ def prepare(folder: Path) -> None:
     (folder / "broken.py").write_text("class Echo:\n    def predict(self, inputs)\n        return inputs\n")
     (folder / "imports.py").write_text("import absent_library\n\n\nclass Echo: ...\n")
     (folder / "pointer.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    # ModelProto: ir_version, producer, a graph of 45 bytes; and one whose initializer has its data in another file.
+    begins = b"\x08\x09\x12\x07pytorch"
+    (folder / "half.onnx").write_bytes(begins + b"\x3a\x2d" + bytes(7))
+    external = b"\x6a\x1b\x0a\x08location\x12\x0fmoved.onnx.data"
+    (folder / "moved.onnx").write_bytes(begins + b"\x3a\x1f\x2a\x1d" + external)
     for name, members in (("script.pt", ("constants.pkl", "code/m.py")), ("weights.pt", ("data.pkl",))):
         with zipfile.ZipFile(folder / name, "w") as archive:
             for member in members:
@@ -598,7 +619,7 @@ def onnx_file(rows: str | int) -> bytes:
     try:
         from onnx import TensorProto, helper
     except ImportError:
-        return b"?"
+        return b"\x08\x09"
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 3]) for name in ("x", "y"))
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)

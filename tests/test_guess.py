@@ -221,7 +221,7 @@ def test_a_name_that_ends_like_yaml_is_a_configuration() -> None:
 
 def test_two_files_of_one_name_are_both_told_before_anything_is_loaded(tmp_path: Path) -> None:
     for name in ("net.onnx", "net.ort"):
-        (tmp_path / name).write_bytes(b"\x08\x07\x12 which cannot be loaded")
+        (tmp_path / name).write_bytes(b"\x08\x07\x12\x16which cannot be loaded")
     assert fault(str(tmp_path)) == (
         f"{tmp_path}/net.ort: a second model named 'net', beside net.onnx: rename one of them or move it away"
     )
@@ -256,6 +256,15 @@ def test_a_folder_is_its_models_and_what_is_none_is_told(tmp_path: Path) -> None
     (tmp_path / "area.py").unlink()
     (tmp_path / "scale.py").unlink()
     assert fault(str(tmp_path)).splitlines()[0].startswith(f"{tmp_path}: no model in this folder")
+
+
+def test_a_damaged_model_in_a_folder_is_a_fault_and_not_left_aside(tmp_path: Path) -> None:
+    (tmp_path / "area.py").write_text("def predict(width: float) -> float:\n    return width\n")
+    (tmp_path / "net.onnx").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (tmp_path / "LICENSE").touch()
+    assert fault(str(tmp_path)) == (
+        f"{tmp_path}/net.onnx: a pointer of Git LFS, not the file itself: `git lfs pull` brings the file"
+    )
 
 
 @pytest.mark.slow

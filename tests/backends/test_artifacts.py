@@ -2,13 +2,18 @@
 
 import io
 import pickle
+import random
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
+import backends
+from backends.artifacts import EXPORTED, ONNX, TORCHSCRIPT, identify
+from backends.torch import load_callable
+from gateway.errors import ConfigError
+from gateway.guess import guess
 
 
 class Trap:
@@ -67,6 +72,16 @@ FILES = [
     ("m.onnx", b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "a pointer of Git LFS, not the file itself"),
     ("m.onnx", b"<!DOCTYPE html><html>", "an HTML page"),
     ("m.onnx", b"", "an empty file"),
+    ("m.onnx", b'{"message": "Not Found"}\n', "a text, no model"),
+    ("m.pt2", b"see README\n", "a text, no model"),
+    ("m.conf", b"models: []", "no model that the gateway knows"),
+    ("m.onnx", bytes(1000), "nothing but zero bytes where a model begins"),
+    ("m.pt", bytes(1000), "nothing but zero bytes where a model begins"),
+    ("m.onnx", random.Random(0).randbytes(1000), "no ONNX file, or a damaged one"),
+    ("m.pt2", random.Random(0).randbytes(1000), "no file of PyTorch, or a damaged one"),
+    # A graph of 16 bytes, of which it has 2.
+    ("m.onnx", b"\x08\x0a\x12\x07pytorch\x3a\x10\x0a\x04", "the beginning of an ONNX file: 15 bytes of 29 or more"),
+    ("m", b"\x08\x0a\x12\x07pytorch\x3a\x10\x0a\x04", "no model that the gateway knows"),
     ("m.mar", archive("MAR-INF/MANIFEST.json", "model.pt"), "a TorchServe archive"),
     ("m.npz", npz(), "arrays of numpy, no model"),
     ("m.keras", archive("config.json", "metadata.json", "model.weights.h5"), "a Keras model"),
@@ -110,3 +125,95 @@ def test_what_torch_saves_is_told_apart(tmp_path: Path) -> None:
     assert identify(tmp_path / "checkpoint.pt").what.startswith("a state_dict")
     assert identify(tmp_path / "module.pt").what == "a pickled module (torch.nn.modules.container.Sequential)"
     assert identify(tmp_path / "old.pt").what.startswith("a file of torch.save")
+
+
+@pytest.fixture
+def external(tmp_path: Path) -> Path:
+    """y = x @ a + b, its weights of 4096 and 64 bytes one after the other in m.onnx.data."""
+    onnx = pytest.importorskip("onnx")
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "a"], ["t"]), helper.make_node("Add", ["t", "b"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", floats, ["n", 64])],
+        [helper.make_tensor_value_info("y", floats, ["n", 16])],
+        [
+            onnx.numpy_helper.from_array(np.ones((64, 16), np.float32), "a"),
+            onnx.numpy_helper.from_array(np.ones(16, np.float32), "b"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    weights = {"save_as_external_data": True, "location": "m.onnx.data", "size_threshold": 0}
+    onnx.save(model, str(tmp_path / "m.onnx"), **weights)
+    return tmp_path / "m.onnx"
+
+
+def test_weights_that_are_lost_or_cut_off_are_named(external: Path) -> None:
+    weights = external.with_name("m.onnx.data")
+    content = weights.read_bytes()
+    assert identify(external) == ONNX
+    weights.write_bytes(content[:-1])
+    assert identify(external).what == (
+        f"an ONNX file whose weights, 'm.onnx.data', are {len(content) - 1} bytes where it needs {len(content)}"
+    )
+    weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1")
+    assert identify(external).what == "an ONNX file whose weights, 'm.onnx.data', are a pointer of Git LFS"
+    weights.unlink()
+    assert identify(external).what == "an ONNX file without its weights, 'm.onnx.data'"
+    assert identify(external).way == f"put that file, which the export wrote too, beside the model, in {external.parent}"
+
+
+def test_what_onnx_runtime_cannot_load_is_told_by_what_the_file_is(external: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(external.parent)
+    newer = onnx.load("m.onnx")
+    newer.ir_version = 99
+    onnx.save(newer, "newer.onnx")
+    external.with_name("m.onnx.data").unlink()
+    for name, says in (
+        (
+            "m.onnx",
+            "an ONNX file without its weights, 'm.onnx.data': put that file, which the export wrote too, beside the model, in",
+        ),
+        ("newer.onnx", r"ONNX Runtime [\d.]+ cannot load it: Unsupported model IR version: 99, max .*; install a newer"),
+    ):
+        with pytest.raises(backends.LoadFailed, match=f"^{external.parent}/{name}: {says}") as raised:
+            backends.load("onnxruntime", {"model": name})
+        assert "ONNXRuntimeError" not in str(raised.value)
+        assert ".cc:" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_damaged_file_of_pytorch_is_told_with_its_path_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    module = torch.nn.Linear(64, 64).eval()
+    torch.jit.trace(module, torch.ones(1, 64)).save("script.pt")
+    torch.export.save(torch.export.export(module, (torch.ones(2, 64),)), "program.pt2")
+    for name, what in (("script.pt", "a TorchScript archive"), ("program.pt2", "a program of torch.export")):
+        whole = (tmp_path / name).read_bytes()
+        for damaged, says in (
+            (whole[: len(whole) // 2], "a damaged archive: its end is missing.*: copy or download it again"),
+            (whole.replace(b"torch", b"crash"), f"{what} that is damaged, in .*: copy or download it again"),
+            (
+                without_weights(whole),
+                rf"{what} that PyTorch {torch.__version__.partition('+')[0]}.* cannot load: copy it again.*\(\S+",
+            ),
+        ):
+            (tmp_path / name).write_bytes(damaged)
+            with pytest.raises(backends.LoadFailed, match=f"^{tmp_path}/{name}: {says}"):
+                load_callable(torch, name, {}, torch.device("cpu"), "fp32")
+            with pytest.raises(ConfigError, match=f"^{tmp_path}/{name}: {says}"):
+                guess(name)
+
+
+def without_weights(content: bytes) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as whole, zipfile.ZipFile(target, "w") as less:
+        for name in whole.namelist():
+            if not name.endswith(("data/0", "weight_0", "weights_config.json")):
+                less.writestr(name, whole.read(name))
+    return target.getvalue()

@@ -105,7 +105,7 @@ def test_what_cannot_be_loaded_is_told(options: dict[str, Any], declared: ModelS
 
 def test_a_pt2_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.pt2").write_bytes(b"nothing")
-    with pytest.raises(LoadFailed, match=r"bad\.pt2: no model that the gateway knows, where TorchScript"):
+    with pytest.raises(LoadFailed, match=r"bad\.pt2: a text, no model, where TorchScript"):
         backends.load("torch", {"model": str(tmp_path / "bad.pt2")}, SPEC)
 
 

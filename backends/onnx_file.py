@@ -1,0 +1,137 @@
+"""What an ONNX file lacks, seen without any library: it is walked through by its lengths, and its weights are not read.
+
+Source: onnx/onnx.proto for the numbers of the fields, https://protobuf.dev/programming-guides/encoding for the rest.
+"""
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+LFS_POINTER: Final = b"version https://git-lfs"
+
+_GRAPH: Final = 7  # of ModelProto
+_INITIALIZER: Final = 5  # of GraphProto
+_EXTERNAL_DATA: Final = 13  # of TensorProto
+_KEY, _VALUE = 1, 2  # of StringStringEntryProto
+_LENGTH_DELIMITED: Final = 2
+_FIXED: Final = {1: 8, 5: 4}  # wire type -> bytes
+_MOST_BYTES: Final = 2 << 30  # of a protobuf message
+_NAMES: Final = 3  # so many files are named, the rest are counted
+
+AGAIN: Final = "copy or download it again, whole"
+
+
+class Damage(NamedTuple):
+    """what: the file is, in words. way: on."""
+
+    what: str
+    way: str
+
+
+class _Field(NamedTuple):
+    """stop: where it should end, which may be behind the end of what it is in. A number's own bytes are not among these."""
+
+    number: int
+    wire_type: int
+    start: int
+    stop: int
+
+
+def damage(path: Path) -> Damage | None:
+    """What keeps an ONNX file from being loaded, as far as its outline shows it. Raises: OSError."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        needed: dict[str, int] = {}
+        try:
+            for field in _fields(data, 0, len(data)):
+                if field.stop > len(data):
+                    if field.stop > _MOST_BYTES:
+                        raise ValueError(f"{field.stop} bytes")
+                    return Damage(f"the beginning of an ONNX file: {len(data)} bytes of {field.stop} or more", AGAIN)
+                if field.number == _GRAPH:
+                    _add_external(data, field, needed)
+        except (IndexError, ValueError):
+            return Damage("no ONNX file, or a damaged one", AGAIN)
+    return _of_weights(path, needed)
+
+
+def _add_external(data: mmap.mmap, graph: _Field, needed: dict[str, int]) -> None:
+    """needed: gets how many bytes each file of weights must have at least, by its path from the model's folder."""
+    for tensor in _inside(data, graph, _INITIALIZER):
+        entries: dict[bytes, bytes] = {}
+        for entry in _inside(data, tensor, _EXTERNAL_DATA):
+            texts = {field.number: data[field.start : field.stop] for field in _fields(data, entry.start, entry.stop)}
+            entries[texts.get(_KEY, b"")] = texts.get(_VALUE, b"")
+        if location := entries.get(b"location"):
+            stop = int(entries.get(b"offset", b"0")) + int(entries.get(b"length", b"0"))
+            name = location.decode("utf-8", "replace")
+            needed[name] = max(needed.get(name, 0), stop)
+
+
+def _inside(data: mmap.mmap, outer: _Field, number: int) -> Iterator[_Field]:
+    for field in _fields(data, outer.start, outer.stop):
+        if field.stop > outer.stop:
+            raise ValueError(f"a field of {field.stop - field.start} bytes in {outer.stop - outer.start}")
+        if field.number == number and field.wire_type == _LENGTH_DELIMITED:
+            yield field
+
+
+def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[_Field]:
+    """Raises: ValueError, IndexError, for what is no message."""
+    while at < end:
+        tag, at = _varint(data, at)
+        number, wire_type = tag >> 3, tag & 7
+        start = at
+        if wire_type == 0:
+            _, at = _varint(data, at)
+        elif wire_type == _LENGTH_DELIMITED:
+            size, start = _varint(data, at)
+            at = start + size
+        elif wire_type in _FIXED:
+            at += _FIXED[wire_type]
+        else:
+            raise ValueError(f"wire type {wire_type}")
+        if number == 0:
+            raise ValueError("field 0")
+        yield _Field(number, wire_type, start, at)
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than ten bytes")
+
+
+def _of_weights(path: Path, needed: dict[str, int]) -> Damage | None:
+    """needed: by file, as of `_add_external`."""
+    missing = [name for name in needed if not (path.parent / name).is_file()]
+    if missing:
+        names = ", ".join(repr(name) for name in missing[:_NAMES])
+        more = f" and {len(missing) - _NAMES} more" if len(missing) > _NAMES else ""
+        them = "that file" if len(missing) == 1 else "these files"
+        return Damage(
+            f"an ONNX file without its weights, {names}{more}",
+            f"put {them}, which the export wrote too, beside the model, in {path.absolute().parent}",
+        )
+    for name, stop in needed.items():
+        file = path.parent / name
+        if (size := file.stat().st_size) < stop:
+            with file.open("rb") as opened:
+                pointer = opened.read(len(LFS_POINTER)) == LFS_POINTER
+            if pointer:
+                return Damage(
+                    f"an ONNX file whose weights, {name!r}, are a pointer of Git LFS", "`git lfs pull` brings the file"
+                )
+            return Damage(
+                f"an ONNX file whose weights, {name!r}, are {size} bytes where it needs {stop}",
+                f"copy or download {name!r} again, whole and of the same export",
+            )
+    return None

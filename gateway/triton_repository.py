@@ -1,14 +1,16 @@
 """A model repository of Triton, or one model of it, as entries of a configuration; config.pbtxt is read as Triton reads it.
 
-What changes answers and has no meaning here is refused by name (ensembles, sequences, decoupled models, reshapes); what only
-tunes Triton is left aside and told. Source: Triton docs/user_guide/model_repository.md and model_configuration.md.
+What changes answers and has no meaning here is refused by name (`_refuse`); what only tunes Triton is left aside and told, with
+what to use here (`_left_aside`). Source: Triton, docs/user_guide/model_repository.md, model_configuration.md.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import backends
 from backends.base import LoadFailed, TensorSpec
+from backends.check import gpus as gpus_here
 from backends.triton_python import read_pbtxt
 from gateway.errors import ConfigError
 
@@ -36,18 +38,18 @@ def is_repository(folder: Path) -> bool:
     return any(entry.is_dir() and is_model(entry) for entry in folder.iterdir())
 
 
-def read_model(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def read_model(folder: Path, *, gpus: int | None = None) -> tuple[list[dict[str, Any]], list[str]]:
     """The entries of `models`, one for each version that is served, and what was left aside, one sentence each.
 
-    Raises: ConfigError.
+    gpus: of this machine; None looks. Raises: ConfigError.
     """
     try:
-        return _read_model(folder)
+        return _read_model(folder, has_gpu=bool(gpus_here() if gpus is None else gpus))
     except LoadFailed as exc:
         raise ConfigError(str(exc)) from exc
 
 
-def _read_model(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], list[str]]:
     path = folder / _CONFIG
     where = str(path) if path.is_file() else str(folder)
     config = read_pbtxt(path) if path.is_file() else None
@@ -59,14 +61,17 @@ def _read_model(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     kind, file = _backend(where, config, versions)
     if config is None:
         return _from_files(folder.name, kind, file, versions)
-    _refuse(where, config)
-    notes = []
-    if config.HasField("dynamic_batching"):
-        notes.append(f"{folder.name}: dynamic_batching is left aside: batches are formed to the SLO (`slo`)")
-    sessions = sum(max(group.count, 1) for group in config.instance_group) or 1
+    _refuse(where, config, kind)
+    notes = [
+        f"{folder.name}: {fields} is left aside: {instead}" for fields, instead in _left_aside(config, kind, has_gpu=has_gpu)
+    ]
+    sessions = sum(max(group.count, 1) for group in config.instance_group if not group.passive) or 1
     backend: dict[str, Any] = {"kind": kind}
-    if kind != "python" and any(group.Kind.Name(group.kind) == "KIND_GPU" for group in config.instance_group):
-        backend["device"] = "cuda"
+    if kind != "python" and any(map(_on_gpu, config.instance_group)):
+        gpus = _gpus(config)
+        backend["device"] = f"cuda:{gpus[0]}" if kind == "torch" and len(gpus) == 1 and gpus[0] else "cuda"
+    if kind != "python" and (threads := _threads(config)):
+        backend["threads"] = threads
     batched = config.max_batch_size > 0
     inputs = _tensors(where, config.input, batched)
     outputs = _tensors(where, config.output, batched, folder)
@@ -134,19 +139,118 @@ def _backend(where: str, config: Any, versions: list[Path]) -> tuple[str, str]:
     )
 
 
-def _refuse(where: str, config: Any) -> None:
+def _refuse(where: str, config: Any, kind: str) -> None:
     """Raises: ConfigError, for what would be answered otherwise than by Triton."""
-    for key, instead in (
-        ("ensemble_scheduling", "put the steps into one class (`kind: python`)"),
-        ("sequence_batching", "keep the state at the client"),
-    ):
-        if config.HasField(key):
+    set_here = {field.name for field, _ in config.ListFields()}
+    for key, instead in _REFUSED.items():
+        if key in set_here:
             raise ConfigError(f"{where}: {key}: not supported: {instead}, or serve it on Triton with `kind: triton`")
     if config.model_transaction_policy.decoupled:
         raise ConfigError(f"{where}: model_transaction_policy: decoupled: not supported: a request has one response here")
+    if kind == "torch" and config.runtime.endswith(".py"):
+        instead = "name what makes the module in a configuration: `kind: torch`, `model: FILE.py:make`"
+        raise ConfigError(f"{where}: runtime: {config.runtime!r}: not supported: {instead}")
     for tensor in (*config.input, *config.output):
-        if tensor.HasField("reshape"):
-            raise ConfigError(f"{where}: {tensor.name}: reshape is not supported: state the dims that the model has")
+        fields = {field.name for field, _ in tensor.ListFields()}
+        for key, instead in _REFUSED_OF_TENSORS.items():
+            if key in fields and (key, kind) != ("allow_ragged_batch", "python"):  # which gets one shape at a time here
+                raise ConfigError(f"{where}: {tensor.name}: {key} is not supported: {instead}")
+
+
+_REFUSED: Final = {
+    "ensemble_scheduling": "put the steps into one class (`kind: python`)",
+    "sequence_batching": "keep the state at the client",
+    "batch_input": "compute it in the model",
+    "batch_output": "compute it in the model",
+    "model_operations": "no library of operators is loaded here: export the model without them",
+    "model_repository_agents": "put the files as the agent would leave them into the repository, and remove it",
+}
+_REFUSED_OF_TENSORS: Final = {
+    "reshape": "state the dims that the model has",
+    "is_shape_tensor": "give its values by a tensor",
+    "is_non_linear_format_io": "export the model with linear formats",
+    "allow_ragged_batch": "a configuration's `ragged` pads requests; without it each is batched with those of its shape",
+}
+
+
+def _left_aside(config: Any, kind: str, *, has_gpu: bool) -> Iterator[tuple[str, str]]:
+    """The fields that only tune Triton, with what is set in them, and what is to be used here instead."""
+    for field, value in config.ListFields():
+        message = hasattr(value, "ListFields")
+        parts = _set_in(value) if message else []
+        if field.name in _ASIDE and (parts or not message):
+            yield _named(field.name, parts), _ASIDE[field.name]
+    if config.HasField("dynamic_batching"):
+        parts = _set_in(config.dynamic_batching)
+        ways = ["batches are formed to the SLO (`slo`)", *(_QUEUE[part] for part in parts if part in _QUEUE)]
+        yield _named("dynamic_batching", parts), ", ".join(dict.fromkeys(ways))
+    parts = list(dict.fromkeys(part for group in config.instance_group for part in _set_in(group)))
+    if tuned := [part for part in parts if part in _TUNES_INSTANCES]:
+        yield _named("instance_group", tuned), "`server.shared_workers` limits what runs at once"
+    if kind == "python" and any(map(_on_gpu, config.instance_group)):
+        yield "instance_group (KIND_GPU)", "`initialize` is told that it is on a CPU"
+    elif (
+        kind != "python" and has_gpu and not any(_kind_of(group) in ("KIND_GPU", "KIND_CPU") for group in config.instance_group)
+    ):
+        yield "instance_group (KIND_AUTO)", "without KIND_GPU it is on the CPU; `device: cuda` puts it on a GPU"
+    elif len(gpus := _gpus(config)) > 1 or (gpus and gpus[0] and kind == "onnxruntime"):
+        yield "instance_group (gpus)", _ONE_GPU[kind]
+    ours = ("EXECUTION_ENV_PATH",) if kind == "python" else [name for name in config.parameters if name not in _THREADS]
+    if names := sorted(name for name in ours if name in config.parameters):
+        yield _named("parameters", names), _OF_PARAMETERS[kind == "python"]
+
+
+def _set_in(message: Any) -> list[str]:
+    return [field.name for field, _ in message.ListFields()]
+
+
+def _named(field: str, parts: list[str]) -> str:
+    return f"{field} ({', '.join(parts)})" if parts else field
+
+
+def _kind_of(group: Any) -> str:
+    return str(group.Kind.Name(group.kind))
+
+
+def _on_gpu(group: Any) -> bool:
+    return _kind_of(group) == "KIND_GPU"
+
+
+def _gpus(config: Any) -> list[int]:
+    return sorted({gpu for group in config.instance_group if _on_gpu(group) for gpu in group.gpus})
+
+
+def _threads(config: Any) -> int:
+    """Of one run; 0: not said."""
+    given = [config.parameters[name].string_value for name in _THREADS if name in config.parameters]
+    return int(given[0]) if given and given[0].isdecimal() else 0
+
+
+_THREADS: Final = ("intra_op_thread_count", "INTRA_OP_THREAD_COUNT")  # of Triton's onnxruntime and pytorch backends
+_TUNES_INSTANCES: Final = ("rate_limiter", "secondary_devices", "host_policy")
+_ONE_GPU: Final = {
+    "torch": "it is on one GPU here: write a backend for each, with `device: cuda:1`",
+    "onnxruntime": "it is on the first GPU that CUDA_VISIBLE_DEVICES names",
+}
+_OF_PARAMETERS: Final = {
+    True: "install what the model imports beside the gateway",
+    False: "what tunes a backend are keys of it",
+}
+_ASIDE: Final = {
+    "optimization": "a backend has `cuda_graphs` and `precision`; `kind: tensorrt` runs an ONNX file",
+    "model_warmup": "every model is run before traffic, on inputs of ones",
+    "response_cache": "every request is computed; cache at the client",
+    "metric_tags": "metrics have the labels model, version and backend",
+    "model_metrics": "metrics have the labels model, version and backend",
+    "cc_model_filenames": "the file is the one of `default_model_filename`, whatever the GPU",
+}
+_QUEUE: Final = {
+    "preserve_ordering": "each request is answered when it is done",
+    "priority_levels": "a request's `priority` counts from 1 to 4",
+    "default_priority_level": "a request's `priority` counts from 1 to 4",
+    "default_queue_policy": "`batching.max_queue_rows` and a request's `timeout` bound the queue",
+    "priority_queue_policy": "`batching.max_queue_rows` and a request's `timeout` bound the queue",
+}
 
 
 def _tensors(where: str, tensors: Any, batched: bool, folder: Path | None = None) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from gateway.check import check
 from gateway.config import load_config, parse_config
 from gateway.errors import ConfigError
 from gateway.guess import guess, is_configuration, read_example, written
+from gateway.triton_repository import read_model
 
 CODE = """
 from typing import Annotated
@@ -441,12 +442,119 @@ def test_a_triton_repository_is_read_with_its_versions(tmp_path: Path) -> None:
         ('backend: "python" sequence_batching {}', "sequence_batching: not supported: keep the state at the client"),
         ('backend: "python" model_transaction_policy { decoupled: true }', "decoupled: not supported"),
         ('backend: "onnxruntime"', "no file "),
+        ('backend: "python" batch_input [{ kind: BATCH_ELEMENT_COUNT }]', "batch_input: not supported: compute it"),
+        ('backend: "python" batch_output [{ target_name: ["y"] }]', "batch_output: not supported"),
+        ('backend: "python" model_operations { op_library_filename: "ops.so" }', "model_operations: not supported"),
+        ('backend: "python" model_repository_agents { agents [{ name: "decrypt" }] }', "model_repository_agents: not"),
+        ('platform: "pytorch_libtorch" runtime: "model.py"', "runtime: 'model.py': not supported: name what makes the module"),
+        ('platform: "pytorch_libtorch" input [{ name: "x" data_type: TYPE_FP32 dims: [-1] allow_ragged_batch: true }]',
+         "x: allow_ragged_batch is not supported: a configuration's `ragged` pads requests"),
+        ('backend: "python" input [{ name: "x" data_type: TYPE_INT32 dims: [1] is_shape_tensor: true }]',
+         "x: is_shape_tensor is not supported"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_as_triton_does_is_refused_by_name(tmp_path: Path, pbtxt: str, told: str) -> None:
     triton_model(tmp_path / "m", pbtxt, v1="model.py")
     assert told in fault(str(tmp_path))
     assert told in fault(str(tmp_path / "m"))
+
+
+TENSORS = """
+input [{ name: "x" data_type: TYPE_FP32 dims: [4] }]
+output [{ name: "y" data_type: TYPE_FP32 dims: [4] }]
+"""
+
+
+@pytest.mark.parametrize(
+    ("pbtxt", "told"),
+    [
+        ("", []),
+        ("default_model_filename: 'model.pt' version_policy { latest { num_versions: 1 } }", []),
+        ("dynamic_batching {}", ["dynamic_batching is left aside: batches are formed to the SLO (`slo`)"]),
+        (
+            "dynamic_batching { preferred_batch_size: [4] default_queue_policy { max_queue_size: 9 } priority_levels: 3 "
+            "preserve_ordering: true }",
+            [
+                "dynamic_batching (preferred_batch_size, preserve_ordering, priority_levels, default_queue_policy) is left "
+                "aside: batches are formed to the SLO (`slo`), each request is answered when it is done, a request's "
+                "`priority` counts from 1 to 4, `batching.max_queue_rows` and a request's `timeout` bound the queue"
+            ],
+        ),
+        (
+            "optimization { cuda { graphs: true } input_pinned_memory { enable: true } }",
+            [
+                "optimization (cuda, input_pinned_memory) is left aside: a backend has `cuda_graphs` and `precision`; "
+                "`kind: tensorrt` runs an ONNX file"
+            ],
+        ),
+        (
+            'model_warmup [{ name: "a" batch_size: 1 }]',
+            ["model_warmup is left aside: every model is run before traffic, on inputs of ones"],
+        ),
+        (
+            "response_cache { enable: true }",
+            ["response_cache (enable) is left aside: every request is computed; cache at the client"],
+        ),
+        ("response_cache {}", []),
+        (
+            'metric_tags { key: "a" value: "b" }',
+            ["metric_tags is left aside: metrics have the labels model, version and backend"],
+        ),
+        (
+            'parameters { key: "INFERENCE_MODE" value { string_value: "true" } }',
+            ["parameters (INFERENCE_MODE) is left aside: what tunes a backend are keys of it"],
+        ),
+        ('parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "2" } }', []),
+        (
+            'instance_group [{ rate_limiter { priority: 2 } host_policy: "numa" }]',
+            ["instance_group (rate_limiter, host_policy) is left aside: `server.shared_workers` limits what runs at once"],
+        ),
+        (
+            "instance_group [{ kind: KIND_GPU gpus: [0, 1] }]",
+            ["instance_group (gpus) is left aside: it is on one GPU here: write a backend for each, with `device: cuda:1`"],
+        ),
+    ],
+)
+def test_what_only_tunes_triton_is_told_with_what_to_use_here(tmp_path: Path, pbtxt: str, told: list[str]) -> None:
+    triton_model(tmp_path / "m", f'platform: "pytorch_libtorch" {TENSORS} {pbtxt}', v1="model.pt")
+    found = guess(str(tmp_path))
+    parse_config(found.document, source="guess")
+    assert list(found.notes) == [f"m: {note}" for note in told]
+
+
+def test_a_model_that_triton_would_put_on_a_gpu_is_told_to_be_on_the_cpu(tmp_path: Path) -> None:
+    folder = triton_model(tmp_path / "m", f'platform: "pytorch_libtorch" {TENSORS}', v1="model.pt")
+    assert read_model(folder, gpus=0)[1] == []
+    assert read_model(folder, gpus=1)[1] == [
+        "m: instance_group (KIND_AUTO) is left aside: without KIND_GPU it is on the CPU; `device: cuda` puts it on a GPU"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pbtxt", "backend"),
+    [
+        ("instance_group [{ kind: KIND_GPU gpus: [1] count: 2 }]", {"device": "cuda:1", "sessions": 2}),
+        ("instance_group [{ count: 2 }, { count: 3 passive: true }]", {"sessions": 2}),
+        ('parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "2" } }', {"threads": 2}),
+        ('parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "0" } }', {}),
+    ],
+)
+def test_what_has_an_equal_here_is_served_with_it(tmp_path: Path, pbtxt: str, backend: dict[str, Any]) -> None:
+    triton_model(tmp_path / "m", f'platform: "pytorch_libtorch" {TENSORS} {pbtxt}', v1="model.pt")
+    (served,) = model(str(tmp_path))["backends"]
+    assert served == {"kind": "torch", "model": f"{tmp_path}/m/1/model.pt", **backend}
+
+
+def test_a_python_model_of_tritons_is_told_what_of_its_surroundings_is_not_there(tmp_path: Path) -> None:
+    pbtxt = (
+        PBTXT
+        + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "env.tar.gz" } } instance_group [{ kind: KIND_GPU }]'
+    )
+    triton_model(tmp_path / "scaled", pbtxt, v1="model.py")
+    assert list(guess(str(tmp_path)).notes)[1:] == [
+        "scaled: instance_group (KIND_GPU) is left aside: `initialize` is told that it is on a CPU",
+        "scaled: parameters (EXECUTION_ENV_PATH) is left aside: install what the model imports beside the gateway",
+    ]
 
 
 def test_a_model_of_tritons_python_backend_answers(tmp_path: Path) -> None:

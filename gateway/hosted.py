@@ -34,7 +34,6 @@ T = TypeVar("T")
 Source: TypeAlias = str | os.PathLike[str] | Config | Mapping[str, Any] | Callable[..., Any]
 """What can be loaded or served: a path as `gateway serve` takes it, a configuration, or a class or function of a module."""
 
-_ONE_RUN_S: Final = 1e-3  # of probing, which begins no second run after it
 _ENDING_S: Final = 10.0  # for tasks that end by themselves, when the loop does
 
 log = logging.getLogger(__name__)
@@ -103,13 +102,9 @@ def only(config: Config, name: str | None, version: str = "") -> Config:
 
 
 def without_listeners(config: Config) -> Config:
-    """The same, to be asked in this process: each model is run once when it loads, and nothing is kept of it."""
+    """The same, to be asked in this process: nothing is kept of what is learned."""
     server = config.server.model_copy(update={"http_port": None, "grpc_port": None, "state_dir": None})
-    models = []
-    for model in config.models:
-        probe_s = min(model.batching.probe_s, _ONE_RUN_S)
-        models.append(model.model_copy(update={"batching": model.batching.model_copy(update={"probe_s": probe_s})}))
-    return config.model_copy(update={"server": server, "models": tuple(models)})
+    return config.model_copy(update={"server": server})
 
 
 class LoopThread:
@@ -165,7 +160,9 @@ class Hosted:
     """An ingress on a loop thread. Life: made (models are loaded, listeners listen) -> close. From any thread."""
 
     def __init__(self, config: Config) -> None:
-        """Blocks until all is ready. Raises: GatewayError; OSError, if a port is taken."""
+        """Blocks until all is ready. Without listeners models are run with one length of inputs when they load, and not with
+        each: that is soon done, and tells as much of a model's mistakes. Raises: GatewayError; OSError, if a port is taken.
+        """
         run_dir = new_run_dir()
         self._thread = thread = LoopThread("gateway")
         try:
@@ -208,7 +205,8 @@ class Hosted:
 
 
 async def _started(config: Config, run_dir: Path) -> tuple[Ingress, Ports]:
-    ingress = Ingress(config, run_dir=run_dir)
+    listens = config.server.http_port is not None or config.server.grpc_port is not None
+    ingress = Ingress(config, run_dir=run_dir, probe_every_length=listens)
     try:
         return ingress, await ingress.start()
     except BaseException:

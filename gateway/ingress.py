@@ -48,8 +48,9 @@ class Ingress:
         open_runner: OpenRunner | None = None,
         control: RepositoryControl | None = None,
         owner: str | None = None,
+        probe_every_length: bool = True,
     ) -> None:
-        """run_dir: of this node, shared by its ingress processes.
+        """run_dir: of this node, shared by its ingress processes. probe_every_length: see `probe`.
 
         owner: all who name the same one may listen on the same ports, side by side; None: it listens alone.
         """
@@ -64,6 +65,7 @@ class Ingress:
                 clock=self._clock,
                 state_dir=config.server.state_dir,
                 shared_workers=config.server.shared_workers,
+                probe_every_length=probe_every_length,
             ),
             metrics=self.metrics,
             clock=self._clock,

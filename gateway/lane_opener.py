@@ -77,18 +77,21 @@ class LaneOpener:
         clock: Clock,
         state_dir: str | None = None,
         shared_workers: int | None = None,
+        probe_every_length: bool = True,
         probe_failed: Callable[[], None] | None = None,
     ) -> None:
         """open_runner: makes the runner of a lane, not yet open. state_dir: made if it is not there; None keeps nothing.
 
         shared_workers: how many batches run at once over all lanes that compute in this process; None: as many as there are
-        sessions. probe_failed: called for each lane that is opened although it raised in a run before traffic.
+        sessions. probe_every_length: see `probe`. probe_failed: called for each lane that is opened although it raised in a run
+        before traffic.
         Raises: ConfigError, if nothing can be kept in the state_dir.
         """
         self._open_runner = open_runner
         self._metrics = metrics
         self._clock = clock
         self._state_dir = _made(state_dir) if state_dir else None
+        self._probe_every_length = probe_every_length
         self._probe_failed = probe_failed
         self._shared = SharedWorkers(shared_workers) if shared_workers else None
 
@@ -153,8 +156,16 @@ class LaneOpener:
                 )
             opened = lane = self._lane(name, model, backend, runner, spec)
             self._restore(lane)
-            budget_ns = round(model.batching.probe_s * 1e9)
-            well = await probe(runner, lane.batcher, spec, model.ragged, name=name, budget_ns=budget_ns, clock=self._clock)
+            well = await probe(
+                runner,
+                lane.batcher,
+                spec,
+                model.ragged,
+                name=name,
+                budget_ns=round(model.batching.probe_s * 1e9),
+                every_length=self._probe_every_length,
+                clock=self._clock,
+            )
             if not well and self._probe_failed is not None:
                 self._probe_failed()
         except BaseException as exc:

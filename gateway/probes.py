@@ -29,17 +29,26 @@ log = logging.getLogger(__name__)
 
 
 async def probe(
-    runner: BatchRunner, batcher: Batcher, spec: ModelSpec, ragged: Ragged | None, *, name: str, budget_ns: int, clock: Clock
+    runner: BatchRunner,
+    batcher: Batcher,
+    spec: ModelSpec,
+    ragged: Ragged | None,
+    *,
+    name: str,
+    budget_ns: int,
+    every_length: bool,
+    clock: Clock,
 ) -> bool:
     """Run each of the batcher's probe sizes in each bucket: in every session side by side, then once alone to be timed.
 
-    budget_ns: no run begins after so long. runner: open and idle. name: of the lane, for the log.
+    budget_ns: no run begins after so long. every_length: else the shortest bucket only. runner: open and idle. name: of the
+    lane, for the log.
     Gives whether all went well. Raises: ConfigError, if outputs are not as declared.
     """
     until_ns = clock.now_ns() + budget_ns
     sizes = batcher.service.probe_rows if spec.max_rows else (1,)
     well = False
-    for request in _requests(spec, ragged, sizes):
+    for request in _requests(spec, ragged, sizes, every_length=every_length):
         if clock.now_ns() >= until_ns:
             break
         # Started at once: an idle session may be lost at any await.
@@ -76,9 +85,11 @@ def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, 
     log.warning("%s: %s will fail: %s %s%s\n%s", name, which, fault, unless, way, failed.trace.rstrip())
 
 
-def _requests(spec: ModelSpec, ragged: Ragged | None, sizes: tuple[int, ...]) -> Iterator[InferRequest]:
+def _requests(spec: ModelSpec, ragged: Ragged | None, sizes: tuple[int, ...], *, every_length: bool) -> Iterator[InferRequest]:
     """One request per size and length, small ones first."""
     lengths = (ragged.buckets or (1,)) if ragged else (1,)
+    if not every_length:
+        lengths = lengths[:1]
     for rows in sizes:
         for length in lengths:
             inputs = {

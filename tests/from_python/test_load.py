@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import gateway
-from gateway.errors import InvalidArgument, NotReady
+from backends.source import load_object
+from gateway.errors import GatewayError, InvalidArgument, NotReady
 from tests.from_python.models import Gate, Letters, by_example, double, half, outer
 
 TWO_MODELS = {
@@ -200,6 +201,50 @@ def test_what_cannot_be_loaded_is_told(what: Any, options: dict[str, Any], words
     with pytest.raises(gateway.ConfigError) as told:
         gateway.load(what, **options)
     assert words in str(told.value)
+
+
+ONE_ROW = """
+import time
+
+class Model:
+    inputs = [("x", "FP32", (-1, 4))]
+    outputs = [("y", "FP32", (-1, 4))]
+
+    def predict(self, inputs):
+        time.sleep(0.01)
+        x = inputs["x"]
+        BODY
+"""
+
+
+@pytest.mark.parametrize("door", [gateway.load, gateway.TestClient])
+def test_a_model_that_fails_only_for_batches_is_told_as_serve_tells_it(
+    door: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "one_row.py").write_text(ONE_ROW.replace("BODY", "return {'y': x[:1]}"))
+    with pytest.raises(GatewayError, match=r"every batch of 32 rows would fail: output 'y'.*; .* set max_rows: 1 \(it is 32\)"):
+        door(f"{tmp_path}/one_row.py")
+    (tmp_path / "reshapes.py").write_text(ONE_ROW.replace("BODY", "return {'y': x.reshape(1, 4)}"))
+    door(f"{tmp_path}/reshapes.py").close()
+    assert "every batch of 32 rows will fail: ValueError: cannot reshape" in caplog.text
+
+
+def test_of_several_lengths_a_load_runs_the_shortest(tmp_path: Path) -> None:
+    (tmp_path / "lengths.py").write_text(
+        "class Model:\n"
+        "    inputs = [('x', 'FP32', (-1, -1))]\n"
+        "    outputs = [('y', 'FP32', (-1, -1))]\n"
+        "    seen = []\n\n"
+        "    def predict(self, inputs):\n"
+        "        self.seen.append(inputs['x'].shape)\n"
+        "        return {'y': inputs['x']}\n"
+    )
+    model = {
+        "name": "m", "max_rows": 8, "ragged": {"pad": {"x": 0}, "buckets": [16, 32]},
+        "backends": [{"kind": "python", "model": f"{tmp_path}/lengths.py:Model"}],
+    }  # fmt: skip
+    gateway.load({"models": [model]}).close()
+    assert set(load_object(f"{tmp_path}/lengths.py:Model").seen) == {(1, 16), (8, 16)}
 
 
 def test_after_close_nothing_can_be_asked() -> None:

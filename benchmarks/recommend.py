@@ -52,7 +52,7 @@ from loadtest.search import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS, PRECISION, STEP,
 from loadtest.simulator import simulate
 from loadtest.spec import Spec, load_spec
 from loadtest.standing import Outcome
-from loadtest.verdict import Requests, judge, overall
+from loadtest.verdict import Requests, judge, lost, overall
 
 START_S = 6.0  # a simulated candidate's start, each time another is wanted
 PROFILE_NOISE = 0.05
@@ -136,6 +136,8 @@ class SimulatedServers:
             final = look >= blocks  # early looks are paid for (Bonferroni)
             found = overall(judge(self._slo, requests, confidence=1 - 0.05 / (1 if final else 10)))
             if final or (load.until_decided and found != "undecided"):
+                break
+            if load.purpose == "peak" and lost(self._slo, requests, look / blocks):
                 break
             look = min(blocks, math.ceil(look * 1.3))
         seen = tuple(

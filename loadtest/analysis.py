@@ -146,11 +146,18 @@ def summarise(
 
 
 def decided(
-    spec: LoadSpec, log: RequestLog, grid: Grid, blocks: int, confidence: float, recording: Recording | None = None
+    spec: LoadSpec,
+    log: RequestLog,
+    grid: Grid,
+    blocks: int,
+    confidence: float,
+    recording: Recording | None = None,
+    *,
+    or_lost: bool = False,
 ) -> bool:
     """Whether the first `blocks` blocks of an open, stationary run decide the SLO, whatever other work may have delayed.
 
-    All their requests are done. recording: as for `summarise`, up to now.
+    All their requests are done. recording: as for `summarise`, up to now. or_lost: or whether the run cannot pass any more.
     """
     assert spec.slo is not None
     end = int(np.searchsorted(np.asarray(log.intended), blocks * grid.block_ns))
@@ -163,6 +170,8 @@ def decided(
     rows, marked = rows.where(counts), marked[counts]
     if len(np.unique(rows.block)) < MIN_BLOCKS:
         return False
+    if or_lost and not np.all(marked) and verdict.lost(spec.slo, rows.where(~marked).requests(), blocks / grid.blocks):
+        return True
     found = verdict.overall(verdict.judge(spec.slo, rows.requests(), confidence=confidence))
     return found != "undecided" and disturbance.bears(spec.slo, rows, marked, found, confidence)
 

@@ -67,6 +67,7 @@ async def measure(
     spec: LoadSpec,
     *,
     until_decided: bool = False,
+    or_lost: bool = False,
     stop: asyncio.Event | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     log: Path | None = None,
@@ -75,6 +76,7 @@ async def measure(
     """Run one load test, from first to last answer, and judge it.
 
     until_decided: end as soon as a sequential test on the blocks decides the SLO; `spec.duration_s` is the bound.
+    or_lost: with that, end too as soon as so many missed that a run of `spec.duration_s` cannot pass any more.
     stop: set it to end now; the result is then marked partial.
     on_progress: called about twice a second, on the event loop.
     log: where to write every request (CSV: intended, sent, done, status).
@@ -97,7 +99,17 @@ async def measure(
     if stop.is_set():
         raise Interrupted("interrupted before anything was sent")
     async with Meter(address.host, address.port, wanted=spec.slo is not None) as meter:  # it speaks of a verdict
-        run = _Run(spec, plan, address, requests, stop=stop, until_decided=until_decided, on_progress=on_progress, meter=meter)
+        run = _Run(
+            spec,
+            plan,
+            address,
+            requests,
+            stop=stop,
+            until_decided=until_decided,
+            or_lost=or_lost,
+            on_progress=on_progress,
+            meter=meter,
+        )
         rows, reports, ended = await run.execute(keep)
         await meter.end()
         recording = run.recording()
@@ -178,6 +190,7 @@ class _Run:
         *,
         stop: asyncio.Event,
         until_decided: bool,
+        or_lost: bool,
         on_progress: Callable[[Progress], None] | None,
         meter: Meter,
     ) -> None:
@@ -188,6 +201,7 @@ class _Run:
         self._on_progress = on_progress
         self._meter = meter
         self._processes = min(spec.processes, plan.users or len(plan.intended_ns))
+        self._or_lost = or_lost
         self._until_decided = until_decided and spec.slo is not None and plan.stationary and not plan.users
         # per run, once started
         self.log: RequestLog
@@ -414,7 +428,7 @@ class _Run:
             next_look, looks = int(blocks * _LOOK_GROWTH) + 1, looks + 1
             confidence = 1 - (1 - verdict.CONFIDENCE) / _LOOKS
             # Here and not in a thread: starting one waits for the scheduler, longer than this takes on a busy machine.
-            if decided(self._spec, self.log, grid, blocks, confidence, self.recording()):
+            if decided(self._spec, self.log, grid, blocks, confidence, self.recording(), or_lost=self._or_lost):
                 self._decided_ns = blocks * grid.block_ns
                 self._halt.set()
                 return

@@ -336,7 +336,9 @@ class Lab:
         if told is not None:
             shown = {"on_progress": lambda progress: told(command, progress)}
         try:
-            result = await self._measure(wanted, until_decided=command.until_decided, stop=stop, **shown)
+            result = await self._measure(
+                wanted, until_decided=command.until_decided, or_lost=command.purpose == "peak", stop=stop, **shown
+            )
         except LoadtestError as exc:
             failure = running.failure() or str(exc)
             return Measured(command.entrant, command.purpose, command.rps, "fail", (), 0.0, failure=failure)

@@ -84,6 +84,17 @@ def overall(objectives: tuple[ObjectiveResult, ...]) -> Verdict:
     return "fail" if "fail" in verdicts else "undecided" if "undecided" in verdicts else "pass"
 
 
+def lost(slo: Slo, requests: Requests, share: float) -> bool:
+    """Whether so many missed an objective that the whole run will not have kept it, even if all others meet it.
+
+    requests: not empty; those of the run so far, which are `share` of all that it may have.
+    """
+    allowed = [(requests.missed(objective), 1 - objective.percentile / 100) for objective in slo.objectives]
+    if slo.max_error_rate is not None:
+        allowed.append((requests.failed, slo.max_error_rate))
+    return any(share * float(missed.mean()) > most for missed, most in allowed)
+
+
 def _judge(name: str, required: float, means: BatchMeans, confidence: float) -> ObjectiveResult:
     verdict = _decide(means, required, confidence)
     return ObjectiveResult(

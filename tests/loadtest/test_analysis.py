@@ -486,3 +486,12 @@ def test_a_sequential_test_without_a_warm_up_finds_it() -> None:
     spec, blocks = replace(SPEC, warmup_s=None), Grid(S, S, 30)
     assert not decided(spec, log_of(intended, took_ms=slow), blocks, 22, 0.95)  # of which three are warm-up
     assert decided(spec, log_of(intended, took_ms=slow), blocks, 24, 0.95)
+
+
+def test_a_run_that_cannot_pass_any_more_may_end_undecided() -> None:
+    log = log_of((np.arange(2500) * 10 * MS).astype(np.int64), took_ms=dict.fromkeys(range(1000, 1030), 130.0))
+    whole = Grid(S, S, 29)  # of 2900 requests, 29 may miss
+    assert not decided(SPEC, log, whole, 22, 0.95)  # one stall, from which nothing follows for the others
+    assert decided(SPEC, log, whole, 22, 0.95, or_lost=True)
+    assert not decided(SPEC, log, Grid(S, S, 31), 22, 0.95, or_lost=True)
+    assert not decided(SPEC, log, whole, 22, 0.95, recording(others_ms=60), or_lost=True)  # that may have been others' work

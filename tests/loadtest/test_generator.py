@@ -209,6 +209,21 @@ def test_an_obvious_verdict_ends_early_when_asked_to() -> None:
     assert result.window_s + result.warmup_s < 15
 
 
+def test_a_run_that_cannot_pass_any_more_ends_early_when_asked_to() -> None:
+    def stall(server: ScriptedServer) -> None:
+        def begin() -> None:
+            server.stalled_until = asyncio.get_running_loop().time() + 0.1
+
+        server.at_inference[1000] = begin
+
+    spec = replace(SPEC, rate_rps=2000, duration_s=8, slo=Slo.parse("p99<10ms"))
+    result, _ = run(spec, stall, until_decided=True, or_lost=True)
+    assert 2 <= result.window_s < 6  # 160 may miss, about 180 did; not sooner than a fail would be found
+    assert result.attainment is not None
+    assert result.attainment.estimate < 0.99
+    assert not result.partial
+
+
 def _delay_20_ms(server: ScriptedServer) -> None:
     server.delay_s = 0.02
 

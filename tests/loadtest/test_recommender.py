@@ -86,9 +86,13 @@ class FakeMeasure:
         self._launcher = launcher
         self._raises = raises
         self.specs: list[LoadSpec] = []
+        self.may_give_up: list[bool] = []
 
-    async def __call__(self, spec: LoadSpec, *, until_decided: bool = False, stop: asyncio.Event | None = None) -> RunResult:
+    async def __call__(
+        self, spec: LoadSpec, *, until_decided: bool = False, or_lost: bool = False, stop: asyncio.Event | None = None
+    ) -> RunResult:
         self.specs.append(spec)
+        self.may_give_up.append(or_lost)
         if spec.pattern.startswith("users"):
             return run_result(spec, succeeded=round(1000 * spec.duration_s), service_ms=4 + int(spec.rows))
         if self._raises:
@@ -178,6 +182,14 @@ def test_what_dies_in_mid_run_is_out_with_its_last_words(spec: Spec) -> None:
     launcher.died[name] = "ended with code -9 while it was measured"
     measured = answer(Lab(spec, launcher, FakeMeasure(launcher, raises=TargetError("no metadata"))), Load(name, 10, 5, "peak"))
     assert measured.failure == "ended with code -9 while it was measured"
+
+
+@pytest.mark.parametrize(("purpose", "given_up"), [("peak", True), ("round", False), ("recovery", False)])
+def test_only_a_probe_is_given_up_once_it_cannot_pass(spec: Spec, purpose: Any, given_up: bool) -> None:
+    launcher = FakeLauncher()
+    measure = FakeMeasure(launcher)
+    answer(Lab(spec, launcher, measure), Load(spec.candidates[0].name, 10, 5, purpose))
+    assert measure.may_give_up == [given_up]
 
 
 def answer_late(lab: Lab, command: Any, late_s: float) -> Any:

@@ -6,7 +6,7 @@ from scipy import stats
 
 from loadtest.results import Objective, ObjectiveResult, Slo, Verdict
 from loadtest.statistics import batch_means, binomial_interval
-from loadtest.verdict import CONFIDENCE, Requests, attainment, judge, met, overall
+from loadtest.verdict import CONFIDENCE, Requests, attainment, judge, lost, met, overall
 
 SLO = Slo.parse("p99<50ms")
 
@@ -131,3 +131,17 @@ def test_every_objective_of_an_error_rate_alone_is_the_error_rate() -> None:
     found = judge(Slo.parse("errors<2%"), alike(1000, 2000))
     assert [(one.objective, one.required, one.verdict) for one in found] == [("errors<2%", 0.98, "pass")]
     assert judge(Slo.parse("p99<50ms"), alike(0, 500))[-1].objective == "p99<50ms"
+
+
+@pytest.mark.parametrize(("misses", "share", "found"), [(10, 0.5, False), (21, 0.5, True), (20, 0.5, False), (11, 1.0, True)])
+def test_a_run_is_lost_once_more_missed_than_may_in_all_of_it(misses: int, share: float, found: bool) -> None:
+    assert lost(SLO, alike(misses, 1000), share) is found
+    assert lost(Slo.parse("p50<50ms"), alike(misses, 1000), share) is False
+    assert lost(Slo.parse("p50<50ms,p99<50ms"), alike(misses, 1000), share) is found  # one objective will do
+
+
+def test_failed_requests_lose_a_run_by_the_error_rate_too() -> None:
+    requests = alike(0, 1000)
+    requests.failed[:7] = True
+    assert not lost(SLO, requests, 0.5)
+    assert lost(Slo.parse("p99<50ms,errors<0.3%"), requests, 0.5)

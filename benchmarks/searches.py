@@ -7,6 +7,7 @@ Each search is `loadtest recommend SPEC` in a process of its own, as a user type
 on: `tiny` (one MatMul of 4 by 3: the load generator is the limit), `mlp` (eight layers of 1024², four candidates), `forest`
 (50 trees of scikit-learn in a Python class), `slow` (takes 300 ms, where 100 are asked: no candidate), and `minilm`
 (configs/loadtests/minilm-local.yaml). Ten in all, and `slow`. The last search of each goes on by `--resume --budget-minutes`.
+Budgets are what a proof at 0.85 of the estimate takes, and another one in case it fails (docs/loadtest.md, "How good it is").
 What was measured stays in DIR: interrupted, or stopped after N minutes, the benchmark goes on when it is called again.
 
 Printed for each: the state, the rate claimed for the winner, what share that is of its peak by the longer run, the lowest rate
@@ -116,9 +117,9 @@ def specs(folder: Path) -> dict[str, Path]:
     own = {name: {"kind": "python", "model": f"{folder / 'own.py'}:{name}"} for name in ("Forest", "Slow")}
     ours = {name: {"kind": "onnxruntime", "model": str(folder / f"{name}.onnx")} for name in ("tiny", "mlp")}
     documents = {
-        "tiny": _spec("tiny", (4, 3), ours["tiny"], 50, 1.5),
-        "mlp": _spec("mlp", (1024, 1024), ours["mlp"], 50, 3, sessions=[1, 2], threads=[1, 2]),
-        "forest": _spec("forest", (4, 1), own["Forest"], 100, 2, sessions=[1, 2]),
+        "tiny": _spec("tiny", (4, 3), ours["tiny"], 50, 3),
+        "mlp": _spec("mlp", (1024, 1024), ours["mlp"], 50, 4, sessions=[1, 2], threads=[1, 2]),
+        "forest": _spec("forest", (4, 1), own["Forest"], 100, 4, sessions=[1, 2]),
         "slow": _spec("slow", (4, 1), own["Slow"], 100, 1.5, sessions=[1, 2]),
     }
     for name, document in documents.items():

@@ -138,6 +138,7 @@ class ModelSpec:
 
     max_rows: the most rows one execution takes; 0 means that the model has no batch dimension (one request per execution).
     row_sizes: the only row counts the artifact accepts, ascending (compiled backends); empty means any up to max_rows.
+    reads_parameters: whether the parameters of requests may reach the model; False: they surely do not.
     """
 
     platform: str
@@ -145,6 +146,7 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...]
     max_rows: int
     row_sizes: tuple[int, ...] = ()
+    reads_parameters: bool = True
     input_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     output_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
 

@@ -94,7 +94,7 @@ def load(declared: ModelSpec, *, model: str) -> "NeuronModel":
     row_sizes = tuple(size for size in manifest["row_sizes"] if size <= declared.max_rows)
     if not row_sizes:
         raise LoadFailed(f"{model}: compiled for {manifest['row_sizes']} rows, but max_rows is {declared.max_rows}")
-    spec = ModelSpec(manifest["platform"], inputs, outputs, row_sizes[-1], row_sizes)
+    spec = ModelSpec(manifest["platform"], inputs, outputs, row_sizes[-1], row_sizes, reads_parameters=False)
     return NeuronModel(spec, module, folder, manifest["artifacts"], tuple(manifest["lengths"]), cores)
 
 

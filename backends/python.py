@@ -64,8 +64,17 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | 
     inputs = tensors_of(model, "inputs", declared.inputs, code, signature, rows)
     outputs = tensors_of(model, "outputs", declared.outputs, code, signature, rows)
     check_parameters(model, signature, inputs)
-    spec = ModelSpec("python", inputs, outputs, declared.max_rows, declared.row_sizes)
+    reads = signature.style == "dict" and _takes_parameters(code)
+    spec = ModelSpec("python", inputs, outputs, declared.max_rows, declared.row_sizes, reads_parameters=reads)
     return PythonModel(model, spec, code, options, signature)
+
+
+def _takes_parameters(code: Any) -> bool:
+    """Whether a function, or the `predict` of a class that is not made yet, may be called with inputs and parameters."""
+    if not inspect.isclass(code):
+        return takes(code, 2)
+    bound = isinstance(inspect.getattr_static(code, "predict", None), staticmethod | classmethod)
+    return takes(getattr(code, "predict", None), 2 if bound else 3)
 
 
 def read(*, model: str, example: Tensors | None = None, class_options: Mapping[str, Any] | None = None) -> Found:

@@ -54,7 +54,7 @@ def load(
         outputs = (TensorSpec("OUTPUT0", "FP32", (-1, 1) if declared.max_rows else (1,)),)
     if output == "echo" and [(t.datatype, len(t.shape)) for t in inputs] != [(t.datatype, len(t.shape)) for t in outputs]:
         raise LoadFailed("output: echo needs as many outputs as inputs, of the same datatypes and dimensions; use `sum`")
-    spec = ModelSpec("synthetic", inputs, outputs, declared.max_rows, declared.row_sizes)
+    spec = ModelSpec("synthetic", inputs, outputs, declared.max_rows, declared.row_sizes, reads_parameters=False)
     return SyntheticModel(
         spec, int(fixed_ms * 1e6), int(row_ms * 1e6), spin, output == "sum", dict(faults or {}), load_ms / 1e3, fail_opens
     )

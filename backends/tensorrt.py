@@ -66,6 +66,7 @@ def load(
         narrowed(outputs, declared.outputs, f"{model}: output"),
         declared.max_rows,
         declared.row_sizes,
+        reads_parameters=False,
     )
     return TensorRtModel(spec, engine, runtime, device, cuda_graphs)
 

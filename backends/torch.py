@@ -76,7 +76,7 @@ def load(
     call, platform, memory_bytes = load_callable(torch, model, dict(factory_options or {}), target, precision)
     if compile:
         call = torch.compile(call, dynamic=True)
-    spec = ModelSpec(platform, declared.inputs, declared.outputs, declared.max_rows, declared.row_sizes)
+    spec = ModelSpec(platform, declared.inputs, declared.outputs, declared.max_rows, declared.row_sizes, reads_parameters=False)
     return TorchModel(spec, call, target, precision == "bf16", threads, cuda_graphs, memory_bytes)
 
 

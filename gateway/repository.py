@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -377,7 +377,8 @@ class Repository:
         for task in joining:
             task.cancel()
         old, old_dispatcher = served.lanes, served.dispatcher
-        served.lanes, served.spec, served.dispatcher = lanes, lanes[0].spec, dispatcher
+        reads = bool(missing) or any(lane.spec.reads_parameters for lane in lanes)
+        served.lanes, served.spec, served.dispatcher = lanes, replace(lanes[0].spec, reads_parameters=reads), dispatcher
         served.state, served.reason = "READY", ""
         served.missing = missing
         for label, reason in missing.items():

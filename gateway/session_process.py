@@ -246,6 +246,7 @@ def _spec_to_plain(spec: ModelSpec) -> dict[str, Any]:
         "outputs": [plain(tensor) for tensor in spec.outputs],
         "max_rows": spec.max_rows,
         "row_sizes": spec.row_sizes,
+        "reads_parameters": spec.reads_parameters,
     }
 
 
@@ -260,6 +261,7 @@ def _spec_from_plain(plain: dict[str, Any]) -> ModelSpec:
         outputs=tuple(tensor(fields) for fields in plain["outputs"]),
         max_rows=plain["max_rows"],
         row_sizes=tuple(plain["row_sizes"]),
+        reads_parameters=plain["reads_parameters"],
     )
 
 

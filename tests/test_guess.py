@@ -564,6 +564,7 @@ def test_a_model_of_tritons_python_backend_answers(tmp_path: Path) -> None:
     triton_model(tmp_path / "scaled", PBTXT, v1="model.py")
     config = parse_config(guess(str(tmp_path)).document, source="guess").models[0]
     loaded = backends.load("python", config.backends[0].options(), config.declared())
+    assert loaded.spec.reads_parameters
     session = loaded.open_session(0)
     assert session.run({"x": np.ones((2, 4), np.float32)}, {})["y"].tolist() == [[3] * 4] * 2
     with pytest.raises(ExecutionFailed, match=r"^negative$"):

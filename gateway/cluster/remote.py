@@ -537,11 +537,11 @@ class _Link:
 
 def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str = "") -> bytes:
     """What `attend` of a replica returns. slots: leased to the ingress that asks. fault: why there is no model; else empty."""
-    fields = (spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes)
+    fields = (spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes, spec.reads_parameters)
     return msgspec.msgpack.encode((slots, content, fields, fault))
 
 
-_SpecFields = tuple[str, tuple[TensorSpec, ...], tuple[TensorSpec, ...], int, tuple[int, ...]]
+_SpecFields = tuple[str, tuple[TensorSpec, ...], tuple[TensorSpec, ...], int, tuple[int, ...], bool]
 _attendance_decoder = msgspec.msgpack.Decoder(tuple[int, str, _SpecFields, str])
 
 

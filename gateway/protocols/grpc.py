@@ -17,11 +17,13 @@ from backends.datatypes import NUMPY, datatype_of
 from gateway.config import Ragged
 from gateway.errors import Code, InvalidArgument, Unavailable
 from gateway.protocols.tensors import (
+    OF_TENSORS,
     Buffer,
     check_count,
     check_input,
     check_integer,
     check_outputs,
+    check_parameters,
     classify,
     count_rows,
     deadline_after,
@@ -104,6 +106,8 @@ class ModelCodec:
             given_ns = deadline_after(arrival_ns, timeout_us) if timeout_us > 0 else None
             if given_ns is not None:
                 deadline_ns = given_ns if deadline_ns is None else min(deadline_ns, given_ns)
+            if parameters and not spec.reads_parameters:
+                check_parameters(parameters, "request")
         return InferRequest(
             model,
             self.version,
@@ -231,7 +235,9 @@ def _output(tensor: Any) -> OutputRequest:
 
 
 def _region(parameters: Mapping[str, Any], where: str) -> RegionRef | None:
-    """The shared memory a tensor's parameters name, if they do."""
+    """The shared memory a tensor's parameters name, if they do. Raises: InvalidArgument, also for a misspelt name."""
+    if not OF_TENSORS.issuperset(parameters):
+        check_parameters(parameters, where, of_tensor=True)
     if "shared_memory_region" not in parameters:
         if "shared_memory_byte_size" in parameters:
             raise InvalidArgument(f"{where}: parameter 'shared_memory_region' is missing beside 'shared_memory_byte_size'")

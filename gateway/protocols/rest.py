@@ -30,11 +30,13 @@ from gateway.config import Ragged
 from gateway.errors import Code, InvalidArgument
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
+    OF_TENSORS,
     Buffer,
     check_count,
     check_input,
     check_integer,
     check_outputs,
+    check_parameters,
     classify,
     count_rows,
     deadline_after,
@@ -71,6 +73,7 @@ WriteRegion = Callable[[RegionRef, Buffer], None]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ABSENT: Final = msgspec.Raw()
 _RESERVED: Final = "triton_"
+_OF_REGION: Final = frozenset(("shared_memory_region", "shared_memory_byte_size"))
 _MSGSPEC: Final = re.compile(r"Expected `.+`, got `(.+?)`(?: - at `\$(.*)`)?$")
 _JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole number", "float": "a number with a fraction"} | {
     "array": "a list",
@@ -190,6 +193,8 @@ class ModelCodec:
             if entry.parameters is None and entry.data is not _ABSENT:
                 inputs[name] = self._from_json(name, entry.datatype, shape, entry.data)
                 continue
+            if entry.parameters and not OF_TENSORS.issuperset(entry.parameters):
+                check_parameters(entry.parameters, f"input '{name}'", of_tensor=True)
             source = _source(entry)
             if source == "data":
                 inputs[name] = self._from_json(name, entry.datatype, shape, entry.data)
@@ -214,6 +219,8 @@ class ModelCodec:
         parameters = message.parameters or {}
         if parameters:
             binary, timeout_us, priority = _take_ours(parameters)
+            if parameters and not self.spec.reads_parameters:
+                check_parameters(parameters, "request")
         outputs: tuple[OutputRequest, ...] = ()
         if message.outputs:
             outputs = self._outputs(message.outputs, binary)
@@ -308,11 +315,13 @@ class ModelCodec:
             name, parameters = entry.name, entry.parameters
             if parameters:
                 where = f"output '{name}'"
+                if not OF_TENSORS.issuperset(parameters):
+                    check_parameters(parameters, where, of_tensor=True)
                 output = OutputRequest(
                     name,
                     classification=_parameter(parameters, "classification", int, 0, where),
                     binary=_parameter(parameters, "binary_data", bool, binary, where),
-                    region=_region(parameters, where) if "shared_memory_region" in parameters else None,
+                    region=_region(parameters, where) if not _OF_REGION.isdisjoint(parameters) else None,
                 )
             else:
                 output = OutputRequest(name, binary=binary)
@@ -435,8 +444,9 @@ def _parameter(parameters: dict[str, ParameterValue] | None, key: str, kind: typ
 
 
 def _region(parameters: dict[str, ParameterValue] | None, where: str) -> RegionRef:
-    if "shared_memory_byte_size" not in (parameters or {}):
-        raise InvalidArgument(f"{where}: parameter 'shared_memory_byte_size' is missing beside 'shared_memory_region'")
+    for missing in _OF_REGION.difference(parameters or {}):
+        (given,) = _OF_REGION - {missing}
+        raise InvalidArgument(f"{where}: parameter '{missing}' is missing beside '{given}'")
     return RegionRef(
         _parameter(parameters, "shared_memory_region", str, "", where),
         _parameter(parameters, "shared_memory_offset", int, 0, where),

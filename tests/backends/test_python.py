@@ -81,6 +81,33 @@ def test_the_class_states_its_tensors_and_gets_options_and_parameters() -> None:
     assert session.run(x(1, 2), {"factor": 10})["y"].tolist() == [10, 20]
 
 
+class AsStatic(Scaled):
+    @staticmethod
+    def predict(inputs: Tensors, parameters: dict[str, Any]) -> Tensors:  # type: ignore[override]
+        return {"y": inputs["x"]}
+
+
+class ByAnyArguments(Scaled):
+    def predict(self, *given: Any) -> Tensors:
+        return {"y": given[0]["x"]}
+
+
+class Deaf(Scaled):
+    def predict(self, inputs: Tensors) -> Tensors:  # type: ignore[override]
+        return {"y": inputs["x"]}
+
+
+def plain(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> Annotated[npt.NDArray[np.float32], (-1,)]:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("model", "reads"), [(Scaled, True), (AsStatic, True), (ByAnyArguments, True), (Deaf, False), (plain, False)]
+)
+def test_it_is_known_whether_parameters_reach_a_model(model: Any, reads: bool) -> None:
+    assert backends.load("python", {"model": f"{__name__}:{model.__name__}"}).spec.reads_parameters is reads
+
+
 def test_each_session_is_an_instance_that_is_closed_once(tmp_path: Path) -> None:
     file, log = tmp_path / "model.py", tmp_path / "log"
     file.write_text(

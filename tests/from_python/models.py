@@ -41,6 +41,19 @@ class Gate:
         return {"rows": np.full((rows, 1), rows)}
 
 
+class Untold:
+    inputs = (("x", "FP32", (-1,)),)
+    outputs = (("y", "FP32", (-1,)),)
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"]}
+
+
+class Told(Untold):
+    def predict(self, inputs: dict[str, np.ndarray], parameters: dict[str, float]) -> dict[str, np.ndarray]:  # type: ignore[override]
+        return {"y": inputs["x"] * parameters.get("timeout_s", 0.0)}
+
+
 def half(x: Annotated[npt.NDArray[np.float16], (-1, 2)]) -> Annotated[npt.NDArray[np.float16], (-1, 2)]:
     return x
 

@@ -16,7 +16,7 @@ import pytest
 import gateway
 from backends.source import load_object
 from gateway.errors import GatewayError, InvalidArgument, NotReady
-from tests.from_python.models import Gate, Letters, by_example, double, half, outer
+from tests.from_python.models import Gate, Letters, Told, by_example, double, half, outer
 
 TWO_MODELS = {
     "models": [
@@ -120,6 +120,18 @@ def test_parameters_are_the_protocols(model: gateway.LoadedModel) -> None:
         model.predict({"x": [[1, 2]]}, parameters={"own": object()})  # type: ignore[dict-item]  # the mistake
     with pytest.raises(InvalidArgument, match="unexpected inference output 'outptu'"):
         model.predict({"x": [[1, 2]]}, outputs=["outptu"])
+
+
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_parameter_like_one_of_ours_reaches_the_model_that_reads_parameters(isolation: str) -> None:
+    backend = {"kind": "python", "model": f"{Told.__module__}:Told", "isolation": isolation}
+    with gateway.load({"models": [{"name": "told", "backends": [backend]}]}) as told:
+        assert told.predict({"x": [1]}, parameters={"timeout_s": 3})["y"].tolist() == [3]
+    backend["model"] = f"{Gate.__module__}:Untold"
+    with gateway.load({"models": [{"name": "untold", "backends": [backend]}]}) as untold:
+        with pytest.raises(InvalidArgument, match="request: parameter 'timeout_s': unknown; did you mean 'timeout'"):
+            untold.predict({"x": [1]}, parameters={"timeout_s": 3})
+        assert untold.predict({"x": [1]}, parameters={"trace": "7"})["y"].tolist() == [1]
 
 
 def test_calls_at_the_same_time_share_batches_and_a_cancelled_one_leaves() -> None:

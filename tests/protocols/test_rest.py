@@ -6,6 +6,7 @@ Expected bytes are those of a real Triton 2.51, but where said.
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -255,6 +256,36 @@ def test_parameters_that_are_ours_are_taken() -> None:
     assert request.shape_key == shape_key(IDENTITY.spec, None, request.inputs, request.parameters)
     assert request.outputs == (OutputRequest("O0", binary=True),)
     assert decode(IDENTITY, one([1, 2, 3, 4], parameters={"timeout": 0})).deadline_ns is None
+
+
+@pytest.mark.parametrize("key", ["timout", "Timeout", "time_out", "timeout_ms", "priorty", "binary_data_ouput"])
+def test_a_name_like_one_of_ours_is_refused_where_the_model_reads_none(key: str) -> None:
+    deaf = ModelCodec("m", "1", replace(IDENTITY.spec, reads_parameters=False), None, 32)
+    with pytest.raises(
+        InvalidArgument, match=f"request: parameter '{key}': unknown; did you mean '(timeout|priority|binary_data_output)'"
+    ):
+        decode(deaf, one([1, 2, 3, 4], parameters={key: 1}))
+    assert decode(IDENTITY, one([1, 2, 3, 4], parameters={key: 1})).parameters == {key: 1}  # it may be the model's own
+
+
+@pytest.mark.parametrize(
+    "key", ["timestamp", "property", "temperature", "content_type", "sequence_id", "seed", "id", "x" * 10_000]
+)
+def test_a_name_unlike_ours_passes(key: str) -> None:
+    deaf = ModelCodec("m", "1", replace(IDENTITY.spec, reads_parameters=False), None, 32)
+    assert decode(deaf, one([1, 2, 3, 4], parameters={key: 1})).parameters == {key: 1}
+    inputs = [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [1] * 4, "parameters": {key: 1}}]
+    outputs = [{"name": "O0", "parameters": {key: 1, "binary_data_size": 3}}]
+    assert decode(deaf, as_json(inputs=inputs, outputs=outputs)).outputs == (OutputRequest("O0"),)
+
+
+def test_a_misspelt_parameter_of_a_tensor_is_refused() -> None:
+    asked = [{"name": "O0", "parameters": {"binary_dat": True}}]
+    with pytest.raises(InvalidArgument, match="output 'O0': parameter 'binary_dat': unknown; did you mean 'binary_data'"):
+        decode(IDENTITY, one([1, 2, 3, 4], outputs=asked))
+    given = {"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [1] * 4, "parameters": {"shared_memory_regoin": "r"}}
+    with pytest.raises(InvalidArgument, match="input 'IN': parameter 'shared_memory_regoin': unknown; did you mean"):
+        decode(IDENTITY, as_json(inputs=[given]))
 
 
 def test_outputs_are_asked_for_once_and_in_the_models_order() -> None:

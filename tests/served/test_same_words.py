@@ -100,6 +100,7 @@ class Mistake:
     version: str = ""
     outputs: tuple[str, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict)
+    output_parameters: dict[str, Any] = field(default_factory=dict)
     by: tuple[str, ...] | None = None
 
 
@@ -203,6 +204,31 @@ MISTAKES = {
         "request: parameter 'timeout': got 'soon', expected an integer from 0 to 2^62", *BAD,
         parameters={"timeout": "soon"}, by=(*OWN, "predict"),
     ),
+    "a misspelt parameter": Mistake(
+        "request: parameter 'timout': unknown; did you mean 'timeout'?", *BAD, parameters={"timout": 5}, by=(*OWN, "predict"),
+    ),
+    "a misspelt parameter for a class that reads none": Mistake(
+        "request: parameter 'Priority': unknown; did you mean 'priority'?", *BAD, model="fails", inputs=(A,),
+        parameters={"Priority": 1}, by=(*OWN, "predict"),
+    ),
+    "a misspelt parameter of an input": Mistake(
+        "input 'A': parameter 'shared_memory_ofset': unknown; did you mean 'shared_memory_offset'?", *BAD,
+        inputs=(Given("A", A.array, parameters={
+            "shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_ofset": 8,
+        }), B), by=OWN,
+    ),
+    "a misspelt parameter of an output": Mistake(
+        "output 'C': parameter 'clasification': unknown; did you mean 'classification'?", *BAD, outputs=("C",),
+        output_parameters={"clasification": 2}, by=OWN,
+    ),
+    "classes that are no number": Mistake(
+        "output 'C': parameter 'classification': got 'two', expected an integer from 0 to 2^62", *BAD, outputs=("C",),
+        output_parameters={"classification": "two"}, by=OWN,
+    ),
+    "an output's size without its region": Mistake(
+        "output 'C': parameter 'shared_memory_region' is missing beside 'shared_memory_byte_size'", *BAD, outputs=("C",),
+        output_parameters={"shared_memory_byte_size": 8}, by=OWN,
+    ),
     "a reserved parameter": Mistake(
         "parameter 'triton_x': keys starting with 'triton_' are reserved", *BAD, parameters={"triton_x": 1},
         by=(*OWN, "predict"),
@@ -261,7 +287,8 @@ def http_request(mistake: Mistake, *, binary: bool) -> tuple[str, bytes, dict[st
         else:
             entry["data"] = [item.decode() if isinstance(item, bytes) else item for item in given.array.ravel().tolist()]
         inputs.append(entry)
-    body = {"inputs": inputs, "parameters": mistake.parameters, "outputs": [{"name": name} for name in mistake.outputs]}
+    body = {"inputs": inputs, "parameters": mistake.parameters, "outputs": []}
+    body["outputs"] = [{"name": name, "parameters": mistake.output_parameters} for name in mistake.outputs]
     head = json.dumps(body).encode()
     version = f"/versions/{mistake.version}" if mistake.version else ""
     headers = {"Inference-Header-Content-Length": str(len(head))} if binary else {}
@@ -303,7 +330,9 @@ def message_of(mistake: Mistake, *, typed: bool) -> Any:
         else:
             message.raw_input_contents.append(given.bytes)
     for name in mistake.outputs:
-        message.outputs.add(name=name)
+        output = message.outputs.add(name=name)
+        for key, value in mistake.output_parameters.items():
+            output.parameters[key].CopyFrom(parameter(value))
     for key, value in mistake.parameters.items():
         message.parameters[key].CopyFrom(parameter(value))
     return message

@@ -1,6 +1,5 @@
 """`gateway.run`: a server in this process, on a loop of its own."""
 
-from types import TracebackType
 from typing import Self
 
 from gateway.config import Config, listening
@@ -68,7 +67,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _address(self, port: int | None, key: str) -> str:

@@ -1,7 +1,6 @@
 """`gateway.TestClient`: REST and gRPC without ports, for tests of one's own models and configurations."""
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import orjson
@@ -73,5 +72,5 @@ class TestClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()

@@ -19,7 +19,7 @@ Foreign exceptions become one of these at one seam per library. Imports nothing 
 
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -164,6 +164,8 @@ class Device:
 
 
 Tensors = dict[str, np.ndarray]
+
+ONE_AS_TEXT: Final = b"1"
 
 # A parameter of `Session.run` beside the client's own: `time.monotonic_ns` after which nobody waits for the outputs. For
 # sessions that call elsewhere and can hand a deadline on.
@@ -365,7 +367,7 @@ def narrowed(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], wh
 
 
 def example_inputs(spec: ModelSpec, rows: int, length: int = 1) -> Tensors:
-    """Inputs to warm up or compile with: ones (a valid token, an attended position), and b"example" for BYTES.
+    """Inputs to warm up or compile with: `ones`, also for optional inputs.
 
     Shapes: (rows, *per_row), every other open dimension being `length`.
     """
@@ -374,6 +376,10 @@ def example_inputs(spec: ModelSpec, rows: int, length: int = 1) -> Tensors:
         shape = [length if size < 0 else size for size in tensor.shape]
         if spec.max_rows:
             shape[0] = rows
-        fill = b"example" if tensor.datatype == "BYTES" else 1
-        inputs[tensor.name] = np.full(shape, fill, NUMPY[tensor.datatype])
+        inputs[tensor.name] = ones(tensor.datatype, shape)
     return inputs
+
+
+def ones(datatype: str, shape: Sequence[int]) -> np.ndarray:
+    """What most models take, whatever they mean by it: a valid token, an attended position, a pixel, a number as text."""
+    return np.full(shape, ONE_AS_TEXT if datatype == "BYTES" else 1, NUMPY[datatype])

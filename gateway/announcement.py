@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, Final
 from urllib.parse import quote
 
-from backends.base import ModelSpec
+from backends.base import ONE_AS_TEXT, ModelSpec
 from backends.datatypes import NUMPY
 from gateway.config import Server
 from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs, smallest_shape
@@ -145,4 +145,4 @@ class _Body:
 
 
 def _element(datatype: str) -> str:
-    return {"BYTES": '"1"', "BOOL": "true"}.get(datatype, "1")
+    return {"BYTES": json.dumps(ONE_AS_TEXT.decode()), "BOOL": "true"}.get(datatype, "1")

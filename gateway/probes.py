@@ -1,8 +1,8 @@
 """Runs before traffic: they warm every session up, and teach the service model of a lane what its backend costs.
 
-Inputs are made up from the model's spec: ones (which are valid token ids, masks and pixels alike), open dimensions of size 1,
-ragged inputs of each bucket's length. The smallest batches of all buckets come first, then the largest ones, until the time
-is up: what was not probed is learned from the first requests.
+Inputs are made up from the model's spec: ones, open dimensions of size 1, ragged inputs of each bucket's length. The smallest
+batches of all buckets come first, then the largest ones, until the time is up: what was not probed is learned from the first
+requests.
 
 A probe that fails ends the probing. Outputs that are not as declared fail the load: no other content mends that. What the model
 raises is a warning, since it may insist on content that is not made up.
@@ -14,8 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from backends.base import ModelSpec, TensorSpec
-from backends.datatypes import NUMPY
+from backends.base import ModelSpec, TensorSpec, ones
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.clock import Clock
@@ -93,23 +92,21 @@ def _requests(spec: ModelSpec, ragged: Ragged | None, sizes: tuple[int, ...], *,
     for rows in sizes:
         for length in lengths:
             inputs = {
-                tensor.name: _ones(tensor, rows if spec.max_rows else 0, length if ragged and tensor.name in ragged.pad else 1)
+                tensor.name: _input(tensor, rows if spec.max_rows else 0, length if ragged and tensor.name in ragged.pad else 1)
                 for tensor in spec.inputs
                 if not tensor.optional
             }
             yield InferRequest("", "", "", inputs, rows, 0, shape_key=shape_key(spec, ragged, inputs))
 
 
-def _ones(tensor: TensorSpec, rows: int, length: int) -> np.ndarray:
+def _input(tensor: TensorSpec, rows: int, length: int) -> np.ndarray:
     """rows: 0 for a model without a batch dimension. length: of an open axis 1."""
     shape = [size if size >= 0 else 1 for size in tensor.shape]
     if rows:
         shape[0] = rows
         if len(shape) > 1 and tensor.shape[1] < 0:
             shape[1] = length
-    if tensor.datatype == "BYTES":
-        return np.full(shape, b"1", dtype=object)
-    return np.ones(shape, NUMPY[tensor.datatype])
+    return ones(tensor.datatype, shape)
 
 
 def _start(

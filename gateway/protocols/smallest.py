@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import orjson
 
-from backends.base import ModelSpec, TensorSpec
+from backends.base import ONE_AS_TEXT, ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 
 _SHOWN: Final = 32  # elements of one input
@@ -50,8 +50,8 @@ def _count(tensor: TensorSpec) -> int:
 
 
 def _element(tensor: TensorSpec) -> Any:
-    # Ones are valid token ids, masks and pixels alike.
-    return {"BOOL": True, "BYTES": "text", "FP32": 1.0, "FP64": 1.0}.get(tensor.datatype, 1)
+    """As of `ones`, with which the model was tried."""
+    return {"BOOL": True, "BYTES": ONE_AS_TEXT.decode(), "FP32": 1.0, "FP64": 1.0}.get(tensor.datatype, 1)
 
 
 def _content(tensor: TensorSpec) -> Any:

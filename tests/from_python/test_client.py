@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -63,6 +64,14 @@ def test_a_json_request_is_answered(client: gateway.TestClient) -> None:
     assert client.post(f"{AT}/infer", json={"inputs": given}).json()["outputs"][0]["data"] == [1, 1, 1, 1]
     infinite = json.dumps({"inputs": [given[0] | {"data": [1, 2, 3, float("inf")]}]}).encode()
     assert client.post(f"{AT}/infer", content=infinite).json()["outputs"][0]["data"] == [1, 2, 3, float("inf")]
+
+
+def test_the_request_that_an_error_shows_has_the_content_that_the_model_was_tried_with(tmp_path: Path) -> None:
+    (tmp_path / "number.py").write_text("def predict(text: str) -> float:\n    return float(text)\n")
+    with gateway.TestClient(tmp_path / "number.py") as client:
+        path = "/v2/models/number/infer"
+        smallest = client.post(path, json={"inputs": []}).json()["error"].partition("the smallest request: ")[2]
+        assert client.post(path, content=smallest.encode()).json()["outputs"][0]["data"] == [1.0]
 
 
 def test_a_binary_request_is_answered(client: gateway.TestClient) -> None:

@@ -135,9 +135,8 @@ class SimulatedServers:
             requests = Requests(elapsed_ns[some], elapsed_ns[some], failed[some], block[some] - 1)
             final = look >= blocks  # early looks are paid for (Bonferroni)
             found = overall(judge(self._slo, requests, confidence=1 - 0.05 / (1 if final else 10)))
-            if final or (load.until_decided and found != "undecided"):
-                break
-            if load.purpose == "peak" and lost(self._slo, requests, look / blocks):
+            given_up = load.purpose == "peak" and lost(self._slo, requests, look / blocks)
+            if final or (load.until_decided and (given_up or found != "undecided")):
                 break
             look = min(blocks, math.ceil(look * 1.3))
         seen = tuple(

@@ -6,7 +6,7 @@ one that was interrupted, or proved nothing yet, goes on from the events it is g
 
 Agreement with the reference -> profile t(n, k) per group -> predict each candidate -> then, as long as time allows, the load
 that does most for the answer: a short run of each that may be the cheapest; a proven rate of the cheapest, near its peak; the
-others at the rate that would make them cheaper; closer brackets -> overload and recovery of the winner.
+others at the rate that would make them cheaper, if they should reach it; closer brackets -> overload and recovery of the winner.
 """
 
 import math
@@ -292,10 +292,16 @@ class _Search:
             # The runner-up is measured too: else how far it is behind is a guess.
             if place < FINALISTS or self._cost(ranked[0]) / self._cost(standing) >= KEEP_ABOVE
         ]
-        for choose in (self._again, self._scout, self._prove, self._raise, self._challenge, self._refine):
-            if probe := choose(shortlist):
-                return probe
-        return None
+        return (
+            self._again(shortlist)
+            or self._scout(shortlist)
+            or self._prove(shortlist)
+            or self._raise(shortlist)
+            or self._challenge(shortlist)
+            or self._refine(shortlist, 1)
+            or self._challenge(shortlist, likely=True)
+            or self._refine(shortlist, FINALISTS)
+        )
 
     def _again(self, shortlist: list[Standing]) -> Load | None:
         """What an INVALID run did not tell: the same once more, then at a rate that asks less of the load generator."""
@@ -328,6 +334,8 @@ class _Search:
             if standing.failing_rps:  # the more often it failed, the further down
                 step = STEP if standing.missed_rps <= standing.failing_rps else NEAR
                 rps = min(rps, standing.failing_rps / step ** max(1, standing.tries - 1))
+            if rps < self._leading_rps(standing, shortlist):
+                continue  # proven there, it would still be dearer than another
             if standing.tries < MOST_VAIN and (probe := self._decisive(standing, rps, share=1.0 if hurried else 0.0)):
                 return probe
         return None
@@ -342,20 +350,23 @@ class _Search:
             rps = min(rps, leader.failing_rps)
         return self._decisive(leader, rps, share=PATIENT) if rps > PRECISION * leader.peak_rps else None
 
-    def _challenge(self, shortlist: list[Standing]) -> Load | None:
-        """Whoever may be cheaper than the cheapest claim is tried at the rate that would make it so."""
-        claims = sorted((standing for standing in shortlist if standing.peak_rps), key=self._claimed_cost)
+    def _challenge(self, shortlist: list[Standing], *, likely: bool = False) -> Load | None:
+        """Whoever should be cheaper than the cheapest claim is tried at the rate that would make it so.
+
+        likely: also who is estimated below that rate, by no more than the usual error.
+        """
+        claims = self._claims(shortlist)
         for standing in shortlist if claims else ():
             if standing is claims[0] or standing.tries >= MOST_PROBES:
                 continue
-            rps = CHEAPER * self._rate_at_cost(standing.entrant, self._claimed_cost(claims[0]))
-            if standing.peak_rps < rps <= standing.likely_rps and rps < (standing.failing_rps or math.inf):
+            rps, reach_rps = self._leading_rps(standing, claims), standing.likely_rps if likely else standing.estimated_rps
+            if standing.peak_rps < rps <= reach_rps and rps < (standing.failing_rps or math.inf):
                 return self._decisive(standing, rps)
         return None
 
-    def _refine(self, shortlist: list[Standing]) -> Load | None:
-        """Closer brackets of the two cheapest."""
-        for standing in sorted((s for s in shortlist if s.peak_rps), key=self._claimed_cost)[:FINALISTS]:
+    def _refine(self, shortlist: list[Standing], count: int) -> Load | None:
+        """Closer brackets of so many that claim the cheapest."""
+        for standing in self._claims(shortlist)[:count]:
             passing, failing = standing.peak_rps, standing.failing_rps
             if standing.tries >= MOST_PROBES or passing >= standing.ceiling_rps:
                 continue
@@ -450,6 +461,15 @@ class _Search:
     def _claimed_cost(self, standing: Standing) -> float:
         """A proven, cheaper rate always wins; one that only held in the sample wins if it is much cheaper."""
         return self._question.cost(standing.entrant, standing.peak_rps or UNPROVEN * standing.held_rps)
+
+    def _claims(self, shortlist: Sequence[Standing]) -> list[Standing]:
+        """Those with a proven rate, the cheapest at that first."""
+        return sorted((standing for standing in shortlist if standing.peak_rps), key=self._claimed_cost)
+
+    def _leading_rps(self, standing: Standing, shortlist: Sequence[Standing]) -> float:
+        """The rate from which it is cheaper than the cheapest claim; 0, if there is none."""
+        claims = self._claims(shortlist)
+        return CHEAPER * self._rate_at_cost(standing.entrant, self._claimed_cost(claims[0])) if claims else 0.0
 
     def _rate_at_cost(self, entrant: Entrant, cost: float) -> float:
         """The least rate at which the entrant costs no more: fleets cost in steps, so it is searched for."""

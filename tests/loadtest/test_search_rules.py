@@ -380,6 +380,27 @@ def test_whoever_may_be_cheaper_is_tried_at_the_rate_that_would_make_it_so() -> 
     assert after(690, run("c1", 742)).purpose == "overload"
 
 
+def test_no_rate_is_proven_at_which_another_would_still_be_cheaper() -> None:
+    asked = asking(1.0, 1.0)
+    seen = run("c1", 250, purpose="round")
+    found = load(asked, known(asked, 1700, (450.0, 500.0), run("c0", 440, "pass"), seen))
+    assert brief(found) == ("c1", 1.01 * 440, "peak")  # and not 0.85 of 500
+    found = load(asked, known(asked, 1700, (450.0, 530.0), run("c0", 440, "pass"), seen))
+    assert brief(found) == ("c1", 0.85 * 530, "peak")
+
+
+def test_the_bracket_of_the_cheapest_is_closed_before_others_are_tried_above_their_estimates() -> None:
+    asked = asking(1.0, 1.0)
+    passed, failed, seen = run("c0", 470, "pass"), run("c0", 485, "fail", MISSED), run("c1", 230, purpose="round")
+
+    def after(predicted_rps: float, *more: Measured) -> tuple[Any, ...]:
+        return brief(load(asked, known(asked, 1700, (500.0, predicted_rps), passed, seen, *more)))
+
+    assert after(480) == ("c1", 1.01 * 470, "peak")
+    assert after(465) == ("c0", 500, "peak")
+    assert after(465, failed) == ("c1", 1.01 * 470, "peak")
+
+
 def test_the_brackets_of_the_two_cheapest_are_closed_and_no_other() -> None:
     asked = asking(1.0, 1.02, 1.04)
     narrow = [run("c0", 490, "pass"), run("c0", 500, "fail", MISSED)]

@@ -6,7 +6,7 @@ one that was interrupted, or proved nothing yet, goes on from the events it is g
 
 Agreement with the reference -> profile t(n, k) per group -> predict each candidate -> then, as long as time allows, the load
 that does most for the answer: a short run of each that may be the cheapest; a proven rate of the cheapest, near its peak; the
-others at the rate that would make them cheaper, if they should reach it; closer brackets -> overload and recovery of the winner.
+others at the rate that would make them cheaper, if they may reach it; closer brackets -> overload and recovery of the winner.
 """
 
 import math

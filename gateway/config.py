@@ -226,6 +226,8 @@ class Routing(_Strict):
     ejection: Ejection = Ejection()
 
 
+_IN_REPLICAS: Final = "`placement: replicas` beside it"
+_REPLICAS_REMEDY: Final = "set that, or remove this; `sessions` run at once in one process"
 _RESOURCES: Final = {"cpu": "num_cpus", "gpu": "num_gpus", "neuron_core": "neuron_cores"}
 
 
@@ -247,7 +249,7 @@ class Backend(_Strict):
     hang_timeout_s: float = Field(default=60.0, gt=0)  # a run longer than this counts as lost
 
     def together(self) -> Iterable[Iterator[Unfit]]:
-        return (self._canary_and_shadow(), self._no_resources())
+        return (self._canary_and_shadow(), self._no_resources(), self._no_replicas(), self._no_scaling())
 
     def _canary_and_shadow(self) -> Iterator[Unfit]:
         if self.canary_share and self.shadow_share:
@@ -259,6 +261,16 @@ class Backend(_Strict):
             meant = _RESOURCES.get(name.lower().removeprefix("num_").rstrip("s"), name)
             if name != meant:
                 yield Unfit("no resource of Ray", remedy=f"did you mean `{meant}`?", at=("resources", name))
+
+    def _no_replicas(self) -> Iterator[Unfit]:
+        if self.placement == "embedded" and self.replicas != 1:
+            yield Unfit("an embedded backend has no replicas", expected=_IN_REPLICAS, remedy=_REPLICAS_REMEDY, at=("replicas",))
+
+    def _no_scaling(self) -> Iterator[Unfit]:
+        scaling = self.autoscaling
+        if scaling is not None and self.placement == "embedded" and (scaling.min_replicas != 1 or scaling.max_replicas != 1):
+            found = "an embedded backend has no replicas"
+            yield Unfit(found, expected=_IN_REPLICAS, remedy=_REPLICAS_REMEDY, at=("autoscaling",))
 
     @property
     def computes_here(self) -> bool:

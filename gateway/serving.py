@@ -32,8 +32,6 @@ def need_of_ray(config: Config) -> tuple[str, str]:
         for backend in model.backends:
             if backend.placement == "replicas":
                 return f"model '{model.name}': backend {backend.label} has placement replicas", "set placement: embedded"
-            if backend.autoscaling is not None:
-                return f"model '{model.name}': backend {backend.label} has autoscaling", "leave autoscaling out"
     return "", ""
 
 

@@ -354,6 +354,18 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 ("1: no resource of Ray", "did you mean `num_gpus`?"),
             ),
             Mistake(
+                "replicas of an embedded backend",
+                one("replicas: 3  # !"),
+                "models[0].backends[0].replicas",
+                ("3: an embedded backend has no replicas, expected `placement: replicas`", "set that, or remove this"),
+            ),
+            Mistake(
+                "scaling of an embedded backend",
+                one("autoscaling: {max_replicas: 4}  # !"),
+                "models[0].backends[0].autoscaling",
+                ("an embedded backend has no replicas, expected `placement: replicas`", "set that, or remove this"),
+            ),
+            Mistake(
                 "nothing but a canary",
                 one("canary_share: 0.1"),
                 "models[0].backends",

@@ -61,7 +61,7 @@ models:
     backends:
       - kind: python
         model: code.py  # ! add `:Echo`
-        autoscaling: {min_replicas: 3, max_replicas: 2}  # ! above max_replicas, 2
+        autoscaling: {min_replicas: 3, max_replicas: 2}  # ! above max_replicas, 2 ! expected `placement: replicas`
       - kind: triton  # ! add `url: …`
         model: m
   - name: hinted
@@ -130,7 +130,7 @@ def test_serve_tells_files_beside_the_words_that_are_at_fault(folder: Path) -> N
 
 
 PORTS = "models: [{name: m, backends: [{kind: synthetic}]}]\n"
-SCALED = "autoscaling: {min_replicas: 3, max_replica"
+SCALED = "placement: replicas, autoscaling: {min_replicas: 3, max_replica"
 EIGHT = "inputs: [{name: x, datatype: FP32, shape: [8, 3]}]"
 PADDED = "ragged: {pad: {x: 0}}"
 Y = "{name: y, datatype: FP32, shape: [-1, 3]}"
@@ -140,8 +140,9 @@ ALONE = {
     "a port": (PORTS + "server: {http_port: 70000, grpc_port: 8000}", "server.http_port"),
     "a misspelt port": (PORTS + "server: {htp_port: 9000, grpc_port: 8000}", "server.htp_port"),
     "a port elsewhere": (PORTS + "http_port: 9000\nserver: {grpc_port: 8000}", "http_port"),
-    "a bound": (one(SCALED + "s: x}"), "autoscaling.max_replicas"),
-    "a misspelt bound": (one(SCALED + ": 4}"), "autoscaling.max_replica"),
+    "a placement of replicas": (one("placement: replica", "replicas: 2", "autoscaling: {max_replicas: 2}"), "placement"),
+    "a bound": (of_model().replace("synthetic", f"synthetic, {SCALED}s: x}}"), "autoscaling.max_replicas"),
+    "a misspelt bound": (of_model().replace("synthetic", f"synthetic, {SCALED}: 4}}"), "autoscaling.max_replica"),
     "options": (one("model: code.py:Echo", "class_options: 3", kind="python"), "class_options"),
     "misspelt options": (one("model: code.py:Echo", "class_option: {factor: 1}", kind="python"), "class_option"),
     "a device": (one("model: linear.onnx", "device: gpu", "cuda_graphs: true", kind="onnxruntime"), "device"),

@@ -16,7 +16,10 @@ def config(backend: dict[str, Any] | None = None, **parts: Any) -> Config:
 
 NEEDS = {
     "replicas": (config({"placement": "replicas"}), "backend synthetic has placement replicas"),
-    "autoscaling": (config({"autoscaling": {"max_replicas": 2}}), "backend synthetic has autoscaling"),
+    "autoscaling": (
+        config({"placement": "replicas", "autoscaling": {"max_replicas": 2}}),
+        "backend synthetic has placement replicas",
+    ),
     "ingresses": (config(server={"ingress_replicas": 2}), "server.ingress_replicas is 2"),
 }
 

@@ -69,7 +69,7 @@ def ended(name: str, run: Callable[[], int], *, failed: int) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     except OSError as exc:
-        words.error("%s: %s", name, exc)
+        words.error("%s", "\n".join(f"{name}: {line}" for line in str(exc).splitlines()))
         return failed
     except KeyboardInterrupt:
         words.error("%s: ended by Ctrl-C", name)

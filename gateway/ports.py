@@ -63,18 +63,21 @@ class PortClaims:
     def claim(self) -> None:
         """Claim the ports, if they can be listened on now. The message of an error names the key and says what to do.
 
-        Raises: OSError, if they cannot, or another gateway has claimed them; ConfigError, if both are the same.
+        Raises: OSError, if they cannot, or another gateway has claimed them, a line for each; ConfigError, if both are one.
         """
         http, grpc = self._server.http_port, self._server.grpc_port
         if http and http == grpc:
             raise ConfigError(f"server.grpc_port: {grpc}: server.http_port is the same; expected two ports")
-        try:
-            for protocol, port in (("http", http), ("grpc", grpc)):
-                if port is not None:
+        faults: list[OSError] = []
+        for protocol, port in (("http", http), ("grpc", grpc)):
+            if port is not None:
+                try:
                     self._claim(protocol, port)
-        except OSError:
+                except OSError as exc:
+                    faults.append(exc)
+        if faults:
             self.release()
-            raise
+            raise OSError("\n".join(dict.fromkeys(map(str, faults)))) from faults[0]
 
     def release(self) -> None:
         """A second call does nothing."""

@@ -89,14 +89,25 @@ def test_a_port_that_a_foreign_process_listens_on_is_refused(held: list[PortClai
 def test_an_address_of_another_machine_names_the_host(held: list[PortClaims], port: int) -> None:
     with pytest.raises(OSError, match=r"server.host: '192.0.2.77': cannot listen there"):
         claims(held, None, host="192.0.2.77", http_port=port)
-    with pytest.raises(OSError, match=r"server.host: 'no.such.host.invalid'"):
-        claims(held, None, host="no.such.host.invalid", http_port=port)
+    with pytest.raises(OSError, match=r"^server.host: 'no.such.host.invalid': [^\n]*$"):
+        claims(held, None, host="no.such.host.invalid", http_port=port, grpc_port=0)
 
 
 def test_a_refused_claim_leaves_nothing(held: list[PortClaims], port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as foreign, pytest.raises(OSError, match="grpc_port"):
         claims(held, "cluster/a", http_port=port, grpc_port=foreign.getsockname()[1])
     claims(held, "cluster/b", http_port=port)
+
+
+def test_two_ports_that_are_taken_are_told_at_once(held: list[PortClaims]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = one.getsockname()[1], other.getsockname()[1]
+        with pytest.raises(OSError, match="taken") as refused:
+            claims(held, None, http_port=ports[0], grpc_port=ports[1])
+    assert [line.partition(": taken")[0] for line in str(refused.value).splitlines()] == [
+        f"server.http_port: {ports[0]}",
+        f"server.grpc_port: {ports[1]}",
+    ]
 
 
 def test_any_port_that_is_free_is_claimed_by_nobody(held: list[PortClaims]) -> None:

@@ -90,6 +90,19 @@ def test_a_port_that_is_taken_is_named_before_anything_is_loaded(tmp_path: Path,
 
 
 @WAYS
+def test_two_ports_that_are_taken_are_named_at_once(tmp_path: Path, way: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("127.0.0.1", 0)) as grpc:
+        ports = [str(taken.getsockname()[1]) for taken in (http, grpc)]
+        path = written(tmp_path, "models: [{name: m, backends: [{kind: synthetic}]}]")
+        done = gateway("serve", "--quiet", *way, path, "--http-port", ports[0], "--grpc-port", ports[1])
+    assert done.returncode == 1
+    assert [line.partition(": taken by another process (")[0] for line in done.stderr.splitlines()] == [
+        f"gateway: server.http_port: {ports[0]}",
+        f"gateway: server.grpc_port: {ports[1]}",
+    ]
+
+
+@WAYS
 def test_a_second_gateway_on_the_same_ports_is_refused_while_the_first_still_loads(
     tmp_path: Path, way: tuple[str, ...]
 ) -> None:

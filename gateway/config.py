@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
@@ -24,6 +24,7 @@ from backends.source import is_source
 from gateway.documents.faults import ConfigFaults, Location, Unfit, did_you_mean
 from gateway.documents.reader import Document, read
 from gateway.documents.validation import Seen, as_far_as_valid, validated
+from gateway.other_names import DATATYPES, KEYS, plain
 
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -68,8 +69,12 @@ Version = Annotated[str, BeforeValidator(_version)]
 
 
 class _Strict(BaseModel):
-    not_there: ClassVar[Mapping[str, str]] = {}  # keys that one may look for here, and what to do instead
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def called_here(cls, key: str) -> tuple[str, str] | None:
+        """Of a key that others have: what it is here, and what to write; None, for any other."""
+        return KEYS.get(plain(key))
 
 
 class Limits(_Strict):
@@ -129,14 +134,6 @@ class Autoscaling(_Strict):
             yield Unfit(f"above max_replicas, {self.max_replicas}", remedy="raise that, or lower this", at=("min_replicas",))
 
 
-# What numpy, PyTorch and others call the datatypes -> what the protocol does.
-_NAMES_ELSEWHERE: Final = {
-    **{dtype.name: name for name, dtype in NUMPY.items()},
-    "float": "FP32", "half": "FP16", "double": "FP64", "long": "INT64", "int": "INT32", "short": "INT16",
-    "str": "BYTES", "string": "BYTES", "text": "BYTES", "object": "BYTES", "bool_": "BOOL", "boolean": "BOOL",
-}  # fmt: skip
-
-
 class Tensor(_Strict):
     """One input or output as the operator states it. shape: with the batch dimension; -1 is any size."""
 
@@ -150,7 +147,7 @@ class Tensor(_Strict):
     @classmethod
     def _known(cls, value: str) -> str:
         if value not in NUMPY:
-            meant = _NAMES_ELSEWHERE.get(value.lower().removeprefix("type_"), value)
+            meant = DATATYPES.get(value.lower().removeprefix("type_"), value)
             raise Unfit("unknown datatype", expected=f"one of {', '.join(NUMPY)}", remedy=did_you_mean(meant, NUMPY))
         return value
 
@@ -186,10 +183,12 @@ class Ragged(_Strict):
 class Slo(_Strict):
     """What is promised to callers."""
 
-    not_there = dict.fromkeys(
-        ("p50_ms", "p90_ms", "p95_ms", "p999_ms", "p100_ms", "mean_ms"),
-        "write `p99_ms`, the one promise there is: 99 of 100 answers within so many milliseconds",
-    )
+    @classmethod
+    def called_here(cls, key: str) -> tuple[str, str] | None:
+        if re.fullmatch(r"p(?!99_?ms)\d+_?ms|mean_?ms", key):
+            return "p99_ms", "write `p99_ms`, the one promise there is: 99 of 100 answers within so many milliseconds"
+        return super().called_here(key)
+
     p99_ms: Milliseconds
 
 

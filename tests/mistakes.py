@@ -213,6 +213,12 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 ("unknown key", "it belongs to `models[].backends[]`"),
             ),
             Mistake(
+                "key of another server",
+                of_model("max_batch_size: 8  # !"),
+                "models[0].max_batch_size",
+                ("8: unknown key", "write `max_rows` at the model"),
+            ),
+            Mistake(
                 "another percentile",
                 "models:\n  - name: m\n    slo: {p95_ms: 50}  # !\n    backends: [{kind: synthetic}]\n",
                 "models[0].slo.p95_ms",

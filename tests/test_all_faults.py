@@ -154,6 +154,8 @@ ALONE = {
     "a canary's share": (one("canary_share: x") + "      - {kind: synthetic, name: b, shadow_share: 1}", "canary_share"),
     "rows": (of_model("max_rows: eight", EIGHT), "max_rows"),
     "misspelt rows": (of_model("max_row: 8", EIGHT), "max_row"),
+    "rows as Triton calls them": (of_model("max_batch_size: 8", EIGHT), "max_batch_size"),
+    "rows as KServe calls them, elsewhere": (of_model(EIGHT).replace("tic}", "tic, maxBatchSize: 8}"), "BatchSize"),
     "rows elsewhere": (of_model(EIGHT).replace("tic}", "tic, max_rows: 8}"), "max_rows"),
     "the name of an input": (of_model(PADDED, f"inputs: [{{name: 3, datatype: FP32, shape: [-1, -1]}}, {Y}]"), "[0].name"),
     "an input": (of_model(PADDED, f"inputs: [x, {Y}]"), "inputs[0]"),

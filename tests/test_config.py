@@ -118,6 +118,29 @@ def test_an_unknown_kind_names_the_known_ones() -> None:
     assert fault.endswith("; did you mean `onnxruntime`?")
 
 
+@pytest.mark.parametrize(
+    ("text", "path", "write"),
+    [
+        ("max_batch_size: 8", "max_batch_size", "`max_rows`"),
+        ("batching: {max_queue_delay_microseconds: 100}", "batching.max_queue_delay_microseconds", "`slo: {p99_ms: …}`"),
+        ("dynamic_batching: {}", "dynamic_batching", "`slo: {p99_ms: …}`"),
+        ("instance_group: [{count: 2}]", "instance_group", "`sessions`"),
+        ("workers_per_device: 2", "workers_per_device", "`sessions`"),
+        ("minReplicas: 1", "minReplicas", "`placement: replicas`"),
+        ("storageUri: 's3://m'", "storageUri", "`model`"),
+        ("platform: onnxruntime_onnx", "platform", "`kind`"),
+        ("accelerator: gpu", "accelerator", "`device`"),
+        ("inputs: [{name: x, data_type: TYPE_FP32, dims: [-1, 3]}]", "inputs[0].data_type", "`datatype`"),
+    ],
+)
+def test_what_other_servers_call_a_key_is_told_as_it_is_called_here(text: str, path: str, write: str) -> None:
+    first, *more = faults(f"models: [{{name: a, {text}, {BACKEND}}}]")
+    assert first.startswith(f"x.yaml: models[0].{path}: ")
+    assert "unknown key; " in first
+    assert write in first
+    assert not any("missing" in line for line in more)
+
+
 def test_every_fault_is_told_at_once() -> None:
     assert len(faults("server: {http_port: x}\nmodels: [{name: a, slo: {p99_ms: 0}, backends: [{kind: torch}]}]")) == 3
 

@@ -91,7 +91,7 @@ def _respelt(model: type[BaseModel], document: Document) -> tuple[Document, Any,
             ):
                 _at(corrected, place.location)["kind"] = kind
                 told.append(error)
-            elif error["type"] == "extra_forbidden" and (key := _respelt_key(place, model)):
+            elif error["type"] == "extra_forbidden" and (key := _respelt_key(place, model, _at(value, place.location))):
                 around = _at(corrected, place.location[:-1])
                 if key not in around:
                     around[key] = around.pop(place.location[-1])
@@ -103,12 +103,23 @@ def _respelt(model: type[BaseModel], document: Document) -> tuple[Document, Any,
         document, value = replace(document, misspelt={**document.misspelt, **misspelt}), corrected
 
 
-def _respelt_key(place: "_Place", model: type[BaseModel]) -> str:
-    """The key that an unknown one is a misspelling of; empty: it belongs elsewhere, means something else, or nobody knows."""
+def _respelt_key(place: "_Place", model: type[BaseModel], value: Any) -> str:
+    """The key that an unknown one stands for, with this value; empty: it belongs elsewhere, or nobody knows."""
     key = place.location[-1]
-    if not isinstance(key, str) or ":" in key or key in getattr(place.owner, "not_there", {}) or _elsewhere(key, model):
+    if not isinstance(key, str) or ":" in key or place.owner is None:
         return ""
-    return str(_meant(place)[-1])
+    if called := _called_here(place):
+        field = place.owner.model_fields.get(called[0])
+        return called[0] if field is not None and _fits(field.annotation, value) else ""
+    return "" if _elsewhere(key, model) else str(_meant(place)[-1])
+
+
+def _fits(annotation: Any, value: Any) -> bool:
+    try:
+        TypeAdapter(annotation).validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def _errors(model: type[BaseModel], value: Any) -> list[Any]:
@@ -407,16 +418,26 @@ def _kind(place: _Place, document: Document) -> Fault:
 
 def _meant(place: _Place) -> Location:
     """The key that an unknown one was probably to be."""
+    if called := _called_here(place):
+        return (*place.location[:-1], called[0])
     return (*place.location[:-1], nearest(place.location[-1], place.owner.model_fields if place.owner else ()))
+
+
+def _called_here(place: _Place) -> tuple[str, str] | None:
+    """What a key of others is here, and what to write, if its model has a method `called_here` that says so."""
+    called: Callable[[str], tuple[str, str] | None] = getattr(place.owner, "called_here", lambda _: None)
+    return called(str(place.location[-1]))
 
 
 def _unknown_key(place: _Place, model: type[BaseModel], document: Document) -> Fault:
     key = str(place.location[-1])
     assert place.owner is not None  # of the model that forbids it
     known = list(place.owner.model_fields)
-    remedy = getattr(place.owner, "not_there", {}).get(key) or did_you_mean(key, known)
+    remedy = did_you_mean(key, known)
     name, colon, value = key.partition(":")
-    if colon and name in known:
+    if called := _called_here(place):
+        remedy = called[1]
+    elif colon and name in known:
         remedy = f"a space is missing after the colon: `{name}: {value}`"
     elif key not in known and (elsewhere := list(dict.fromkeys(_elsewhere(key, model)))):
         belongs = f"it belongs to {' or '.join(f'`{path}`' for path in elsewhere)}"

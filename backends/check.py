@@ -11,6 +11,7 @@ import difflib
 import importlib.util
 import inspect
 import json
+import os
 import re
 import sys
 import zipfile
@@ -361,7 +362,9 @@ def _no_file(wanted: Wanted, kind: str) -> Iterator[Mistake]:
         yield Mistake(at, f"a directory ({path})", expected="a file", remedy="name the file in it")
         return
     if kind == "torch" and path.suffix == ".py":
-        yield Mistake(at, "code, without the name in it", "path/to/file.py:factory", "add `:` and the name of the factory")
+        offered = _offered(path, "a factory of an nn.Module")
+        remedy = f"add `:{offered}`" if offered else "add `:` and the name of the factory"
+        yield Mistake(at, "code, without the name in it", "path/to/file.py:factory", remedy)
         return
     if not path.is_file():
         yield Mistake(at, f"no such file ({path})", remedy=_compiles(wanted) or near_file(path))
@@ -381,15 +384,32 @@ _FILES: Final = {"onnxruntime": "an ONNX file", "torch": "a file of TorchScript,
 
 
 def near_file(path: Path) -> str:
-    """A file that may have been meant: of a like name, or the only one of its kind. Empty: there is none."""
-    beside = [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
-    stems = {Path(name).stem: name for name in beside}  # an ending in common makes no names alike
-    near = difflib.get_close_matches(path.stem, stems, n=1)
+    """A file that may have been meant: of a like name, in a folder of a like name, or the only one of its kind. Empty: none."""
+    folder = _near_folder(path.parent)
+    if folder is None:
+        return f"there is no directory {path.parent} either"
+    # As it is to be written in place of the wanted one, from the folder that both have in common.
+    there = os.path.relpath(folder, next(parent for parent in path.parents if parent.is_dir()))
+    beside = {Path(name).stem: name for name in (file.name for file in folder.glob(f"*{path.suffix}"))}
+    near = difflib.get_close_matches(path.stem, beside, n=1)  # an ending in common makes no names alike
     if near:
-        return f"did you mean `{stems[near[0]]}`, which is there?"
-    if len(beside) == 1:
-        return f"there is only `{beside[0]}`"
-    return "" if path.parent.is_dir() else f"there is no directory {path.parent} either"
+        return f"did you mean `{os.path.normpath(os.path.join(there, beside[near[0]]))}`, which is there?"
+    if folder != path.parent:
+        return f"there is no directory {path.parent} either; did you mean `{there}`?"
+    return f"there is only `{next(iter(beside.values()))}`" if len(beside) == 1 else ""
+
+
+def _near_folder(folder: Path) -> Path | None:
+    """The folder, or the one that may have been meant."""
+    if folder.is_dir() or folder == folder.parent:
+        return folder
+    around = _near_folder(folder.parent)
+    if around is None:
+        return None
+    if (around / folder.name).is_dir():
+        return around / folder.name
+    near = difflib.get_close_matches(folder.name, [entry.name for entry in around.glob("*/")], n=1)
+    return around / near[0] if near else None
 
 
 def _compiles(wanted: Wanted) -> str:
@@ -428,12 +448,12 @@ def _source(
     name_of = "Class" if what == _CLASS else "factory"
     place, _, name = source.rpartition(":")
     if not is_source(source):
-        names: dict[str, bool] = {}
-        if source.endswith(".py"):
-            with contextlib.suppress(SyntaxError, ValueError):  # told once it is named
-                names = _names_in(Path(source))
-        guess = next((known for known, is_class in names.items() if is_class == (what == _CLASS)), name_of)
-        remedy = f"add `:{guess}`" if source.endswith(".py") else "name the code, or another kind"
+        if source.endswith(".py") and not Path(source).is_file():
+            remedy = near_file(Path(source).absolute())
+            yield Mistake(at, f"no such file ({Path(source).absolute()})", remedy=remedy)
+        remedy = (
+            f"add `:{_offered(Path(source), what) or name_of}`" if source.endswith(".py") else "name the code, or another kind"
+        )
         yield Mistake(at, f"does not name {what}", f"path/to/file.py:{name_of} or module:{name_of}", remedy)
         return
     file: Path | None
@@ -497,6 +517,17 @@ def _source(
 def _misfits(code: Callable[..., Any], options: Mapping[str, Any], at: Place) -> Iterator[Mistake]:
     for misfit in misfits(code, options, key=str(at[-1])):
         yield Mistake((*at, misfit.option) if misfit.option else at, misfit.found, remedy=misfit.remedy)
+
+
+def _offered(file: Path, what: str) -> str:
+    """The first class or function that a file defines at its top for others; of the two what is wanted, if there is any."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # told once it is named
+        return ""
+    defined = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")]
+    wanted = [node for node in defined if isinstance(node, ast.ClassDef) == (what == _CLASS)]
+    return next((node.name for node in wanted or defined), "")
 
 
 def _names_in(file: Path) -> dict[str, bool]:

@@ -390,6 +390,12 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 ("'lineer.onnx': no such file", "/lineer.onnx)", "did you mean `linear.onnx`, which is there?"),
             ),
             Mistake(
+                "misspelt folder",
+                onnx(model="exportd/lineer.onnx  # !"),
+                "models[0].backends[0].model",
+                ("'exportd/lineer.onnx': no such file", "did you mean `exported/linear.onnx`, which is there?"),
+            ),
+            Mistake(
                 "file not built yet",
                 onnx(model="later.onnx  # !") + "        build: {source: 'code.py:factory'}\n",
                 "models[0].backends[0].model",
@@ -485,6 +491,12 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 one("model: code.py  # !", kind="python"),
                 "models[0].backends[0].model",
                 ("'code.py': does not name a class", "expected path/to/file.py:Class or module:Class", "add `:Echo`"),
+            ),
+            Mistake(
+                "file with one function, without its name",
+                one("model: only.py  # !", kind="python"),
+                "models[0].backends[0].model",
+                ("'only.py': does not name a class or function", "add `:tokens`"),
             ),
             Mistake(
                 "misspelt class",
@@ -614,6 +626,7 @@ MISTAKES = {mistake.title: mistake for _, mistakes in SECTIONS.values() for mist
 def prepare(folder: Path) -> None:
     """The files that the mistakes are made with."""
     (folder / "code.py").write_text(PYTHON)
+    (folder / "only.py").write_text("from json import dumps\n\n\ndef _split(): ...\n\n\ndef tokens(text): ...\n")
     (folder / "broken.py").write_text("class Echo:\n    def predict(self, inputs)\n        return inputs\n")
     (folder / "imports.py").write_text("import absent_library\n\n\nclass Echo: ...\n")
     (folder / "pointer.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
@@ -628,7 +641,8 @@ def prepare(folder: Path) -> None:
                 archive.writestr(f"m/{member}", b"\x80\x02ccollections\nOrderedDict\n.")
     (folder / "artifacts").mkdir()
     (folder / "artifacts" / "manifest.json").write_text("{}")
-    for name, rows in (("linear.onnx", "rows"), ("fixed.onnx", 1)):
+    (folder / "exported").mkdir()
+    for name, rows in (("linear.onnx", "rows"), ("fixed.onnx", 1), ("exported/linear.onnx", "rows")):
         (folder / name).write_bytes(onnx_file(rows))
 
 

@@ -198,6 +198,16 @@ def test_check_says_last_which_models_failed_when_they_were_run(folder: Path, ca
     assert (said["valid"], said["failing"]) == (True, ["m"])
 
 
+def test_a_folder_that_is_misspelt_is_named_also_without_the_file_in_it(folder: Path) -> None:
+    for model, says in (
+        ("exportd/other.onnx", "did you mean `exported`?"),
+        ("artifcts/exportd/linear.onnx", "there is no directory"),
+        (f"{folder}/exportd/linear.onnx", "did you mean `exported/linear.onnx`, which is there?"),
+    ):
+        (fault,) = told(Mistake("", onnx(model=model), "", ()), folder)["faults"]
+        assert says in fault["remedy"]
+
+
 def test_standard_input_is_a_file_like_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from backends.check import Mistake, Wanted, checked
+from backends.check import checked
+from backends.mistakes import Mistake, Wanted
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
 from gateway.config import Backend, Config, Model, Tensor, config_as_far_as_valid, tensor_specs
 from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit, path_of

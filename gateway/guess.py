@@ -18,9 +18,9 @@ import yaml
 import backends
 from backends.artifacts import MODEL_FILES, UNKNOWN, Artifact, identify
 from backends.base import LoadFailed, Tensors
-from backends.check import near_file
 from backends.datatypes import NUMPY
 from backends.discovery import normalised
+from backends.near_file import near_file
 from backends.source import is_source, load_object
 from gateway.announcement import named
 from gateway.decoration import mark_of

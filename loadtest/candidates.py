@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backends.check import Wanted, checked
+from backends.check import checked
+from backends.mistakes import Wanted
 from backends.source import is_source
 from gateway.config import parse_config
 from gateway.errors import ConfigError

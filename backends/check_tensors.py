@@ -1,0 +1,79 @@
+"""Declared tensors, held against what a file or code says of them."""
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+from backends.base import TensorSpec
+from backends.mistakes import Mistake, Place, Wanted
+from backends.not_known import NOT_KNOWN, as_far_as_known
+
+
+def closed_rows(wanted: Wanted, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
+    """A file that takes other batches than are declared."""
+    odd = {tensor.shape[0] if tensor.shape else None for tensor in (*inputs, *outputs)} - {-1, wanted.max_rows}
+    if wanted.max_rows and odd:
+        expected = "an open first dimension in every tensor"
+        fixed = next((size for size in odd if size), None)
+        remedy = "export the file so" + (f", or set max_rows: {fixed}" if fixed else ", or set max_rows: 0")
+        yield Mistake(("max_rows",), f"the file has {_listed((*inputs, *outputs))}", expected, remedy, of_model=True)
+
+
+def unlike_file(wanted: Wanted, key: str, declared: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
+    """What is declared, and differs from what the file states by name."""
+    by_name = {tensor.name: tensor for tensor in found}
+    names = [tensor.name for tensor in declared]
+    known = [name for name in names if name is not NOT_KNOWN]
+    missing = [tensor.name for tensor in found if tensor.name not in known]
+    for index, (name, tensor) in enumerate(zip(names, declared, strict=True)):
+        if name is NOT_KNOWN:
+            continue
+        if name in by_name:
+            yield from as_far_as_known(unlike(key, index, tensor, by_name[name], wanted.max_rows))
+            continue
+        near = difflib.get_close_matches(name, missing or by_name, n=1) or missing[:1]
+        hint = f"did you mean `{near[0]}`?" if near else f"remove it, or leave out all {key}: they are read from the file"
+        expected = f"one of the file's {key}, {', '.join(by_name)}"
+        yield Mistake((key, index, "name"), expected=expected, remedy=hint, of_model=True)
+    if names and key == "inputs" and len(missing) > sum(name is NOT_KNOWN or name not in by_name for name in names):
+        remedy = f"add {', '.join(missing)}, or leave out all inputs: they are read from the file"
+        yield Mistake((key,), f"the file also needs {', '.join(missing)}", remedy=remedy, of_model=True)
+
+
+def unlike(key: str, index: int, ours: TensorSpec, theirs: TensorSpec, max_rows: int, where: str = "file") -> Iterator[Mistake]:
+    return as_far_as_known(
+        _unlike_datatype((key, index, "datatype"), ours, theirs, where),
+        _unlike_shape((key, index, "shape"), ours, theirs, max_rows, where),
+    )
+
+
+def _unlike_datatype(at: Place, ours: TensorSpec, theirs: TensorSpec, where: str) -> Iterator[Mistake]:
+    if ours.datatype != theirs.datatype:
+        yield Mistake(at, expected=f"{theirs.datatype}, as in the {where}", remedy=f"write {theirs.datatype}", of_model=True)
+
+
+def _unlike_shape(at: Place, ours: TensorSpec, theirs: TensorSpec, max_rows: int, where: str) -> Iterator[Mistake]:
+    shape = (-1, *theirs.shape[1:]) if max_rows and theirs.shape else theirs.shape
+    agrees = len(ours.shape) == len(shape) and all(
+        -1 in pair or pair[0] == pair[1] for pair in zip(ours.shape, shape, strict=True)
+    )
+    if not agrees:
+        remedy = f"write {list(shape)}; -1 stands for any size"
+        yield Mistake(at, expected=f"{list(shape)}, as in the {where}", remedy=remedy, of_model=True)
+
+
+def _listed(tensors: Iterable[TensorSpec]) -> str:
+    return ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
+
+
+def unlike_program(
+    wanted: Wanted, key: str, declared: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]
+) -> Iterator[Mistake]:
+    """Held against a file of torch.export by position: names are the configuration's own."""
+    if not declared:
+        return
+    if len(found) != len(declared):
+        expected = f"{len(found)}, in the order of the file: {_listed(found)}"
+        yield Mistake((key,), f"{len(declared)} are listed", expected, f"list all {key}", of_model=True)
+        return
+    for index, (theirs, ours) in enumerate(zip(found, declared, strict=True)):
+        yield from unlike(key, index, ours, theirs, wanted.max_rows)

@@ -22,8 +22,8 @@ from backends.datatypes import NUMPY
 from backends.not_known import NOT_KNOWN, NotKnown
 from backends.source import is_source
 from gateway.documents.faults import ConfigFaults, Location, Unfit, did_you_mean
+from gateway.documents.lenient import Seen, as_far_as_valid, validated
 from gateway.documents.reader import Document, read
-from gateway.documents.validation import Seen, as_far_as_valid, validated
 from gateway.other_names import DATATYPES, KEYS, plain
 
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
@@ -109,7 +109,7 @@ class Server(_Strict):
     limits: Limits = Limits()
 
     def together(self) -> Iterable[Iterator[Unfit]]:
-        """For `gateway.documents.validation`, as all of this name."""
+        """For `gateway.documents.lenient`, as all of this name."""
         return (self._same_port(),)
 
     def _same_port(self) -> Iterator[Unfit]:

@@ -13,8 +13,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gateway.documents.faults import ConfigFaults, Refused, Unfit
+from gateway.documents.lenient import validated
 from gateway.documents.reader import parse
-from gateway.documents.validation import validated
 from loadtest.errors import UsageError
 
 BUNDLED: Traversable = files("loadtest") / "instances.yaml"

@@ -35,6 +35,7 @@ DOORS = {
     "ray": {"gateway.cluster", "gateway.app"},
     "pydantic": {
         "gateway.config",
+        "gateway.documents.lenient",
         "gateway.documents.validation",
         "loadtest.catalogue",
         "loadtest.spec_file",

@@ -5,23 +5,19 @@ union by itself. Here one sentence, made from the field's annotation, serves all
 ours raise `Unfit` or `Refused`, whose words are told as they are.
 """
 
-import copy
 import datetime
 import math
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from backends.not_known import NOT_KNOWN, as_far_as_known
-from gateway.documents.faults import ConfigFaults, Fault, Location, Refused, Unfit, did_you_mean, nearest, shown
+from gateway.documents.faults import Fault, Location, Refused, Unfit, did_you_mean, nearest, shown
 from gateway.documents.reader import Document
-
-Validated = TypeVar("Validated", bound=BaseModel)
 
 _KEY: Final = "[key]"  # pydantic's word for the key of a mapping, in the place of a fault
 _SIMPLE: Final[dict[Any, str]] = {
@@ -36,214 +32,34 @@ _SIMPLE: Final[dict[Any, str]] = {
 _KEYS_LISTED: Final = 6
 
 
-def validated(model: type[Validated], document: Document) -> Validated:
-    """Raises: ConfigFaults, with every fault, also what the reader found."""
-    seen = as_far_as_valid(model, document)
-    if seen.faults:
-        raise ConfigFaults(seen.faults)
-    return seen.found
-
-
-class Seen(NamedTuple, Generic[Validated]):
-    """found: NOT_KNOWN stands for what is at fault. faults: by line. document: to place further faults in."""
-
-    found: Validated
-    faults: tuple[Fault, ...]
-    document: Document
-
-
-def as_far_as_valid(
-    model: type[Validated], document: Document, counted: Callable[[Any], Any] = lambda value: value
-) -> Seen[Validated]:
-    """What a document says. counted: makes what is held against the model of what is written.
-
-    Misspelt keys and kinds are told, and read as they were probably meant. Each key is held against its field. Then each part
-    is asked what is `Unfit` among its keys together, if its model has a method `together`: it gives an iterator for each check,
-    and a check that reads what is not known ends there.
-    """
-    faults = [*document.faults]
-    document, meant, misspelt = _respelt(model, document)
-    faults += misspelt
-    flags = list(_flags(meant, _Place((), model)))
-    value = counted(meant)
-    if (errors := _errors(model, value)) or flags:
-        faults += [*faults_of(errors, model, document), *(_value(place, document) for place in flags)]
-        found: Validated = _filled(model, value, (), _gaps(errors, flags, model))
-    else:
-        found = model.model_validate(value)
-    for location, unfit in _unfit_together(found, ()):
-        faults.append(document.fault((*location, *unfit.at), unfit.found, expected=unfit.expected, remedy=unfit.remedy))
-    return Seen(found, tuple(sorted(dict.fromkeys(faults), key=lambda fault: fault.line or 0)), document)
-
-
-def _respelt(model: type[BaseModel], document: Document) -> tuple[Document, Any, list[Fault]]:
-    """The document and its value with misspelt keys and kinds as they were probably meant, and what is told of them."""
-    faults: list[Fault] = []
-    value = document.value
-    while True:
-        corrected = copy.deepcopy(value)
-        told: list[Any] = []
-        misspelt: dict[Location, str] = {}
-        for error in _errors(model, value):
-            place = _place(error["loc"], model)
-            if error["type"] == "union_tag_invalid" and (
-                kind := nearest(_at(value, place.location)["kind"], _tags(_kind_of(place)))
-            ):
-                _at(corrected, place.location)["kind"] = kind
-                told.append(error)
-            elif error["type"] == "extra_forbidden" and (key := _respelt_key(place, model, _at(value, place.location))):
-                around = _at(corrected, place.location[:-1])
-                if key not in around:
-                    around[key] = around.pop(place.location[-1])
-                    misspelt[*place.location[:-1], key] = str(place.location[-1])
-                    told.append(error)
-        if not told:
-            return document, value, faults
-        faults += faults_of(told, model, document)
-        document, value = replace(document, misspelt={**document.misspelt, **misspelt}), corrected
-
-
-def _respelt_key(place: "_Place", model: type[BaseModel], value: Any) -> str:
-    """The key that an unknown one stands for, with this value; empty: it belongs elsewhere, or nobody knows."""
-    key = place.location[-1]
-    if not isinstance(key, str) or ":" in key or place.owner is None:
-        return ""
-    if called := _called_here(place):
-        field = place.owner.model_fields.get(called[0])
-        return called[0] if field is not None and _fits(field.annotation, value) else ""
-    return "" if _elsewhere(key, model) else str(_meant(place)[-1])
-
-
-def _fits(annotation: Any, value: Any) -> bool:
-    try:
-        TypeAdapter(annotation).validate_python(value)
-    except ValidationError:
-        return False
-    return True
-
-
-def _errors(model: type[BaseModel], value: Any) -> list[Any]:
-    try:
-        model.model_validate(value)
-    except ValidationError as exc:
-        return list(exc.errors())
-    return []
-
-
-def _at(value: Any, location: Location) -> Any:
-    for part in location:
-        value = value[part]
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class _Gaps:
-    """What is not known. places: of values. keys: of entries whose key is at fault. strays: of keys that belong elsewhere."""
-
-    places: frozenset[Location]
-    keys: frozenset[Location]
-    strays: frozenset[Location]
-
-    def within(self, location: Location) -> bool:
-        """Whether anything is at or below a place, or may have been meant to be."""
-        return any(gap[: len(location)] == location for gap in self.places | self.keys) or any(
-            stray[: len(location)] == location or location[: len(stray) - 1] == stray[:-1] for stray in self.strays
-        )
-
-    def may_be_meant(self, location: Location) -> bool:
-        """Whether a key that is not there stands above or below its place instead."""
-        around = location[:-1]
-        return any(
-            stray[-1] == location[-1] and (stray[:-1] == around[: len(stray) - 1] or around == stray[: len(around)])
-            for stray in self.strays
-        )
-
-
-def _gaps(errors: Sequence[Any], flags: Sequence["_Place"], model: type[BaseModel]) -> _Gaps:
-    places, keys, strays = {place.location for place in flags}, set(), set()
-    for error in _without_short_lists(errors):
-        place = _place(error["loc"], model)
-        if error["type"] == "extra_forbidden":
-            strays.add(place.location)
-            if not _elsewhere(str(place.location[-1]), model):
-                strays.add(_meant(place))  # which could not be respelt
-        elif error["type"] == "value_error":
-            exc = error["ctx"]["error"]
-            unfit = exc.unfit if isinstance(exc, Refused) else [exc]
-            places |= {(*place.location, *getattr(each, "at", ())) for each in unfit}
-        elif place.is_key or error["type"] == "invalid_key":
-            keys.add(place.location)
-        else:
-            places.add(place.location)
-    return _Gaps(frozenset(places), frozenset(keys), frozenset(strays))
-
-
-def _filled(annotation: Any, value: Any, at: Location, gaps: _Gaps) -> Any:
-    """What stands at a place, with NOT_KNOWN in its gaps."""
-    if at in gaps.places:
-        return NOT_KNOWN
-    if not gaps.within(at):
-        return TypeAdapter(annotation).validate_python(value)
-    kind = _kind_of(_Place(at, annotation))
-    if isinstance(value, dict) and (tags := _tags(kind)):
-        kind = tags.get(str(value.get("kind")))
-    if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
-        return kind.model_construct(**{name: _field(name, field, value, at, gaps) for name, field in kind.model_fields.items()})
-    arguments = get_args(kind)
-    if isinstance(value, list) and get_origin(kind) is tuple:
-        return tuple(_filled(arguments[0], item, (*at, index), gaps) for index, item in enumerate(value))
-    if isinstance(value, dict) and get_origin(kind) is dict:
-        known = {key: item for key, item in value.items() if (*at, key) not in gaps.keys}
-        return {key: _filled(arguments[1], item, (*at, key), gaps) for key, item in known.items()}
-    return TypeAdapter(annotation).validate_python(value)
-
-
-def _field(name: str, field: FieldInfo, value: dict[Any, Any], at: Location, gaps: _Gaps) -> Any:
-    here = (*at, name)
-    if name in value:
-        return _filled(field.annotation, value[name], here, gaps)
-    return NOT_KNOWN if field.is_required() or gaps.may_be_meant(here) else field.get_default(call_default_factory=True)
-
-
-def _unfit_together(part: Any, at: Location) -> Iterator[tuple[Location, Unfit]]:
-    if isinstance(part, BaseModel):
-        for unfit in as_far_as_known(*getattr(part, "together", tuple)()):
-            yield at, unfit
-        for name in type(part).model_fields:
-            yield from _unfit_together(getattr(part, name), (*at, name))
-    elif isinstance(part, tuple):
-        for index, item in enumerate(part):
-            yield from _unfit_together(item, (*at, index))
-
-
-def _flags(value: Any, place: "_Place") -> Iterator["_Place"]:
+def flags_of(value: Any, place: "Place") -> Iterator["Place"]:
     """Where true or false stands for a number: pydantic takes it for 1 or 0, and YAML reads on, off, yes and no as such."""
-    annotation = _kind_of(place)
-    arguments, tags = get_args(annotation), _tags(annotation)
+    annotation = kind_of(place)
+    arguments, tags = get_args(annotation), tags_of(annotation)
     if isinstance(value, bool):
         if annotation in (int, float):
             yield place
     elif isinstance(value, list) and get_origin(annotation) is tuple:
         for index, item in enumerate(value):
-            yield from _flags(item, _Place((*place.location, index), arguments[0]))
+            yield from flags_of(item, Place((*place.location, index), arguments[0]))
     elif isinstance(value, dict) and get_origin(annotation) is dict:
         for key, item in value.items():
-            yield from _flags(item, _Place((*place.location, key), arguments[1]))
+            yield from flags_of(item, Place((*place.location, key), arguments[1]))
     elif isinstance(value, dict) and (tags or isinstance(annotation, type)):
         model = tags.get(str(value.get("kind"))) if tags else annotation
         fields = model.model_fields if model is not None and issubclass(model, BaseModel) else {}
         for key, item in value.items():
             if field := fields.get(str(key)):
-                yield from _flags(item, _Place((*place.location, key), field.annotation, tuple(field.metadata), model))
+                yield from flags_of(item, Place((*place.location, key), field.annotation, tuple(field.metadata), model))
 
 
 def faults_of(errors: Sequence[Any], model: type[BaseModel], document: Document) -> Iterator[Fault]:
     """errors: what pydantic's ValidationError of this document lists."""
     told: set[tuple[Location, str]] = set()
     # A key that is misspelt is not missing as well.
-    meant = {_meant(_place(error["loc"], model)) for error in errors if error["type"] == "extra_forbidden"}
-    for error in _without_short_lists(errors):
-        place = _place(error["loc"], model)
+    meant = {probably_meant(place_of(error["loc"], model)) for error in errors if error["type"] == "extra_forbidden"}
+    for error in without_short_lists(errors):
+        place = place_of(error["loc"], model)
         if error["type"] == "missing" and place.location in meant:
             continue
         # Each type of a union is tried, and faults of each are told: one sentence says what any of them would be.
@@ -253,7 +69,7 @@ def faults_of(errors: Sequence[Any], model: type[BaseModel], document: Document)
             yield from _faults(error, place, model, document)
 
 
-def _without_short_lists(errors: Sequence[Any]) -> list[Any]:
+def without_short_lists(errors: Sequence[Any]) -> list[Any]:
     """pydantic also calls a list too short if its items are at fault."""
     around = {error["loc"][:length] for error in errors for length in range(len(error["loc"]))}
     return [error for error in errors if error["type"] != "too_short" or error["loc"] not in around]
@@ -264,7 +80,7 @@ def words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     annotation, metadata = _unwrapped(annotation, metadata)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        tags = _tags(annotation)
+        tags = tags_of(annotation)
         kinds = [part for part in arguments if part is not types.NoneType]
         null = ", or null" if len(kinds) < len(arguments) else ""
         if tags:
@@ -285,7 +101,7 @@ def words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where a fault is, in the user's file, and what may stand there. owner: the model whose field it is, or is not."""
 
     location: Location
@@ -299,36 +115,36 @@ class _Place:
         return self.owner.model_fields.get(str(self.location[-1])) if self.owner and self.location else None
 
 
-def _place(loc: Location, model: type[BaseModel]) -> _Place:
+def place_of(loc: Location, model: type[BaseModel]) -> Place:
     """Follow pydantic's path, in which also stand the kind of a backend and the type of a union that was tried."""
-    place = _Place((), model)
+    place = Place((), model)
     for part in loc:
-        annotation = _kind_of(place)
+        annotation = kind_of(place)
         arguments = get_args(annotation)
         if get_origin(annotation) in (Union, types.UnionType):
-            tagged = _tags(annotation).get(str(part))
+            tagged = tags_of(annotation).get(str(part))
             if tagged is None:
                 return place  # one of its types: the whole union is told
-            place = _Place(place.location, tagged)
+            place = Place(place.location, tagged)
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
             field = annotation.model_fields.get(str(part))
             kind, about = (field.annotation, tuple(field.metadata)) if field else (Any, ())
-            place = _Place((*place.location, part), kind, about, annotation)
+            place = Place((*place.location, part), kind, about, annotation)
         elif get_origin(annotation) is tuple:
-            place = _Place((*place.location, part), arguments[0])
+            place = Place((*place.location, part), arguments[0])
         elif get_origin(annotation) is dict:
             if part == _KEY:
-                place = _Place(place.location, arguments[0], is_key=True)
+                place = Place(place.location, arguments[0], is_key=True)
             else:
                 # The fault of a key has the key in its path as well, then `[key]`.
                 keyed = loc[-1] == _KEY and part == loc[-2]
-                place = _Place((*place.location, part), annotation if keyed else arguments[1])
+                place = Place((*place.location, part), annotation if keyed else arguments[1])
         else:
             return place
     return place
 
 
-def _faults(error: Any, place: _Place, model: type[BaseModel], document: Document) -> Iterator[Fault]:
+def _faults(error: Any, place: Place, model: type[BaseModel], document: Document) -> Iterator[Fault]:
     location, kind = place.location, error["type"]
     if kind == "value_error":
         exc = error["ctx"]["error"]
@@ -356,12 +172,13 @@ def _faults(error: Any, place: _Place, model: type[BaseModel], document: Documen
         )
         yield fault
     else:
-        yield _value(place, document)
+        yield value_fault(place, document)
 
 
-def _value(place: _Place, document: Document) -> Fault:
+def value_fault(place: Place, document: Document) -> Fault:
+    """A value that its field does not take."""
     value = document.at(place.location)
-    inner = _kind_of(place)
+    inner = kind_of(place)
     expected = words(place.annotation, place.metadata)
     remedy = ""
     if isinstance(value, float) and not math.isfinite(value):
@@ -388,7 +205,7 @@ def _value(place: _Place, document: Document) -> Fault:
     )
 
 
-def _without(place: _Place) -> str:
+def _without(place: Place) -> str:
     """What leaving a key out means, where that can be said in a word."""
     field = place.field
     if field is None or field.is_required():
@@ -403,9 +220,9 @@ def _without(place: _Place) -> str:
     return f"left out, it is {default if isinstance(default, str) else shown(default)}"
 
 
-def _kind(place: _Place, document: Document) -> Fault:
+def _kind(place: Place, document: Document) -> Fault:
     """Of a mapping whose `kind` says what it is."""
-    tags = _tags(_kind_of(place))
+    tags = tags_of(kind_of(place))
     value = document.at(place.location)
     expected = f"one of {', '.join(tags)}"
     if not isinstance(value, dict):
@@ -416,30 +233,30 @@ def _kind(place: _Place, document: Document) -> Fault:
     return document.fault(location, expected=expected, remedy=did_you_mean(value["kind"], tags))
 
 
-def _meant(place: _Place) -> Location:
+def probably_meant(place: Place) -> Location:
     """The key that an unknown one was probably to be."""
-    if called := _called_here(place):
+    if called := called_elsewhere(place):
         return (*place.location[:-1], called[0])
     return (*place.location[:-1], nearest(place.location[-1], place.owner.model_fields if place.owner else ()))
 
 
-def _called_here(place: _Place) -> tuple[str, str] | None:
+def called_elsewhere(place: Place) -> tuple[str, str] | None:
     """What a key of others is here, and what to write, if its model has a method `called_here` that says so."""
     called: Callable[[str], tuple[str, str] | None] = getattr(place.owner, "called_here", lambda _: None)
     return called(str(place.location[-1]))
 
 
-def _unknown_key(place: _Place, model: type[BaseModel], document: Document) -> Fault:
+def _unknown_key(place: Place, model: type[BaseModel], document: Document) -> Fault:
     key = str(place.location[-1])
     assert place.owner is not None  # of the model that forbids it
     known = list(place.owner.model_fields)
     remedy = did_you_mean(key, known)
     name, colon, value = key.partition(":")
-    if called := _called_here(place):
+    if called := called_elsewhere(place):
         remedy = called[1]
     elif colon and name in known:
         remedy = f"a space is missing after the colon: `{name}: {value}`"
-    elif key not in known and (elsewhere := list(dict.fromkeys(_elsewhere(key, model)))):
+    elif key not in known and (elsewhere := list(dict.fromkeys(known_below(key, model)))):
         belongs = f"it belongs to {' or '.join(f'`{path}`' for path in elsewhere)}"
         remedy = f"{belongs}; or {remedy}" if remedy else belongs
     elif not remedy:
@@ -447,7 +264,7 @@ def _unknown_key(place: _Place, model: type[BaseModel], document: Document) -> F
     return document.fault(place.location, "unknown key", remedy=remedy)
 
 
-def _elsewhere(key: str, model: type[BaseModel], path: str = "") -> list[str]:
+def known_below(key: str, model: type[BaseModel], path: str = "") -> list[str]:
     """The paths below which this key is known."""
     found = [path] if path and key in model.model_fields else []
     for name, field in model.model_fields.items():
@@ -456,9 +273,9 @@ def _elsewhere(key: str, model: type[BaseModel], path: str = "") -> list[str]:
         many = get_origin(inner) is tuple
         if many:
             inner, _ = _unwrapped(get_args(inner)[0], ())
-        for each in _tags(inner).values() or (inner,):
+        for each in tags_of(inner).values() or (inner,):
             if isinstance(each, type) and issubclass(each, BaseModel):
-                found += _elsewhere(key, each, f"{path}.{name}{'[]' if many else ''}".lstrip("."))
+                found += known_below(key, each, f"{path}.{name}{'[]' if many else ''}".lstrip("."))
     return found
 
 
@@ -471,7 +288,7 @@ def _unwrapped(annotation: Any, metadata: Sequence[Any]) -> tuple[Any, tuple[Any
     return annotation, about
 
 
-def _kind_of(place: _Place) -> Any:
+def kind_of(place: Place) -> Any:
     """What may stand there, without constraints, and without null."""
     annotation, _ = _unwrapped(place.annotation, ())
     return _not_null(annotation)
@@ -486,7 +303,7 @@ def _not_null(annotation: Any) -> Any:
     return annotation
 
 
-def _tags(annotation: Any) -> dict[str, type[BaseModel]]:
+def tags_of(annotation: Any) -> dict[str, type[BaseModel]]:
     """The models of a union by what their `kind` says; empty, if they are not told apart by it."""
     found: dict[str, type[BaseModel]] = {}
     for part in get_args(annotation):

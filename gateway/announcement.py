@@ -5,16 +5,18 @@ warmed up with: ones, true and "1". So it is answered where probing was.
 """
 
 import json
+import os
 import shlex
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, TextIO, TypeAlias
 from urllib.parse import quote
 
 from backends.base import ONE_AS_TEXT, ModelSpec
 from backends.datatypes import NUMPY
-from gateway.config import Server
+from gateway.config import Config, Server
 from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs, smallest_shape
 
 _NAMED: Final = 20  # models; who does not read the pipe must not stop us
@@ -33,6 +35,33 @@ class ReadyModel:
     version: str
     spec: ModelSpec
     probed: bool
+
+
+Announce: TypeAlias = Callable[[int | None, int | None, Sequence[ReadyModel]], None]
+"""Called once, with the ports of HTTP and gRPC and what is served."""
+
+
+def announcer(config: Config, *, quiet: bool) -> Announce:
+    """Say on what is standard output now that it is ready. quiet: only to programs."""
+    out = sys.stdout
+
+    def announce(http: int | None, grpc: int | None, models: Sequence[ReadyModel]) -> None:
+        told = ready_line(config.server, http, grpc)
+        if not quiet:
+            ready = {(model.name, model.version) for model in models}
+            left_out = [model.name for model in config.models if (model.name, model.version) not in ready]
+            told += "\n" + ready_words(config.server, http, models, left_out)
+        _print(told, out)
+
+    return announce
+
+
+def _print(text: str, out: TextIO) -> None:
+    """At once and in one piece. Whoever has seen the first line may close the pipe: that is no reason to end."""
+    try:
+        print(text, file=out, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # else the interpreter would complain at its end
 
 
 def ready_line(server: Server, http: int | None, grpc: int | None) -> str:

@@ -15,6 +15,12 @@ ENDED_AT_ONCE: Final = 130  # as a shell tells of what SIGINT ended
 _SAME_PRESS_S: Final = 0.5
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """What asks to stop: Ctrl-C, whoever ends processes, a terminal that closes, unless (nohup) that is to be outlived."""
+    usual = (signal.SIGINT, signal.SIGTERM)
+    return usual if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*usual, signal.SIGHUP)
+
+
 class Interrupts:
     """The signals of one run, in the order they come."""
 
@@ -22,7 +28,7 @@ class Interrupts:
         self._asked_s: float | None = None
 
     def meaning(self, number: int, now_s: float) -> Literal["stop", "end", "nothing"]:
-        """number: SIGINT or SIGTERM. now_s: monotonic. A second SIGTERM hurries nothing: draining is bounded in time."""
+        """number: of `stop_signals`. now_s: monotonic. A second SIGTERM hurries nothing: draining is bounded in time."""
         if self._asked_s is None:
             self._asked_s = now_s
             return "stop"

@@ -3,21 +3,20 @@
 import asyncio
 import contextlib
 import gc
-import logging
 import os
 import shutil
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from gateway.announcement import ReadyModel, ready_line, ready_words
+from gateway.announcement import Announce, announcer
 from gateway.config import Config
 from gateway.console import Speech, step
 from gateway.errors import ConfigError
-from gateway.interrupts import Interrupts, end_at_once, say_stopping
+from gateway.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
+from gateway.on_ray import serve_on_ray
 from gateway.run_dir import fresh_run_dir, make_run_dir
 
 if TYPE_CHECKING:
@@ -45,18 +44,9 @@ def uses_ray(config: Config, *, asked: bool, refused: bool) -> bool:
 
 def serve(config: Config, *, on_ray: bool, speech: Speech) -> int:
     """Serve until a signal ends it. Call on the main thread. Returns the exit code. Raises: GatewayError, OSError."""
-    out = sys.stdout
-
-    def announce(http: int | None, grpc: int | None, models: Sequence[ReadyModel]) -> None:
-        told = ready_line(config.server, http, grpc)
-        if not speech.quiet:
-            ready = {(model.name, model.version) for model in models}
-            left_out = [model.name for model in config.models if (model.name, model.version) not in ready]
-            told += "\n" + ready_words(config.server, http, models, left_out)
-        _print(told, out)
-
     if on_ray:
-        return _serve_on_ray(config, speech, announce)
+        return serve_on_ray(config, speech)
+    announce = announcer(config, quiet=speech.quiet)
     own = config.server.run_dir
     with contextlib.nullcontext(own) if own else fresh_run_dir() as directory:
         run_dir = Path(directory)
@@ -88,24 +78,6 @@ def use_run_dir(run_dir: Path) -> None:
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(make_run_dir(run_dir))
 
 
-Announce = Callable[[int | None, int | None, Sequence[ReadyModel]], None]
-
-
-def _serve_on_ray(config: Config, speech: Speech, announce: Announce) -> int:
-    # Ray reads these when it is imported. They are about what it copies here from its processes.
-    if speech.format == "json":
-        os.environ |= {"RAY_DISABLE_WORKER_LOG_PREFIX": "1", "RAY_DEDUP_LOGS": "0"}
-    if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
-        os.environ["RAY_COLOR_PREFIX"] = "0"
-    # That its clusters want a token, docs/deploy.md says.
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(sys.stderr):  # on standard output the gateway itself speaks, to programs
-        with step("importing Ray"):
-            from gateway.cluster import run_on_ray  # takes a second, which others need not pay
-
-        return run_on_ray(config, announce, speech)
-
-
 async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce) -> None:
     with step("starting"), collecting_seldom():
         from gateway.ingress import Ingress
@@ -125,12 +97,13 @@ async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce)
                 shutil.rmtree(run_dir, ignore_errors=True)
             end_at_once()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    numbers = stop_signals()
+    for number in numbers:
         loop.add_signal_handler(number, interrupted, number)
     try:
         await _serve_until(stop, ingress, announce)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)  # it is ending: the same press once more must not change how
 
@@ -151,11 +124,3 @@ async def _serve_until(stop: asyncio.Event, ingress: "Ingress", announce: Announ
         started.cancel()
         await asyncio.gather(started, return_exceptions=True)
         await ingress.drain()
-
-
-def _print(text: str, out: TextIO) -> None:
-    """At once and in one piece. Whoever has seen the first line may close the pipe: that is no reason to end."""
-    try:
-        print(text, file=out, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # else the interpreter would complain at its end

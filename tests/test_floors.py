@@ -13,7 +13,7 @@ FLOORS = {
     "__version__": -2, "types": -1, "errors": -1, "clock": -1, "console": -1,
     "documents": 0, "other_names": 0,
     "config": 1, "run_dir": 1, "interrupts": 1,
-    "protocols": 2, "batching": 2, "ports": 2, "check": 2, "command_line": 2, "announcement": 3,
+    "protocols": 2, "batching": 2, "ports": 2, "check": 2, "command_line": 2, "announcement": 3, "supervisor": 2,
     "triton_repository": 2, "decoration": 2, "guess": 4, "examples": 3,
     "frames": 3, "killers": 3, "failure_log": 3, "runner": 3, "shared_memory": 3,
     "session_process": 4, "metrics": 4,
@@ -22,9 +22,9 @@ FLOORS = {
     "lane_opener": 6, "descriptions": 6, "openapi": 6,
     "repository": 7, "inference": 8,
     "http_server": 8, "http2": 8, "compile": 8, "trial": 8, "rest_routes": 9, "grpc_call": 9,
-    "grpc_server": 10, "ingress": 11, "cluster": 12, "app": 13, "serving": 13, "check_command": 13,
-    "rest_in_memory": 9, "grpc_in_memory": 11, "hosted": 12, "loaded": 13, "testing": 13, "running": 14, "predict": 14,
-    "cli": 15, "__main__": 16,
+    "grpc_server": 10, "ingress": 11, "cluster": 12, "app": 13, "on_ray": 13, "serving": 14, "check_command": 13,
+    "rest_in_memory": 9, "grpc_in_memory": 11, "hosted": 12, "loaded": 13, "testing": 13, "running": 15, "predict": 15,
+    "cli": 16, "__main__": 17,
 }  # fmt: skip
 
 # What loadtest may use of the gateway: the pure floors, the simulator's real batcher, and how a command line looks and speaks.

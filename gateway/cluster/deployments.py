@@ -29,6 +29,7 @@ from gateway.console import Speech, set_up
 from gateway.errors import ConfigError, InternalError
 from gateway.run_dir import make_run_dir, shared_run_dir
 from gateway.runner import BatchRunner
+from gateway.supervisor import outlive_signals
 from gateway.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class IngressReplica:
         self, config: Config, backends: dict[str, DeploymentHandle[Any]], speech: Speech
     ) -> None:
         """backends: by deployment name; not called, but they tell Serve to shut ingresses down before what they use."""
+        outlive_signals()
         set_up(speech, guest=True)
         self._config = config
         self._backends = backends

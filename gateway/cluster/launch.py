@@ -1,4 +1,7 @@
-"""`gateway serve` on Ray: joins a cluster or starts one, deploys, waits for a signal, and takes down what it started."""
+"""`gateway serve` on Ray: joins a cluster or starts one, deploys, waits for a signal, and takes back what it deployed.
+
+In a process whose parent is `gateway.supervisor`: that ends what is left, also the processes of a Ray that was started here.
+"""
 
 import contextlib
 import logging
@@ -6,11 +9,9 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 # Of this process and of the Ray processes it starts. ray reads them when it is imported.
@@ -30,13 +31,13 @@ from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.handle import DeploymentHandle
 
-from gateway.announcement import ReadyModel, named
+from gateway.announcement import Announce, named
 from gateway.cluster.deployments import QUIET, application, port_owner
 from gateway.config import Config, Server
 from gateway.console import Speech, step
 from gateway.errors import BackendUnreachable, ConfigError, InternalError
-from gateway.interrupts import Interrupts, end_at_once, say_stopping
 from gateway.ports import check_ports
+from gateway.supervisor import ENDING, LEFT, LOST, SERVING, hear_signals
 
 # Batches travel by value, in calls: Ray's shared object store holds next to nothing.
 _OBJECT_STORE_BYTES: Final = 128 << 20
@@ -48,19 +49,16 @@ _LOOK_S: Final = 0.1
 
 log = logging.getLogger(__name__)
 
-Announce = Callable[[int | None, int | None, Sequence[ReadyModel]], None]
-
 
 class _Stopped(BaseException):
     """A signal asked to stop. No error: nothing but `run_on_ray` may catch it."""
 
 
-def run_on_ray(config: Config, announce: Announce, speech: Speech) -> int:
-    """Serve until SIGINT or SIGTERM, or until the Ray that was started for it is lost. Call on the main thread.
+def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callable[[str], None]) -> int:
+    """Serve until a signal ends it, or the Ray that was started for it is lost. On the main thread, its signals `blocked`.
 
-    announce: called once with the ports of HTTP and gRPC, and what is served, when requests are answered. speech: of the
-    processes on Ray; this one has its own. Returns the exit code; where Ray was lost, it does not return, but ends the process
-    with 1. Raises: GatewayError, OSError.
+    announce: called when requests are answered. speech: of the processes on Ray; this one has its own. tell: what the
+    supervisor is to know. Returns the exit code. Raises: GatewayError.
     """
     for name in ("ray", "ray.serve"):  # in one format with ours
         logger = logging.getLogger(name)
@@ -74,24 +72,30 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech) -> int:
         check_ports(config.server, owner=None)
     elif found.nodes == 1:  # else the ingresses may well come to others, where the ports are free
         check_ports(config.server, owner=port_owner(found.id, config.ray.application))
-    head = _Head()
-    signals = _Signals(config, found)
-    signals.handle()
     own = found is None
+    head = _Head(tell)
     try:
-        with _cluster(config, found, head, signals), _serve_instance(head, own=own), _deployed(app, config, head) as ingress:
-            http, grpc_port = ingress.ports.remote().result(timeout_s=_PORTS_S)
-            signals.serving = True
-            announce(http, grpc_port, ingress.ready_models.remote().result(timeout_s=_PORTS_S))
-            while True:
-                signal.pause()
+        with _cluster(config, found, head), _serve_instance(head, own=own):
+            if not own:
+                tell(f"{LEFT}the application {config.ray.application} is left on the Ray cluster")
+            with _deployed(app, config, head, own=own) as ingress:
+                http, grpc_port = ingress.ports.remote().result(timeout_s=_PORTS_S)
+                tell(SERVING)
+                announce(http, grpc_port, ingress.ready_models.remote().result(timeout_s=_PORTS_S))
+                while True:
+                    signal.pause()
     except _Stopped:
-        return 0
-    except SystemExit as exc:  # of the handler that ray.init has while it runs
-        if exc.code != signal.SIGTERM:
-            raise
-        say_stopping(0, config.server.drain_timeout_s)
-        return 0
+        return LOST if head.lost else 0
+
+
+def _stop(_number: int, _frame: object) -> None:
+    """Once: the same signal may come from our parent and from whoever signals all of a cgroup."""
+    hear_signals(_go_on)
+    raise _Stopped
+
+
+def _go_on(_number: int, _frame: object) -> None:
+    pass
 
 
 class _Found(NamedTuple):
@@ -153,8 +157,10 @@ class _Head:
     held open for nothing else.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        """tell: as in `run_on_ray`."""
         self.lost = False
+        self._tell = tell
         self._over = threading.Event()
 
     def watch(self, name: str, address: str, *, own: bool) -> None:
@@ -179,6 +185,7 @@ class _Head:
                 self.lost = True
                 if own:
                     log.error("Ray's %s at %s is gone: answering what is in flight, then ending", name, address)
+                    self._tell(ENDING)
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
                     return
                 log.error("Ray's %s at %s is gone: still serving; Ray ends that after a minute without it", name, address)
@@ -200,35 +207,13 @@ def _wait_closed(connection: socket.socket) -> None:
             pass
 
 
-class _Signals:
-    """What SIGINT and SIGTERM do on the main thread: raise _Stopped once, or end this process."""
-
-    def __init__(self, config: Config, found: _Found | None) -> None:
-        self._drain_timeout_s = config.server.drain_timeout_s
-        self._left = f"the application {config.ray.application} is left on the Ray cluster" if found else ""
-        self._interrupts = Interrupts()
-        self.serving = False  # before, there are no requests
-
-    def handle(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        meaning = self._interrupts.meaning(number, time.monotonic())
-        if meaning == "stop":
-            say_stopping(None if self.serving else 0, self._drain_timeout_s)
-            raise _Stopped
-        if meaning == "end":
-            end_at_once(self._left)
-
-
 @contextlib.contextmanager
-def _cluster(config: Config, found: _Found | None, head: _Head, signals: _Signals) -> Iterator[None]:
-    """Join this cluster, or start one for as long as this lasts."""
+def _cluster(config: Config, found: _Found | None, head: _Head) -> Iterator[None]:
+    """Join this cluster, and leave it after this; or start one, which ends with this process and with its parent."""
     settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE}
     try:
         if found is None:
-            with step("starting Ray"):
+            with step("starting Ray"):  # whose processes inherit that signals are blocked
                 ray.init(
                     address="local",
                     include_dashboard=config.ray.dashboard,
@@ -244,17 +229,13 @@ def _cluster(config: Config, found: _Found | None, head: _Head, signals: _Signal
                     ray.init(address=found.address, **settings)
             except (ConnectionError, RuntimeError, ValueError) as exc:
                 raise BackendUnreachable(f"cannot join the Ray cluster at {found.address}: {exc}") from exc
-        signals.handle()  # again: ray.init sets a handler of its own
         head.watch("head process (GCS)", ray.get_runtime_context().gcs_address, own=found is None)
+        hear_signals(_stop)  # not before: ray.init sets a handler of its own
         yield
     finally:
         head.forget()
-        if head.lost:
-            # Nothing can be ended in order any more, and trying takes minutes. What was started here ends with this process.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
-        ray.shutdown()  # ends the processes of a cluster that was started here, and only these
+        if found is not None and not head.lost:
+            ray.shutdown()
 
 
 @contextlib.contextmanager
@@ -280,8 +261,11 @@ def _serve_instance(head: _Head, *, own: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _deployed(app: serve.Application, config: Config, head: _Head) -> Iterator[DeploymentHandle[Any]]:
-    """Run the application under its name, in place of what ran under it, and delete it at the end."""
+def _deployed(app: serve.Application, config: Config, head: _Head, *, own: bool) -> Iterator[DeploymentHandle[Any]]:
+    """Run the application under its name, in place of what ran under it, and delete it at the end.
+
+    own: as in `_serve_instance`; what did not come to serve is left to that end.
+    """
     name = config.ray.application
     ingress: DeploymentHandle[Any] | None = None
     try:
@@ -294,9 +278,12 @@ def _deployed(app: serve.Application, config: Config, head: _Head) -> Iterator[D
             raise InternalError("\n".join(["the application did not start", *faults])) from exc
         yield ingress
     finally:
-        if not head.lost:
-            _delete(name)
-        elif ingress is not None:
+        if ingress is not None or not own:
+            deleting = threading.Thread(target=_delete, args=(name,), name="delete", daemon=True)
+            deleting.start()
+            while deleting.is_alive() and not head.lost:
+                deleting.join(_LOOK_S)
+        if head.lost and ingress is not None:
             _drain(ingress, config.server)
 
 

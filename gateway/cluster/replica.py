@@ -24,6 +24,7 @@ from gateway.console import Speech, set_up
 from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, InternalError
 from gateway.frames import decode_frame
 from gateway.runner import Execution
+from gateway.supervisor import outlive_signals
 from gateway.types import InferRequest
 from gateway.workers import WorkerPool
 
@@ -48,6 +49,7 @@ class Replica:
 
         speech: how this process logs; None: that is left as it is.
         """
+        outlive_signals()
         if speech is not None:
             set_up(speech, guest=True)
         self._loop = asyncio.get_running_loop()

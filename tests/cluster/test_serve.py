@@ -118,7 +118,7 @@ def test_a_lost_ray_is_told_at_once_and_what_is_in_flight_is_answered(lost: str,
         asking = threading.Thread(target=lambda: answers.append(request(port, "POST", "/v2/models/m/infer", body)))
         asking.start()
         time.sleep(0.5)  # it now runs in the replica, for a second more
-        next(child for child in psutil.Process(process.pid).children() if lost in child.name()).kill()
+        next(child for child in psutil.Process(process.pid).children(recursive=True) if lost in child.name()).kill()
         _, told = process.communicate(timeout=45)  # Ray itself waits for a minute
         asking.join()
         assert process.returncode == 1

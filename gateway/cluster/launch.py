@@ -9,9 +9,11 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 # Of this process and of the Ray processes it starts. ray reads them when it is imported.
@@ -24,6 +26,7 @@ import ray
 from ray import serve
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.grpc_utils import init_grpc_channel
+from ray._private.ray_logging import global_worker_stdstream_dispatcher
 from ray._private.services import canonicalize_bootstrap_address
 from ray.core.generated import gcs_service_pb2 as messages
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
@@ -75,7 +78,7 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
     own = found is None
     head = _Head(tell)
     try:
-        with _cluster(config, found, head), _serve_instance(head, own=own):
+        with _cluster(config, found, head), _serve_instance(head, tell, own=own):
             if not own:
                 tell(f"{LEFT}the application {config.ray.application} is left on the Ray cluster")
             with _deployed(app, config, head, own=own) as ingress:
@@ -239,7 +242,7 @@ def _cluster(config: Config, found: _Found | None, head: _Head) -> Iterator[None
 
 
 @contextlib.contextmanager
-def _serve_instance(head: _Head, *, own: bool) -> Iterator[None]:
+def _serve_instance(head: _Head, tell: Callable[[str], None], *, own: bool) -> Iterator[None]:
     """Use the cluster's Serve, or start it for as long as this lasts, without its proxy: the ingresses listen themselves.
 
     own: the cluster was started here, and ends after this, with its Serve.
@@ -251,12 +254,16 @@ def _serve_instance(head: _Head, *, own: bool) -> Iterator[None]:
     else:
         yield
         return
-    with step("starting Ray Serve"):
-        serve.start(proxy_location="Disabled", logging_config=QUIET)
+    if not own:
+        tell(f"{LEFT}Ray Serve is left on the Ray cluster")
     try:
+        with step("starting Ray Serve"):
+            serve.start(proxy_location="Disabled", logging_config=QUIET)
         yield
     finally:
         if not head.lost and not own:
+            # Where Ray itself prints: that it will try for ever to reach the controller which is being ended.
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until `redirect_stdout` ends
             serve.shutdown()  # type: ignore[no-untyped-call]  # ray's
 
 
@@ -278,6 +285,9 @@ def _deployed(app: serve.Application, config: Config, head: _Head, *, own: bool)
             raise InternalError("\n".join(["the application did not start", *faults])) from exc
         yield ingress
     finally:
+        if ingress is None:
+            # What Serve says of a replica that is ended while it starts: a traceback.
+            global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
         if ingress is not None or not own:
             deleting = threading.Thread(target=_delete, args=(name,), name="delete", daemon=True)
             deleting.start()

@@ -71,6 +71,42 @@ def test_serve_joins_a_cluster_and_takes_back_only_its_application(cluster: Clus
         end(process)
 
 
+SLOW = """
+import time
+class Slow:
+    def __init__(self):
+        time.sleep(3)
+    def predict(self, inputs):
+        return inputs
+"""
+
+
+def test_ctrl_c_while_models_load_on_a_cluster_leaves_it_as_it_was_and_says_nothing_of_ray(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
+    model = {"name": "slow", "inputs": [tensor], "outputs": [tensor], "backends": [{"kind": "python", "model": "slow.py:Slow"}]}
+    document = {
+        "server": {"http_port": 0, "grpc_port": 0},
+        "ray": {"address": cluster.address, "application": "loading"},
+        "models": [model],
+    }
+    path = tmp_path / "gateway.yaml"
+    path.write_text(yaml.safe_dump(document))
+    command = [sys.executable, "-m", "gateway.cli", "serve", str(path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert any("loading slow" in line for line in iter(process.stderr.readline, "") if line.startswith("(ServeReplica"))
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+        assert (process.returncode, told) == (0, "stopping\n")
+        assert "loading" not in serve.status().applications
+    finally:
+        end(process)
+
+
 def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it_started(
     ray_directory: Path, tmp_path: Path
 ) -> None:
@@ -84,15 +120,15 @@ def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it
         asking = threading.Thread(target=lambda: answers.append(request(port, "POST", "/v2/models/m/infer", body)))
         asking.start()
         time.sleep(0.5)  # it now runs in the replica, for a second more
-        process.send_signal(signal.SIGTERM)
+        for each in (psutil.Process(process.pid), *started):  # as systemd does
+            each.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert process.stdout is not None
         assert process.stderr is not None
         out, told = process.stdout.read(), process.stderr.read()
         asking.join()
         assert [status for status, _ in answers] == [200]
-        _, left = psutil.wait_procs(started, timeout=10)
-        assert not left
+        assert not [each for each in started if each.is_running()]
         models, how, command = out.splitlines()
         assert (models, how) == ("models: m", "try it:")
         assert command.startswith(f"  curl -sS http://127.0.0.1:{port}/v2/models/m/infer -d ")

@@ -10,10 +10,10 @@ import shtab
 
 from gateway.check import servable
 from gateway.check_command import add_parser as add_check_parser
-from gateway.command_line import UNREAD, Paragraphs, add_command, add_speech, ended, examples, program, speech
+from gateway.command_line import FAULTY, UNREAD, Paragraphs, add_command, add_speech, ended, examples, program, speech
 from gateway.config import Config, Server, listening, load_config, parse_config
 from gateway.console import set_up, step, words
-from gateway.errors import ConfigError, GatewayError
+from gateway.errors import ConfigError
 from gateway.examples import add_parser as add_examples_parser
 from gateway.guess import Guess, guess, is_configuration, written
 from gateway.interrupts import ENDED_AT_ONCE, ctrl_c_ends_at_once
@@ -25,7 +25,7 @@ from gateway.serving import collecting_seldom, serve, uses_ray
 EXIT_CODES: Final = {
     0: "done; a server: ended by a signal, in order",
     1: "it failed: the message says how",
-    2: "the command or the configuration is faulty",
+    FAULTY: "the command or the configuration is faulty",
     ENDED_AT_ONCE: "ended at once by Ctrl-C; a server: by the second one",
     UNREAD: "whoever read its output has gone",
     143: "ended by SIGTERM before it began to serve",
@@ -36,19 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     """Gives one of EXIT_CODES."""
     arguments = parser().parse_args(argv)
     set_up(speech(arguments))
-    return ended("gateway", lambda: _run(arguments), failed=1)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    try:
-        code: int = arguments.run(arguments)
-        return code
-    except ConfigError as exc:
-        words.error(exc.message)
-        return 2
-    except GatewayError as exc:
-        words.error("gateway: %s", exc.message)
-        return 1
+    return ended("gateway", lambda: int(arguments.run(arguments)), failed=1)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -11,8 +11,10 @@ import shtab
 
 from gateway import __version__
 from gateway.console import FORMATS, LEVELS, Speech, words
+from gateway.errors import ConfigError, GatewayError
 from gateway.interrupts import ENDED_AT_ONCE
 
+FAULTY: Final = 2  # as argparse ends
 UNREAD: Final = 141  # as a shell tells of what SIGPIPE ended
 
 
@@ -60,7 +62,7 @@ def speech(arguments: argparse.Namespace) -> Speech:
 
 
 def ended(name: str, run: Callable[[], int], *, failed: int) -> int:
-    """Run a command and give its exit code, also where no error of ours ended it. failed: the code for the system's."""
+    """Run a command and give its exit code, also where an error ended it, which is told. failed: the code for most of them."""
     try:
         code = run()
         sys.stdout.flush()
@@ -68,6 +70,12 @@ def ended(name: str, run: Callable[[], int], *, failed: int) -> int:
     except BrokenPipeError:  # whoever read it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
+    except ConfigError as exc:
+        words.error(exc.message)
+        return FAULTY
+    except GatewayError as exc:
+        words.error("%s: %s", name, exc.message)
+        return failed
     except OSError as exc:
         words.error("%s", "\n".join(f"{name}: {line}" for line in str(exc).splitlines()))
         return failed

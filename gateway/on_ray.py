@@ -8,9 +8,9 @@ import sys
 from typing import Final
 
 from gateway.announcement import announcer
+from gateway.command_line import ended
 from gateway.config import Config
-from gateway.console import Speech, set_up, step, words
-from gateway.errors import ConfigError, GatewayError
+from gateway.console import Speech, set_up, step
 from gateway.supervisor import Tell, supervise
 
 _PATH: Final = "PYTHONPATH"
@@ -40,7 +40,7 @@ def main() -> None:
     else:
         os.environ[_PATH] = path
     set_up(speech)
-    code = _run(config, speech, tell)
+    code = ended("gateway", lambda: _run(config, speech, tell), failed=1)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
@@ -56,18 +56,11 @@ def _run(config: Config, speech: Speech, tell: Tell) -> int:
         os.environ["RAY_COLOR_PREFIX"] = "0"
     # That its clusters want a token, docs/deploy.md says.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # on standard output the gateway itself speaks, to programs
-            with step("importing Ray"):
-                from gateway.cluster import run_on_ray  # takes a second, which others need not pay
+    with contextlib.redirect_stdout(sys.stderr):  # on standard output the gateway itself speaks, to programs
+        with step("importing Ray"):
+            from gateway.cluster import run_on_ray  # takes a second, which others need not pay
 
-            return run_on_ray(config, announce, speech, tell)
-    except ConfigError as exc:
-        words.error(exc.message)
-        return 2
-    except GatewayError as exc:
-        words.error("gateway: %s", exc.message)
-        return 1
+        return run_on_ray(config, announce, speech, tell)
 
 
 if __name__ == "__main__":

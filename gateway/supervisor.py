@@ -106,6 +106,7 @@ class _Watch:
     def _signalled(self, number: int) -> bool:
         """Returns whether the child is to be killed."""
         if number == signal.SIGCHLD:
+            _reap(but=self._child.pid)
             return False
         meaning = self._interrupts.meaning(number, time.monotonic())
         if meaning == "end":
@@ -210,6 +211,14 @@ def _end_all() -> None:
         if not left:
             return
         time.sleep(_LOOK_S)
+
+
+def _reap(*, but: int) -> None:
+    """Let those of our children vanish that have ended; as subreaper we may get any. but: whoever is waited for by others."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+            if process.pid != but and process.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(process.pid, os.WNOHANG)
 
 
 def _prctl(option: int, value: int) -> None:

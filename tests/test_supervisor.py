@@ -122,6 +122,15 @@ def test_a_child_that_ends_by_itself_says_the_exit_code(ends: str, code: int, to
         assert (process.returncode, said) == (code, told)
 
 
+def test_what_its_child_has_left_does_not_stay_a_zombie() -> None:
+    with supervised("") as process:
+        _, shell, orphan = psutil.Process(process.pid).children(recursive=True)
+        shell.kill()
+        orphan.kill()
+        assert psutil.wait_procs([orphan], timeout=10)[0] == [orphan]  # not while it is a zombie
+        process.terminate()
+
+
 def test_a_supervisor_that_is_killed_takes_its_child_along() -> None:
     with supervised("") as process:
         child, *rest = psutil.Process(process.pid).children(recursive=True)

@@ -176,6 +176,8 @@ class _Head:
 
     def _watch(self, name: str, address: str, own: bool) -> None:
         while not self._over.is_set():
+            if own and self.lost:  # as another watch has told
+                return
             connection = _connected(address)
             if connection is not None:
                 if self.lost:

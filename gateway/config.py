@@ -517,6 +517,7 @@ class Ray(_Strict):
     address: str | None = None  # None: join a running cluster of this node if there is one, else start one
     dashboard: bool = False
     application: str = "gateway"
+    channel_host: str | None = None  # where replicas take batches of other nodes; None: at the node's address in the cluster
 
 
 class Config(_Strict):

@@ -200,7 +200,8 @@ def _backend(model: Model, backend: Backend, config: Config, speech: Speech) -> 
         **_scale(backend),
         **_COMMON,
     )(Replica)
-    return _versioned(deployment, content).bind(model, backend, model.declared(), content, speech)
+    host = config.ray.channel_host or ""
+    return _versioned(deployment, f"{content}{host}").bind(model, backend, model.declared(), content, speech, host)
 
 
 def _scale(backend: Backend) -> dict[str, Any]:

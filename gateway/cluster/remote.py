@@ -20,7 +20,7 @@ import logging
 import pickle
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,12 +42,14 @@ from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defined]  # made at run time by protobuf
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
-from backends.base import ModelSpec, Tensors, TensorSpec, trace_of, words_of
+from backends.base import ModelSpec, TensorSpec, trace_of, words_of
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
+from gateway.cluster.channel import Channel, ChannelLost, Endpoints, Question
 from gateway.config import Backend
-from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, InternalError, InvalidArgument
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError, InvalidArgument
 from gateway.frames import decode_frame, encode_frame
+from gateway.protocols.tensors import Buffer
 from gateway.runner import Execution
 
 # Without a replica for longer than this, what waits is refused. Serve replaces a dead one in 4 to 8 s if the model loads fast.
@@ -70,15 +72,10 @@ _PING_S: Final = 3.0
 _CALL_MARGIN_S: Final = 10.0
 
 _ERRORS: Final[dict[str, type[GatewayError]]] = {
-    error.__name__: error for error in (BackendFailed, BackendUnreachable, InvalidArgument, InternalError)
+    error.__name__: error for error in (BackendFailed, BackendUnreachable, Cancelled, InvalidArgument, InternalError)
 }
 
 log = logging.getLogger(__name__)
-
-
-def pack(tensors: Tensors, **extra: Any) -> bytes:
-    """One frame as one byte string: what travels between an ingress and a replica, both ways."""
-    return b"".join(encode_frame(tensors, extra))
 
 
 class RemoteRunner:
@@ -184,7 +181,8 @@ class RemoteRunner:
         task.add_done_callback(functools.partial(self._ended, link, batch, on_done, sent_ns))
 
     def cancel(self, batch: Batch) -> None:
-        """The replica runs it to its end."""
+        for link in self._links.values():
+            link.cancel(batch)
 
     def abort(self) -> None:
         """Wait no longer for the replicas, which run what they have to its end."""
@@ -236,16 +234,16 @@ class RemoteRunner:
         on_done(batch, Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=task.cancelled(), trace=trace))
 
     async def _call(self, link: "_Link", batch: Batch, sent_ns: int) -> Execution:
-        frame = pack(
-            batch.concat(),
-            rows=batch.padded_rows,
-            batched=batch.batched,
-            left_rows=batch.left_rows,
-            ingress=self._ingress,
-            parameters=batch.parts[0].request.parameters,
-        )
+        about = {
+            "rows": batch.padded_rows,
+            "batched": batch.batched,
+            "left_rows": batch.left_rows,
+            "ingress": self._ingress,
+            "parameters": batch.parts[0].request.parameters,
+        }
+        frame = encode_frame(batch.concat(), about)
         try:
-            answer = await link.run(frame, self._backend.hang_timeout_s + _CALL_MARGIN_S)
+            answer = await link.run(batch, frame, self._backend.hang_timeout_s + _CALL_MARGIN_S)
         except LinkLost as exc:
             error = BackendUnreachable(f"{self._name}: replica {link.replica_id}: {exc}")
             return Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=True)
@@ -402,10 +400,14 @@ class _Link:
     spec: ModelSpec = field(init=False)
     made_s: float = field(init=False)
     _lost: bool = False
-    _channel: grpc.aio.Channel = field(init=False)
+    _serve_channel: grpc.aio.Channel = field(init=False)
+    _channel: Channel | None = None
+    _opening: asyncio.Task[None] | None = None  # a channel
+    _told_of_channel: bool = False  # that there is none
     _handle: Any = field(init=False)  # the generated stub's method, which is not typed
     _attending: asyncio.Task[None] = field(init=False)
-    _calls: set[Any] = field(default_factory=set)  # grpc.aio calls
+    _calls: set[Any] = field(default_factory=set)  # grpc.aio calls, and futures of the channel
+    _questions: dict[Batch, Question] = field(default_factory=dict)  # that the channel waits for
     _drained: asyncio.Event | None = None
 
     def __post_init__(self) -> None:
@@ -414,12 +416,13 @@ class _Link:
         # Ray's own helper adds its authentication token and TLS.
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         address = f"{self.replica.node_ip}:{self.replica.port}"
-        self._channel = init_grpc_channel(address, options=options, asynchronous=True)
-        self._handle = ASGIServiceStub(self._channel).HandleRequest  # type: ignore[no-untyped-call]  # generated
+        self._serve_channel = init_grpc_channel(address, options=options, asynchronous=True)
+        self._handle = ASGIServiceStub(self._serve_channel).HandleRequest  # type: ignore[no-untyped-call]  # generated
         self._attending = loop.create_task(self._attend())
 
     def __repr__(self) -> str:
-        return f"<{self.replica_id}: {'up' if self.up else 'down'}, {self.busy} of {self.slots} busy>"
+        by = (self._channel.kind if self._channel is not None else "") or "calls of Serve's"
+        return f"<{self.replica_id}: {'up' if self.up else 'down'}, {self.busy} of {self.slots} busy, by {by}>"
 
     @property
     def replica_id(self) -> str:
@@ -433,16 +436,39 @@ class _Link:
     def free(self) -> int:
         return max(0, self.slots - self.busy)
 
-    async def run(self, frame: bytes, timeout_s: float) -> bytes:
-        """Have the replica run a batch. Raises: LinkLost, InternalError."""
+    async def run(self, batch: Batch, frame: Sequence[Buffer], timeout_s: float) -> Buffer:
+        """Have the replica run a batch: by the channel, or by a call of Serve's where there is none.
+
+        frame: in pieces, which must not change any more. Raises: LinkLost, InternalError.
+        """
         try:
-            return await self._request(_RUN, frame, timeout_s)
+            if self._channel is not None and self._channel.is_open:
+                question = self._questions[batch] = self._channel.ask(frame)
+                return await self._answer(question.answer, timeout_s)
+            return await self._request(_RUN, b"".join(frame), timeout_s)  # which is run to its end
         except LinkLost:
             # The lane may try again at once: not here, until the replica is known to answer.
             self._set_up(False)
             self._attending.cancel()
             self._attending = asyncio.get_running_loop().create_task(self._attend())
             raise
+        finally:
+            self._questions.pop(batch, None)
+
+    def cancel(self, batch: Batch) -> None:
+        """Have a batch end early, if it is here and that can be done."""
+        question = self._questions.get(batch)
+        if question is not None:
+            question.cancel()
+
+    async def _answer(self, answer: "asyncio.Future[Buffer]", timeout_s: float) -> Buffer:
+        try:
+            async with self._counted(answer), asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise LinkLost(f"no answer in {timeout_s:g} s") from None
+        except ChannelLost as exc:
+            raise LinkLost(str(exc)) from None
 
     async def retire(self) -> None:
         """Let what runs there end, then let go of the replica: it ends then, or has ended already."""
@@ -468,7 +494,13 @@ class _Link:
                 await self._request(_RELEASE, self.ingress.encode(), _RELEASE_S)
             except (LinkLost, InternalError) as exc:
                 log.warning("%s may keep an unloaded model: %s", self.replica_id, exc)
-        await self._channel.close(None)
+        if self._opening is not None:
+            self._opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._opening
+        if self._channel is not None:
+            self._channel.close()
+        await self._serve_channel.close(None)
 
     async def _attend(self) -> None:
         known: int | None = None
@@ -490,8 +522,27 @@ class _Link:
                 await asyncio.sleep(_RETRY_LOAD_S)
                 continue
             self.leased = known
-            self.spec = ModelSpec(*spec)
+            self.spec = ModelSpec(*msgspec.structs.astuple(spec))
             self._set_up(True, changed=True)
+            has_channel = self._channel is not None and self._channel.is_open
+            if not has_channel and (self._opening is None or self._opening.done()):
+                self._opening = asyncio.get_running_loop().create_task(self._open_channel())
+
+    async def _open_channel(self) -> None:
+        """Until then, and where there is none, batches go by Serve's gRPC server."""
+        node = str(ray.get_runtime_context().get_node_id())
+        try:
+            answer = await self._request(_CHANNEL, msgspec.msgpack.encode((self.ingress, node)), _PING_S)
+            token, endpoints = _channel_decoder.decode(answer)
+            if endpoints.host:
+                self._channel = await Channel.connect(token, host=endpoints.host, port=endpoints.port)
+            else:
+                self._channel = await Channel.connect(token, unix=endpoints.unix)
+        except (LinkLost, InternalError, ChannelLost, msgspec.MsgspecError) as exc:
+            self._channel = None
+            level = logging.DEBUG if self._told_of_channel else logging.WARNING
+            self._told_of_channel = True
+            log.log(level, "%s: batches go by Serve's gRPC server, which is slower: %s", self.replica_id, exc)
 
     def _set_up(self, up: bool, *, changed: bool = False) -> None:
         changed |= up != self.up
@@ -508,11 +559,22 @@ class _Link:
             request_kwargs=_NO_KWARGS,
         )
         call = self._handle(request, timeout=timeout_s)
-        self._calls.add(call)
         try:
-            response = await call
+            async with self._counted(call):
+                response = await call
         except grpc.aio.AioRpcError as exc:
             raise LinkLost(f"{exc.code().name.lower()}: {exc.details()}") from exc
+        answer = pickle.loads(response.serialized_message)  # noqa: S301  # Serve's envelope, on the cluster's authenticated network
+        if response.is_error:
+            raise InternalError(f"replica {self.replica_id}: {words_of(answer)}")
+        return answer  # type: ignore[no-any-return]  # both methods return bytes
+
+    @contextlib.asynccontextmanager
+    async def _counted(self, call: Any) -> AsyncIterator[None]:
+        """For as long as a call runs, `retire` waits for it, or cancels it. Raises: LinkLost."""
+        self._calls.add(call)
+        try:
+            yield
         except asyncio.CancelledError:
             if self._lost:
                 raise LinkLost("its node is gone") from None
@@ -521,10 +583,6 @@ class _Link:
             self._calls.discard(call)
             if self._drained is not None and not self._calls:
                 self._drained.set()
-        answer = pickle.loads(response.serialized_message)  # noqa: S301  # Serve's envelope, on the cluster's authenticated network
-        if response.is_error:
-            raise InternalError(f"replica {self.replica_id}: {words_of(answer)}")
-        return answer  # type: ignore[no-any-return]  # both methods return bytes
 
     async def _answers(self) -> bool:
         question = msgspec.msgpack.encode((self.ingress, None))
@@ -541,8 +599,26 @@ def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str = "") ->
     return msgspec.msgpack.encode((slots, content, fields, fault))
 
 
-_SpecFields = tuple[str, tuple[TensorSpec, ...], tuple[TensorSpec, ...], int, tuple[int, ...], bool]
-_attendance_decoder = msgspec.msgpack.Decoder(tuple[int, str, _SpecFields, str])
+def channel_answer(token: bytes, endpoints: Endpoints) -> bytes:
+    """What `channel` of a replica returns."""
+    return msgspec.msgpack.encode((token, endpoints))
+
+
+_channel_decoder = msgspec.msgpack.Decoder(tuple[bytes, Endpoints])
+
+
+class _Spec(msgspec.Struct, array_like=True):
+    """A `ModelSpec`, also from a replica of an older version, which says less, or of a newer one, which says more."""
+
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_rows: int
+    row_sizes: tuple[int, ...]
+    reads_parameters: bool = True
+
+
+_attendance_decoder = msgspec.msgpack.Decoder(tuple[int, str, _Spec, str])
 
 
 def _metadata(method: str) -> bytes:
@@ -563,4 +639,5 @@ def _metadata(method: str) -> bytes:
 _RUN: Final = _metadata("run")
 _ATTEND: Final = _metadata("attend")
 _RELEASE: Final = _metadata("release")
+_CHANNEL: Final = _metadata("channel")
 _NO_KWARGS: Final = pickle.dumps({})

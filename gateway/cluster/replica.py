@@ -9,20 +9,24 @@ import contextlib
 import functools
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+import ray
 
 from backends.base import ModelSpec, trace_of, words_of
 from gateway.batching.batch import Batch, Part
 from gateway.batching.leases import Demand, share
 from gateway.clock import LoopClock
-from gateway.cluster.remote import ATTEND_S, attend_answer, pack
+from gateway.cluster.channel import Answer, ChannelServer
+from gateway.cluster.remote import ATTEND_S, attend_answer, channel_answer
 from gateway.config import Backend, Model
 from gateway.console import Speech, set_up
-from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, InternalError
-from gateway.frames import decode_frame
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError
+from gateway.frames import decode_frame, encode_frame
+from gateway.protocols.tensors import Buffer
 from gateway.runner import Execution
 from gateway.supervisor import outlive_signals
 from gateway.types import InferRequest
@@ -35,6 +39,21 @@ _DEAL_S: Final = 0.25
 _HORIZON_WITHOUT_SLO_MS: Final = 50.0
 
 _question = msgspec.msgpack.Decoder(tuple[str, int | None])
+_channel_question = msgspec.msgpack.Decoder(tuple[str, str])
+
+
+def _node_address() -> str:
+    worker: Any = ray._private.worker.global_worker
+    return str(worker.node_ip_address)
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A batch that an ingress waits for."""
+
+    batch: Batch
+    ingress: str
+    on_end: Callable[[Execution], None]
 
 
 class Replica:
@@ -43,11 +62,18 @@ class Replica:
     _closed = False  # also where __init__ did not get to the end
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, model: Model, backend: Backend, declared: ModelSpec, content: str, speech: Speech | None = None
+        self,
+        model: Model,
+        backend: Backend,
+        declared: ModelSpec,
+        content: str,
+        speech: Speech | None = None,
+        channel_host: str = "",
     ) -> None:
         """content: digest of what this replica serves, which tells ingresses of one configuration from those of another.
 
-        speech: how this process logs; None: that is left as it is.
+        speech: how this process logs; None: that is left as it is. channel_host: where batches come in from other nodes; empty
+        means the address that the node has in the cluster.
         """
         outlive_signals()
         if speech is not None:
@@ -57,7 +83,9 @@ class Replica:
         self._model = model
         self._content = content
         self._name = f"{model.name}:{model.version}/{backend.label}"
-        self._waiting: deque[tuple[Batch, asyncio.Future[Execution]]] = deque()
+        self._waiting: deque[_Asked] = deque()
+        self._channel = ChannelServer(self._begin)
+        self._channel_host = channel_host
         # who sends
         self._attending: dict[str, int] = {}  # ingress -> its open calls
         self._leaving: dict[str, asyncio.TimerHandle] = {}
@@ -84,35 +112,27 @@ class Replica:
     # called by ingresses
 
     async def run(self, frame: bytes) -> bytes:
-        """Run one batch. Never raises: an error is data of the answer, so that no class has to cross."""
-        received_ns = self._clock.now_ns()
+        """Run one batch that came by a call of Serve's. Never raises: see `_begin`."""
+        answered: asyncio.Future[bytes] = self._loop.create_future()
+
+        def answer(pieces: Sequence[Buffer]) -> None:
+            if not answered.done():
+                answered.set_result(b"".join(pieces))
+
+        cancel = self._begin(frame, answer)
         try:
-            execution = await self._execute(frame, received_ns)
-        except GatewayError as exc:
-            execution = Execution(received_ns, received_ns, error=exc)
-        except Exception as exc:  # whatever a bad frame brings about must end in an answer
-            error = InternalError(f"{self._name}: {words_of(exc, traced=True)}")
-            execution = Execution(received_ns, received_ns, error=error, trace=trace_of(exc))
-        times = {
-            "waited_ns": execution.started_ns - received_ns,
-            "computed_ns": execution.finished_ns - execution.started_ns,
-        }
-        fault, trace = execution.error, execution.trace
-        if fault is None:
-            try:
-                return pack(execution.outputs or {}, **times)
-            except Exception as exc:
-                fault, trace = (
-                    BackendFailed(f"{self._name}: outputs that cannot be sent: {words_of(exc, traced=True)}"),
-                    trace_of(exc),
-                )
-        verdict = {
-            "session_lost": execution.session_lost,
-            "self_inflicted": execution.self_inflicted,
-            "refused": execution.refused,
-            "trace": trace,
-        }
-        return pack({}, **times, error=type(fault).__name__, message=fault.message, **verdict)
+            return await answered
+        except asyncio.CancelledError:  # its ingress has gone
+            cancel()
+            raise
+
+    async def channel(self, question: bytes) -> bytes:
+        """Where batches come in without Serve: what `channel_answer` writes. An ingress of another node is told a TCP port."""
+        _, node = _channel_question.decode(question)
+        own = ray.get_runtime_context().get_node_id()
+        host = "" if node == own else self._channel_host or _node_address()
+        endpoints = await self._channel.start(host)
+        return channel_answer(self._channel.token, endpoints if host else endpoints._replace(host="", port=0))
 
     async def attend(self, question: bytes) -> bytes:
         """Tell the caller's slots and the model's spec, once the slots are not those it knows or a while has passed."""
@@ -165,12 +185,18 @@ class Replica:
         # Serve awaits what this returns, after the last call has been answered; then the interpreter calls it as well.
         if self._closed:
             return None
-        return self.close()
+        return self._end()
+
+    async def _end(self) -> None:
+        """Serve counts its own calls, and has waited for them: wait for what came by channels, then close."""
+        await self._channel.drained()
+        await self.close()
 
     async def close(self) -> None:
         """End the sessions; nobody waits any more for what they may run. A second call does nothing."""
         if not self._closed:
             self._closed = True
+            await self._channel.close()
             if self._loading is not None:
                 self._loading.cancel()
             self._pool.abort()
@@ -206,7 +232,48 @@ class Replica:
 
     # batches
 
-    async def _execute(self, frame: bytes, received_ns: int) -> Execution:
+    def _begin(self, frame: Buffer, answer: Answer) -> Callable[[], None]:
+        """Run one batch. `answer` is called once, also for an error: that is data, so that no class has to cross.
+
+        Returns what to call to have it early, as nobody needs it any more.
+        """
+        received_ns = self._clock.now_ns()
+
+        def ended(execution: Execution) -> None:
+            answer(self._answer_of(execution, received_ns))
+
+        try:
+            return self._submit(frame, received_ns, ended)
+        except GatewayError as exc:
+            ended(Execution(received_ns, received_ns, error=exc))
+        except Exception as exc:  # whatever a bad frame brings about must end in an answer
+            error = InternalError(f"{self._name}: {words_of(exc, traced=True)}")
+            ended(Execution(received_ns, received_ns, error=error, trace=trace_of(exc)))
+        return lambda: None
+
+    def _answer_of(self, execution: Execution, received_ns: int) -> Sequence[Buffer]:
+        times = {
+            "waited_ns": execution.started_ns - received_ns,
+            "computed_ns": execution.finished_ns - execution.started_ns,
+        }
+        fault, trace = execution.error, execution.trace
+        if fault is None:
+            try:
+                return encode_frame(execution.outputs or {}, times)
+            except Exception as exc:
+                fault, trace = (
+                    BackendFailed(f"{self._name}: outputs that cannot be sent: {words_of(exc, traced=True)}"),
+                    trace_of(exc),
+                )
+        verdict = {
+            "session_lost": execution.session_lost,
+            "self_inflicted": execution.self_inflicted,
+            "refused": execution.refused,
+            "trace": trace,
+        }
+        return encode_frame({}, {**times, "error": type(fault).__name__, "message": fault.message, **verdict})
+
+    def _submit(self, frame: Buffer, received_ns: int, on_end: Callable[[Execution], None]) -> Callable[[], None]:
         inputs, extra = decode_frame(frame)
         rows = extra["rows"]
         ingress = extra["ingress"]
@@ -223,28 +290,34 @@ class Replica:
             oldest_ns=received_ns,
             batched=extra["batched"],
         )
-        ended: asyncio.Future[Execution] = self._loop.create_future()
+        asked = _Asked(batch, ingress, on_end)
         # Ingresses know their slots, so a batch only waits while their shares are being dealt anew or a session is rebuilt.
-        self._waiting.append((batch, ended))
+        self._waiting.append(asked)
         self._start_waiting()
-        execution = await ended
-        self._batch_s = (execution.finished_ns - execution.started_ns) / 1e9
-        self._spent_s[ingress] = self._spent_s.get(ingress, 0.0) + self._batch_s
-        if time.monotonic() - self._dealt_s > _DEAL_S:
-            self._deal()
-        return execution
+        return functools.partial(self._cancel, asked)
 
     def _start_waiting(self) -> None:
         while self._waiting and self._pool.free_slots:
-            batch, ended = self._waiting.popleft()
-            if not ended.done():  # else its ingress has gone
-                self._count_busy()
-                self._pool.start(batch, functools.partial(self._ended, ended))
+            asked = self._waiting.popleft()
+            self._count_busy()
+            self._pool.start(asked.batch, functools.partial(self._ended, asked))
 
-    def _ended(self, ended: "asyncio.Future[Execution]", _: Batch, execution: Execution) -> None:
+    def _cancel(self, asked: "_Asked") -> None:
+        """Do not start it, or end it early where its session can."""
+        if asked in self._waiting:
+            self._waiting.remove(asked)
+            now_ns = self._clock.now_ns()
+            asked.on_end(Execution(now_ns, now_ns, error=Cancelled("nobody waits for the batch any more")))
+        else:
+            self._pool.cancel(asked.batch)
+
+    def _ended(self, asked: "_Asked", _: Batch, execution: Execution) -> None:
         self._count_busy(ended=1)
-        if not ended.done():
-            ended.set_result(execution)
+        self._batch_s = (execution.finished_ns - execution.started_ns) / 1e9
+        self._spent_s[asked.ingress] = self._spent_s.get(asked.ingress, 0.0) + self._batch_s
+        asked.on_end(execution)
+        if time.monotonic() - self._dealt_s > _DEAL_S:
+            self._deal()
         if execution.session_lost:
             self._sessions_changed()
         else:
@@ -256,9 +329,7 @@ class Replica:
             now_ns = self._clock.now_ns()
             error = BackendUnreachable(f"{self._name}: all sessions are lost")
             while self._waiting:
-                _, ended = self._waiting.popleft()
-                if not ended.done():
-                    ended.set_result(Execution(now_ns, now_ns, error=error, session_lost=True))
+                self._waiting.popleft().on_end(Execution(now_ns, now_ns, error=error, session_lost=True))
         self._deal()
 
     def _count_busy(self, *, ended: int = 0) -> None:

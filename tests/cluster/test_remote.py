@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.cluster_utils import Cluster
@@ -15,9 +16,9 @@ from gateway.cluster.remote import RemoteRunner
 from gateway.config import Config
 from gateway.errors import BackendFailed, BackendUnreachable
 from gateway.runner import Execution
-from tests.cluster.conftest import APPLICATION, Gateway, config
+from tests.cluster.conftest import APPLICATION, LOOPBACK, Gateway, config
 from tests.engine.misbehaving import value_of
-from tests.engine.pools import PATIENCE_S, batch_of, start, until
+from tests.engine.pools import PATIENCE_S, batch_of, start, until, until_true
 
 pytestmark = [
     pytest.mark.ray,
@@ -33,9 +34,9 @@ MISBEHAVING = {
 }
 
 
-def misbehaving(isolation: str) -> Config:
+def misbehaving(isolation: str, **backend: Any) -> Config:
     own = {"inputs": [], "outputs": [], "batching": {"probe_s": 0.001}}
-    return config(model={**own, "backends": [{**MISBEHAVING, "placement": "replicas", "isolation": isolation}]})
+    return config(model={**own, "backends": [{**MISBEHAVING, "placement": "replicas", "isolation": isolation, **backend}]})
 
 
 @asynccontextmanager
@@ -72,6 +73,7 @@ def test_whatever_a_batch_meets_it_has_one_end_and_its_slot_comes_back(cluster: 
         async with open_runner(document) as runner:
             slots = runner.slots
             assert slots >= 1
+            await until_true(lambda: "by unix" in repr(runner))
             for value in (10**30, -(1 << 64), 1 << 64):  # more of them than there are slots
                 execution = await run(runner, "good", huge=value)
                 assert isinstance(execution.error, BackendFailed)
@@ -133,3 +135,25 @@ def test_giving_up_ends_what_runs_on_replicas_at_once(cluster: Cluster) -> None:
             assert isinstance((await asyncio.wait_for(running, 0.5)).error, BackendUnreachable)
 
     asyncio.run(main())
+
+
+def test_batches_to_another_node_go_by_tcp_and_by_calls_of_serves_where_that_cannot_be(cluster: Cluster) -> None:
+    node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, node_ip_address=LOOPBACK, resources={"far": 2.0})
+    far = misbehaving("thread", resources={"far": 1.0})
+
+    async def main(document: Config, by: str) -> None:
+        async with open_runner(document) as runner:
+            await until_true(lambda: f"by {by}" in repr(runner))
+            assert (await run(runner, "good")).error is None
+            assert isinstance((await run(runner, "gives another output")).error, BackendFailed)
+            running = start(runner, batch_of(value_of("hangs")))
+            await asyncio.sleep(0.05)
+            if by == "tcp":
+                cluster.remove_node(node, allow_graceful=False)
+                execution = await asyncio.wait_for(running, 0.9)  # sooner than it would be found to hang
+                assert (type(execution.error), execution.session_lost) == (BackendUnreachable, True)
+
+    nowhere = far.model_copy(update={"ray": far.ray.model_copy(update={"channel_host": "192.0.2.1"})})
+    for document, by in ((nowhere, "calls of Serve's"), (far, "tcp")):
+        Gateway(document)
+        asyncio.run(main(document, by))

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from backends.base import ModelSpec
-from gateway.cluster.remote import pack
 from gateway.cluster.replica import Replica
 from gateway.config import parse_config
 from gateway.errors import BackendFailed, GatewayError
-from gateway.frames import decode_frame
+from gateway.frames import decode_frame, encode_frame
 from tests.engine.misbehaving import value_of
 from tests.engine.pools import children, until_true
 
@@ -48,7 +47,8 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def frame(value: float = 1.0, *, ingress: str = "a", left_rows: int = 0) -> bytes:
     inputs = {"INPUT0": np.full((2, 16), value, dtype=np.float32)}
-    return pack(inputs, rows=2, batched=True, left_rows=left_rows, ingress=ingress, parameters={})
+    about = {"rows": 2, "batched": True, "left_rows": left_rows, "ingress": ingress, "parameters": {}}
+    return b"".join(encode_frame(inputs, about))
 
 
 async def attend(replica: Replica, ingress: str, known: int | None) -> int:

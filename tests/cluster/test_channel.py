@@ -1,0 +1,253 @@
+"""The socket between an ingress and a replica: frames whole and in order, strangers refused, an end that is told at once."""
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+import uvloop
+
+from gateway.cluster import channel as wire
+from gateway.cluster.channel import Channel, ChannelLost, ChannelServer, Endpoints
+from gateway.protocols.tensors import Buffer
+from tests.engine.pools import until_true
+
+pytestmark = pytest.mark.ray  # the package imports it
+
+
+class Echo:
+    """A replica that answers what it gets: at once, or once `release` is called."""
+
+    def __init__(self, *, holds: bool = False, **limits: Any) -> None:
+        self.server = ChannelServer(self._run, **limits)
+        self.frames: list[bytes] = []
+        self.cancelled: list[bytes] = []
+        self.held: list[Callable[[], None]] = []
+        self._holds = holds
+
+    def _run(self, frame: Buffer, answer: Callable[[Sequence[Buffer]], None]) -> Callable[[], None]:
+        content = bytes(frame)
+        self.frames.append(content)
+        if self._holds:
+            self.held.append(lambda: answer((content,)))
+        else:
+            answer((frame,))
+        return lambda: self.cancelled.append(content)
+
+
+def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    for run in (asyncio.run, uvloop.run):
+        run(asyncio.wait_for(test(), 20))
+
+
+async def opened(echo: Echo, how: str = "unix") -> Channel:
+    host = "127.0.0.1" if how == "tcp" else ""
+    endpoints = await echo.server.start(host)
+    if how == "tcp":
+        return await Channel.connect(echo.server.token, host=endpoints.host, port=endpoints.port)
+    return await Channel.connect(echo.server.token, unix=endpoints.unix)
+
+
+async def closed(echo: Echo, *channels: Channel) -> None:
+    for channel in channels:
+        channel.close()
+    await echo.server.close()
+
+
+@pytest.mark.parametrize("how", ["unix", "tcp"])
+def test_frames_of_any_size_come_back_each_to_its_question(how: str) -> None:
+    async def test() -> None:
+        echo = Echo()
+        channel = await opened(echo, how)
+        sizes = [0, 1, 100, 1 << 14, (1 << 18) - 13, (1 << 18) - 12, 1 << 18, 3_000_000, 5, 200_000] * 3
+        contents = [os.urandom(size) for size in sizes]
+        questions = [channel.ask((content[:7], content[7:])) for content in contents]
+        for question, content in zip(questions, contents, strict=True):
+            assert bytes(await question.answer) == content
+        assert echo.frames == contents
+        await asyncio.wait_for(echo.server.drained(), 1)
+        await closed(echo, channel)
+
+    on_both_loops(test)
+
+
+def test_an_answer_that_comes_late_goes_to_whoever_asked_for_it() -> None:
+    async def test() -> None:
+        echo = Echo(holds=True)
+        channels = [await opened(echo), await opened(echo, "tcp")]
+        questions = [channel.ask((b"%d" % number,)) for number in range(3) for channel in channels]
+        await until_true(lambda: len(echo.held) == 6)
+        assert not echo.server._idle.is_set()
+        for release in reversed(echo.held):
+            release()
+        assert [bytes(await question.answer) for question in questions] == [b"0", b"0", b"1", b"1", b"2", b"2"]
+        await asyncio.wait_for(echo.server.drained(), 1)
+        await closed(echo, *channels)
+
+    on_both_loops(test)
+
+
+def test_a_cancelled_question_is_told_to_the_replica_and_a_late_answer_harms_nobody() -> None:
+    async def test() -> None:
+        echo = Echo(holds=True)
+        channel = await opened(echo)
+        kept, given_up, hurried = (channel.ask((name,)) for name in (b"kept", b"given up", b"hurried"))
+        await until_true(lambda: len(echo.held) == 3)
+        given_up.answer.cancel()
+        hurried.cancel()
+        await until_true(lambda: len(echo.cancelled) == 2)
+        assert sorted(echo.cancelled) == [b"given up", b"hurried"]
+        for release in echo.held:
+            release()
+        assert bytes(await kept.answer) == b"kept"
+        assert bytes(await hurried.answer) == b"hurried"  # asked for early, it is an answer all the same
+        hurried.cancel()  # too late: nothing happens
+        await closed(echo, channel)
+
+    on_both_loops(test)
+
+
+@pytest.mark.parametrize("ends", ["replica", "ingress"])
+def test_the_end_of_a_connection_is_told_at_once_on_both_sides(ends: str) -> None:
+    async def test() -> None:
+        echo = Echo(holds=True)
+        channel = await opened(echo)
+        questions = [channel.ask((b"a",)), channel.ask((b"b",))]
+        await until_true(lambda: len(echo.held) == 2)
+        if ends == "replica":
+            await echo.server.close()
+        else:
+            channel.abort()
+        for question in questions:
+            with pytest.raises(ChannelLost):
+                await asyncio.wait_for(question.answer, 1)
+        with pytest.raises(ChannelLost, match="closed"):
+            await channel.ask((b"c",)).answer
+        await asyncio.wait_for(echo.server.drained(), 1)
+        assert echo.cancelled == [b"a", b"b"]
+        for release in echo.held:
+            release()  # to nobody
+        await closed(echo)
+
+    on_both_loops(test)
+
+
+def test_a_run_that_raises_costs_its_connection_and_the_next_one_works(caplog: pytest.LogCaptureFixture) -> None:
+    def run(frame: Buffer, answer: Callable[[Sequence[Buffer]], None]) -> Callable[[], None]:
+        if bytes(frame) == b"bad":
+            raise ZeroDivisionError("injected")
+        answer((frame,))
+        return lambda: None
+
+    async def test() -> None:
+        server = ChannelServer(run)
+        endpoints = await server.start()
+        channel = await Channel.connect(server.token, unix=endpoints.unix)
+        with pytest.raises(ChannelLost):
+            await channel.ask((b"bad",)).answer
+        again = await Channel.connect(server.token, unix=endpoints.unix)
+        assert bytes(await again.ask((b"good",)).answer) == b"good"
+        await asyncio.wait_for(server.drained(), 1)
+        again.close()
+        await server.close()
+
+    on_both_loops(test)
+    assert "ZeroDivisionError: injected" in caplog.text
+
+
+def said_by(endpoints: Endpoints, *frames: bytes) -> bytes:
+    """What the replica says to somebody who sends this and then waits for its end. Blocks: on another thread."""
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(5)
+        stranger.connect(f"\0{endpoints.unix}")
+        stranger.sendall(b"".join(frames))
+        heard = b""
+        while True:
+            try:
+                piece = stranger.recv(1 << 16)
+            except ConnectionResetError:
+                return heard
+            if not piece:
+                return heard
+            heard += piece
+
+
+def frame(kind: int, payload: bytes, *, size: int | None = None) -> bytes:
+    return struct.pack("<QIB", len(payload) if size is None else size, 0, kind) + payload
+
+
+GREETING = struct.pack("<4sH32s", b"GWCH", wire.VERSION, bytes(32))
+STRANGERS = {
+    "http": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
+    "a wrong token": [frame(0, GREETING), frame(1, bytes(32))],
+    "no proof": [frame(0, GREETING), frame(2, b"")],
+    "a run first": [frame(2, b"payload")],
+    "two greetings": [frame(0, GREETING), frame(0, GREETING)],
+    "another version": [frame(0, struct.pack("<4sH32s", b"GWCH", wire.VERSION + 1, bytes(32)))],
+    "another protocol": [frame(0, struct.pack("<4sH32s", b"HTTP", wire.VERSION, bytes(32)))],
+    "a short greeting": [frame(0, GREETING[:-1])],
+    "a long first frame": [frame(0, b"", size=65)],
+    "a frame that never ends": [frame(0, b"", size=1 << 63)],
+    "bytes": [bytes(range(256))],
+}
+
+
+@pytest.mark.parametrize("frames", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_is_refused_before_anything_is_run(frames: list[bytes]) -> None:
+    async def test() -> None:
+        echo = Echo()
+        endpoints = await echo.server.start()
+        heard = await asyncio.to_thread(said_by, endpoints, *frames)
+        assert heard in (b"", heard[: 13 + 38])  # its greeting, which proves nothing, and no more
+        channel = await opened(echo)
+        assert bytes(await channel.ask((b"a",)).answer) == b"a"
+        assert echo.frames == [b"a"]
+        await closed(echo, channel)
+
+    on_both_loops(test)
+
+
+def test_a_connection_that_says_nothing_is_closed_and_too_many_of_them_are_refused() -> None:
+    async def test() -> None:
+        echo = Echo(greeting_s=0.5, most_unknown=3)
+        endpoints = await echo.server.start()
+        silent = []
+        for _ in range(3):
+            silent.append(socket.socket(socket.AF_UNIX))
+            silent[-1].connect(f"\0{endpoints.unix}")
+        await until_true(lambda: len(echo.server._connections) == 3)
+        with pytest.raises(ChannelLost):
+            await opened(echo)
+        await until_true(lambda: not echo.server._connections)
+        for one in silent:
+            one.close()
+        channel = await opened(echo)
+        assert bytes(await channel.ask((b"a",)).answer) == b"a"
+        await closed(echo, channel)
+
+    on_both_loops(test)
+
+
+def test_a_replica_that_is_not_there_or_is_an_impostor_is_no_channel() -> None:
+    async def test() -> None:
+        with pytest.raises(ChannelLost):
+            await Channel.connect(bytes(32), unix="gateway-nobody")
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            with pytest.raises(ChannelLost):
+                await Channel.connect(bytes(32), host="127.0.0.1", port=taken.getsockname()[1])
+
+        async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(frame(0, GREETING) + frame(1, bytes(32)))  # without the token
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(impostor, "127.0.0.1", 0)
+        with pytest.raises(ChannelLost):
+            await Channel.connect(bytes(32), host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+        server.close()
+
+    on_both_loops(test)

@@ -16,7 +16,6 @@ from gateway.config import Config
 from gateway.console import Speech, step
 from gateway.errors import ConfigError
 from gateway.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
-from gateway.on_ray import serve_on_ray
 from gateway.run_dir import fresh_run_dir, make_run_dir
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ def uses_ray(config: Config, *, asked: bool, refused: bool) -> bool:
 def serve(config: Config, *, on_ray: bool, speech: Speech) -> int:
     """Serve until a signal ends it. Call on the main thread. Returns the exit code. Raises: GatewayError, OSError."""
     if on_ray:
+        from gateway.on_ray import serve_on_ray  # with what a command line needs, which `gateway.run` does without
+
         return serve_on_ray(config, speech)
     announce = announcer(config, quiet=speech.quiet)
     own = config.server.run_dir

@@ -1,6 +1,7 @@
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from typing import Any
@@ -11,6 +12,11 @@ import pytest
 if "PYTEST_XDIST_WORKER" not in os.environ:  # one of which has it from the process that started it
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache-")
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+# What a shell in the background, or nohup, ignores is ignored by the processes that tests start as well, and signal.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 # Debian package -> the program of it that tests run.
 _PROGRAMS = {"curl": "curl", "chromium-driver": "chromedriver"}

@@ -20,6 +20,9 @@ from typing import Any, Final, NamedTuple
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray makes its workers yield to everything else by default: 15
+# Our only calls by handles wait for seconds anyway: on a busy machine a late answer is nothing to warn of.
+os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "5")
+os.environ.setdefault("RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "5")
 
 import grpc
 import ray

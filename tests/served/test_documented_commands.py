@@ -94,6 +94,7 @@ SHORTER = {
 
 # They take minutes, and tools of their own (wrk, h2load, a tritonserver): only their options are looked up.
 BENCHMARKS = (
+    "python -m benchmarks.batch_channel",
     "python -m benchmarks.batching",
     "python -m benchmarks.batching --only heldout",
     "python -m benchmarks.batching --only table",

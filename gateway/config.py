@@ -73,8 +73,11 @@ class _Strict(BaseModel):
 
     @classmethod
     def called_here(cls, key: str) -> tuple[str, str] | None:
-        """Of a key that others have: what it is here, and what to write; None, for any other."""
-        return KEYS.get(plain(key))
+        """Of a key that others have: what it is here, and what to write; None, for any other, and for one of ours without its
+        unit.
+        """
+        ours = any(plain(name).startswith(plain(key)) for name in cls.model_fields)
+        return None if ours else KEYS.get(plain(key))
 
 
 class Limits(_Strict):

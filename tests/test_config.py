@@ -141,6 +141,18 @@ def test_what_other_servers_call_a_key_is_told_as_it_is_called_here(text: str, p
     assert not any("missing" in line for line in more)
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (f"batching: {{policy: fixed, max_delay: 5}}, {BACKEND}", "max_delay_ms"),
+        ("backends: [{kind: triton, url: 'h:8001', model: m, timeout: 5}]", "timeout_s"),
+    ],
+)
+def test_a_key_without_its_unit_is_ours_whatever_others_call_so(text: str, meant: str) -> None:
+    (fault,) = faults(f"models: [{{name: a, {text}}}]")
+    assert fault.endswith(f": 5: unknown key; did you mean `{meant}`?")
+
+
 def test_every_fault_is_told_at_once() -> None:
     assert len(faults("server: {http_port: x}\nmodels: [{name: a, slo: {p99_ms: 0}, backends: [{kind: torch}]}]")) == 3
 

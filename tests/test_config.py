@@ -1,12 +1,14 @@
 """A configuration's faults are named with file, key path, value, what was expected, and the nearest key."""
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from gateway.cli import main
-from gateway.config import load_config, parse_config
+from gateway.config import Python, load_config, parse_config
 from gateway.documents.faults import shown
 from gateway.errors import ConfigError
 
@@ -151,6 +153,19 @@ def test_what_other_servers_call_a_key_is_told_as_it_is_called_here(text: str, p
 def test_a_key_without_its_unit_is_ours_whatever_others_call_so(text: str, meant: str) -> None:
     (fault,) = faults(f"models: [{{name: a, {text}}}]")
     assert fault.endswith(f": 5: unknown key; did you mean `{meant}`?")
+
+
+def test_faults_of_a_document_made_in_python_are_told_beside_what_no_copy_is_made_of() -> None:
+    options = {"lock": threading.Lock()}
+    backend: dict[str, Any] = {"kind": "python", "model": "m:M", "sesions": 0, "class_options": options}
+    model = {"name": "a", "backends": (backend,)}
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"models": (model,)}, source="x")
+    assert len(caught.value.message.splitlines()) == 2
+    del backend["sesions"]
+    (read,) = parse_config({"models": (model,)}, source="x").models[0].backends
+    assert isinstance(read, Python)
+    assert read.class_options["lock"] is options["lock"]
 
 
 def test_every_fault_is_told_at_once() -> None:

@@ -114,6 +114,21 @@ def test_what_comes_from_an_anchor_is_told_where_it_stands(folder: Path) -> None
     assert [(fault["path"][:9], fault["line"]) for fault in said["faults"]] == [("models[0]", 4), ("models[1]", 4)]
 
 
+def test_what_is_misspelt_behind_an_anchor_is_told_at_each_place(folder: Path) -> None:
+    text = (
+        "models:\n"
+        "  - name: a\n"
+        "    backends: &backends\n"
+        "      - {kind: synthetic, sesions: two}\n"
+        "  - {name: b, backends: *backends}\n"
+    )
+    faults = told(Mistake("", text, "", ()), folder)["faults"]
+    assert {(fault["path"], fault["line"], fault["value"]) for fault in faults} == {
+        (f"models[{index}].backends[0].sesions", 4, "'two'") for index in (0, 1)
+    }
+    assert len(faults) == 4  # of each the key and what it holds
+
+
 ODD = {
     "a file that is no Python, without a name": (one("model: broken.py", kind="python"), "'broken.py': does not name a class"),
     "a package that raises": (one("model: raising.part:M", kind="python"), "'raising' cannot be imported: ValueError: no"),

@@ -3,7 +3,6 @@
 What is misspelt is read as it was probably meant; what is at fault is NOT_KNOWN, which ends what would be concluded from it.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin
@@ -76,7 +75,7 @@ def _respelt(model: type[BaseModel], document: Document) -> tuple[Document, Any,
     faults: list[Fault] = []
     value = document.value
     while True:
-        corrected = copy.deepcopy(value)
+        corrected = value
         told: list[Any] = []
         misspelt: dict[Location, str] = {}
         for error in _errors(model, value):
@@ -84,12 +83,13 @@ def _respelt(model: type[BaseModel], document: Document) -> tuple[Document, Any,
             if error["type"] == "union_tag_invalid" and (
                 kind := nearest(_at(value, place.location)["kind"], tags_of(kind_of(place)))
             ):
-                _at(corrected, place.location)["kind"] = kind
+                corrected = _with(corrected, place.location, {**_at(corrected, place.location), "kind": kind})
                 told.append(error)
             elif error["type"] == "extra_forbidden" and (key := _respelt_key(place, model, _at(value, place.location))):
                 around = _at(corrected, place.location[:-1])
                 if key not in around:
-                    around[key] = around.pop(place.location[-1])
+                    named = {key if name == place.location[-1] else name: item for name, item in around.items()}
+                    corrected = _with(corrected, place.location[:-1], named)
                     misspelt[*place.location[:-1], key] = str(place.location[-1])
                     told.append(error)
         if not told:
@@ -129,6 +129,15 @@ def _at(value: Any, location: Location) -> Any:
     for part in location:
         value = value[part]
     return value
+
+
+def _with(value: Any, location: Location, new: Any) -> Any:
+    """A copy with something else at one place only: an anchor may have put what stands there at others too."""
+    if not location:
+        return new
+    changed: Any = dict(value) if isinstance(value, dict) else list(value)
+    changed[location[0]] = _with(value[location[0]], location[1:], new)
+    return changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +194,7 @@ def _filled(annotation: Any, value: Any, at: Location, gaps: _Gaps) -> Any:
     if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
         return kind.model_construct(**{name: _field(name, field, value, at, gaps) for name, field in kind.model_fields.items()})
     arguments = get_args(kind)
-    if isinstance(value, list) and get_origin(kind) is tuple:
+    if isinstance(value, list | tuple) and get_origin(kind) is tuple:
         return tuple(_filled(arguments[0], item, (*at, index), gaps) for index, item in enumerate(value))
     if isinstance(value, dict) and get_origin(kind) is dict:
         known = {key: item for key, item in value.items() if (*at, key) not in gaps.keys}

@@ -15,7 +15,7 @@ from backends.check import checked
 from backends.mistakes import Mistake, Wanted
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
 from gateway.config import Backend, Config, Model, Tensor, config_as_far_as_valid, tensor_specs
-from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit, path_of
+from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit
 from gateway.documents.reader import Document, read
 
 T = TypeVar("T")
@@ -62,8 +62,9 @@ def _second_look(document: Document, config: Config) -> Iterator[Fault]:
         for location, tensor in as_far_as_known(_tensors(model, "inputs"), _tensors(model, "outputs")):
             for unfit in as_far_as_known(_without_batch(tensor, model.max_rows)):
                 at = ("models", index, *location, "shape")
-                if path_of(at) not in places:
-                    yield document.fault(at, unfit.found, expected=unfit.expected, remedy=unfit.remedy)
+                fault = document.fault(at, unfit.found, expected=unfit.expected, remedy=unfit.remedy)
+                if fault.path not in places:
+                    yield fault
 
 
 def servable(path: str | Path, *, here: bool) -> Config:

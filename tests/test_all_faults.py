@@ -166,6 +166,13 @@ ALONE = {
 }  # fmt: skip
 
 
+def test_a_shape_that_a_file_denies_is_told_once_behind_a_misspelt_key(folder: Path) -> None:
+    pytest.importorskip("onnx")
+    text = onnx("input: [{name: x, datatype: FP32, shape: [3]}]")
+    faults = looked_at(Document("x", yaml.safe_load(text), folder=folder)).faults
+    assert [fault.path for fault in faults] == ["models[0].input", "models[0].input[0].shape"], "\n".join(map(str, faults))
+
+
 @pytest.mark.parametrize("case", ALONE)
 def test_what_depends_on_what_is_at_fault_is_not_told(case: str, folder: Path) -> None:
     text, path = ALONE[case]

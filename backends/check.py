@@ -208,6 +208,8 @@ _CHECKS: Final[dict[str, tuple[Callable[[Wanted], Iterator[Mistake]], ...]]] = {
     "tensorrt": (_gpu, _onnx),
     "neuron": (_neuron_folder, _neuron_device),
 }
+
+
 # files
 
 
@@ -224,7 +226,7 @@ def _no_file(wanted: Wanted, kind: str) -> Iterator[Mistake]:
         return
     if not path.is_file():
         yield Mistake(at, f"no such file ({path})", remedy=_compiles(wanted) or near_file(path))
-        yield from _buildnamed_code(wanted)
+        yield from _build_code(wanted)
         return
     try:
         artifact = identify(path)
@@ -243,7 +245,7 @@ def _compiles(wanted: Wanted) -> str:
     return "`gateway compile` with this configuration makes it" if wanted.build is not None else ""
 
 
-def _buildnamed_code(wanted: Wanted) -> Iterator[Mistake]:
+def _build_code(wanted: Wanted) -> Iterator[Mistake]:
     """Of an artifact that is still to be made."""
     if wanted.build is not None:
         source = str(wanted.build["source"])

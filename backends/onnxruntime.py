@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.artifacts import identify
+from backends.artifacts import UNKNOWN, identify
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_shapes
@@ -126,7 +126,7 @@ def _why_not(path: Path, said: str) -> str:
     import onnxruntime
 
     artifact = identify(path)
-    if not artifact.kind:
+    if not artifact.kind and artifact != UNKNOWN:
         return f"{artifact.what}: {artifact.way}"
     reason = _OF_ITSELF.sub("", said).strip().rstrip(".")
     way = "; install a newer onnxruntime, or export for an older opset" if _NEWER.search(reason) else ""

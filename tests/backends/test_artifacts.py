@@ -170,6 +170,7 @@ def test_what_onnx_runtime_cannot_load_is_told_by_what_the_file_is(external: Pat
     newer = onnx.load("m.onnx")
     newer.ir_version = 99
     onnx.save(newer, "newer.onnx")
+    Path("newer").write_bytes(newer.SerializeToString())
     external.with_name("m.onnx.data").unlink()
     for name, says in (
         (
@@ -177,6 +178,7 @@ def test_what_onnx_runtime_cannot_load_is_told_by_what_the_file_is(external: Pat
             "an ONNX file without its weights, 'm.onnx.data': put that file, which the export wrote too, beside the model, in",
         ),
         ("newer.onnx", r"ONNX Runtime [\d.]+ cannot load it: Unsupported model IR version: 99, max .*; install a newer"),
+        ("newer", r"ONNX Runtime [\d.]+ cannot load it: Unsupported model IR version: 99, max .*; install a newer"),
     ):
         with pytest.raises(backends.LoadFailed, match=f"^{external.parent}/{name}: {says}") as raised:
             backends.load("onnxruntime", {"model": name})

@@ -195,8 +195,10 @@ def _left_aside(config: Any, kind: str, *, has_gpu: bool) -> Iterator[tuple[str,
         yield "instance_group (KIND_AUTO)", "without KIND_GPU it is on the CPU; `device: cuda` puts it on a GPU"
     elif len(gpus := _gpus(config)) > 1 or (gpus and gpus[0] and kind == "onnxruntime"):
         yield "instance_group (gpus)", _ONE_GPU[kind]
-    ours = ("EXECUTION_ENV_PATH",) if kind == "python" else [name for name in config.parameters if name not in _THREADS]
-    if names := sorted(name for name in ours if name in config.parameters):
+    used = _THREADS if _threads(config) else ()
+    if names := sorted(
+        name for name in config.parameters if (name == "EXECUTION_ENV_PATH" if kind == "python" else name not in used)
+    ):
         yield _named("parameters", names), _OF_PARAMETERS[kind == "python"]
 
 

@@ -506,6 +506,10 @@ output [{ name: "y" data_type: TYPE_FP32 dims: [4] }]
         ),
         ('parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "2" } }', []),
         (
+            'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "0" } }',  # all cores
+            ["parameters (INTRA_OP_THREAD_COUNT) is left aside: what tunes a backend are keys of it"],
+        ),
+        (
             'instance_group [{ rate_limiter { priority: 2 } host_policy: "numa" }]',
             ["instance_group (rate_limiter, host_policy) is left aside: `server.shared_workers` limits what runs at once"],
         ),

@@ -3,6 +3,7 @@
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -57,8 +58,10 @@ def exported_tensors(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSp
             return tuple(TensorSpec(name, *_exported(graph["tensor_values"][name])) for name in names)
 
         return found(inputs), found(outputs)
-    except (StopIteration, KeyError, TypeError, ValueError, zipfile.BadZipFile):
-        return None
+    except (StopIteration, LookupError, AttributeError, TypeError, ValueError):
+        return None  # of another schema
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):
+        return None  # damaged
 
 
 def _exported(meta: Any) -> tuple[str, tuple[int, ...]]:

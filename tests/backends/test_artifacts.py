@@ -1,6 +1,7 @@
 """A file is named for what it is by its bytes, and a pickle is never run to find out."""
 
 import io
+import json
 import pickle
 import random
 import zipfile
@@ -11,6 +12,7 @@ import pytest
 
 import backends
 from backends.artifacts import EXPORTED, ONNX, TORCHSCRIPT, identify
+from backends.file_tensors import exported_tensors
 from backends.torch import load_callable
 from gateway.errors import ConfigError
 from gateway.guess import guess
@@ -125,6 +127,23 @@ def test_what_torch_saves_is_told_apart(tmp_path: Path) -> None:
     assert identify(tmp_path / "checkpoint.pt").what.startswith("a state_dict")
     assert identify(tmp_path / "module.pt").what == "a pickled module (torch.nn.modules.container.Sequential)"
     assert identify(tmp_path / "old.pt").what.startswith("a file of torch.save")
+
+
+@pytest.mark.parametrize("fault", ["deflated and damaged", "of another schema"])
+def test_an_exported_program_that_cannot_be_read_tells_no_tensors(fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.pt2"
+    spec = {"user_input": {"arg": {"as_tensor": {"name": "x"}}}}
+    graph = {"tensor_values": {"x": {"dtype": 7, "sizes": [3]}}}  # they are mappings in the schema that is known
+    program = {"graph_module": {"graph": graph, "signature": {"input_specs": [spec], "output_specs": []}}}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("m/archive_format", "pt2")
+        archive.writestr("m/models/model.json", json.dumps(program))
+        start = archive.getinfo("m/models/model.json").header_offset + 30 + len("m/models/model.json")
+    if fault == "deflated and damaged":
+        content = path.read_bytes()
+        path.write_bytes(content[:start] + b"\xff" * 8 + content[start + 8 :])
+    assert identify(path) == EXPORTED
+    assert exported_tensors(path) is None
 
 
 @pytest.fixture

@@ -353,6 +353,7 @@ class _Sent:
                 pair.of_caller(outcome)
         except BaseException:
             log.exception("the end of a request of model %s could not be accounted for", self.request.model)
+        self.place = None  # or this and its place would hold each other until the cyclic collector comes
         self._on_done(outcome)
 
     def _falls_back(self, outcome: InferResponse | GatewayError) -> bool:

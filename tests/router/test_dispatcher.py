@@ -701,6 +701,28 @@ def test_nothing_of_an_answered_request_stays() -> None:
     simulated((CHEAP, DEAR, shadow(1.0)), main)
 
 
+@pytest.mark.parametrize("fault", [None, FAILED], ids=["served", "fell back"])
+def test_an_answered_request_is_freed_without_the_collector(fault: Fault | None) -> None:
+    def requests() -> int:
+        return sum(type(one) is InferRequest for one in gc.get_objects())
+
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(fault)
+        await fleet.send()
+        gc.collect()
+        before = requests()
+        gc.disable()
+        try:
+            for _ in range(3):
+                assert isinstance(await fleet.send(), InferResponse)
+            await asyncio.sleep(1)
+            assert requests() <= before
+        finally:
+            gc.enable()
+
+    simulated((CHEAP, DEAR), main)
+
+
 def test_closed_it_counts_nobody_as_ejected_and_nothing_more() -> None:
     async def main(fleet: Fleet) -> None:
         fleet.sessions[0].fault = always(LOST)

@@ -392,7 +392,7 @@ class _Incoming(_Connection):
         if kind == _CANCEL:
             cancel = self.running.get(number)
             if cancel is not None:  # else the answer has left
-                cancel()
+                _try(cancel)
         elif kind == _RUN and number not in self.running:
             self.running[number] = lambda: None
             cancel = self._server._run(payload, partial(self._answer, number))
@@ -405,7 +405,7 @@ class _Incoming(_Connection):
     def ended(self, why: str) -> None:
         running, self.running = self.running, {}
         for cancel in running.values():
-            cancel()
+            _try(cancel)
         self._server._connections.discard(self)
         self._server.changed()
 
@@ -413,3 +413,10 @@ class _Incoming(_Connection):
         if self.running.pop(number, None) is not None:
             self._send(_ANSWER, number, pieces)
             self._server.changed()
+
+
+def _try(cancel: Callable[[], None]) -> None:
+    try:
+        cancel()
+    except BaseException:  # the run goes on, and so do the others of its connection
+        log.exception("a run could not be cancelled")

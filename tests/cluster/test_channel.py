@@ -158,6 +158,44 @@ def test_a_run_that_raises_costs_its_connection_and_the_next_one_works(caplog: p
     assert "ZeroDivisionError: injected" in caplog.text
 
 
+@pytest.mark.parametrize("ends", ["cancelled", "lost"])
+def test_a_run_that_cannot_be_cancelled_costs_no_other(ends: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        held: list[Callable[[], None]] = []
+        cancelled: list[bytes] = []
+
+        def run(frame: Buffer, answer: Callable[[Sequence[Buffer]], None]) -> Callable[[], None]:
+            def cancel() -> None:
+                if frame == b"bad":
+                    raise ZeroDivisionError("injected")
+                cancelled.append(bytes(frame))
+
+            held.append(lambda: answer((frame,)))
+            return cancel
+
+        server = ChannelServer(run)
+        endpoints = await server.start()
+        channel = await Channel.connect(server.token, unix=endpoints.unix)
+        questions = [channel.ask((content,)) for content in (b"bad", b"good")]
+        await until_true(lambda: len(held) == 2)
+        if ends == "cancelled":
+            for question in questions:
+                question.cancel()
+            await until_true(lambda: cancelled == [b"good"])
+            for release in held:
+                release()
+            assert [bytes(await question.answer) for question in questions] == [b"bad", b"good"]
+        channel.close()
+        await asyncio.wait_for(server.drained(), 1)
+        assert cancelled == [b"good"]
+        for question in questions:
+            question.answer.exception()
+        await asyncio.wait_for(server.close(), 1)
+
+    on_both_loops(test)
+    assert "ZeroDivisionError: injected" in caplog.text
+
+
 def said_by(endpoints: Endpoints, *frames: bytes) -> bytes:
     """What the replica says to somebody who sends this and then waits for its end. Blocks: on another thread."""
     with socket.socket(socket.AF_UNIX) as stranger:

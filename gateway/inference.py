@@ -78,7 +78,7 @@ class Endpoints(Generic[C]):
 class Inference(ABC, Generic[C, Reply]):
     """See the module. Life: made -> start -> `answer` or `refuse`, once, perhaps within start. On the event loop's thread."""
 
-    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_endpoints", "_place", "_request", "over")
+    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_endpoints", "_place", "_request")
 
     def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
         self._endpoints = endpoints
@@ -87,7 +87,6 @@ class Inference(ABC, Generic[C, Reply]):
         self._endpoint: Endpoint[C] | None = None
         self._request: InferRequest | None = None
         self._place: Place | None = None
-        self.over = False
 
     # what a protocol gives
 
@@ -124,12 +123,11 @@ class Inference(ABC, Generic[C, Reply]):
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""
-        if self._place is not None and not self.over:
+        if self._place is not None:
             self._place.cancel()
 
     def _done(self, outcome: InferResponse | GatewayError) -> None:
         encoding_ns = time.monotonic_ns()
-        self.over = True
         self._place = None  # or this and its place would hold each other until the cyclic collector comes
         endpoint = self._endpoint
         if isinstance(outcome, InferResponse):

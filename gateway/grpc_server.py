@@ -373,7 +373,7 @@ class _InferStream:
                 call.finish()
 
     def _send(self, inference: _Turn) -> None:
-        reply = inference.reply
+        reply, inference.reply = inference.reply, None  # an error may hold frames that hold the inference
         if isinstance(reply, pb.ModelInferResponse):
             # One answer per request: each is the final one of its request, and says so as Triton's does.
             reply.parameters["triton_final_response"].bool_param = True

@@ -226,7 +226,9 @@ async def test_what_is_over_is_freed_without_the_collector() -> None:
         try:
             for pieces in ((framed(GOOD),), (framed(b""),), (framed(GOOD)[:5], framed(GOOD)[5:]), (b"\0\0",)):
                 await ask(served, *pieces)
-            await ask(served, framed(GOOD), framed(GOOD), path="/inference.GRPCInferenceService/ModelStreamInfer")
+            await ask(
+                served, framed(GOOD), framed(b"\xff"), framed(GOOD), path="/inference.GRPCInferenceService/ModelStreamInfer"
+            )
             await ask(served, framed(b""), path="/inference.GRPCInferenceService/ServerLive")
             await asyncio.sleep(0.05)
             assert sorted(alive()) == before

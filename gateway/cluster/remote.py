@@ -532,7 +532,7 @@ class _Link:
         """Until then, and where there is none, batches go by Serve's gRPC server."""
         node = str(ray.get_runtime_context().get_node_id())
         try:
-            answer = await self._request(_CHANNEL, msgspec.msgpack.encode((self.ingress, node)), _PING_S)
+            answer = await self._request(_CHANNEL, node.encode(), _PING_S)
             token, endpoints = _channel_decoder.decode(answer)
             if endpoints.host:
                 self._channel = await Channel.connect(token, host=endpoints.host, port=endpoints.port)

@@ -39,7 +39,6 @@ _DEAL_S: Final = 0.25
 _HORIZON_WITHOUT_SLO_MS: Final = 50.0
 
 _question = msgspec.msgpack.Decoder(tuple[str, int | None])
-_channel_question = msgspec.msgpack.Decoder(tuple[str, str])
 
 
 def _node_address() -> str:
@@ -126,11 +125,13 @@ class Replica:
             cancel()
             raise
 
-    async def channel(self, question: bytes) -> bytes:
-        """Where batches come in without Serve: what `channel_answer` writes. An ingress of another node is told a TCP port."""
-        _, node = _channel_question.decode(question)
+    async def channel(self, node: bytes) -> bytes:
+        """Where batches come in without Serve: what `channel_answer` writes.
+
+        node: the ingress's; one that is not the replica's own is told a TCP port.
+        """
         own = ray.get_runtime_context().get_node_id()
-        host = "" if node == own else self._channel_host or _node_address()
+        host = "" if node.decode() == own else self._channel_host or _node_address()
         endpoints = await self._channel.start(host)
         return channel_answer(self._channel.token, endpoints if host else endpoints._replace(host="", port=0))
 

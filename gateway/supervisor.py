@@ -43,6 +43,7 @@ def supervise(command: Sequence[str], work: bytes, *, drain_timeout_s: float, en
     command: gets one more argument, the descriptor for `Tell`. work: its standard input. Returns the exit code; does not return
     after a second Ctrl-C.
     """
+    others = frozenset(psutil.Process().children())  # of the shell that has become this process
     _prctl(_SUBREAPER, 1)
     told, tell = os.pipe()
     with _woken_by_signals() as woken:
@@ -55,18 +56,20 @@ def supervise(command: Sequence[str], work: bytes, *, drain_timeout_s: float, en
             assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
                 stdin.write(work)
-            return _Watch(child, drain_timeout_s).until_ended(woken, told)
+            return _Watch(child, drain_timeout_s, others).until_ended(woken, told)
         finally:
-            _end_all()
+            _end_all(but=others)
             os.close(told)
 
 
 class _Watch:
     """What is known of the child, and what follows of it."""
 
-    def __init__(self, child: "subprocess.Popen[bytes]", drain_timeout_s: float) -> None:
+    def __init__(self, child: "subprocess.Popen[bytes]", drain_timeout_s: float, others: frozenset[psutil.Process]) -> None:
+        """others: our children that are not to end with it."""
         self._child = child
         self._drain_timeout_s = drain_timeout_s
+        self._others = others
         self._interrupts = Interrupts()
         self._serving = False
         self._left = ""
@@ -110,7 +113,7 @@ class _Watch:
             return False
         meaning = self._interrupts.meaning(number, time.monotonic())
         if meaning == "end":
-            _end_all()
+            _end_all(but=self._others)
             end_at_once(self._left)
         if meaning == "stop":
             self._asked = True
@@ -196,15 +199,17 @@ def _woken_by_signals() -> Iterator[int]:
         os.close(wake)
 
 
-def _end_all() -> None:
-    """Kill all that descends of this process; those whose parents are gone are its own children."""
+def _end_all(*, but: frozenset[psutil.Process]) -> None:
+    """Kill all that descends of this process, but for these children; those whose parents are gone are its own children."""
     until_s = time.monotonic() + _KILLED_S
     while time.monotonic() < until_s:
-        # Parents first, lest they tell of the loss of their children.
-        left = psutil.Process().children(recursive=True)
-        for process in left:
+        left = [child for child in psutil.Process().children() if child not in but]
+        for child in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                # Parents first, lest they tell of the loss of their children.
+                for process in (child, *child.children(recursive=True)):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

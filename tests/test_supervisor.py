@@ -122,6 +122,18 @@ def test_a_child_that_ends_by_itself_says_the_exit_code(ends: str, code: int, to
         assert (process.returncode, said) == (code, told)
 
 
+def test_what_the_shell_before_it_started_is_not_ended() -> None:
+    code = SUPERVISE.format(child="", drain_s=0.1)
+    shell = 'sleep 60 >/dev/null 2>&1 & echo $!; exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", shell, "sh", sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    other = psutil.Process(int(done.stdout))
+    assert other.status() != psutil.STATUS_ZOMBIE
+    other.kill()
+
+
 def test_what_its_child_has_left_does_not_stay_a_zombie() -> None:
     with supervised("") as process:
         _, shell, orphan = psutil.Process(process.pid).children(recursive=True)

@@ -170,8 +170,11 @@ def decided(
     rows, marked = rows.where(counts), marked[counts]
     if len(np.unique(rows.block)) < MIN_BLOCKS:
         return False
-    if or_lost and not np.all(marked) and verdict.lost(spec.slo, rows.where(~marked).requests(), blocks / grid.blocks):
-        return True
+    if or_lost:
+        warmup_ns = int(rows.intended[0])
+        share = (blocks * grid.block_ns - warmup_ns) / (grid.blocks * grid.block_ns - warmup_ns)
+        if verdict.lost(spec.slo, disturbance.had_met(rows, marked), share):
+            return True
     found = verdict.overall(verdict.judge(spec.slo, rows.requests(), confidence=confidence))
     return found != "undecided" and disturbance.bears(spec.slo, rows, marked, found, confidence)
 

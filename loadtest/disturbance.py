@@ -45,14 +45,18 @@ def stands(slo: Slo, rows: Rows, marked: np.ndarray, found: Verdict, confidence:
     """
     if found != "fail" or not np.any(marked):
         return found == "pass" or not np.any(marked)
+    return verdict.overall(verdict.judge(slo, had_met(rows, marked), confidence=confidence)) == "fail"
+
+
+def had_met(rows: Rows, marked: np.ndarray) -> verdict.Requests:
+    """The requests, as if the marked ones had met the SLO."""
     requests = rows.requests()
-    best = verdict.Requests(
+    return verdict.Requests(
         np.where(marked, 0, requests.latency_ns),
         np.where(marked, 0, requests.service_ns),
         requests.failed & ~marked,
         requests.block,
     )
-    return verdict.overall(verdict.judge(slo, best, confidence=confidence)) == "fail"
 
 
 def bears(slo: Slo, rows: Rows, marked: np.ndarray, found: Verdict, confidence: float = verdict.CONFIDENCE) -> bool:

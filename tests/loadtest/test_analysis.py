@@ -495,3 +495,14 @@ def test_a_run_that_cannot_pass_any_more_may_end_undecided() -> None:
     assert decided(SPEC, log, whole, 22, 0.95, or_lost=True)
     assert not decided(SPEC, log, Grid(S, S, 31), 22, 0.95, or_lost=True)
     assert not decided(SPEC, log, whole, 22, 0.95, recording(others_ms=60), or_lost=True)  # that may have been others' work
+
+
+def test_what_may_miss_is_reckoned_of_all_that_count_behind_the_warm_up_marked_ones_included() -> None:
+    intended = (np.arange(2500) * 10 * MS).astype(np.int64)
+    own = dict.fromkeys(range(1050, 1080), 200.0)
+    warm = replace(SPEC, warmup_s=4.0)
+    assert decided(warm, log_of(intended, took_ms=own), Grid(S, S, 33), 24, 0.95, or_lost=True)
+    assert not decided(warm, log_of(intended, took_ms=own), Grid(S, S, 35), 24, 0.95, or_lost=True)  # 31 of 3100 may
+    log = log_of(intended, took_ms=late_rows(6) | own)
+    assert decided(SPEC, log, Grid(S, S, 29), 22, 0.95, recording(others_ms=60), or_lost=True)
+    assert not decided(SPEC, log, Grid(S, S, 31), 22, 0.95, recording(others_ms=60), or_lost=True)

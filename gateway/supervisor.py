@@ -93,7 +93,8 @@ class _Watch:
             if woken in ready and any(map(self._signalled, os.read(woken, 64))):
                 return 0
         if code < 0:
-            words.error("gateway: the process that runs Ray was ended by %s", signal.Signals(-code).name)
+            killed = f"gateway: the process that runs Ray was ended by {signal.Signals(-code).name}"
+            words.error("; ".join(filter(None, (killed, self._left))))
             return 1
         return (0 if self._asked else 1) if code == LOST else code
 

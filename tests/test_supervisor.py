@@ -114,6 +114,11 @@ def test_a_second_ctrl_c_ends_all_at_once_and_says_what_is_left() -> None:
         ("os._exit(2)", 2, ""),
         ("os._exit(LOST)", 1, ""),
         ("os.kill(os.getpid(), signal.SIGKILL)", 1, "gateway: the process that runs Ray was ended by SIGKILL\n"),
+        (
+            "(tell(LEFT + 'something is left'), os.kill(os.getpid(), signal.SIGKILL))",
+            1,
+            "gateway: the process that runs Ray was ended by SIGKILL; something is left\n",
+        ),
     ],
 )
 def test_a_child_that_ends_by_itself_says_the_exit_code(ends: str, code: int, told: str) -> None:

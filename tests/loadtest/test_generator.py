@@ -204,7 +204,8 @@ def test_several_processes_share_the_users() -> None:
 def test_an_obvious_verdict_ends_early_when_asked_to() -> None:
     spec = replace(SPEC, rate_rps=2000, duration_s=20, slo=Slo.parse("p90<500ms"), warmup_s=None)
     result, _ = run(replace(spec, slo=Slo.parse("p90<10ms")), _delay_20_ms, until_decided=True)
-    assert [objective.verdict for objective in result.objectives] == ["fail"]  # of the run: None, where the machine was busy
+    assert result.attainment is not None
+    assert result.attainment.upper < 0.9  # which is no verdict where the machine was busy
     assert not result.partial
     assert result.window_s + result.warmup_s < 15
 

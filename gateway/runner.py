@@ -1,4 +1,4 @@
-"""Where a closed batch goes: to workers of this process, or in one call to a replica elsewhere."""
+"""Where a closed batch goes: to workers of this process, or as one frame to a replica elsewhere."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
+from gateway.errors import BackendFailed
 from gateway.protocols.tensors import Buffer
 
 VERSION: Final = 1
@@ -52,6 +53,13 @@ class Endpoints(NamedTuple):
     unix: str
     host: str
     port: int
+
+
+def check_size(pieces: Sequence[Buffer], most_bytes: int = _MOST_BYTES) -> None:
+    """Raises: BackendFailed, for a frame that the other side would refuse, with the connection and all that is on it."""
+    size = sum(map(len, pieces))
+    if size > most_bytes:
+        raise BackendFailed(f"tensors of {size} bytes, expected at most {most_bytes} between an ingress and a replica")
 
 
 Answer = Callable[[Sequence[Buffer]], None]

@@ -46,7 +46,7 @@ from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 from backends.base import ModelSpec, TensorSpec, trace_of, words_of
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
-from gateway.cluster.channel import Channel, ChannelLost, Endpoints, Question
+from gateway.cluster.channel import Channel, ChannelLost, Endpoints, Question, check_size
 from gateway.config import Backend
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError, InvalidArgument
 from gateway.frames import decode_frame, encode_frame
@@ -243,6 +243,7 @@ class RemoteRunner:
             "parameters": batch.parts[0].request.parameters,
         }
         frame = encode_frame(batch.concat(), about)
+        check_size(frame)  # its requests are run one by one then
         try:
             answer = await link.run(batch, frame, self._backend.hang_timeout_s + _CALL_MARGIN_S)
         except LinkLost as exc:

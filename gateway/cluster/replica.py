@@ -20,7 +20,7 @@ from backends.base import ModelSpec, trace_of, words_of
 from gateway.batching.batch import Batch, Part
 from gateway.batching.leases import Demand, share
 from gateway.clock import LoopClock
-from gateway.cluster.channel import Answer, ChannelServer
+from gateway.cluster.channel import Answer, ChannelServer, check_size
 from gateway.cluster.remote import ATTEND_S, attend_answer, channel_answer
 from gateway.config import Backend, Model
 from gateway.console import Speech, set_up
@@ -260,7 +260,9 @@ class Replica:
         fault, trace = execution.error, execution.trace
         if fault is None:
             try:
-                return encode_frame(execution.outputs or {}, times)
+                pieces = encode_frame(execution.outputs or {}, times)
+                check_size(pieces)
+                return pieces
             except Exception as exc:
                 fault, trace = (
                     BackendFailed(f"{self._name}: outputs that cannot be sent: {words_of(exc, traced=True)}"),

@@ -11,7 +11,8 @@ import pytest
 import uvloop
 
 from gateway.cluster import channel as wire
-from gateway.cluster.channel import Channel, ChannelLost, ChannelServer, Endpoints
+from gateway.cluster.channel import Channel, ChannelLost, ChannelServer, Endpoints, check_size
+from gateway.errors import BackendFailed
 from gateway.protocols.tensors import Buffer
 from tests.engine.pools import until_true
 
@@ -72,6 +73,12 @@ def test_frames_of_any_size_come_back_each_to_its_question(how: str) -> None:
         await closed(echo, channel)
 
     on_both_loops(test)
+
+
+def test_a_frame_that_would_end_its_connection_is_refused_before() -> None:
+    check_size((b"12", b"345"), 5)
+    with pytest.raises(BackendFailed, match="tensors of 6 bytes, expected at most 5 between"):
+        check_size((b"12", b"3456"), 5)
 
 
 def test_an_answer_that_comes_late_goes_to_whoever_asked_for_it() -> None:

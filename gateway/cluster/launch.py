@@ -303,14 +303,17 @@ def _deployed(app: serve.Application, config: Config, head: _Head, *, own: bool)
 
 
 def _delete(application: str) -> None:
-    """Return when it has drained and is gone. Serve's own waiting looks once a second."""
-    serve.delete(application, _blocking=False)
-    until = time.monotonic() + _DELETED_S
-    while application in serve.status().applications:
-        if time.monotonic() > until:
-            log.error("the application %s is still being deleted", application)
-            return
-        time.sleep(_LOOK_S)
+    """Return when it has drained and is gone, or cannot be deleted. Serve's own waiting looks once a second."""
+    try:
+        serve.delete(application, _blocking=False)
+        until = time.monotonic() + _DELETED_S
+        while application in serve.status().applications:
+            if time.monotonic() > until:
+                log.error("the application %s is still being deleted", application)
+                return
+            time.sleep(_LOOK_S)
+    except Exception:  # of a cluster that is ending too
+        log.exception("the application %s could not be deleted", application)
 
 
 def _drain(ingress: DeploymentHandle[Any], server: Server) -> None:

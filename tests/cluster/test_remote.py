@@ -1,6 +1,8 @@
 """Batches to a real replica, from a runner in this process: each has one end, and its slot comes back."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -140,22 +142,22 @@ def test_giving_up_ends_what_runs_on_replicas_at_once(cluster: Cluster) -> None:
 def test_batches_to_another_node_go_by_tcp_and_by_calls_of_serves_where_that_cannot_be(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, node_ip_address=LOOPBACK, resources={"far": 2.0})
-    far = misbehaving("thread", resources={"far": 1.0})
+    cluster.add_node(num_cpus=1, object_store_memory=100 << 20, node_ip_address=LOOPBACK, resources={"far": 2.0})
+    far = misbehaving("thread", resources={"far": 1.0}, hang_timeout_s=300.0)
 
-    async def main(document: Config, by: str) -> None:
+    async def main(document: Config, by: str, pid: int) -> None:
         async with open_runner(document) as runner:
             await until_true(lambda: by in f"{runner!r}{caplog.text}")
             assert (await run(runner, "good")).error is None
             assert isinstance((await run(runner, "gives another output")).error, BackendFailed)
-            running = start(runner, batch_of(value_of("hangs")))
-            await asyncio.sleep(0.05)
             if by == "by tcp":
-                cluster.remove_node(node, allow_graceful=False)
-                execution = await asyncio.wait_for(running, 0.9)  # sooner than it would be found to hang
+                running = start(runner, batch_of(value_of("hangs")))
+                await asyncio.sleep(0.05)
+                os.kill(pid, signal.SIGKILL)
+                execution = await asyncio.wait_for(running, PATIENCE_S)  # long before it would be found to hang
                 assert (type(execution.error), execution.session_lost) == (BackendUnreachable, True)
 
     nowhere = far.model_copy(update={"ray": far.ray.model_copy(update={"channel_host": "192.0.2.1"})})
     for document, by in ((nowhere, "go by Serve's gRPC server"), (far, "by tcp")):
-        Gateway(document)
-        asyncio.run(main(document, by))
+        (pid,) = Gateway(document).pids("m-1-python")
+        asyncio.run(main(document, by, pid))

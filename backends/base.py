@@ -327,18 +327,19 @@ def _names(named: Mapping[str, object]) -> list[str]:
     return sorted(map(str, named))
 
 
-def unlike(ours: TensorSpec, theirs: TensorSpec, max_rows: int = 0) -> str:
-    """In which of `datatype` and `shape` two statements of one tensor contradict each other; empty: in none.
+def shape_in_batches(tensor: TensorSpec, max_rows: int) -> tuple[int, ...]:
+    """A tensor's shape; its first size is open where the model takes batches (max_rows is not 0)."""
+    return (-1, *tensor.shape[1:]) if max_rows and tensor.shape else tensor.shape
 
-    -1 goes with any size. max_rows: not 0 takes the first size of `theirs` for open.
-    """
-    shape = (-1, *theirs.shape[1:]) if max_rows and theirs.shape else theirs.shape
-    if ours.datatype != theirs.datatype:
-        return "datatype"
-    agrees = len(ours.shape) == len(shape) and all(
-        -1 in pair or pair[0] == pair[1] for pair in zip(ours.shape, shape, strict=True)
-    )
-    return "" if agrees else "shape"
+
+def shapes_agree(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether two statements of one shape can both be true: -1 goes with any size."""
+    return len(one) == len(other) and all(-1 in pair or pair[0] == pair[1] for pair in zip(one, other, strict=True))
+
+
+def agree(ours: TensorSpec, theirs: TensorSpec, max_rows: int = 0) -> bool:
+    """Whether two statements of one tensor can both be true. max_rows: as in `shape_in_batches`, of theirs."""
+    return ours.datatype == theirs.datatype and shapes_agree(ours.shape, shape_in_batches(theirs, max_rows))
 
 
 def narrowed(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], what: str) -> tuple[TensorSpec, ...]:
@@ -358,7 +359,7 @@ def narrowed(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], wh
         artifact = by_name.get(tensor.name)
         if artifact is None:
             raise SpecMismatch(f"{what} {tensor.name!r}: the model has none of that name, only {sorted(by_name)}")
-        if unlike(tensor, artifact):
+        if not agree(tensor, artifact):
             raise SpecMismatch(
                 f"{what} {tensor.name!r}: the model has {artifact.datatype} {list(artifact.shape)}, "
                 f"the configuration says {tensor.datatype} {list(tensor.shape)}"

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable, Iterator
 
-from backends.base import TensorSpec
+from backends.base import TensorSpec, shape_in_batches, shapes_agree
 from backends.mistakes import Mistake, Place, Wanted
 from backends.not_known import NOT_KNOWN, as_far_as_known
 
@@ -52,11 +52,8 @@ def _unlike_datatype(at: Place, ours: TensorSpec, theirs: TensorSpec, where: str
 
 
 def _unlike_shape(at: Place, ours: TensorSpec, theirs: TensorSpec, max_rows: int, where: str) -> Iterator[Mistake]:
-    shape = (-1, *theirs.shape[1:]) if max_rows and theirs.shape else theirs.shape
-    agrees = len(ours.shape) == len(shape) and all(
-        -1 in pair or pair[0] == pair[1] for pair in zip(ours.shape, shape, strict=True)
-    )
-    if not agrees:
+    shape = shape_in_batches(theirs, max_rows)
+    if not shapes_agree(ours.shape, shape):
         remedy = f"write {list(shape)}; -1 stands for any size"
         yield Mistake(at, expected=f"{list(shape)}, as in the {where}", remedy=remedy, of_model=True)
 

@@ -35,7 +35,7 @@ from backends.base import (
     SpecMismatch,
     Tensors,
     TensorSpec,
-    unlike,
+    agree,
     words_of,
 )
 from backends.datatypes import NUMPY
@@ -56,7 +56,7 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | 
     rows = declared.max_rows
     for key, ours in (("inputs", declared.inputs), ("outputs", declared.outputs)):
         for tensor, theirs in zip(ours, said_of(signature, key, ours), strict=True):
-            if theirs is not None and unlike(tensor, theirs, rows):
+            if theirs is not None and not agree(tensor, theirs, rows):
                 raise SpecMismatch(
                     f"{model}: {key[:-1]} {tensor.name!r}: the code says {theirs.datatype} {list(theirs.shape)}, "
                     f"the configuration says {tensor.datatype} {list(tensor.shape)}"

@@ -21,7 +21,7 @@ from gateway.batching.batch import Batch, Part
 from gateway.batching.leases import Demand, share
 from gateway.clock import LoopClock
 from gateway.cluster.channel import Answer, ChannelServer, check_size
-from gateway.cluster.remote import ATTEND_S, attend_answer, channel_answer
+from gateway.cluster.link import ATTEND_S, attend_answer, channel_answer
 from gateway.config import Backend, Model
 from gateway.console import Speech, set_up
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError

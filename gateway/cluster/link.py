@@ -1,0 +1,304 @@
+"""The connection of an ingress to one replica: its channel for batches, and the calls of Serve's that are seldom made."""
+
+import asyncio
+import contextlib
+import logging
+import pickle
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc
+import msgspec
+import ray
+from ray._private.grpc_utils import init_grpc_channel
+from ray.serve._private.common import RequestMetadata, RunningReplicaInfo
+from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defined]  # made at run time by protobuf
+from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
+
+from backends.base import ModelSpec, TensorSpec, words_of
+from gateway.batching.batch import Batch
+from gateway.cluster.channel import Channel, ChannelLost, Endpoints, Question
+from gateway.errors import InternalError
+from gateway.protocols.tensors import Buffer
+
+# A replica answers `attend` after this long even if nothing changed, so that neither side waits for ever on a lost connection.
+ATTEND_S: Final = 20.0
+_RETRY_ATTEND_S: Final = 0.2
+_RETRY_LOAD_S: Final = 5.0  # when the replica could not load its model again
+_RELEASE_S: Final = 30.0
+_PING_S: Final = 3.0
+# On top of the hang timeout that the replica itself keeps: for its queue and the way.
+CALL_MARGIN_S: Final = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class LinkLost(Exception):
+    """The replica did not answer: it ended, is ending, or cannot be reached."""
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """The connection to one replica.
+
+    busy: batches of ours there. used_s: when the last one ended, made_s: when this was made, by the loop's time. leased: how
+    many it lets us have. up: it answers. listed: Serve means it to stay. fault: why it could not load its model again, if so.
+
+    Life: made on the running loop -> run … -> retire or close.
+    """
+
+    replica: RunningReplicaInfo
+    ingress: str
+    on_change: Callable[[], None]
+    busy: int = 0
+    used_s: float = 0.0
+    up: bool = False
+    listed: bool = True
+    fault: str = ""
+    leased: int = 0
+    content: str = ""
+    spec: ModelSpec = field(init=False)
+    made_s: float = field(init=False)
+    _lost: bool = False
+    _serve_channel: grpc.aio.Channel = field(init=False)
+    _channel: Channel | None = None
+    _opening: asyncio.Task[None] | None = None  # a channel
+    _told_of_channel: bool = False  # that there is none
+    _handle: Any = field(init=False)  # the generated stub's method, which is not typed
+    _attending: asyncio.Task[None] = field(init=False)
+    _calls: set[Any] = field(default_factory=set)  # grpc.aio calls, and futures of the channel
+    _questions: dict[Batch, Question] = field(default_factory=dict)  # that the channel waits for
+    _drained: asyncio.Event | None = None
+
+    def __post_init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.made_s = loop.time()
+        # Ray's own helper adds its authentication token and TLS.
+        options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        address = f"{self.replica.node_ip}:{self.replica.port}"
+        self._serve_channel = init_grpc_channel(address, options=options, asynchronous=True)
+        self._handle = ASGIServiceStub(self._serve_channel).HandleRequest  # type: ignore[no-untyped-call]  # generated
+        self._attending = loop.create_task(self._attend())
+
+    def __repr__(self) -> str:
+        by = (self._channel.kind if self._channel is not None else "") or "calls of Serve's"
+        return f"<{self.replica_id}: {'up' if self.up else 'down'}, {self.busy} of {self.slots} busy, by {by}>"
+
+    @property
+    def replica_id(self) -> str:
+        return str(self.replica.replica_id.unique_id)
+
+    @property
+    def slots(self) -> int:
+        return self.leased if self.up else 0
+
+    @property
+    def free(self) -> int:
+        return max(0, self.slots - self.busy)
+
+    async def run(self, batch: Batch, frame: Sequence[Buffer], timeout_s: float) -> Buffer:
+        """Have the replica run a batch: by the channel, or by a call of Serve's where there is none.
+
+        frame: in pieces, which must not change any more. Raises: LinkLost, InternalError.
+        """
+        try:
+            if self._channel is not None and self._channel.is_open:
+                question = self._questions[batch] = self._channel.ask(frame)
+                return await self._answer(question.answer, timeout_s)
+            return await self._request(_RUN, b"".join(frame), timeout_s)  # which `cancel` does not reach
+        except LinkLost:
+            # The lane may try again at once: not here, until the replica is known to answer.
+            self._set_up(False)
+            self._attending.cancel()
+            self._attending = asyncio.get_running_loop().create_task(self._attend())
+            raise
+        finally:
+            self._questions.pop(batch, None)
+
+    def cancel(self, batch: Batch) -> None:
+        """Have a batch end early, if it is here and that can be done."""
+        question = self._questions.get(batch)
+        if question is not None:
+            question.cancel()
+
+    async def _answer(self, answer: "asyncio.Future[Buffer]", timeout_s: float) -> Buffer:
+        try:
+            async with self._counted(answer), asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise LinkLost(f"no answer in {timeout_s:g} s") from None
+        except ChannelLost as exc:
+            raise LinkLost(str(exc)) from None
+
+    async def retire(self) -> None:
+        """Let what runs there end, then let go of the replica: it ends then, or has ended already."""
+        self.on_change = lambda: None
+        self._attending.cancel()
+        if self._calls and not await self._answers():
+            # It is frozen, or its node has gone without closing our connection: the calls would only time out.
+            self._lost = True
+            for call in self._calls:
+                call.cancel()
+        if self._calls:
+            self._drained = asyncio.Event()
+            await self._drained.wait()
+        await self.close()
+
+    async def close(self, *, release: bool = False) -> None:
+        """release: the model is unloaded: the replica, if no other ingress uses it, frees it before this returns."""
+        self._attending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._attending
+        if release and self.up:
+            try:
+                await self._request(_RELEASE, self.ingress.encode(), _RELEASE_S)
+            except (LinkLost, InternalError) as exc:
+                log.warning("%s may keep an unloaded model: %s", self.replica_id, exc)
+        if self._opening is not None:
+            self._opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._opening
+        if self._channel is not None:
+            self._channel.close()
+        await self._serve_channel.close(None)
+
+    async def _attend(self) -> None:
+        known: int | None = None
+        while True:
+            question = msgspec.msgpack.encode((self.ingress, known))
+            try:
+                answer = await self._request(_ATTEND, question, ATTEND_S + CALL_MARGIN_S)
+                known, self.content, spec, self.fault = _attendance_decoder.decode(answer)
+            except (LinkLost, InternalError, msgspec.MsgspecError) as exc:
+                log.debug("%s: %s", self.replica_id, exc)
+                known = None
+                self._set_up(False)
+                await asyncio.sleep(_RETRY_ATTEND_S)
+                continue
+            if self.fault:
+                log.warning("%s: %s", self.replica_id, self.fault)
+                known = None
+                self._set_up(False, changed=True)
+                await asyncio.sleep(_RETRY_LOAD_S)
+                continue
+            self.leased = known
+            self.spec = ModelSpec(*msgspec.structs.astuple(spec))
+            self._set_up(True, changed=True)
+            has_channel = self._channel is not None and self._channel.is_open
+            if not has_channel and (self._opening is None or self._opening.done()):
+                self._opening = asyncio.get_running_loop().create_task(self._open_channel())
+
+    async def _open_channel(self) -> None:
+        """Until then, and where there is none, batches go by Serve's gRPC server."""
+        node = str(ray.get_runtime_context().get_node_id())
+        try:
+            answer = await self._request(_CHANNEL, node.encode(), _PING_S)
+            token, endpoints = _channel_decoder.decode(answer)
+            if endpoints.host:
+                self._channel = await Channel.connect(token, host=endpoints.host, port=endpoints.port)
+            else:
+                self._channel = await Channel.connect(token, unix=endpoints.unix)
+        except (LinkLost, InternalError, ChannelLost, msgspec.MsgspecError) as exc:
+            self._channel = None
+            level = logging.DEBUG if self._told_of_channel else logging.WARNING
+            self._told_of_channel = True
+            log.log(level, "%s: batches go by Serve's gRPC server, which is slower: %s", self.replica_id, exc)
+
+    def _set_up(self, up: bool, *, changed: bool = False) -> None:
+        changed |= up != self.up
+        self.up = up
+        if changed:
+            self.on_change()
+
+    async def _request(self, metadata: bytes, argument: bytes, timeout_s: float) -> bytes:
+        """Call a method of the replica's deployment class with one byte string; it answers with one."""
+        # The envelope is Serve's and is pickled; the byte string in it is ours and names no code.
+        request = ASGIRequest(
+            pickled_request_metadata=metadata,
+            request_args=pickle.dumps((argument,), pickle.HIGHEST_PROTOCOL),
+            request_kwargs=_NO_KWARGS,
+        )
+        call = self._handle(request, timeout=timeout_s)
+        try:
+            async with self._counted(call):
+                response = await call
+        except grpc.aio.AioRpcError as exc:
+            raise LinkLost(f"{exc.code().name.lower()}: {exc.details()}") from exc
+        answer = pickle.loads(response.serialized_message)  # noqa: S301  # Serve's envelope, on the cluster's authenticated network
+        if response.is_error:
+            raise InternalError(f"replica {self.replica_id}: {words_of(answer)}")
+        return answer  # type: ignore[no-any-return]  # all of the methods return bytes
+
+    @contextlib.asynccontextmanager
+    async def _counted(self, call: Any) -> AsyncIterator[None]:
+        """For as long as a call runs, `retire` waits for it, or cancels it. Raises: LinkLost."""
+        self._calls.add(call)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._lost:
+                raise LinkLost("its node is gone") from None
+            raise
+        finally:
+            self._calls.discard(call)
+            if self._drained is not None and not self._calls:
+                self._drained.set()
+
+    async def _answers(self) -> bool:
+        question = msgspec.msgpack.encode((self.ingress, None))
+        try:
+            await self._request(_ATTEND, question, _PING_S)
+        except (LinkLost, InternalError):
+            return False
+        return True
+
+
+def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str = "") -> bytes:
+    """What `attend` of a replica returns. slots: leased to the ingress that asks. fault: why there is no model; else empty."""
+    fields = (spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes, spec.reads_parameters)
+    return msgspec.msgpack.encode((slots, content, fields, fault))
+
+
+def channel_answer(token: bytes, endpoints: Endpoints) -> bytes:
+    """What `channel` of a replica returns."""
+    return msgspec.msgpack.encode((token, endpoints))
+
+
+_channel_decoder = msgspec.msgpack.Decoder(tuple[bytes, Endpoints])
+
+
+class _Spec(msgspec.Struct, array_like=True):
+    """A `ModelSpec`, also from a replica of an older version, which says less, or of a newer one, which says more."""
+
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_rows: int
+    row_sizes: tuple[int, ...]
+    reads_parameters: bool = True
+
+
+_attendance_decoder = msgspec.msgpack.Decoder(tuple[int, str, _Spec, str])
+
+
+def _metadata(method: str) -> bytes:
+    """Serve's pickled head of a call. The same for every call: Serve uses the ids only for logs and calls made in turn."""
+    return pickle.dumps(
+        RequestMetadata(
+            request_id="gateway",
+            internal_request_id="gateway",
+            call_method=method,
+            _by_reference=False,
+            _on_separate_loop=False,
+            request_serialization="pickle",
+            response_serialization="pickle",
+        )
+    )
+
+
+_RUN: Final = _metadata("run")
+_ATTEND: Final = _metadata("attend")
+_RELEASE: Final = _metadata("release")
+_CHANNEL: Final = _metadata("channel")
+_NO_KWARGS: Final = pickle.dumps({})

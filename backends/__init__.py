@@ -1,6 +1,7 @@
 """Loaded models, whatever runs them: one contract (`base`), one module per library, imported when it is asked for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -107,10 +108,11 @@ class _Checked:
 
 
 class _CheckedSession:
-    __slots__ = ("_cast", "_close", "_run", "_spec", "cancel")
+    __slots__ = ("_cast", "_close", "_run", "_spec", "_stream", "cancel")
 
     def __init__(self, session: Session, spec: ModelSpec, *, cast: bool) -> None:
         self._run = session.run
+        self._stream: Any = getattr(session, "stream", None)  # of a StreamingSession
         self._close = session.close
         self.cancel: Callable[[], None] | None = getattr(session, "cancel", None)  # of a CancellableSession
         self._spec = spec
@@ -118,6 +120,11 @@ class _CheckedSession:
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         return checked_outputs(self._spec, inputs, self._run(inputs, parameters), cast=self._cast)
+
+    def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
+        with closing(self._stream(inputs, parameters)) as parts:
+            for outputs in parts:
+                yield checked_outputs(self._spec, inputs, outputs, cast=self._cast)
 
     def close(self) -> None:
         self._close()

@@ -19,7 +19,7 @@ Foreign exceptions become one of these at one seam per library. Imports nothing 
 
 import logging
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -139,6 +139,8 @@ class ModelSpec:
     max_rows: the most rows one execution takes; 0 means that the model has no batch dimension (one request per execution).
     row_sizes: the only row counts the artifact accepts, ascending (compiled backends); empty means any up to max_rows.
     reads_parameters: whether the parameters of requests may reach the model; False: they surely do not.
+    decoupled: it answers a request in parts, as many as it likes (`StreamingSession`); one request per execution, whatever
+    max_rows says.
     """
 
     platform: str
@@ -147,6 +149,7 @@ class ModelSpec:
     max_rows: int
     row_sizes: tuple[int, ...] = ()
     reads_parameters: bool = True
+    decoupled: bool = False
     input_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     output_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
 
@@ -187,6 +190,19 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Free everything the session holds; a second call does nothing."""
+        ...
+
+
+class StreamingSession(Session, Protocol):
+    """A session of a decoupled model. `run` is not called."""
+
+    def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
+        """Execute one request and give its answer in parts, each when it is asked for.
+
+        Shapes: inputs as in `run`; every part has every output, with any number of rows. Ownership: as in `run`; a part is the
+        caller's. The caller closes the generator before its end if nobody waits for the rest: the run ends then.
+        Raises: as `run`.
+        """
         ...
 
 
@@ -234,11 +250,12 @@ class Model(Protocol):
 def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast: bool = True) -> Tensors:
     """Hold a model to its spec: its outputs and no others, each of its datatype and shape, with as many rows as went in.
 
+    A part of a decoupled model's answer may have any number of rows.
     cast: bring arrays of another datatype to the declared one where only the precision of float64 is lost, or nothing.
     Raises: OutputsRefused, naming the output; ExecutionFailed, for a value or an element that the datatype cannot hold.
     """
     rows = None
-    if spec.max_rows:
+    if spec.max_rows and not spec.decoupled:
         rows = next(iter(inputs.values())).shape[0] if inputs else 0
     made: Tensors = {}
     for expected in spec.outputs:

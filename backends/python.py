@@ -9,6 +9,8 @@
         def predict(self, inputs): ...                     # or predict(self, inputs, parameters); dict of arrays in and out
         def close(self): ...                               # optional
 
+A `predict` that yields answers in parts, each such a dict: the model is decoupled.
+
 `predict` may have a typed parameter for each input instead, and a plain function may stand for the class: see
 `backends.signatures`. A class with `execute` is one of Triton's Python backend: see `backends.triton_python`.
 
@@ -17,7 +19,8 @@ SystemExit), its session.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +43,7 @@ from backends.base import (
 )
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_ones, from_shapes
-from backends.signatures import FORM, Hint, Signature, call_by_name, refuse_nothing, signature_of
+from backends.signatures import FORM, Hint, Signature, call_by_name, refuse_nothing, signature_of, stream_by_name
 from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes
 
 
@@ -65,7 +68,9 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | 
     outputs = tensors_of(model, "outputs", declared.outputs, code, signature, rows)
     check_parameters(model, signature, inputs)
     reads = signature.style == "dict" and _takes_parameters(code)
-    spec = ModelSpec("python", inputs, outputs, declared.max_rows, declared.row_sizes, reads_parameters=reads)
+    spec = ModelSpec(
+        "python", inputs, outputs, declared.max_rows, declared.row_sizes, reads_parameters=reads, decoupled=signature.in_parts
+    )
     return PythonModel(model, spec, code, options, signature)
 
 
@@ -97,15 +102,25 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
         )
     unknown = ModelSpec("python", (), (), 0)
     session = PythonModel(model, unknown, code, dict(class_options or {}), signature).open_session(0)
+
+    def run(arrays: Tensors) -> Tensors:
+        if not signature.in_parts:
+            return session.run(arrays, {})
+        with closing(session.stream(arrays, {})) as parts:
+            first = next(parts, None)
+        if first is None:
+            raise ExecutionFailed("predict yielded nothing")
+        return first
+
     try:
         if example is not None:
             if signature.style == "rows":
                 example = {name: np.atleast_1d(np.asarray(value)) for name, value in example.items()}
-            found = from_example(lambda arrays: session.run(arrays, {}), example)
+            found = from_example(run, example)
             found = replace(found, inputs=inputs) if inputs else found
         else:
             assert inputs is not None  # as just seen
-            found = from_ones(lambda arrays: session.run(arrays, {}), inputs)
+            found = from_ones(run, inputs)
         hinted = {name: hint.datatype for name, hint in (signature.outputs or {}).items() if hint.datatype}
         return replace(found, outputs=tuple(replace(t, datatype=hinted.get(t.name, t.datatype)) for t in found.outputs))
     except BackendError as exc:
@@ -260,28 +275,49 @@ class PythonSession:
         self._takes_parameters = signature.style == "dict" and takes(predict, 2)
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
-        predict = self._predict
-        if predict is None:
-            raise SessionLost("the session is closed")
-        try:
+        predict = self._open()
+        with _told():
             if self._signature.style != "dict":
-                outputs: Tensors = call_by_name(predict, self._signature, inputs, self._outputs)
-            elif self._takes_parameters:
-                outputs = predict(inputs, parameters)
-            else:
-                outputs = predict(inputs)
-        except BackendError:
-            raise
-        except MemoryError as exc:
-            raise SessionLost(words_of(exc, traced=True), self_inflicted=True) from exc
-        except Exception as exc:
-            raise ExecutionFailed(words_of(exc, traced=True)) from exc
-        if not isinstance(outputs, dict):
-            refuse_nothing(outputs)
-            raise OutputsRefused(f"predict: expected a dict of arrays by output name, got {type(outputs).__name__}")
-        return outputs
+                return call_by_name(predict, self._signature, inputs, self._outputs)
+            outputs = predict(inputs, parameters) if self._takes_parameters else predict(inputs)
+        return _checked(outputs)
+
+    def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
+        predict = self._open()
+        with _told():
+            if self._signature.style != "dict":
+                yield from stream_by_name(predict, self._signature, inputs, self._outputs)
+                return
+            with closing(predict(inputs, parameters) if self._takes_parameters else predict(inputs)) as parts:
+                for outputs in parts:
+                    yield _checked(outputs)
+
+    def _open(self) -> Callable[..., Any]:
+        if self._predict is None:
+            raise SessionLost("the session is closed")
+        return self._predict
 
     def close(self) -> None:
         instance, self._instance, self._predict = self._instance, None, None
         if hasattr(instance, "close"):
             instance.close()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What a model raises, as what a session does."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except MemoryError as exc:
+        raise SessionLost(words_of(exc, traced=True), self_inflicted=True) from exc
+    except Exception as exc:
+        raise ExecutionFailed(words_of(exc, traced=True)) from exc
+
+
+def _checked(outputs: Any) -> Tensors:
+    if not isinstance(outputs, dict):
+        refuse_nothing(outputs)
+        raise OutputsRefused(f"predict: expected a dict of arrays by output name, got {type(outputs).__name__}")
+    return outputs

@@ -7,11 +7,13 @@
     def predict(inputs)                                                                     a dict of arrays by input name
 
 A shape has the rows in front, -1 for any size. Parameters that have a default are no inputs. A return type may be a tuple
-(output_0, output_1, …) or a TypedDict (each output by its key).
+(output_0, output_1, …) or a TypedDict (each output by its key). A function that yields answers in parts: `Iterator[…]` of what
+a part is, such as `def predict(text: str) -> Iterator[str]`.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -45,11 +47,13 @@ class Signature:
     """style: `dict`: one dict of arrays; `names`: an array for each input; `rows`: a value for each input, for each row.
 
     inputs: by name; None where a parameter has no type. outputs: None where the return type says nothing.
+    in_parts: the function yields, and what it yields are the parts of an answer; outputs are those of a part.
     """
 
     style: Literal["dict", "names", "rows"]
     inputs: Mapping[str, Hint | None]
     outputs: Mapping[str, Hint] | None
+    in_parts: bool = False
 
     def input_specs(self) -> tuple[TensorSpec, ...] | None:
         return None if self.style == "dict" else _whole(self.inputs)
@@ -81,9 +85,11 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
         hints = {}
     wanted = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     inputs = {parameter.name: hint_of(hints.get(parameter.name)) for parameter in wanted}
-    outputs = _outputs(hints.get("return"))
+    in_parts = inspect.isgeneratorfunction(inspect.unwrap(function))
+    returned = hints.get("return")
+    outputs = _outputs(get_args(returned)[0] if in_parts and get_args(returned) else returned)
     if not any(inputs.values()) and (method or list(inputs) == ["inputs"] or _takes_dict(hints, list(inputs))):
-        return Signature("dict", {}, outputs)
+        return Signature("dict", {}, outputs, in_parts)
     scalars = [name for name, hint in inputs.items() if hint is not None and hint.scalar is not None]
     if scalars and len(scalars) < len(inputs):
         others = [name for name in inputs if name not in scalars]
@@ -96,7 +102,7 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
         raise LoadFailed(f"parameter {', '.join(bare)}: no type that says what tensor it is, {FORM}")
     if outputs is not None and any((hint.scalar is not None) != bool(scalars) for hint in outputs.values()):
         outputs = None  # one value of a whole batch, or an array of one row: what that gives is seen by running it
-    return Signature("rows" if scalars else "names", inputs, outputs)
+    return Signature("rows" if scalars else "names", inputs, outputs, in_parts)
 
 
 def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:
@@ -170,10 +176,33 @@ def call_by_name(
     Raises: ExecutionFailed, if it gives more or fewer; what the function raises.
     """
     if signature.style == "names":
-        return normalised(_parts(function(**inputs), outputs))
+        return normalised(_named(function(**inputs), outputs))
     columns = {name: _values(array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
-    answers = [_parts(function(**{name: column[row] for name, column in columns.items()}), outputs) for row in range(rows)]
+    answers = [_named(function(**{name: column[row] for name, column in columns.items()}), outputs) for row in range(rows)]
+    return _gathered(answers, outputs)
+
+
+def stream_by_name(
+    function: Callable[..., Any], signature: Signature, inputs: Tensors, outputs: Mapping[str, TensorSpec] | None
+) -> Generator[Tensors, None, None]:
+    """Call a function of style `names` or `rows` that yields the parts of an answer. outputs, errors: as `call_by_name`."""
+    if signature.style == "names":
+        with closing(function(**inputs)) as results:
+            for result in results:
+                yield normalised(_named(result, outputs))
+        return
+    columns = {name: _values(array, signature.inputs.get(name)) for name, array in inputs.items()}
+    rows = len(next(iter(columns.values())))
+    if rows != 1:
+        raise ExecutionFailed(f"a function of one row's values that yields answers requests of one row, got {rows}")
+    with closing(function(**{name: column[0] for name, column in columns.items()})) as results:
+        for result in results:
+            yield _gathered([_named(result, outputs)], outputs)
+
+
+def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] | None) -> Tensors:
+    """The outputs of all rows of what the function gave for each."""
     if any(answer.keys() != answers[0].keys() for answer in answers):
         raise ExecutionFailed("the function gave other outputs for one row than for another")
     gathered: dict[str, Any] = {name: [answer[name] for answer in answers] for name in (answers[0] if answers else ())}
@@ -200,7 +229,7 @@ def _values(array: np.ndarray, hint: Hint | None) -> list[Any]:
     return [as_declared(value) for value in values] if as_declared is not None else values
 
 
-def _parts(result: Any, outputs: Mapping[str, TensorSpec] | None) -> dict[str, Any]:
+def _named(result: Any, outputs: Mapping[str, TensorSpec] | None) -> dict[str, Any]:
     refuse_nothing(result)
     if isinstance(result, Mapping):
         return {str(name): value for name, value in result.items()}

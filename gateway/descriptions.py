@@ -86,7 +86,9 @@ def describe_config(model: Model, spec: ModelSpec, versions: list[str]) -> dict[
         "default_model_filename": "",
         "parameters": {"batching_policy": {"string_value": batching.policy}},
     }
-    if batched:
+    if spec.decoupled:
+        config["model_transaction_policy"] = {"decoupled": True}
+    elif batched:
         config["dynamic_batching"] = {
             "preferred_batch_size": list(spec.row_sizes),
             "max_queue_delay_microseconds": round(batching.max_delay_ms * 1000) if batching.policy == "fixed" else 0,

@@ -24,7 +24,7 @@ from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Un
 from gateway.grpc_call import ENCODINGS, GrpcCall, OneMessage, Stream
 from gateway.http2 import Http2Connection, header_block
 from gateway.http_server import last_words_s
-from gateway.inference import Endpoint, Endpoints, Inference
+from gateway.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.protocols.grpc import ModelCodec, ReadRegion
 from gateway.repository import Repository
 from gateway.types import InferRequest
@@ -36,6 +36,9 @@ _SERVICE: Final = "inference.GRPCInferenceService"
 _HEALTH: Final = "grpc.health.v1.Health"
 _WATCH_S: Final = 0.25  # how late a watcher of the health is told, at most
 _DRAIN_IDLE_S: Final = 1.0
+# Of Triton's: told with each answer of a stream; and asked for where an answer in parts is to end with an empty one.
+_FINAL: Final = "triton_final_response"
+_WANTS_FINAL: Final = "triton_enable_empty_final_response"
 _STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
 
 _NOT_GRPC: Final = header_block(status=415)
@@ -228,16 +231,15 @@ class _TaskCall(OneMessage):
             self._call.failed()
 
 
-class _GrpcInference(Inference[ModelCodec, pb.ModelInferResponse]):
-    """An inference that a message of a call asks for."""
+class _OfMessage:
+    """What inferences that a message of a call asks for have in common."""
 
-    __slots__ = ("_data", "_message", "call")
+    __slots__ = ()
 
-    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes) -> None:
-        super().__init__(endpoints, time.monotonic_ns())
-        self.call = call
-        self._data = data
-        self._message: pb.ModelInferRequest | None = None
+    call: GrpcCall
+    _arrival_ns: int
+    _data: bytes
+    _message: pb.ModelInferRequest | None
 
     @property
     def id(self) -> str:
@@ -245,11 +247,23 @@ class _GrpcInference(Inference[ModelCodec, pb.ModelInferResponse]):
         return "" if self._message is None else str(self._message.id)
 
     def find(self, endpoints: Endpoints[ModelCodec]) -> Endpoint[ModelCodec]:
-        message = self._message = _parse_infer(self._data)
+        message = self._message = _parse_infer(self._data)  # type: ignore[misc]  # among the slots of those that inherit
         return endpoints.find(message.model_name, message.model_version)
 
     def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest:
         return codec.decode(self._message, self._arrival_ns, self.call.remaining_s(self._arrival_ns), read_region)
+
+
+class _GrpcInference(_OfMessage, Inference[ModelCodec, pb.ModelInferResponse]):
+    """The one of a call."""
+
+    __slots__ = ("_data", "_message", "call")
+
+    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes) -> None:
+        super().__init__(endpoints, time.monotonic_ns())
+        self.call = call
+        self._data = data
+        self._message = None
 
     def answer(self, reply: pb.ModelInferResponse) -> None:
         self.call.reply(reply)
@@ -275,15 +289,33 @@ class _InferCall(OneMessage):
             self._inference.cancel()
 
 
-class _Turn(_GrpcInference):
-    """One inference of a stream, which sends its reply when those before it are sent."""
+class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
+    """One inference of a stream, which sends its reply when those before it are sent; parts are sent when they are there."""
 
-    __slots__ = ("_on_reply", "reply")
+    __slots__ = ("_data", "_message", "_on_reply", "call", "replies")
 
     def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes, on_reply: Callable[[], None]) -> None:
-        super().__init__(endpoints, call, data)
+        super().__init__(endpoints, time.monotonic_ns())
+        self.call = call
+        self._data = data
+        self._message = None
         self._on_reply = on_reply
-        self.reply: pb.ModelInferResponse | GatewayError | None = None
+        self.replies: tuple[pb.ModelInferResponse | GatewayError, ...] | None = None  # what is left to send; None: not known
+
+    def part(self, reply: pb.ModelInferResponse) -> bool:
+        reply.parameters[_FINAL].bool_param = False
+        self.call.send(pb.ModelStreamInferResponse(infer_response=reply))
+        return not self.call.stream.backlog
+
+    def finish(self) -> None:
+        message, endpoint = self._message, self._endpoint
+        assert message is not None
+        assert endpoint is not None
+        if _WANTS_FINAL in message.parameters and message.parameters[_WANTS_FINAL].bool_param:
+            served = endpoint.served
+            self._replied(pb.ModelInferResponse(model_name=served.name, model_version=served.version, id=message.id))
+        else:
+            self._replied()
 
     def answer(self, reply: pb.ModelInferResponse) -> None:
         self._replied(reply)
@@ -291,8 +323,8 @@ class _Turn(_GrpcInference):
     def refuse(self, error: GatewayError) -> None:
         self._replied(error)
 
-    def _replied(self, reply: pb.ModelInferResponse | GatewayError) -> None:
-        self.reply = reply
+    def _replied(self, *replies: pb.ModelInferResponse | GatewayError) -> None:
+        self.replies = replies
         on_reply = self._on_reply
         del self._on_reply  # or this and the stream would hold each other until the cyclic collector comes
         on_reply()
@@ -301,8 +333,9 @@ class _Turn(_GrpcInference):
 class _InferStream:
     """ModelStreamInfer: one answer per request, in the order of the requests, which run concurrently.
 
-    An error does not end the stream. Requests beyond `_STREAM_IN_FLIGHT`, or to a client that does not read its answers, wait
-    undecoded, and their bytes keep the client's window closed.
+    Of a decoupled model the parts of an answer, each when it is there, between those of other requests. An error does not end
+    the stream. Requests beyond `_STREAM_IN_FLIGHT`, or to a client that does not read its answers, wait undecoded, and their
+    bytes keep the client's window closed.
     """
 
     def __init__(self, call: GrpcCall, endpoints: Endpoints[ModelCodec], open_streams: "set[_InferStream]") -> None:
@@ -346,6 +379,9 @@ class _InferStream:
             return
         self._sending = True
         try:
+            if not self._call.stream.backlog:
+                for inference in list(self._running):
+                    inference.drained()
             self._advance()
         except BaseException:
             self._call.failed()
@@ -357,7 +393,7 @@ class _InferStream:
     def _advance(self) -> None:
         call, running = self._call, self._running
         while not call.over:
-            while running and running[0].reply is not None:
+            while running and running[0].replies is not None:
                 self._send(running.popleft())
             if not self._waiting or len(running) >= _STREAM_IN_FLIGHT or call.stream.backlog:
                 break
@@ -373,19 +409,17 @@ class _InferStream:
                 call.finish()
 
     def _send(self, inference: _Turn) -> None:
-        reply, inference.reply = inference.reply, None  # an error may hold frames that hold the inference
-        if isinstance(reply, pb.ModelInferResponse):
-            # One answer per request: each is the final one of its request, and says so as Triton's does.
-            reply.parameters["triton_final_response"].bool_param = True
-            try:
-                self._call.send(pb.ModelStreamInferResponse(infer_response=reply))
-                return
-            except GatewayError as exc:
-                reply = exc
-        assert reply is not None
-        self._call.send(
-            pb.ModelStreamInferResponse(error_message=reply.words, infer_response=pb.ModelInferResponse(id=inference.id))
-        )
+        replies, inference.replies = inference.replies or (), None  # an error may hold frames that hold the inference
+        for reply in replies:
+            if isinstance(reply, pb.ModelInferResponse):
+                reply.parameters[_FINAL].bool_param = True
+                try:
+                    self._call.send(pb.ModelStreamInferResponse(infer_response=reply))
+                    continue
+                except GatewayError as exc:
+                    reply = exc
+            empty = pb.ModelInferResponse(id=inference.id)
+            self._call.send(pb.ModelStreamInferResponse(error_message=reply.words, infer_response=empty))
 
 
 class _HealthWatch(OneMessage):

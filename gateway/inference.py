@@ -3,7 +3,8 @@
 It is resolved once, decoded, submitted, cancelled where it is, answered, encoded, counted, and ended exactly once, whatever
 raises. A protocol gives what is its own: how a request is read, how an answer is written, and where either goes.
 
-It takes no task and no future: decoded, it is handed to a lane, whose answer comes back through a callback.
+It takes no task and no future: decoded, it is handed to a lane, whose answer comes back through a callback. A decoupled model
+answers in parts: each is encoded and sent when it is there, and where the client does not keep up, the model waits.
 """
 
 import logging
@@ -13,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from gateway.errors import GatewayError, InternalError
-from gateway.lane import Place
+from gateway.errors import GatewayError, InternalError, InvalidArgument
+from gateway.lane import OnPart, Place
 from gateway.metrics import EndpointMetrics
 from gateway.protocols.tensors import Buffer
 from gateway.repository import Repository, ServedModel
@@ -112,9 +113,10 @@ class Inference(ABC, Generic[C, Reply]):
         repository = self._endpoints.repository
         try:
             endpoint = self._endpoint = self.find(self._endpoints)
+            on_part = self._parts(endpoint) if endpoint.served.spec.decoupled else None
             request = self._request = self.decode(endpoint.codec, repository.regions.read)
             self._decoded_ns = time.monotonic_ns()
-            self._place = repository.infer(endpoint.served, request, self._done)
+            self._place = repository.infer(endpoint.served, request, self._done, on_part)
         except GatewayError as exc:
             self._done(exc.with_traceback(None))  # its frames hold this, which may hold it
         except BaseException:
@@ -126,7 +128,14 @@ class Inference(ABC, Generic[C, Reply]):
         if self._place is not None:
             self._place.cancel()
 
-    def _done(self, outcome: InferResponse | GatewayError) -> None:
+    def _parts(self, endpoint: Endpoint[C]) -> OnPart:
+        """What gets the parts of a decoupled model's answer. Raises: InvalidArgument, where they cannot be sent."""
+        raise InvalidArgument(
+            f"model '{endpoint.served.name}' is decoupled: it answers in parts; ask it by ModelStreamInfer over gRPC, or by "
+            f"POST /v2/models/{endpoint.served.name}/generate_stream"
+        )
+
+    def _done(self, outcome: InferResponse | GatewayError | None) -> None:
         encoding_ns = time.monotonic_ns()
         self._place = None  # or this and its place would hold each other until the cyclic collector comes
         endpoint = self._endpoint
@@ -143,6 +152,79 @@ class Inference(ABC, Generic[C, Reply]):
             else:
                 endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
                 return
+        assert outcome is not None
         metrics = self._endpoints.nowhere if endpoint is None else endpoint.metrics
         metrics.failed(outcome.code, self._arrival_ns, encoding_ns)
         self.refuse(outcome)
+
+
+class StreamedInference(Inference[C, Reply]):
+    """An inference whose protocol can send an answer in parts.
+
+    A decoupled model: `part` …, then `finish`, or `refuse`, which may come behind parts. Any other: `answer` or `refuse`.
+    """
+
+    __slots__ = ("_fault", "_part_ns", "_untaken")
+
+    def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
+        super().__init__(endpoints, arrival_ns)
+        self._fault: GatewayError | None = None  # why the rest of the parts is not wanted
+        self._part_ns = 0  # when the last part was there; 0: none was
+        self._untaken = 0  # parts that wait for the client
+
+    @abstractmethod
+    def part(self, reply: Reply) -> bool:
+        """Send a part. Whether it has left; if not, it waits for the client: call `drained` when it has.
+
+        Raises: GatewayError, if it cannot be sent.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """There are no more parts."""
+
+    def drained(self) -> None:
+        """All that was sent has left."""
+        untaken, self._untaken = self._untaken, 0
+        for _ in range(untaken):
+            if self._place is not None:
+                self._place.taken()
+
+    def _parts(self, endpoint: Endpoint[C]) -> OnPart:
+        return self._part
+
+    def _part(self, response: InferResponse) -> None:
+        endpoint, request, place = self._endpoint, self._request, self._place
+        assert endpoint is not None
+        assert request is not None
+        assert place is not None
+        made_ns = time.monotonic_ns()
+        try:
+            left = self.part(endpoint.codec.encode(request, response, self._endpoints.repository.regions.write))
+        except GatewayError as exc:
+            self._fault = exc.with_traceback(None)
+            place.cancel()
+            return
+        except BaseException:
+            log.exception("a part of an answer of model %s could not be given", request.model)
+            self._fault = InternalError("internal error")
+            place.cancel()
+            return
+        if self._part_ns:
+            endpoint.metrics.part(made_ns - self._part_ns)
+        else:
+            endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made_ns, time.monotonic_ns())
+        self._part_ns = made_ns
+        if left:
+            place.taken()
+        else:
+            self._untaken += 1
+
+    def _done(self, outcome: InferResponse | GatewayError | None) -> None:
+        if outcome is not None or self._fault is not None:
+            super()._done(self._fault or outcome)
+            return
+        self._place = None
+        assert self._endpoint is not None
+        self._endpoint.metrics.finished()
+        self.finish()

@@ -42,7 +42,10 @@ from gateway.metrics import LaneGauges, LaneMetrics
 from gateway.runner import BatchRunner, Execution
 from gateway.types import InferRequest, InferResponse
 
-OnDone = Callable[[InferResponse | GatewayError], None]
+OnDone = Callable[[InferResponse | GatewayError | None], None]
+"""Gets a request's one answer or error; None, if its answer was given in parts, and that was the last of them."""
+OnPart = Callable[[InferResponse], None]
+"""Gets each part of the answer of a decoupled model, in order, before OnDone is called."""
 
 _HANDED_OVER = 32  # at once
 _RESERVED_SHARE = 0.2  # of the SLO, at most
@@ -61,6 +64,10 @@ class Place(Protocol):
 
         Does nothing once it is answered.
         """
+        ...
+
+    def taken(self) -> None:
+        """A part of the answer has left for its client: the model may make one more. Does nothing once it is answered."""
         ...
 
 
@@ -85,18 +92,24 @@ class _Waiting:
     """One accepted request until it is answered, and its place.
 
     retried: first rows of the parts that were run a second time. pieces: (first row, outputs) of the parts that are done, if
-    split.
+    split. batch: of a decoupled model, which has given a first part of the answer.
     """
 
     lane: "Lane"
     request: InferRequest
     on_done: OnDone
     rows_left: int
+    on_part: OnPart | None = None
+    batch: Batch | None = None
     retried: tuple[int, ...] = ()
     pieces: list[tuple[int, Tensors]] = field(default_factory=list)
 
     def cancel(self) -> None:
         self.lane.cancel(self.request)
+
+    def taken(self) -> None:
+        if self.batch is not None:
+            self.lane.runner.taken(self.batch)
 
 
 class Lane:
@@ -176,8 +189,10 @@ class Lane:
         """Whether something waits and a session is free."""
         return self.batcher.has_work and self.runner.free_slots > 0
 
-    def submit(self, request: InferRequest, on_done: OnDone) -> Place:
+    def submit(self, request: InferRequest, on_done: OnDone, on_part: OnPart | None = None) -> Place:
         """Accept a request. on_done gets its one answer or error on the loop, never within this call.
+
+        on_part: for a decoupled model, which waits when PARTS_AHEAD parts are not `taken`.
 
         Raises: NotReady, BackendUnreachable, Overloaded, DeadlineExceeded, InvalidArgument (more rows than the queue may hold),
         BackendFailed (it has ended a session before). Whatever it raises, the request is not here, and on_done is not called.
@@ -192,7 +207,7 @@ class Lane:
         request.reserved_ns = self._reserved_ns()
         self.batcher.add(request, now_ns)
         try:
-            place = self._waiting[request] = _Waiting(self, request, on_done, request.rows)
+            place = self._waiting[request] = _Waiting(self, request, on_done, request.rows, on_part)
             if request.deadline_ns is not None:
                 self._has_deadlines = True
             if not self._step_due:
@@ -323,7 +338,7 @@ class Lane:
         self._running.add(batch)
         try:
             self.metrics.batch_closed(batch)
-            self.runner.start(batch, self._ended)
+            self.runner.start(batch, self._ended, self._part_made if self.spec.decoupled else None)
         except BaseException:
             log.exception("%s: a batch could not be started", self.name)
             error = InternalError(f"{self.name}: internal error while a batch was started")
@@ -367,7 +382,12 @@ class Lane:
         """Tell those whose deadline has passed. The run goes on: others may wait for it, and it cannot be known to be stuck."""
         self._overdue_timer = None
         now_ns = self._clock.now_ns()
-        waited_for = [part for batch in self._running for part in batch.parts if part.request in self._waiting]
+        waited_for = [
+            part
+            for batch in self._running
+            for part in batch.parts
+            if (waiting := self._waiting.get(part.request)) is not None and waiting.batch is None
+        ]
         later = []
         for part in waited_for:
             deadline_ns = part.request.deadline_ns
@@ -380,6 +400,24 @@ class Lane:
                     DeadlineExceeded(f"{self.name}: still running at the deadline, {limit_ms:.1f} ms after arrival"),
                 )
         self._watch_deadlines(later)
+
+    # a part of an answer
+
+    def _part_made(self, batch: Batch, outputs: Tensors) -> None:
+        request = batch.parts[0].request
+        waiting = self._waiting.get(request)
+        if waiting is None:
+            return  # it is over, and the run was cancelled
+        waiting.batch = batch
+        if waiting.on_part is None:  # a copy, whose answer nobody reads
+            self.runner.taken(batch)
+            return
+        try:
+            waiting.on_part(_response(request, outputs))
+        except BaseException:
+            log.exception("%s: a part of an answer was not taken", self.name)
+            self._end(request, InternalError("internal error"))
+            self._cancel_run(batch)
 
     # a batch ended
 
@@ -405,6 +443,9 @@ class Lane:
         # Before the answers are encoded and written: the worker computes the next batch meanwhile.
         self._answering = batch.parts if error is None else []
         self._step()
+        if error is None and self.spec.decoupled:
+            self._answer(batch.parts[0].request, None)
+            pieces = [{}]
         for index, (part, outputs) in enumerate(zip(batch.parts, pieces, strict=error is None)):
             try:
                 self._part_done(part, outputs)
@@ -420,7 +461,9 @@ class Lane:
         """Tell all who keep account of batches; first those of whose workers it was one."""
         if self._shared is not None:
             self._shared.ended(self, batch, now_ns)
-        self.batcher.finished(batch, now_ns, execution.finished_ns - execution.started_ns, error is None)
+        # What is promised of a decoupled model is the first part.
+        computed_ns = (execution.first_part_ns or execution.finished_ns) - execution.started_ns
+        self.batcher.finished(batch, now_ns, computed_ns, error is None)
         self.metrics.batch_done(batch, execution, now_ns, failed=error is not None)
         if self.observer is not None and isinstance(error, Cancelled):
             self.observer.cancelled(batch, now_ns)
@@ -466,9 +509,7 @@ class Lane:
             if waiting.rows_left:
                 return
             outputs = _join(waiting.pieces)
-        if request.outputs:
-            outputs = {output.name: outputs[output.name] for output in request.outputs}
-        self._answer(request, InferResponse(request.model, request.version, request.id, outputs))
+        self._answer(request, _response(request, outputs))
 
     def _failed(self, batch: Batch, execution: Execution, error: GatewayError, now_ns: int) -> None:
         """Run each part once more by itself, unless it is to blame: another request, or the session, may have been."""
@@ -496,7 +537,8 @@ class Lane:
         if waiting is None:
             return False
         given_up = lost and self.observer is not None and self.observer.takes_over(part.request, now_ns)
-        if part.start in waiting.retried or to_blame or given_up or not self.runner.available:
+        begun = waiting.batch is not None  # a part of its answer has left
+        if part.start in waiting.retried or to_blame or given_up or begun or not self.runner.available:
             self._end(part.request, error)
             return True
         waiting.retried += (part.start,)
@@ -527,7 +569,7 @@ class Lane:
         except BaseException:
             log.exception("%s: a run could not be cancelled", self.name)
 
-    def _answer(self, request: InferRequest, outcome: InferResponse | GatewayError) -> None:
+    def _answer(self, request: InferRequest, outcome: InferResponse | GatewayError | None) -> None:
         waiting = self._waiting.pop(request, None)
         if waiting is None:
             return  # a split request, of which another part was refused before
@@ -538,6 +580,13 @@ class Lane:
             log.exception("%s: the answer to a request was not taken", self.name)
         if self._closing and not self._waiting:
             self._empty.set()
+
+
+def _response(request: InferRequest, outputs: Tensors) -> InferResponse:
+    """What a client gets of a model's outputs. Raises: KeyError, for one that it asked for and the model left out."""
+    if request.outputs:
+        outputs = {output.name: outputs[output.name] for output in request.outputs}
+    return InferResponse(request.model, request.version, request.id, outputs)
 
 
 def _join(pieces: list[tuple[int, Tensors]]) -> Tensors:

@@ -149,6 +149,9 @@ class LaneOpener:
             except (GatewayError, asyncio.CancelledError):
                 opened = None  # it has closed what it had opened
                 raise
+            if beside is not None and spec.decoupled != beside.spec.decoupled:
+                one, other = (backend.label, beside.name) if spec.decoupled else (beside.name, backend.label)
+                raise ConfigError(f"backend {one} is decoupled (it answers in parts), and {other} is not")
             if beside is not None and (spec.inputs, spec.outputs) != (beside.spec.inputs, beside.spec.outputs):
                 raise ConfigError(
                     f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
@@ -219,9 +222,10 @@ class LaneOpener:
 
     def _lane(self, name: str, model: Model, backend: Backend, runner: BatchRunner, spec: ModelSpec) -> Lane:
         batching = model.batching
+        # Answers in parts do not share a run: a client that reads slowly would hold up the others.
         batcher = Batcher(
-            POLICIES[batching.policy](batching),
-            max_rows=min(spec.max_rows, batching.max_rows or spec.max_rows),
+            POLICIES["greedy" if spec.decoupled else batching.policy](batching),
+            max_rows=0 if spec.decoupled else min(spec.max_rows, batching.max_rows or spec.max_rows),
             row_sizes=spec.row_sizes,
             workers=runner.slots,
             max_queue_rows=batching.max_queue_rows,

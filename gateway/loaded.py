@@ -119,9 +119,9 @@ async def _asked(
     binary: dict[str, ParameterValue] = {**(parameters or {}), "binary_data_output": True}
     body, json_bytes = request_body(inputs, codec.spec.input_by_name, outputs=outputs, parameters=binary)
     request = codec.decode(body, json_bytes, time.monotonic_ns(), repository.regions.read)
-    answered: asyncio.Future[InferResponse | GatewayError] = asyncio.get_running_loop().create_future()
+    answered: asyncio.Future[InferResponse | GatewayError | None] = asyncio.get_running_loop().create_future()
 
-    def done(outcome: InferResponse | GatewayError) -> None:
+    def done(outcome: InferResponse | GatewayError | None) -> None:
         if not answered.done():
             answered.set_result(outcome)
 
@@ -133,4 +133,5 @@ async def _asked(
         raise
     if isinstance(outcome, GatewayError):
         raise outcome.with_traceback(None)
+    assert outcome is not None
     return {name: np.array(array) for name, array in outcome.outputs.items()}

@@ -211,6 +211,13 @@ class Metrics:
             buckets=latency,
             **own,
         )
+        self._part_gap = Histogram(
+            "gateway_part_gap_seconds",
+            "From one part of a decoupled model's answer to the next",
+            (*model, "protocol"),
+            buckets=stage,
+            **own,
+        )
         self._failed_seconds = Counter(
             "gateway_failed_request_seconds", "Time of requests that ended in an error", (*model, "protocol"), **own
         )
@@ -473,6 +480,7 @@ class EndpointMetrics:
         self._latency = _Observations(metrics._latency.labels(model, version, protocol), metrics._latency_bounds)
         self._decode = _Observations(metrics._stage.labels(model, version, "decode"), metrics._stage_bounds)
         self._encode = _Observations(metrics._stage.labels(model, version, "encode"), metrics._stage_bounds)
+        self._gaps: _Observations | None = None  # of a decoupled model only
         self._codes: dict[str, int] = defaultdict(int)
         self._failed_ns = 0
         metrics._flushed.append(self._flush)
@@ -484,6 +492,22 @@ class EndpointMetrics:
         self._encode.add((encoded_ns - encoding_ns) * 1e-9)
         self._latency.add((encoded_ns - arrival_ns) * 1e-9)
 
+    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int) -> None:
+        """Note the first part of a decoupled model's answer, which is what is promised. Stamps: as in `done`."""
+        self._decode.add((decoded_ns - arrival_ns) * 1e-9)
+        self._encode.add((encoded_ns - encoding_ns) * 1e-9)
+        self._latency.add((encoded_ns - arrival_ns) * 1e-9)
+
+    def part(self, gap_ns: int) -> None:
+        """Note a further part, so long after the one before it."""
+        if self._gaps is None:
+            self._gaps = _Observations(self._metrics._part_gap.labels(*self._labels), self._metrics._stage_bounds)
+        self._gaps.add(gap_ns * 1e-9)
+
+    def finished(self) -> None:
+        """Count a success that came in parts."""
+        self._codes[_OK] += 1
+
     def failed(self, code: Code, arrival_ns: int, answered_ns: int) -> None:
         """Count an error."""
         self._codes[code.value] += 1
@@ -492,8 +516,9 @@ class EndpointMetrics:
     def _flush(self) -> None:
         if self._codes.get(_OK):
             self._metrics._last_inference.labels(*self._labels[:2]).set(time.time())
-        for observations in (self._latency, self._decode, self._encode):
-            observations.flush()
+        for observations in (self._latency, self._decode, self._encode, self._gaps):
+            if observations is not None:
+                observations.flush()
         for code, count in self._codes.items():
             self._metrics._requests.labels(*self._labels, code).inc(count)
         self._codes.clear()

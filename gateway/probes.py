@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from backends.base import ModelSpec, TensorSpec, ones
+from backends.base import ModelSpec, Tensors, TensorSpec, ones
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.clock import Clock
@@ -45,22 +45,24 @@ async def probe(
     Gives whether all went well. Raises: ConfigError, if outputs are not as declared.
     """
     until_ns = clock.now_ns() + budget_ns
-    sizes = batcher.service.probe_rows if spec.max_rows else (1,)
+    sizes = batcher.service.probe_rows if spec.max_rows and not spec.decoupled else (1,)
     well = False
     for request in _requests(spec, ragged, sizes, every_length=every_length):
         if clock.now_ns() >= until_ns:
             break
         # Started at once: an idle session may be lost at any await.
-        ends = await asyncio.gather(*[_start(runner, batcher, request, clock) for _ in range(runner.free_slots)])
+        ends = await asyncio.gather(*[_start(runner, batcher, spec, request, clock) for _ in range(runner.free_slots)])
         failed = next((execution for _, execution, _ in ends if execution.error), None)
         if failed is not None:
             _tell(name, failed, spec, request, well=well)
             return False
         if not ends or not runner.free_slots:
             break
-        batch, execution, time_ns = await _start(runner, batcher, request, clock)
+        batch, execution, time_ns = await _start(runner, batcher, spec, request, clock)
         if execution.error is None:
             well = True
+            if execution.first_part_ns is not None:
+                time_ns -= execution.finished_ns - execution.first_part_ns
             batcher.service.probe(batch.group, batch.padded_rows, [time_ns])
     return True
 
@@ -110,7 +112,7 @@ def _input(tensor: TensorSpec, rows: int, length: int) -> np.ndarray:
 
 
 def _start(
-    runner: BatchRunner, batcher: Batcher, request: InferRequest, clock: Clock
+    runner: BatchRunner, batcher: Batcher, spec: ModelSpec, request: InferRequest, clock: Clock
 ) -> "asyncio.Future[tuple[Batch, Execution, int]]":
     """Run a request as a batch of its own; gives also the nanoseconds that its worker was taken."""
     ended: asyncio.Future[tuple[Batch, Execution, int]] = asyncio.get_running_loop().create_future()
@@ -119,5 +121,8 @@ def _start(
         if not ended.done():  # else nobody waits any more
             ended.set_result((batch, execution, clock.now_ns() - batch.closed_ns))
 
-    runner.start(batcher.probe(request, clock.now_ns()), done)
+    def part(batch: Batch, outputs: Tensors) -> None:
+        runner.taken(batch)
+
+    runner.start(batcher.probe(request, clock.now_ns()), done, part if spec.decoupled else None)
     return ended

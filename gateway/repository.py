@@ -34,7 +34,7 @@ from gateway.errors import (
     shortened,
     without_folders,
 )
-from gateway.lane import Lane, OnDone, Place
+from gateway.lane import Lane, OnDone, OnPart, Place
 from gateway.lane_opener import LaneOpener, Opened, close_all
 from gateway.metrics import Metrics
 from gateway.routing.dispatcher import Dispatcher
@@ -183,15 +183,16 @@ class Repository:
             raise NotReady(f"Request for unknown model: '{name}' has no available versions ({served.state.lower()}{suffix})")
         return served
 
-    def infer(self, served: ServedModel, request: InferRequest, on_done: OnDone) -> Place:
+    def infer(self, served: ServedModel, request: InferRequest, on_done: OnDone, on_part: OnPart | None = None) -> Place:
         """Hand a validated request to a lane of its model, which `model` has given in this `generation`.
 
-        on_done gets its one answer or error, later. Whatever is raised (GatewayError), it gets none then.
+        on_done gets its one answer or error, later. Whatever is raised (GatewayError), it gets none then. on_part: as in
+        `Lane.submit`.
         """
         if self._closing:
             raise NotReady("the server is shutting down", retry_after_s=1.0)
         assert served.dispatcher is not None  # READY
-        return served.dispatcher.submit(request, on_done)
+        return served.dispatcher.submit(request, on_done, on_part)
 
     def explain(self, name: str, version: str = "", rows: int = 1) -> dict[str, Any]:
         """Why a request would go to which backend now, as this process sees it. Raises: NotFound, NotReady."""

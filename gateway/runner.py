@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from backends.base import ModelSpec, Tensors
 from gateway.batching.batch import Batch
@@ -16,6 +16,8 @@ class Execution:
     session_lost: the session must be rebuilt; the same requests may well succeed on another, unless self_inflicted.
     self_inflicted: with session_lost: the run itself ended the session (it raised what is no Exception, exited, crashed by a
     signal other than SIGKILL and SIGTERM, ran out of memory, or hung past hang_timeout_s); not something from outside.
+    first_part_ns: of a decoupled model, when the first part of the answer was there; its outputs are None, even if all went
+    well.
     refused: the outputs were not as declared. trace: of what the model raised, for the log; empty: it raised nothing.
     """
 
@@ -27,6 +29,14 @@ class Execution:
     self_inflicted: bool = False
     refused: bool = False
     trace: str = ""
+    first_part_ns: int | None = None
+
+
+PARTS_AHEAD: Final = 8
+"""So many parts of an answer a session makes ahead of its client, then it waits."""
+
+OnDone = Callable[[Batch, Execution], None]
+OnPart = Callable[[Batch, Tensors], None]
 
 
 class BatchRunner(Protocol):
@@ -74,8 +84,16 @@ class BatchRunner(Protocol):
         """
         ...
 
-    def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
-        """Run one batch; on_done is called exactly once, on the loop, never from within start."""
+    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
+        """Run one batch; on_done is called exactly once, on the loop, never from within start.
+
+        on_part: for a decoupled model: gets each part of the answer, on the loop, before on_done. It makes PARTS_AHEAD of them,
+        and a further one for each that is `taken`.
+        """
+        ...
+
+    def taken(self, batch: Batch) -> None:
+        """A part of a batch's answer has left for its client. Does nothing once the batch has ended."""
         ...
 
     def cancel(self, batch: Batch) -> None:

@@ -19,9 +19,9 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import backends
 from backends.base import (
@@ -32,6 +32,7 @@ from backends.base import (
     ModelSpec,
     OutputsRefused,
     SessionLost,
+    StreamingSession,
     Tensors,
     TensorSpec,
     trace_of,
@@ -143,15 +144,22 @@ class ProcessSession:
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         outputs, answer = self._exchange(inputs, {"parameters": dict(parameters)})
-        if "error" not in answer:
-            return outputs
-        error: BackendError
-        if answer["lost"]:
-            error = SessionLost(answer["error"], self_inflicted=answer["self_inflicted"])
-        else:
-            error = (OutputsRefused if answer["refused"] else ExecutionFailed)(answer["error"])
-        error.trace = answer["trace"]
-        raise error
+        _check(answer)
+        return outputs
+
+    def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
+        """The child makes a part when it is asked for the next."""
+        outputs, answer = self._exchange(inputs, {"parameters": dict(parameters), "stream": True})
+        while True:
+            _check(answer)
+            if not answer["part"]:
+                return
+            try:
+                yield outputs
+            except GeneratorExit:
+                self._exchange({}, {"next": False})
+                raise
+            outputs, answer = self._exchange({}, {"next": True})
 
     def watch(self, died: Callable[[str], None]) -> None:
         self._status.add_done_callback(lambda status: died(f"process {self.pid} ended with status {status.result()}"))
@@ -212,6 +220,19 @@ class ProcessSession:
             os.killpg(self.pid, signal.SIGKILL)
 
 
+def _check(answer: Mapping[str, Any]) -> None:
+    """Raises: BackendError, if a child's answer is one."""
+    if "error" not in answer:
+        return
+    error: BackendError
+    if answer["lost"]:
+        error = SessionLost(answer["error"], self_inflicted=answer["self_inflicted"])
+    else:
+        error = (OutputsRefused if answer["refused"] else ExecutionFailed)(answer["error"])
+    error.trace = answer["trace"]
+    raise error
+
+
 def _send(channel: socket.socket, pieces: list[Buffer]) -> None:
     size = sum(len(piece) for piece in pieces)
     channel.sendall(size.to_bytes(_SIZE_BYTES, "little") + bytes(pieces[0]))
@@ -247,6 +268,7 @@ def _spec_to_plain(spec: ModelSpec) -> dict[str, Any]:
         "max_rows": spec.max_rows,
         "row_sizes": spec.row_sizes,
         "reads_parameters": spec.reads_parameters,
+        "decoupled": spec.decoupled,
     }
 
 
@@ -262,6 +284,7 @@ def _spec_from_plain(plain: dict[str, Any]) -> ModelSpec:
         max_rows=plain["max_rows"],
         row_sizes=tuple(plain["row_sizes"]),
         reads_parameters=plain["reads_parameters"],
+        decoupled=plain["decoupled"],
     )
 
 
@@ -289,7 +312,15 @@ def _serve(channel: socket.socket) -> None:
             break
         tensors, extra = decode_frame(frame)
         try:
-            outcome = encode_frame(session.run(tensors, extra["parameters"]), {})
+            if "stream" in extra:
+                with contextlib.closing(cast(StreamingSession, session).stream(tensors, extra["parameters"])) as parts:
+                    wanted = True
+                    while wanted and (outputs := next(parts, None)) is not None:
+                        answer(encode_frame(outputs, {"part": True}))
+                        wanted = decode_frame(_receive(channel))[1]["next"]
+                outcome = encode_frame({}, {"part": False})
+            else:
+                outcome = encode_frame(session.run(tensors, extra["parameters"]), {})
         except BaseException as exc:  # as above
             outcome = encode_frame({}, {"error": words_of(exc, traced=True), "trace": trace_of(exc), **_verdict(exc)})
         answer(outcome)

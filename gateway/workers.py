@@ -10,6 +10,9 @@ new session. It does so at once, unless the lost session had been rebuilt and ne
 after a back-off that doubles from 0.1 s to 5 s. A thread that hangs cannot be ended: it is abandoned, and what it may still
 return is ignored. Only isolation `process` gives the memory and the core back, since there the process is killed.
 
+A decoupled model gives an answer in parts. Each is posted to the loop when it is there, and the worker asks its session for the
+next while no more than PARTS_AHEAD are on their way to the client: else it waits, and its session with it.
+
 Whatever may hang runs on daemon threads: the loop's own executor would keep the process from ending.
 """
 
@@ -21,7 +24,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import backends
 from backends.base import (
@@ -35,6 +38,8 @@ from backends.base import (
     Session,
     SessionLost,
     SpecMismatch,
+    StreamingSession,
+    Tensors,
     trace_of,
     words_of,
 )
@@ -42,7 +47,7 @@ from gateway.batching.batch import Batch
 from gateway.clock import Clock, Timer
 from gateway.config import Backend
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, ConfigError, GatewayError
-from gateway.runner import Execution
+from gateway.runner import PARTS_AHEAD, Execution, OnDone, OnPart
 from gateway.session_process import ProcessModel
 
 _BACKOFF_FIRST_S: Final = 0.1
@@ -137,17 +142,25 @@ class WorkerPool:
             raise
         return self._model.spec
 
-    def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
+    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
         worker = self._idle.pop()
         self._busy.add(worker)
-        worker.start(batch, on_done, self._clock.now_ns())
+        worker.start(_Run(batch, on_done, on_part), self._clock.now_ns())
         if self._watchdog is None:
             self._watch()
 
+    def taken(self, batch: Batch) -> None:
+        worker = self._worker_of(batch)
+        if worker is not None:
+            worker.taken(self._clock.now_ns())
+
     def cancel(self, batch: Batch) -> None:
-        worker = next((worker for worker in self._busy if worker.runs(batch)), None)
+        worker = self._worker_of(batch)
         if worker is not None and worker.try_cancel():
             self._loop.call_later(_CANCEL_AGAIN_S, self.cancel, batch)
+
+    def _worker_of(self, batch: Batch) -> "_Worker | None":
+        return next((worker for worker in self._busy if worker.runs(batch)), None)
 
     def abort(self) -> None:
         """Give up what runs and what loads. Sessions in processes are killed; threads are left to themselves.
@@ -221,7 +234,7 @@ class WorkerPool:
     async def _open_worker(self, index: int, backoff_s: float = 0.0) -> "_Worker":
         """backoff_s: what was waited before. Raises: BackendError."""
         assert self._model is not None
-        worker = _Worker(index, self._name, self._loop, self._clock, self._ended, self._died, backoff_s)
+        worker = _Worker(index, self._name, self._loop, self._clock, self._ended, self._part_made, self._died, backoff_s)
         opened: asyncio.Future[None] = self._loop.create_future()
         worker.open(self._model, opened)
         try:
@@ -238,17 +251,23 @@ class WorkerPool:
         else:
             self._idle.append(worker)
 
+    def _part_made(self, worker: "_Worker", run: "_Run", outputs: Tensors) -> None:
+        if worker.current is run:  # else it was given up, and its batch has been answered
+            worker.moved_ns = self._clock.now_ns()
+            assert run.on_part is not None
+            run.on_part(run.batch, outputs)
+
     def _ended(self, worker: "_Worker", execution: Execution) -> None:
         if worker in self._busy:  # else it was given up, and its batch has been answered
-            batch, on_done = self._take_back(worker, execution)
-            on_done(batch, execution)
+            run = self._take_back(worker, execution)
+            run.on_done(run.batch, execution)
 
     def _give_up(self, worker: "_Worker", execution: Execution) -> None:
         """End the batch of a worker that may not return. What its callback raises hurts nobody else."""
-        batch, on_done = self._take_back(worker, execution)
-        self._loop.call_soon(on_done, batch, execution)
+        run = self._take_back(worker, execution)
+        self._loop.call_soon(run.on_done, run.batch, execution)
 
-    def _take_back(self, worker: "_Worker", execution: Execution) -> tuple[Batch, Callable[[Batch, Execution], None]]:
+    def _take_back(self, worker: "_Worker", execution: Execution) -> "_Run":
         self._busy.discard(worker)
         if execution.session_lost:
             worker.proven |= execution.self_inflicted
@@ -316,7 +335,7 @@ class WorkerPool:
         self._watchdog = None
         now_ns = self._clock.now_ns()
         limit_ns = round(self._backend.hang_timeout_s * 1e9)
-        for worker in [worker for worker in self._busy if now_ns - worker.started_ns >= limit_ns]:
+        for worker in [worker for worker in self._busy if now_ns - worker.active_ns(now_ns) >= limit_ns]:
             log.error(
                 "%s: session %d ran for over %g s and is abandoned", self._name, worker.index, self._backend.hang_timeout_s
             )
@@ -325,7 +344,7 @@ class WorkerPool:
             )
             self._give_up(worker, Execution(worker.started_ns, now_ns, error=error, session_lost=True, self_inflicted=True))
         if self._busy:
-            oldest_ns = min(worker.started_ns for worker in self._busy)
+            oldest_ns = min(worker.active_ns(now_ns) for worker in self._busy)
             self._watchdog = self._clock.call_at(oldest_ns + limit_ns, self._watch)
 
 
@@ -357,6 +376,38 @@ def _on_thread(loop: asyncio.AbstractEventLoop, name: str, function: Callable[[]
     return future
 
 
+class _Run:
+    """A batch with a worker. on_part: None, unless the model is decoupled."""
+
+    __slots__ = ("_more", "batch", "cancelled", "on_done", "on_part", "waits")
+
+    def __init__(self, batch: Batch, on_done: OnDone, on_part: OnPart | None) -> None:
+        self.batch = batch
+        self.on_done = on_done
+        self.on_part = on_part
+        self.cancelled = False
+        self.waits = False  # for the client to take what it was given
+        self._more = threading.Semaphore(PARTS_AHEAD) if on_part is not None else None
+
+    def taken(self) -> None:
+        if self._more is not None:
+            self._more.release()
+
+    def cancel(self) -> None:
+        """Want no more parts."""
+        self.cancelled = True
+        self.taken()
+
+    def wants_part(self) -> bool:
+        """Wait until one more may be made; False: none will be wanted. On the worker's thread."""
+        assert self._more is not None
+        if not self._more.acquire(blocking=False):
+            self.waits = True
+            self._more.acquire()
+            self.waits = False
+        return not self.cancelled
+
+
 class _Worker:
     """One thread, its session, and at most one batch."""
 
@@ -367,15 +418,19 @@ class _Worker:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         ended: "Callable[[_Worker, Execution], None]",
+        part_made: "Callable[[_Worker, _Run, Tensors], None]",
         died: "Callable[[_Worker, str], None]",
         backoff_s: float,
     ) -> None:
-        """ended, died: called on the loop, when a batch has ended and when the session's process has.
+        """ended, part_made, died: called on the loop, when a batch has ended, a part of its answer is there, and when the
+        session's process has ended.
 
         backoff_s: what was waited before the session is opened.
         """
         self.index = index
         self.started_ns = 0
+        self.moved_ns = 0  # when the last part of an answer was there
+        self.current: _Run | None = None
         self.proven = False  # it has finished a run, or was ended by one: it is not the session that is at fault
         self.backoff_s = backoff_s
         self.death = ""  # how the session's process ended; empty: it lives
@@ -386,9 +441,9 @@ class _Worker:
         self._pid = os.getpid()
         self._clock = clock
         self._post_end = functools.partial(ended, self)
+        self._post_part = functools.partial(part_made, self)
         self._died = functools.partial(died, self)
-        self._jobs: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._current: tuple[Batch, Callable[[Batch, Execution], None]] | None = None
+        self._jobs: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
         self._session: Session | None = None
 
     # on the loop
@@ -399,24 +454,36 @@ class _Worker:
         except RuntimeError as exc:  # there are too many
             opened.set_exception(LoadFailed(words_of(exc)))
 
-    def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None], now_ns: int) -> None:
-        self.started_ns = now_ns
-        self._current = (batch, on_done)
-        self._jobs.put(batch)
+    def start(self, run: _Run, now_ns: int) -> None:
+        self.started_ns = self.moved_ns = now_ns
+        self.current = run
+        self._jobs.put(run)
 
     def runs(self, batch: Batch) -> bool:
-        return self._current is not None and self._current[0] is batch
+        return self.current is not None and self.current.batch is batch
+
+    def active_ns(self, now_ns: int) -> int:
+        """Since when the session has been at what it does now; one that waits for a client does nothing."""
+        return now_ns if self.current is not None and self.current.waits else self.moved_ns
+
+    def taken(self, now_ns: int) -> None:
+        if self.current is not None:
+            if self.current.waits:
+                self.moved_ns = now_ns
+            self.current.taken()
 
     def try_cancel(self) -> bool:
-        """Ask the session to end its run. False if it cannot."""
+        """Ask the session to end its run. False if it cannot: parts are then made no more, once it gives the next."""
+        if self.current is not None:
+            self.current.cancel()
         cancel = getattr(self._session, "cancel", None)
         if cancel is None:
             return False
         cancel()
         return True
 
-    def take(self) -> tuple[Batch, Callable[[Batch, Execution], None]]:
-        current, self._current = self._current, None
+    def take(self) -> _Run:
+        current, self.current = self.current, None
         assert current is not None
         return current
 
@@ -427,6 +494,8 @@ class _Worker:
     def abandon(self) -> None:
         """Give the thread up; a session in a process of its own is killed, which also ends the thread."""
         self.stop()
+        if self.current is not None:
+            self.current.cancel()
         kill = getattr(self._session, "kill", None)
         if kill is not None:
             kill()
@@ -443,9 +512,9 @@ class _Worker:
         if watch is not None:
             watch(functools.partial(self._post, self._died))
         self._post(_settle, opened, None)
-        while (batch := self._jobs.get()) is not None:
-            execution = self._run(session, batch)
-            del batch  # or its bytes would live until the next batch
+        while (run := self._jobs.get()) is not None:
+            execution = self._run(session, run)
+            del run  # or its bytes would live until the next batch
             self._post(self._post_end, execution)
             del execution
         try:
@@ -454,11 +523,15 @@ class _Worker:
             log.warning("%s: its session did not close well: %s", self._thread_name, words_of(exc))
         self._post(_settle, self.ended, None)
 
-    def _run(self, session: Session, batch: Batch) -> Execution:
+    def _run(self, session: Session, run: _Run) -> Execution:
         started_ns = self._clock.now_ns()
+        batch = run.batch
         error: GatewayError
         lost = own = refused = False
         try:
+            if run.on_part is not None:
+                first_part_ns = self._stream(session, run)
+                return Execution(started_ns, self._clock.now_ns(), first_part_ns=first_part_ns)
             outputs = session.run(batch.concat(), _parameters(batch))
             return Execution(started_ns, self._clock.now_ns(), outputs=outputs)
         except SessionLost as exc:
@@ -483,6 +556,19 @@ class _Worker:
             error, trace = BackendFailed(words), trace_of(exc)
         ended_ns = self._clock.now_ns()
         return Execution(started_ns, ended_ns, error=error, session_lost=lost, self_inflicted=own, refused=refused, trace=trace)
+
+    def _stream(self, session: Session, run: _Run) -> int | None:
+        """Have an answer given in parts; when the first was there. Raises: RunCancelled, and what the session does."""
+        first_ns: int | None = None
+        stream = cast(StreamingSession, session).stream(run.batch.concat(), _parameters(run.batch))
+        with contextlib.closing(stream) as parts:
+            while run.wants_part():
+                outputs = next(parts, None)
+                if outputs is None:
+                    return first_ns
+                first_ns = first_ns or self._clock.now_ns()
+                self._post(self._post_part, run, outputs)
+        raise RunCancelled("nobody waits for the rest of the answer")
 
     def _post(self, callback: Callable[..., object], *args: object) -> None:
         _post(self._loop, self._pid, callback, *args)

@@ -41,7 +41,7 @@ from gateway.cluster.link import CALL_MARGIN_S, Link, LinkLost
 from gateway.config import Backend
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError, InvalidArgument
 from gateway.frames import decode_frame, encode_frame
-from gateway.runner import Execution
+from gateway.runner import Execution, OnDone, OnPart
 
 # Without a replica for longer than this, what waits is refused. Serve replaces a dead one in 4 to 8 s if the model loads fast.
 _EXPECT_REPLICA_S: Final = 15.0
@@ -153,7 +153,9 @@ class RemoteRunner:
         assert self._spec is not None
         return self._spec
 
-    def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
+    def taken(self, batch: Batch) -> None: ...
+
+    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
         link = max(self._usable, key=lambda link: link.free / link.slots if link.free else 0.0)
         link.busy += 1
         if not link.listed:

@@ -195,7 +195,7 @@ def count_rows(spec: ModelSpec, model: str, inputs: Tensors) -> int:
     """The rows of a request, after every input passed `check_input`.
 
     Raises: InvalidArgument, if a required input is missing, inputs differ in rows, or there are none. More rows than
-    `spec.max_rows` are fine: the batcher splits them.
+    `spec.max_rows` are fine, except for a decoupled model: the batcher splits them.
     """
     if len(inputs) != len(spec.inputs):
         missing = [tensor.name for tensor in spec.inputs if tensor.name not in inputs and not tensor.optional]
@@ -219,6 +219,8 @@ def count_rows(spec: ModelSpec, model: str, inputs: Tensors) -> int:
             )
     if rows < 1:
         raise InvalidArgument(f"model '{model}': a request needs at least 1 row, got {max(rows, 0)}")
+    if spec.decoupled and rows > spec.max_rows:
+        raise InvalidArgument(f"model '{model}': {rows} rows in one request, expected at most {spec.max_rows} (max_rows)")
     return rows
 
 

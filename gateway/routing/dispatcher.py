@@ -22,7 +22,7 @@ from gateway.batching.queue import deadline_of
 from gateway.clock import Clock
 from gateway.config import Backend, Model
 from gateway.errors import BackendFailed, BackendUnreachable, DeadlineExceeded, GatewayError, Overloaded, Unavailable
-from gateway.lane import Lane, OnDone, Place
+from gateway.lane import Lane, OnDone, OnPart, Place
 from gateway.metrics import Metrics
 from gateway.routing.health import Health
 from gateway.routing.policies import POLICIES, Candidate, Route
@@ -63,20 +63,20 @@ class Dispatcher:
     def __repr__(self) -> str:
         return f"<Dispatcher {self._model.name}:{self._model.version}: {self.router}>"
 
-    def submit(self, request: InferRequest, on_done: OnDone) -> Place:
-        """Hand a request to a lane. on_done gets its one answer or error, later.
+    def submit(self, request: InferRequest, on_done: OnDone, on_part: OnPart | None = None) -> Place:
+        """Hand a request to a lane. on_done gets its one answer or error, later. on_part: as in `Lane.submit`.
 
         Raises: what `Lane.submit` does; then on_done is not called.
         """
         if self._only is not None and not self._only.runner.cold:
-            return self._only.submit(request, on_done)
+            return self._only.submit(request, on_done, on_part)
         now_ns = self._clock.now_ns()
         route = self.router.route(request, now_ns)
         if route.candidate is None:
             raise self._shed(request, route, now_ns)
-        sent = _Sent(self, request, on_done, route.candidate)
+        sent = _Sent(self, request, on_done, on_part, route.candidate)
         try:
-            sent.place = self._lanes[route.candidate].submit(request, sent.done)
+            sent.place = self._lanes[route.candidate].submit(request, sent.done, sent.part)
         except (Unavailable, BackendFailed):
             if not self.fall_back(sent, now_ns):
                 raise
@@ -141,7 +141,7 @@ class Dispatcher:
         if candidate is None:
             return False
         try:
-            sent.place = self._lanes[candidate].submit(request, sent.done)
+            sent.place = self._lanes[candidate].submit(request, sent.done, sent.part)
         except GatewayError:
             return False
         self._second.add(request)
@@ -262,10 +262,10 @@ class Dispatcher:
         )
         pair = _Pair(self._count_pair(copy), self._model.routing.shadow_tolerance) if copy.why == "shadow" else None
 
-        def done(outcome: InferResponse | GatewayError) -> None:
+        def done(outcome: InferResponse | GatewayError | None) -> None:
             self._copied.discard(copied)
             ended_ns = self._clock.now_ns()
-            ok = isinstance(outcome, InferResponse)
+            ok = not isinstance(outcome, GatewayError)
             was_ejected = copy.candidate.health.ejected
             if isinstance(outcome, BackendFailed):
                 self.blame(copy.candidate)
@@ -273,7 +273,7 @@ class Dispatcher:
             if was_ejected and not copy.candidate.health.ejected:
                 log.warning("%s is back", self._name(copy.candidate))
                 self._metrics.back(copy.candidate.label)
-            if pair is not None and ok:
+            if pair is not None and isinstance(outcome, InferResponse):
                 pair.of_copy(outcome)
             else:
                 self._metrics.copied(copy.candidate.label, copy.why, "ok" if ok else "failed")
@@ -328,11 +328,15 @@ class _Watch:
 class _Sent:
     """A caller's request that is in a lane, at `place`. failed: the lane that could not serve it before."""
 
-    __slots__ = ("_blamed", "_dispatcher", "_on_done", "candidate", "failed", "pairs", "place", "request")
+    __slots__ = ("_begun", "_blamed", "_dispatcher", "_on_done", "_on_part", "candidate", "failed", "pairs", "place", "request")
 
-    def __init__(self, dispatcher: Dispatcher, request: InferRequest, on_done: OnDone, candidate: Candidate) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, request: InferRequest, on_done: OnDone, on_part: OnPart | None, candidate: Candidate
+    ) -> None:
         self._dispatcher = dispatcher
         self._on_done = on_done
+        self._on_part = on_part
+        self._begun = False  # a part of its answer has left
         self._blamed = False
         self.request = request
         self.candidate = candidate
@@ -344,31 +348,42 @@ class _Sent:
         if self.place is not None:
             self.place.cancel()
 
-    def done(self, outcome: InferResponse | GatewayError) -> None:
+    def taken(self) -> None:
+        if self.place is not None:
+            self.place.taken()
+
+    def part(self, response: InferResponse) -> None:
+        """A part of the lane's answer, which is the caller's from here on."""
+        self._begun = True
+        assert self._on_part is not None
+        self._on_part(response)
+
+    def done(self, outcome: InferResponse | GatewayError | None) -> None:
         """The lane's answer: the caller's, unless another lane will give one."""
         try:
             if self._falls_back(outcome):
                 return
             for pair in self.pairs:
-                pair.of_caller(outcome)
+                if outcome is not None:
+                    pair.of_caller(outcome)
         except BaseException:
             log.exception("the end of a request of model %s could not be accounted for", self.request.model)
         self.place = None  # or this and its place would hold each other until the cyclic collector comes
         self._on_done(outcome)
 
-    def _falls_back(self, outcome: InferResponse | GatewayError) -> bool:
+    def _falls_back(self, outcome: InferResponse | GatewayError | None) -> bool:
         """Whether the request is with another lane now. If not, whoever failed it before is blamed."""
         dispatcher = self._dispatcher
         if self.failed is not None:
             dispatcher.ended(self.request)
         if isinstance(outcome, (BackendFailed, Unavailable)) and self.failed is None:
             blamed = isinstance(outcome, BackendFailed)
-            if dispatcher.fall_back(self, dispatcher.now_ns()):
+            if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns()):
                 self._blamed = blamed
                 return True
             if blamed:
                 dispatcher.blame(self.candidate)
-        elif self._blamed and self.failed is not None and isinstance(outcome, InferResponse):
+        elif self._blamed and self.failed is not None and not isinstance(outcome, GatewayError):
             dispatcher.blame(self.failed)
         return False
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from backends.base import ModelSpec, TensorSpec
 from gateway.batching.batch import Batch
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled
-from gateway.runner import Execution
+from gateway.runner import Execution, OnDone, OnPart
 from tests.simulation import SimulatedClock
 
 SPEC = ModelSpec("simulated", (TensorSpec("X", "FP32", (-1, 1)),), (TensorSpec("Y", "FP32", (-1, 1)),), max_rows=4)
@@ -44,7 +44,7 @@ class SimulatedRunner:
     async def open(self) -> ModelSpec:
         return SPEC
 
-    def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
+    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
         fault = self.faults.pop(0) if self.faults else ""
         if isinstance(fault, BaseException):
             raise fault

@@ -17,7 +17,7 @@ from gateway.errors import GatewayError
 from gateway.lane import Lane
 from gateway.metrics import Metrics
 from gateway.routing.dispatcher import Dispatcher
-from gateway.runner import Execution
+from gateway.runner import Execution, OnDone, OnPart
 from gateway.types import InferRequest, InferResponse
 from tests.simulation import SimulatedClock, run_simulated
 
@@ -103,7 +103,7 @@ class Sessions:
     async def open(self) -> ModelSpec:
         return SPEC
 
-    def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
+    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
         started_ns = self.clock.now_ns()
         self.busy += 1
         fault = self.fault(batch)

@@ -26,7 +26,7 @@ from gateway.errors import (
     Overloaded,
 )
 from gateway.routing.dispatcher import Dispatcher
-from gateway.runner import Execution
+from gateway.runner import Execution, OnDone, OnPart
 from gateway.types import InferRequest, InferResponse, OutputRequest
 from tests.router.fleet import MS, Fault, Fleet, Kind, S, Sessions
 from tests.simulation import SimulatedClock, run_simulated
@@ -340,7 +340,7 @@ def test_a_shadow_that_answers_otherwise_is_counted_so() -> None:
     async def main(fleet: Fleet) -> None:
         original = fleet.sessions[1].start
 
-        def falsify(batch: Batch, on_done: Any) -> None:
+        def falsify(batch: Batch, on_done: Any, on_part: OnPart | None = None) -> None:
             for part in batch.parts:
                 part.request.inputs["X"] += 1  # of the copy, whose arrays are its own
             original(batch, on_done)
@@ -358,7 +358,7 @@ def test_a_shadow_that_answers_otherwise_is_counted_so() -> None:
 class _Falsifying:
     """A runner whose start is another."""
 
-    def __init__(self, runner: Any, start: Callable[[Batch, Any], None]) -> None:
+    def __init__(self, runner: Any, start: Callable[[Batch, Any, Any], None]) -> None:
         self._runner = runner
         self.start = start
 
@@ -923,7 +923,7 @@ class Altering:
         self._runner = runner
         self._change = change
 
-    def start(self, batch: Batch, on_done: Callable[[Batch, Execution], None]) -> None:
+    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
         def done(batch: Batch, execution: Execution) -> None:
             assert execution.outputs is not None
             on_done(batch, replace(execution, outputs=self._change(execution.outputs["Y"])))

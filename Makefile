@@ -59,7 +59,7 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 
 bench: models/.ready triton
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python -m benchmarks.overhead
 
 # The variable keeps Material for MkDocs from advertising its successor.
 docs: $(VENV)/.ready

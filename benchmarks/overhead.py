@@ -1,7 +1,8 @@
 """What the gateway adds to a model that costs next to nothing, beside a plain Ray Serve application, in one run.
 
     make bench                                          everything, about 12 minutes
-    python benchmarks/overhead.py --seconds 3 --only plain,serve
+    python -m benchmarks.overhead --seconds 3 --only plain,serve
+    python -m benchmarks.overhead --only plain,replicas,triton --protocols rest-json --connections 1,64 --rounds 3
 
 Servers, one after the other on this machine, each doing Linear(16, 4) by the v2 protocol, one row a request:
 
@@ -10,9 +11,11 @@ Servers, one after the other on this machine, each doing Linear(16, 4) by the v2
     embedded    gateway serve --ray: the same, as a Ray Serve deployment
     replicas    gateway serve, placement: replicas: one Serve handle call per batch
     serve       FastAPI ingress and @serve.batch on Serve's own proxies (benchmarks/serve_peer.py)
+    triton      a real Triton (`make triton`) with its python backend and its dynamic batcher; not among the default
 
-Loads: wrk (REST) and h2load (gRPC), closed loop over 1, 32 and 64 connections, the same for all. Client and server share the
-machine, so only ratios within a run mean something. Needs `wrk` and `h2load` (Debian: wrk, nghttp2-client).
+The servers take turns in every round; of several rounds the ratios are medians. Loads: wrk (REST) and h2load (gRPC), closed
+loop, the same for all. Client and server share the machine, so only ratios within a run mean something. Needs `wrk` and `h2load`
+(Debian: wrk, nghttp2-client).
 """
 
 import argparse
@@ -23,11 +26,12 @@ import os
 import re
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,11 +44,38 @@ import yaml
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config import located
+from tests.triton_server import triton_server, write_model
 
 CONNECTIONS = (1, 32, 64)
 PROTOCOLS = ("rest-json", "rest-binary", "grpc")
 PATH = "/v2/models/linear/infer"
 ROW = np.linspace(-1, 1, 16, dtype=np.float32).reshape(1, 16)
+TRITON_CONFIG = """max_batch_size: 32
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [16] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
+dynamic_batching { }
+"""
+TRITON_MODEL = """
+import os
+
+import numpy as np
+import triton_python_backend_utils as pb
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        weights = np.load(os.path.join(args["model_repository"], "weights.npz"))
+        self.weight, self.bias = weights["weight"], weights["bias"]
+
+    def execute(self, requests):
+        rows = [pb.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        result = np.concatenate(rows) @ self.weight + self.bias
+        responses, at = [], 0
+        for one in rows:
+            responses.append(pb.InferenceResponse([pb.Tensor("OUTPUT0", result[at : at + len(one)])]))
+            at += len(one)
+        return responses
+"""
 PY_SPY = Path(sys.executable).with_name("py-spy")
 
 
@@ -79,13 +110,17 @@ def free_port() -> int:
 @contextlib.contextmanager
 def running(name: str, directory: Path) -> Iterator[Server]:
     """Start one of the servers, and end it and all it started."""
+    if name == "triton":
+        with triton(directory) as server:
+            yield server
+        return
     http, grpc = free_port(), free_port()
     ports = ["--http-port", str(http), "--grpc-port", str(grpc)]
     own_ray = ["--ray-address", "local"]
     gateway = [sys.executable, "-m", "gateway.cli", "serve"]
     match name:
         case "bare":
-            command = [sys.executable, "benchmarks/overhead.py", "--serve-bare", str(http)]
+            command = [sys.executable, "-m", "benchmarks.overhead", "--serve-bare", str(http)]
         case "plain":
             command = [*gateway, "configs/examples/linear.yaml", "--no-ray", *ports]
         case "embedded":
@@ -123,13 +158,30 @@ def running(name: str, directory: Path) -> Iterator[Server]:
         log.close()
 
 
+@contextlib.contextmanager
+def triton(directory: Path) -> Iterator[Server]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession("models/linear.onnx")
+    bias = session.run(None, {"INPUT0": np.zeros((1, 16), np.float32)})[0]
+    weight = session.run(None, {"INPUT0": np.eye(16, dtype=np.float32)})[0] - bias
+    with tempfile.TemporaryDirectory(dir=directory) as fresh:
+        folder = Path(fresh)
+        write_model(folder / "models", "linear", TRITON_CONFIG, TRITON_MODEL)
+        np.savez(folder / "models" / "linear" / "weights.npz", weight=weight, bias=bias)
+        with triton_server(folder) as found:
+            root = psutil.Process(found.pid)
+            ports = [int(url.rpartition(":")[2]) for url in (found.http_url, found.grpc_url)]
+            yield Server("triton", ports[0], ports[1], [root, *root.children(recursive=True)])
+
+
 def _serves(process: psutil.Process) -> bool:
     # Ray's own daemons (raylet, gcs, agents) idle along whatever the load; the drivers and workers are what serves.
     try:
         line = " ".join(process.cmdline())
     except psutil.Error:
         return False
-    return "ray::" in line or "gateway.cli" in line or "benchmarks/" in line
+    return "ray::" in line or "gateway.cli" in line or "benchmarks" in line
 
 
 def cpu_s(server: Server) -> float:
@@ -295,7 +347,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
     parser.add_argument("--only", default="bare,plain,embedded,replicas,serve", help="servers, comma separated")
+    parser.add_argument("--protocols", default=",".join(PROTOCOLS))
     parser.add_argument("--connections", default=",".join(map(str, CONNECTIONS)))
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     parser.add_argument("--serve-bare", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -308,24 +362,25 @@ def main() -> int:
     shares: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        for name in arguments.only.split(","):
-            with running(name, directory) as server:
-                for protocol in PROTOCOLS if name != "bare" else ("rest-json",):
-                    if name == "serve" and protocol == "rest-binary":
-                        continue  # the plain application does not speak the binary extension
-                    check(server, protocol)
-                    drive(server, protocol, 32, 1.0, directory)  # warm
-                    for connections in map(int, arguments.connections.split(",")):
-                        figure = drive(server, protocol, connections, arguments.seconds, directory)
-                        figures.append(figure)
-                        print(
-                            f"{name:9} {protocol:12} {connections:3} conns: {figure.rps:8.0f}/s p50 {figure.p50_ms:8.2f} ms"
-                            f"  p99 {figure.p99_ms:8.2f} ms  {figure.cpu_us:7.0f} µs CPU  {figure.errors} errors",
-                            flush=True,
-                        )
-                if name == "plain" and PY_SPY.exists():
-                    cpu_us = next(f.cpu_us for f in reversed(figures) if f.protocol == "rest-json" and f.server == name)
-                    shares = stations(server, 64, min(arguments.seconds, 6.0), directory, cpu_us)
+        for number in range(arguments.rounds):
+            for name in arguments.only.split(","):
+                with running(name, directory) as server:
+                    for protocol in arguments.protocols.split(",") if name != "bare" else ("rest-json",):
+                        if name == "serve" and protocol == "rest-binary":
+                            continue  # the plain application does not speak the binary extension
+                        check(server, protocol)
+                        drive(server, protocol, 32, 1.0, directory)  # warm
+                        for connections in map(int, arguments.connections.split(",")):
+                            figure = drive(server, protocol, connections, arguments.seconds, directory)
+                            figures.append(figure)
+                            print(
+                                f"{name:9} {protocol:12} {connections:3} conns: {figure.rps:8.0f}/s p50 {figure.p50_ms:8.2f} ms"
+                                f"  p99 {figure.p99_ms:8.2f} ms  {figure.cpu_us:7.0f} µs CPU  {figure.errors} errors",
+                                flush=True,
+                            )
+                    if name == "plain" and not number and PY_SPY.exists() and "rest-json" in arguments.protocols:
+                        cpu_us = next(f.cpu_us for f in reversed(figures) if f.protocol == "rest-json" and f.server == name)
+                        shares = stations(server, 64, min(arguments.seconds, 6.0), directory, cpu_us)
     report(figures, shares)
     if arguments.json:
         arguments.json.write_text(json.dumps({"figures": [asdict(f) for f in figures], "stations_us": shares}, indent=1))
@@ -333,16 +388,23 @@ def main() -> int:
 
 
 def report(figures: list[Figure], shares: dict[str, float]) -> None:
-    """Ratios to the plain Serve application of the same run, which is what the project promises."""
+    """Ratios to the peers of the same run, which is what the project promises."""
     print(f"\n{os.cpu_count()} cores, client included. {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC")
-    peers = {(f.protocol, f.connections): f for f in figures if f.server == "serve"}
+    runs: dict[tuple[str, str, int], list[Figure]] = defaultdict(list)
     for figure in figures:
-        protocol = "grpc" if figure.protocol == "grpc" else "rest-json"
-        peer = peers.get((protocol, figure.connections))
-        if peer is not None and figure.server not in ("serve", "bare"):
+        runs[figure.server, figure.protocol, figure.connections].append(figure)
+    for (name, protocol, connections), ours in runs.items():
+        for peer in ("serve", "triton"):
+            told = "rest-json" if peer == "serve" and protocol == "rest-binary" else protocol
+            theirs = runs.get((peer, told, connections), [])
+            if name in ("serve", "triton", "bare") or len(theirs) != len(ours):
+                continue
+            pairs = list(zip(ours, theirs, strict=True))  # of one round each
+            rate = statistics.median(one.rps / other.rps for one, other in pairs)
+            p50, p99 = (statistics.median(getattr(o, key) / getattr(m, key) for m, o in pairs) for key in ("p50_ms", "p99_ms"))
             print(
-                f"{figure.server:9} {figure.protocol:12} {figure.connections:3} connections: {figure.rps / peer.rps:6.1f} times"
-                f" Serve's rate, p99 {peer.p99_ms / figure.p99_ms:6.1f} times lower"
+                f"{name:9} {protocol:12} {connections:3} connections: {rate:6.2f} times the rate of {peer}, "
+                f"p50 {p50:6.2f} and p99 {p99:6.2f} times lower"
             )
     if shares:
         print("\nCPU per REST JSON request of the plain process at 64 connections, by station:")

@@ -13,9 +13,9 @@ Servers, one after the other on this machine, each doing Linear(16, 4) by the v2
     serve       FastAPI ingress and @serve.batch on Serve's own proxies (benchmarks/serve_peer.py)
     triton      a real Triton (`make triton`) with its python backend and its dynamic batcher; not among the default
 
-The servers take turns in every round; of several rounds the ratios are medians. Loads: wrk (REST) and h2load (gRPC), closed loop,
-the same for all. Client and server share the machine, so only ratios within a run mean something. Needs `wrk` and `h2load`
-(Debian: wrk, nghttp2-client).
+The servers take turns in every round; of several rounds the ratios are medians. Loads: wrk (REST) and h2load (gRPC), closed
+loop, the same for all. Client and server share the machine, so only ratios within a run mean something. Needs `wrk` and
+`h2load` (Debian: wrk, nghttp2-client).
 """
 
 import argparse

@@ -5,12 +5,13 @@ so that everything is seen here while it happens, and nothing has to be merged a
 """
 
 import asyncio
+import os
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,10 +20,11 @@ from typing import IO, Any, Final, TypeVar
 import msgspec
 import numpy as np
 
-from loadtest import live_log, payloads, target, verdict
-from loadtest.analysis import LAG_SHARE, Ended, decided, summarise
+from loadtest import live_log, looks, payloads, target, verdict
+from loadtest.analysis import LAG_SHARE, Ended, summarise
 from loadtest.blocking import NotAnswered, ask
 from loadtest.errors import Interrupted, LoadtestError, TargetError, UsageError
+from loadtest.looks import Looker
 from loadtest.machine import Meter
 from loadtest.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
 from loadtest.recorder import CUT, OK, PENDING, UNSENT, RequestLog, write_csv
@@ -98,19 +100,26 @@ async def measure(
     before = await _statistics(spec, address, model, stop)
     if stop.is_set():
         raise Interrupted("interrupted before anything was sent")
-    async with Meter(address.host, address.port, wanted=spec.slo is not None) as meter:  # it speaks of a verdict
+    async with AsyncExitStack() as opened:
+        looked_at = until_decided and spec.slo is not None and plan.stationary and not plan.users
+        file = opened.enter_context(live_log.create(keep) if keep else _own_file(in_memory=looked_at))
+        meter = Meter(address.host, address.port, wanted=spec.slo is not None)  # it speaks of a verdict
+        looker: Looker | None = None
+        if looked_at:
+            looker = await opened.enter_async_context(Looker(file.fileno(), meter.fileno()))
+        await opened.enter_async_context(meter)
         run = _Run(
             spec,
             plan,
             address,
             requests,
             stop=stop,
-            until_decided=until_decided,
+            looker=looker,
             or_lost=or_lost,
             on_progress=on_progress,
             meter=meter,
         )
-        rows, reports, ended = await run.execute(keep)
+        rows, reports, ended = await run.execute(file, keep=keep is not None)
         await meter.end()
         recording = run.recording()
     after = await _statistics(spec, address, model, stop)
@@ -118,6 +127,13 @@ async def measure(
     if log is not None:
         write_csv(log, run.log, used=rows)
     return result
+
+
+def _own_file(*, in_memory: bool) -> IO[bytes]:
+    """For this run alone. in_memory: where that can be had; who writes to one on a disk has to wait for that now and then."""
+    if in_memory and hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("requests"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
@@ -189,11 +205,12 @@ class _Run:
         requests: list[bytes],
         *,
         stop: asyncio.Event,
-        until_decided: bool,
+        looker: Looker | None,
         or_lost: bool,
         on_progress: Callable[[Progress], None] | None,
         meter: Meter,
     ) -> None:
+        """looker: None, if the run lasts as long as it may."""
         self._spec = spec
         self._plan = plan
         self._address = address
@@ -202,7 +219,8 @@ class _Run:
         self._meter = meter
         self._processes = min(spec.processes, plan.users or len(plan.intended_ns))
         self._or_lost = or_lost
-        self._until_decided = until_decided and spec.slo is not None and plan.stationary and not plan.users
+        self._looker = looker
+        self._grid = Grid.of(spec, plan.duration_ns, plan.rate_rps)
         # per run, once started
         self.log: RequestLog
         self._start_ns = 0
@@ -212,24 +230,27 @@ class _Run:
         self._faults: list[str] = []
         self._decided_ns = 0
 
-    async def execute(self, keep: Path | None = None) -> tuple[np.ndarray, list[Report], Ended]:
+    async def execute(self, file: IO[bytes], *, keep: bool) -> tuple[np.ndarray, list[Report], Ended]:
         """Send everything. Gives the dispatched rows in order of their intended time.
 
-        keep: as for `measure`. Raises: Interrupted, if it was stopped before anything was sent.
+        file: an empty one, for the log. keep: whether it is to outlive this process. Raises: Interrupted, if it was stopped
+        before anything was sent.
         """
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        with live_log.create(keep) if keep else tempfile.TemporaryFile() as file:
-            jobs = self._lay_out(file, shared=keep is not None or self._processes > 1)
-            if keep is not None:
-                live_log.describe(file, self._spec, rows=self.log.rows, started_at=started_at)
-            watch = asyncio.create_task(self._watch_all())
-            stopped = asyncio.create_task(self._forward_stop())
-            try:
-                reports = await (self._send_here(jobs[0]) if len(jobs) == 1 else self._send_elsewhere(jobs, file.fileno()))
-            finally:
-                for task in (watch, stopped):
-                    task.cancel()
-                await asyncio.wait((watch, stopped))
+        jobs = self._lay_out(file, shared=keep or self._processes > 1 or self._looker is not None)
+        if keep:
+            live_log.describe(file, self._spec, rows=self.log.rows, started_at=started_at)
+        watch = asyncio.create_task(self._watch_all())
+        stopped = asyncio.create_task(self._forward_stop())
+        try:
+            if self._looker is not None:
+                asked = looks.Job(self._spec, self._grid, self.log.rows, self._meter.cores, self._or_lost)
+                await _unless(self._halt, self._looker.prepare(asked))
+            reports = await (self._send_here(jobs[0]) if len(jobs) == 1 else self._send_elsewhere(jobs, file.fileno()))
+        finally:
+            for task in (watch, stopped):
+                task.cancel()
+            await asyncio.wait((watch, stopped))
         elapsed_ns = self._plan.duration_ns
         partial = False
         if self._decided_ns and not self._faults:
@@ -407,31 +428,35 @@ class _Run:
             self._fail(f"the watch over the run failed: {type(exc).__name__}: {exc}")
 
     async def _watch(self) -> None:
-        """Show progress and look whether the SLO is decided, twice a second."""
-        grid = Grid.of(self._spec, self._plan.duration_ns, self._plan.rate_rps)
-        next_look, looks = MIN_BLOCKS, 0
+        """Show progress and have looked whether the SLO is decided, twice a second."""
+        next_look, looked = MIN_BLOCKS, 0
         follower = Follower(self.log, self._plan, self._processes)
-        while True:
-            await asyncio.sleep(_WATCH_S)
-            elapsed_ns = time.monotonic_ns() - self._start_ns
-            if not self._start_ns or elapsed_ns < 0:
-                continue
-            progress = follower.look(elapsed_ns)
-            if self._on_progress is not None:
-                self._on_progress(progress)
-            self._meter.follow()
-            if not self._until_decided or looks == _LOOKS:
-                continue
-            blocks = follower.settled_ns(elapsed_ns) // grid.block_ns
-            if blocks < next_look:
-                continue
-            next_look, looks = int(blocks * _LOOK_GROWTH) + 1, looks + 1
-            confidence = 1 - (1 - verdict.CONFIDENCE) / _LOOKS
-            # Here and not in a thread: starting one waits for the scheduler, longer than this takes on a busy machine.
-            if decided(self._spec, self.log, grid, blocks, confidence, self.recording(), or_lost=self._or_lost):
-                self._decided_ns = blocks * grid.block_ns
-                self._halt.set()
-                return
+        look: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await asyncio.sleep(_WATCH_S)
+                elapsed_ns = time.monotonic_ns() - self._start_ns
+                if not self._start_ns or elapsed_ns < 0:
+                    continue
+                progress = follower.look(elapsed_ns)
+                if self._on_progress is not None:
+                    self._on_progress(progress)
+                self._meter.follow()
+                blocks = follower.settled_ns(elapsed_ns) // self._grid.block_ns
+                if self._looker is None or looked == _LOOKS or blocks < next_look or (look is not None and not look.done()):
+                    continue
+                next_look, looked = int(blocks * _LOOK_GROWTH) + 1, looked + 1
+                look = asyncio.create_task(self._look(self._looker, blocks))
+        finally:
+            if look is not None:
+                look.cancel()
+                await asyncio.wait((look,))
+
+    async def _look(self, looker: Looker, blocks: int) -> None:
+        """End the run, if the first `blocks` blocks decide it."""
+        if await looker.decided(looks.Question(blocks, 1 - (1 - verdict.CONFIDENCE) / _LOOKS, self._start_ns)):
+            self._decided_ns = blocks * self._grid.block_ns
+            self._halt.set()
 
 
 class Follower:

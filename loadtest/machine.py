@@ -36,20 +36,47 @@ class Watched:
     generator_cores: tuple[int, ...]
 
 
+class Record:
+    """The file that a meter writes, for whoever reads it meanwhile: several may."""
+
+    def __init__(self, fd: int, candidate_cores: tuple[int, ...], generator_cores: tuple[int, ...]) -> None:
+        self._fd = fd
+        self._reader = Reader(candidate_cores, generator_cores)
+        self._read = 0
+
+    def follow(self) -> None:
+        """Read what is new: often and little, so that nobody has to wait for all at once."""
+        text = os.pread(self._fd, os.fstat(self._fd).st_size - self._read, self._read)
+        text = text[: text.rfind(b"\n") + 1]
+        self._read += len(text)
+        self._reader.feed(text.decode(errors="replace").splitlines())
+
+    def recording(self, origin_ns: int) -> Recording:
+        """What was recorded so far, its times from origin_ns (`time.monotonic_ns`)."""
+        self.follow()
+        return self._reader.recording().since(origin_ns)
+
+
 class Meter:
     """The meter beside one run, as a context. Where this system does not tell what is needed, it records nothing."""
 
     def __init__(self, host: str, port: int, *, wanted: bool = True) -> None:
         """host, port: the target's. wanted: False records nothing."""
         self._address = host, port
-        self._wanted = wanted
         self._process: asyncio.subprocess.Process | None = None
         self._file: IO[bytes] | None = None
-        self._reader: Reader | None = None
-        self._read = 0
+        self._record: Record | None = None
+        self.cores: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # of candidate and generator, while it records
+        if wanted and Path("/proc/loadavg").exists():
+            with tempfile.NamedTemporaryFile() as named:
+                self._file = open(named.name, "ab+", buffering=0)  # noqa: SIM115  # appending: several processes write
 
     def __repr__(self) -> str:
         return f"<Meter beside {self._address}, pid {self.pid}>"
+
+    def fileno(self) -> int:
+        """Of the file that it writes; -1 if there is none."""
+        return self._file.fileno() if self._file is not None else -1
 
     @property
     def pid(self) -> int | None:
@@ -57,13 +84,11 @@ class Meter:
         return self._process.pid if self._process is not None else None
 
     async def __aenter__(self) -> Self:
-        if not self._wanted or not await asyncio.to_thread(Path("/proc/loadavg").exists):
+        if self._file is None:
             return self
-        watched = await asyncio.to_thread(watched_for, *self._address)
-        with tempfile.NamedTemporaryFile() as named:
-            self._file = open(named.name, "ab+", buffering=0)  # noqa: SIM115, ASYNC230  # appending: several processes write
         record = self._file.fileno()
         try:
+            watched = await asyncio.to_thread(watched_for, *self._address)
             # A session of its own: the terminal's Ctrl-C is for us, who then end it in order.
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(Path(hiccups.__file__)), str(record),
@@ -74,7 +99,8 @@ class Meter:
             self._process.stdin.write(msgspec.json.encode(watched) + b"\n")
             async with asyncio.timeout(_READY_S):
                 if await self._process.stdout.readline():
-                    self._reader = Reader(watched.candidate_cores, watched.generator_cores)
+                    self.cores = watched.candidate_cores, watched.generator_cores
+                    self._record = Record(record, *self.cores)
         except (OSError, TimeoutError):
             pass  # no process to be had, or none in time: the run goes on without
         except BaseException:
@@ -102,18 +128,13 @@ class Meter:
             await process.wait()
 
     def follow(self) -> None:
-        """Read what is new: often and little, so that nobody has to wait for all at once."""
-        if self._reader is None or self._file is None:
-            return
-        text = os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size - self._read, self._read)
-        text = text[: text.rfind(b"\n") + 1]
-        self._read += len(text)
-        self._reader.feed(text.decode(errors="replace").splitlines())
+        """As `Record.follow`."""
+        if self._record is not None:
+            self._record.follow()
 
     def recording(self, origin_ns: int) -> Recording | None:
-        """What was recorded so far, its times from origin_ns (`time.monotonic_ns`)."""
-        self.follow()
-        return self._reader.recording().since(origin_ns) if self._reader is not None else None
+        """As `Record.recording`; None where nothing is recorded."""
+        return self._record.recording(origin_ns) if self._record is not None else None
 
 
 def watched_for(host: str, port: int) -> Watched:

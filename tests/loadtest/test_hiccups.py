@@ -15,6 +15,7 @@ import pytest
 import uvloop
 
 from loadtest import hiccups
+from loadtest.looks import Looker
 from loadtest.machine import Meter, watched_for
 from loadtest.stalls import Recording
 
@@ -93,6 +94,22 @@ def test_cpu_time_is_counted_for_whom_it_was_used() -> None:
     assert sum(spent for name, spent in recording.names if name.startswith("python")) > 0.1e9
     assert recording.meter.sum() > 0
     assert (recording.periods > 0).all()
+
+
+@needs_proc
+@pytest.mark.slow
+def test_who_looks_whether_a_run_is_decided_is_nobody_else() -> None:
+    async def scenario() -> Recording | None:
+        meter = Meter("127.0.0.1", 1)
+        async with Looker(-1, meter.fileno()), meter:  # which uses half a second to start
+            await asyncio.sleep(1.0)
+            await meter.end()
+            return meter.recording(0)
+
+    recording = uvloop.run(scenario())
+    assert recording is not None
+    assert recording.meter.sum() > 0.1e9
+    assert sum(spent for name, spent in recording.names if name.startswith("python")) < 0.1e9
 
 
 @needs_proc

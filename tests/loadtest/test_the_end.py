@@ -270,6 +270,28 @@ def test_a_sending_process_that_hangs_does_not_keep_a_stop_from_ending_the_run()
     assert result.succeeded > 0
 
 
+@pytest.mark.parametrize("signal_of", [psutil.Process.suspend, psutil.Process.kill])
+def test_who_looks_whether_a_run_is_decided_cannot_hold_it_up(signal_of: Callable[[psutil.Process], None]) -> None:
+    lookers: list[psutil.Process] = []
+
+    async def scenario() -> RunResult:
+        async with scripted_server() as server:
+
+            def strike(progress: Progress) -> None:
+                if not lookers:
+                    lookers.extend(child for child in _children() if "loadtest.looks" in child.cmdline())
+                    signal_of(lookers[0])
+
+            spec = replace(SPEC, target=server.url, model="m", rate_rps=2000, duration_s=4, slo=Slo.parse("p90<10ms"))
+            return await measure(spec, until_decided=True, on_progress=strike)
+
+    result = uvloop.run(scenario())
+    assert len(lookers) == 1
+    assert result.requests == 8000  # nobody said that 2 s are enough
+    assert not result.partial
+    assert not any(child.is_running() for child in lookers)
+
+
 def test_a_target_that_trickles_its_answer_for_ever_is_given_up() -> None:
     from loadtest import blocking
 

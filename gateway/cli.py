@@ -15,12 +15,13 @@ from gateway.config import Config, Server, listening, load_config, parse_config
 from gateway.console import set_up, step, words
 from gateway.errors import ConfigError
 from gateway.examples import add_parser as add_examples_parser
+from gateway.garbage import collecting_seldom
 from gateway.guess import Guess, guess, is_configuration, written
 from gateway.interrupts import ENDED_AT_ONCE, ctrl_c_ends_at_once
 from gateway.ports import check_ports
 from gateway.predict import add_parser as add_predict_parser
 from gateway.routing.explain import add_parser as add_route_parser
-from gateway.serving import collecting_seldom, serve, uses_ray
+from gateway.serving import serve, uses_ray
 
 EXIT_CODES: Final = {
     0: "done; a server: ended by a signal, in order",

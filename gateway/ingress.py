@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -49,10 +49,12 @@ class Ingress:
         control: RepositoryControl | None = None,
         owner: str | None = None,
         probe_every_length: bool = True,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """run_dir: of this node, shared by its ingress processes. probe_every_length: see `probe`.
 
-        owner: all who name the same one may listen on the same ports, side by side; None: it listens alone.
+        on_change: called when a client's load or unload is done. owner: all who name the same one may listen on the same ports,
+        side by side; None: it listens alone.
         """
         self._config = config
         self._clock = LoopClock(asyncio.get_running_loop())
@@ -71,6 +73,7 @@ class Ingress:
             clock=self._clock,
             regions=SharedMemoryRegions(run_dir / "regions", enabled=config.server.system_shared_memory),
             control=control,
+            on_change=on_change,
         )
         self._claims = PortClaims(config.server, owner=owner)
         self._reuse_port = owner is not None

@@ -11,7 +11,7 @@ UNAVAILABLE, whatever is raised meanwhile.
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -109,8 +109,9 @@ class Repository:
         clock: Clock,
         regions: SharedMemoryRegions,
         control: RepositoryControl | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """opener: makes the lanes of a model. control: None in a process that serves alone."""
+        """opener: makes the lanes of a model. control: None in a process that serves alone. on_change: after `apply`."""
         self.regions = regions
         self.metrics = metrics
         self.generation = 0
@@ -118,6 +119,7 @@ class Repository:
         self._opener = opener
         self._clock = clock
         self._control = control
+        self._on_change = on_change
         self._closing = self._loads_ended = False
         self._turn = asyncio.Lock()  # one load or unload at a time, in the order they were asked for
         self._changes: dict[str, _Change] = {}  # model -> the last that was asked for, until it is done
@@ -355,6 +357,7 @@ class Repository:
         finally:
             if self._changes[name].task is asyncio.current_task():
                 del self._changes[name]
+            self._on_change()
         return _together(failed) if failed else None
 
     async def _load(self, served: ServedModel) -> None:

@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-import gc
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,7 @@ from gateway.announcement import Announce, announcer
 from gateway.config import Config
 from gateway.console import Speech, step
 from gateway.errors import ConfigError
+from gateway.garbage import collecting_seldom, leave_out, take_in
 from gateway.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
 from gateway.run_dir import fresh_run_dir, make_run_dir
 
@@ -56,19 +55,8 @@ def serve(config: Config, *, on_ray: bool, speech: Speech) -> int:
         import uvloop
 
         uvloop.run(_serve_until_signal(config, run_dir, announce))
-    gc.freeze()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
+    leave_out()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
     return 0
-
-
-@contextlib.contextmanager
-def collecting_seldom() -> Iterator[None]:
-    """Look for garbage less often: importing and loading leave little, and where PyTorch is, looking takes long."""
-    usual = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 50)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
 
 
 def use_run_dir(run_dir: Path) -> None:
@@ -86,7 +74,7 @@ async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     interrupts = Interrupts()
-    ingress = Ingress(config, run_dir=run_dir)
+    ingress = Ingress(config, run_dir=run_dir, on_change=take_in)
 
     def interrupted(number: int) -> None:
         meaning = interrupts.meaning(number, time.monotonic())
@@ -116,6 +104,7 @@ async def _serve_until(stop: asyncio.Event, ingress: "Ingress", announce: Announ
         await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
     if started.done():
         try:
+            leave_out()
             announce(*started.result(), ingress.ready_models())
             await stopped
         finally:

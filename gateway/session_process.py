@@ -39,6 +39,7 @@ from backends.base import (
     words_of,
 )
 from gateway.frames import decode_frame, encode_frame
+from gateway.garbage import leave_out
 from gateway.protocols.tensors import Buffer
 
 _SIZE_BYTES: Final = 8
@@ -304,6 +305,7 @@ def _serve(channel: socket.socket) -> None:
     except BaseException as exc:  # whatever it is, the parent must be told in words
         answer(encode_frame({}, {"error": words_of(exc)}))
         return
+    leave_out()
     answer(encode_frame({}, {"spec": _spec_to_plain(model.spec)}))
     while True:
         try:

@@ -27,6 +27,7 @@ from gateway.cluster.replica import Replica
 from gateway.config import Autoscaling, Backend, Config, Model
 from gateway.console import Speech, set_up
 from gateway.errors import ConfigError, InternalError
+from gateway.garbage import leave_out, take_in
 from gateway.run_dir import make_run_dir, shared_run_dir
 from gateway.runner import BatchRunner
 from gateway.supervisor import outlive_signals
@@ -116,6 +117,7 @@ class IngressReplica:
         except BaseException:
             await self.close()
             raise
+        leave_out()
         if self._control is not None:
             self._control.follow(self._ingress.repository.apply)
 
@@ -126,7 +128,14 @@ class IngressReplica:
         # Always on shared ports: during a rolling upgrade the old and the new replica listen side by side.
         worker: Any = ray._private.worker.global_worker
         owner = port_owner(worker.gcs_client.cluster_id.hex(), self._application)
-        return Ingress(self._config, run_dir=run_dir, open_runner=self._open_runner, control=self._control, owner=owner)
+        return Ingress(
+            self._config,
+            run_dir=run_dir,
+            open_runner=self._open_runner,
+            control=self._control,
+            owner=owner,
+            on_change=take_in,
+        )
 
     def _open_runner(self, model: Model, backend: Backend, declared: ModelSpec) -> BatchRunner:
         clock = LoopClock(asyncio.get_running_loop())

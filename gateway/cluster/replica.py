@@ -26,6 +26,7 @@ from gateway.config import Backend, Model
 from gateway.console import Speech, set_up
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError
 from gateway.frames import decode_frame, encode_frame
+from gateway.garbage import leave_out, take_in
 from gateway.protocols.tensors import Buffer
 from gateway.runner import Execution
 from gateway.supervisor import outlive_signals
@@ -107,6 +108,7 @@ class Replica:
         self._loading: asyncio.Task[str] | None = None
         if model.load_at_start:
             await self._open()
+            leave_out()
 
     # called by ingresses
 
@@ -164,6 +166,7 @@ class Replica:
                 self._loaded = False
                 pool, self._pool = self._pool, self._new_pool()
                 await pool.close()
+                take_in()
         return b""
 
     # called by Serve
@@ -223,6 +226,7 @@ class Replica:
                 try:
                     if not self._loaded:
                         await self._open()
+                        take_in()
                 except GatewayError as exc:
                     fault = exc.message
                     self._pool = self._new_pool()

@@ -1,0 +1,68 @@
+"""What a gateway has loaded is not searched for garbage again and again, and what it has unloaded is freed."""
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.served.gateway_process import served
+
+pytestmark = pytest.mark.slow
+
+MODEL = '''
+import gc
+import weakref
+
+import numpy as np
+
+known = []
+
+
+class Cyclic:
+    """Tells what no garbage is looked for in, and how many of its kind there are, once everything was looked through."""
+
+    inputs = (("x", "FP32", (-1, 1)),)
+    outputs = (("left_out", "FP32", (-1, 1)), ("alive", "FP32", (-1, 1)))
+
+    def __init__(self):
+        self.me = self
+        known.append(weakref.ref(self))
+
+    def predict(self, inputs):
+        gc.collect()
+        alive = sum(one() is not None for one in known)
+        return {"left_out": np.full_like(inputs["x"], gc.get_freeze_count()), "alive": np.full_like(inputs["x"], alive)}
+'''
+
+
+def told(address: str, model: str) -> dict[str, float]:
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0]}]}).encode()
+    with urllib.request.urlopen(f"http://{address}/v2/models/{model}/infer", data=body, timeout=20) as response:
+        return {output["name"]: output["data"][0] for output in json.load(response)["outputs"]}
+
+
+def change(address: str, model: str, verb: str) -> None:
+    urllib.request.urlopen(f"http://{address}/v2/repository/models/{model}/{verb}", data=b"", timeout=20).close()
+
+
+def test_what_is_loaded_is_left_out_and_what_is_unloaded_is_freed(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(MODEL)
+    backend = f'kind: python, model: "{tmp_path}/own.py:Cyclic"'
+    config = tmp_path / "gateway.yaml"
+    config.write_text(f"""
+server: {{model_control: true}}
+models:
+  - {{name: here, backends: [{{{backend}}}]}}
+  - {{name: other, backends: [{{{backend}}}]}}
+  - {{name: apart, backends: [{{{backend}, isolation: process}}]}}
+""")
+    with served(config, "--no-ray") as gateway:
+        before = told(gateway.http, "here")
+        assert before["left_out"] > 10_000
+        assert told(gateway.http, "apart")["left_out"] > 10_000  # a process of its own
+        change(gateway.http, "other", "unload")
+        told(gateway.http, "here")  # looks through everything
+        after = told(gateway.http, "here")
+        assert after["left_out"] > 0.9 * before["left_out"]
+        assert after["alive"] == before["alive"] - 1

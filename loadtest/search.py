@@ -37,14 +37,14 @@ KEEP_ABOVE = 0.85  # of the best per dollar, as predicted: the prediction is goo
 FINALISTS = 2
 LOAD_FACTOR = 0.9  # of the prediction, in the first short run of each
 SCOUT_SECONDS, SCOUT_SHARE = 20.0, 0.03  # of that run: at most, and of the budget
-SURE = 0.85  # of an estimated peak: the first rate to prove
+SURE = 0.8  # of an estimated peak: the first rate to prove. It is raised then, where there is time
 PROOF = 3.0  # times the shortest probe that can pass: it takes so long to show a rate near the peak in 9 of 10 runs
 TWO = 1.5 * PROOF  # times that: with less there is one probe, as long as can be
 PATIENT = 0.5  # of the time left, for a probe that raises the cheapest claim
 CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
 UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
-STEP = 1.1  # from a rate that passes (fails) to the next to try above (below), while the other side of the bracket is open
-NEAR = 1.07  # the same from a rate at which the SLO held, though a probe could not show it
+STEP = 1.1  # from a rate that passes to the next to try above, while nothing fails
+NEAR = 1.07  # from a rate that a probe could not show to pass to the next to try below, while nothing passes
 PRECISION = 1.04  # highest failing over highest passing rate at which a peak is known well enough
 MOST_PROBES = 10  # per candidate
 MOST_VAIN = 4  # that prove nothing, ever further down; then the next candidate is tried
@@ -332,8 +332,7 @@ class _Search:
             hurried = self._left_seconds() < TWO * (self._start_of(standing) + self._decisive_s(standing.estimated_rps))
             rps = standing.estimated_rps * SURE
             if standing.failing_rps:  # the more often it failed, the further down
-                step = STEP if standing.missed_rps <= standing.failing_rps else NEAR
-                rps = min(rps, standing.failing_rps / step ** max(1, standing.tries - 1))
+                rps = min(rps, standing.failing_rps / NEAR ** max(1, standing.tries - 1))
             if rps < self._leading_rps(standing, shortlist):
                 continue  # proven there, it would still be dearer than another
             if standing.tries < MOST_VAIN and (probe := self._decisive(standing, rps, share=1.0 if hurried else 0.0)):
@@ -346,8 +345,12 @@ class _Search:
         if leader is None or leader.tries >= MOST_PROBES:
             return None
         rps = math.sqrt(leader.peak_rps * min(leader.estimated_rps, leader.missed_rps))
-        if leader.failing_rps:  # it may only have lacked time
-            rps = min(rps, leader.failing_rps)
+        if leader.failing_rps and leader.failing_rps <= rps:
+            again = self._decisive(leader, leader.failing_rps, share=PATIENT)
+            if again is not None and again.seconds > leader.lasted_s(leader.failing_rps):  # it may only have lacked time
+                rps = leader.failing_rps
+            else:
+                rps = math.sqrt(leader.peak_rps * leader.failing_rps)
         return self._decisive(leader, rps, share=PATIENT) if rps > PRECISION * leader.peak_rps else None
 
     def _challenge(self, shortlist: list[Standing], *, likely: bool = False) -> Load | None:

@@ -9,6 +9,7 @@ from loadtest.statistics import falling
 NEAR_LIMIT = 0.9  # of the SLO's limit: a server whose p99 comes so near, and holds it, is at its peak
 STALLED = 0.9  # of the required share: a short run between the two may have met a stall
 LIKELY_ERROR = 0.1  # of an estimate that nothing bounds from above
+COLLAPSED = 0.75  # of a rate at which a server answers hardly anybody in time; rates are tried by predictions, that good
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +74,10 @@ class Standing:
     def tries(self) -> int:
         """How many valid runs sought a proof, repeated ones included."""
         return sum(run.purpose == "peak" and run.valid and not run.failure for run in self.runs)
+
+    def lasted_s(self, rps: float) -> float:
+        """How long its longest run at that rate was; 0 if there was none."""
+        return max((run.seconds - run.start_s for run in self._told if run.rps == rps), default=0.0)
 
     @property
     def invalid_runs(self) -> list[Measured]:
@@ -141,7 +146,7 @@ class Standing:
         if held:
             return math.sqrt(held * missed)
         # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.
-        return missed * min(0.95, max(0.5, self._shares[missed]))
+        return missed * min(0.95, max(COLLAPSED, self._shares[missed]))
 
     @property
     def likely_rps(self) -> float:

@@ -160,7 +160,7 @@ def test_a_short_run_that_missed_by_little_bounds_the_estimate_though_a_stall_ma
     assert standing(unclear, run(430), predicted=500.0).estimated_rps == 450
 
 
-@pytest.mark.parametrize(("share", "factor"), [(0.1, 0.5), (0.5, 0.5), (0.7, 0.7), (0.98, 0.95)])
+@pytest.mark.parametrize(("share", "factor"), [(0.1, 0.75), (0.7, 0.75), (0.8, 0.8), (0.98, 0.95)])
 def test_who_only_missed_is_estimated_by_what_it_served_in_time(share: float, factor: float) -> None:
     assert standing(run(400, "fail", share), predicted=500.0).estimated_rps == pytest.approx(factor * 400)
 

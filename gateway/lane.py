@@ -379,17 +379,20 @@ class Lane:
         self._overdue_timer = self._clock.call_at(first_ns, self._answer_overdue)
 
     def _answer_overdue(self) -> None:
-        """Tell those whose deadline has passed. The run goes on: others may wait for it, and it cannot be known to be stuck."""
+        """Tell those whose deadline has passed.
+
+        The run goes on: others may wait for it, and it cannot be known to be stuck. That of a decoupled model is cancelled.
+        """
         self._overdue_timer = None
         now_ns = self._clock.now_ns()
         waited_for = [
-            part
+            (batch, part)
             for batch in self._running
             for part in batch.parts
             if (waiting := self._waiting.get(part.request)) is not None and waiting.batch is None
         ]
         later = []
-        for part in waited_for:
+        for batch, part in waited_for:
             deadline_ns = part.request.deadline_ns
             if deadline_ns is None or deadline_ns > now_ns:
                 later.append(part)
@@ -399,6 +402,8 @@ class Lane:
                     part.request,
                     DeadlineExceeded(f"{self.name}: still running at the deadline, {limit_ms:.1f} ms after arrival"),
                 )
+                if self.spec.decoupled:
+                    self._cancel_run(batch)
         self._watch_deadlines(later)
 
     # a part of an answer
@@ -407,10 +412,12 @@ class Lane:
         request = batch.parts[0].request
         waiting = self._waiting.get(request)
         if waiting is None:
-            return  # it is over, and the run was cancelled
+            self._cancel_run(batch)  # again: it is over
+            return
         waiting.batch = batch
-        if waiting.on_part is None:  # a copy, whose answer nobody reads
-            self.runner.taken(batch)
+        if waiting.on_part is None:  # a copy, whose answer nobody reads: that it begins is all that is asked of it
+            self._answer(request, None)
+            self._cancel_run(batch)
             return
         try:
             waiting.on_part(_response(request, outputs))
@@ -445,7 +452,8 @@ class Lane:
         self._step()
         if error is None and self.spec.decoupled:
             self._answer(batch.parts[0].request, None)
-            pieces = [{}]
+            self._answering = []
+            return
         for index, (part, outputs) in enumerate(zip(batch.parts, pieces, strict=error is None)):
             try:
                 self._part_done(part, outputs)
@@ -462,13 +470,15 @@ class Lane:
         if self._shared is not None:
             self._shared.ended(self, batch, now_ns)
         # What is promised of a decoupled model is the first part.
-        computed_ns = (execution.first_part_ns or execution.finished_ns) - execution.started_ns
-        self.batcher.finished(batch, now_ns, computed_ns, error is None)
-        self.metrics.batch_done(batch, execution, now_ns, failed=error is not None)
-        if self.observer is not None and isinstance(error, Cancelled):
+        computed_ns = execution.finished_ns - execution.streamed_ns - execution.started_ns
+        cancelled = isinstance(error, Cancelled)
+        failed = error is not None and not (cancelled and execution.first_part_ns is not None)
+        self.batcher.finished(batch, now_ns - execution.streamed_ns, computed_ns, not failed)
+        self.metrics.batch_done(batch, execution, now_ns, failed=failed)
+        if self.observer is not None and failed and cancelled:
             self.observer.cancelled(batch, now_ns)
         elif self.observer is not None:
-            self.observer.executed(batch, execution, now_ns, failed=error is not None)
+            self.observer.executed(batch, execution, now_ns, failed=failed)
         if self._trace:
             trace_log.info(
                 "%s %s started_ms=%.3f computed_ms=%.3f returned_ms=%.3f error=%s",

@@ -11,6 +11,7 @@ raises is a warning, since it may insist on content that is not made up.
 import asyncio
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.clock import Clock
 from gateway.config import Ragged
-from gateway.errors import BackendFailed, ConfigError
+from gateway.errors import BackendFailed, Cancelled, ConfigError
 from gateway.protocols.tensors import shape_key
 from gateway.runner import BatchRunner, Execution
 from gateway.types import InferRequest
@@ -61,9 +62,7 @@ async def probe(
         batch, execution, time_ns = await _start(runner, batcher, spec, request, clock)
         if execution.error is None:
             well = True
-            if execution.first_part_ns is not None:
-                time_ns -= execution.finished_ns - execution.first_part_ns
-            batcher.service.probe(batch.group, batch.padded_rows, [time_ns])
+            batcher.service.probe(batch.group, batch.padded_rows, [time_ns - execution.streamed_ns])
     return True
 
 
@@ -114,15 +113,20 @@ def _input(tensor: TensorSpec, rows: int, length: int) -> np.ndarray:
 def _start(
     runner: BatchRunner, batcher: Batcher, spec: ModelSpec, request: InferRequest, clock: Clock
 ) -> "asyncio.Future[tuple[Batch, Execution, int]]":
-    """Run a request as a batch of its own; gives also the nanoseconds that its worker was taken."""
+    """Run a request as a batch of its own; gives also the nanoseconds that its worker was taken.
+
+    Of a decoupled model, until the first part of its answer: what comes after it may have no end.
+    """
     ended: asyncio.Future[tuple[Batch, Execution, int]] = asyncio.get_running_loop().create_future()
 
     def done(batch: Batch, execution: Execution) -> None:
+        if isinstance(execution.error, Cancelled) and execution.first_part_ns is not None:
+            execution = replace(execution, error=None)
         if not ended.done():  # else nobody waits any more
             ended.set_result((batch, execution, clock.now_ns() - batch.closed_ns))
 
     def part(batch: Batch, outputs: Tensors) -> None:
-        runner.taken(batch)
+        runner.cancel(batch)
 
     runner.start(batcher.probe(request, clock.now_ns()), done, part if spec.decoupled else None)
     return ended

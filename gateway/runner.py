@@ -16,8 +16,8 @@ class Execution:
     session_lost: the session must be rebuilt; the same requests may well succeed on another, unless self_inflicted.
     self_inflicted: with session_lost: the run itself ended the session (it raised what is no Exception, exited, crashed by a
     signal other than SIGKILL and SIGTERM, ran out of memory, or hung past hang_timeout_s); not something from outside.
-    first_part_ns: of a decoupled model, when the first part of the answer was there; its outputs are None, even if all went
-    well.
+    first_part_ns: of a decoupled model, when the first part of the answer was there, whatever came after it; its outputs are
+    None, even if all went well.
     refused: the outputs were not as declared. trace: of what the model raised, for the log; empty: it raised nothing.
     """
 
@@ -30,6 +30,11 @@ class Execution:
     refused: bool = False
     trace: str = ""
     first_part_ns: int | None = None
+
+    @property
+    def streamed_ns(self) -> int:
+        """How long it went on after the first part of its answer, in which it may have waited for the client."""
+        return self.finished_ns - self.first_part_ns if self.first_part_ns is not None else 0
 
 
 PARTS_AHEAD: Final = 8

@@ -158,7 +158,8 @@ class ProcessSession:
             try:
                 yield outputs
             except GeneratorExit:
-                self._exchange({}, {"next": False})
+                _, answer = self._exchange({}, {"next": False})
+                _check(answer)
                 raise
             outputs, answer = self._exchange({}, {"next": True})
 

@@ -156,7 +156,7 @@ class WorkerPool:
 
     def cancel(self, batch: Batch) -> None:
         worker = self._worker_of(batch)
-        if worker is not None and worker.try_cancel():
+        if worker is not None and worker.try_cancel(self._clock.now_ns()):
             self._loop.call_later(_CANCEL_AGAIN_S, self.cancel, batch)
 
     def _worker_of(self, batch: Batch) -> "_Worker | None":
@@ -173,7 +173,7 @@ class WorkerPool:
         now_ns = self._clock.now_ns()
         for worker in list(self._busy):
             error = BackendUnreachable(f"{self._name}: the gateway ends before the model has returned")
-            self._give_up(worker, Execution(worker.started_ns, now_ns, error=error, session_lost=True))
+            self._give_up(worker, now_ns, error)
         self._stop_idle()
         if isinstance(self._model, ProcessModel):
             self._model.close()
@@ -262,8 +262,17 @@ class WorkerPool:
             run = self._take_back(worker, execution)
             run.on_done(run.batch, execution)
 
-    def _give_up(self, worker: "_Worker", execution: Execution) -> None:
+    def _give_up(self, worker: "_Worker", now_ns: int, error: GatewayError, *, self_inflicted: bool = False) -> None:
         """End the batch of a worker that may not return. What its callback raises hurts nobody else."""
+        assert worker.current is not None
+        execution = Execution(
+            worker.started_ns,
+            now_ns,
+            error=error,
+            session_lost=True,
+            self_inflicted=self_inflicted,
+            first_part_ns=worker.current.first_part_ns,
+        )
         run = self._take_back(worker, execution)
         self._loop.call_soon(run.on_done, run.batch, execution)
 
@@ -283,6 +292,7 @@ class WorkerPool:
     def _died(self, worker: "_Worker", death: str) -> None:
         """The session's process has ended. If it ran something, that run ends as well, and says so."""
         worker.death = death
+        worker.taken(self._clock.now_ns())  # a run that waits for its client is to find out
         if worker in self._idle:
             self._idle.remove(worker)
             log.warning("%s: session %d is lost while idle: %s", self._name, worker.index, death)
@@ -342,7 +352,7 @@ class WorkerPool:
             error = BackendFailed(
                 f"{self._name}: the model did not return within hang_timeout_s {self._backend.hang_timeout_s:g}"
             )
-            self._give_up(worker, Execution(worker.started_ns, now_ns, error=error, session_lost=True, self_inflicted=True))
+            self._give_up(worker, now_ns, error, self_inflicted=True)
         if self._busy:
             oldest_ns = min(worker.active_ns(now_ns) for worker in self._busy)
             self._watchdog = self._clock.call_at(oldest_ns + limit_ns, self._watch)
@@ -377,15 +387,16 @@ def _on_thread(loop: asyncio.AbstractEventLoop, name: str, function: Callable[[]
 
 
 class _Run:
-    """A batch with a worker. on_part: None, unless the model is decoupled."""
+    """A batch with a worker. on_part: None, unless the model is decoupled. first_part_ns: as of its `Execution`."""
 
-    __slots__ = ("_more", "batch", "cancelled", "on_done", "on_part", "waits")
+    __slots__ = ("_more", "batch", "cancelled", "first_part_ns", "on_done", "on_part", "waits")
 
     def __init__(self, batch: Batch, on_done: OnDone, on_part: OnPart | None) -> None:
         self.batch = batch
         self.on_done = on_done
         self.on_part = on_part
         self.cancelled = False
+        self.first_part_ns: int | None = None
         self.waits = False  # for the client to take what it was given
         self._more = threading.Semaphore(PARTS_AHEAD) if on_part is not None else None
 
@@ -468,19 +479,23 @@ class _Worker:
 
     def taken(self, now_ns: int) -> None:
         if self.current is not None:
-            if self.current.waits:
-                self.moved_ns = now_ns
+            self._move(self.current, now_ns)
             self.current.taken()
 
-    def try_cancel(self) -> bool:
+    def try_cancel(self, now_ns: int) -> bool:
         """Ask the session to end its run. False if it cannot: parts are then made no more, once it gives the next."""
         if self.current is not None:
+            self._move(self.current, now_ns)
             self.current.cancel()
         cancel = getattr(self._session, "cancel", None)
         if cancel is None:
             return False
         cancel()
         return True
+
+    def _move(self, run: _Run, now_ns: int) -> None:
+        if run.waits:  # it goes on now
+            self.moved_ns = now_ns
 
     def take(self) -> _Run:
         current, self.current = self.current, None
@@ -530,8 +545,8 @@ class _Worker:
         lost = own = refused = False
         try:
             if run.on_part is not None:
-                first_part_ns = self._stream(session, run)
-                return Execution(started_ns, self._clock.now_ns(), first_part_ns=first_part_ns)
+                self._stream(session, run)
+                return Execution(started_ns, self._clock.now_ns(), first_part_ns=run.first_part_ns)
             outputs = session.run(batch.concat(), _parameters(batch))
             return Execution(started_ns, self._clock.now_ns(), outputs=outputs)
         except SessionLost as exc:
@@ -554,19 +569,26 @@ class _Worker:
             lost = own = True
             words = f"{self._name}: the model raised {words_of(exc, traced=True)}, which ends its session"
             error, trace = BackendFailed(words), trace_of(exc)
-        ended_ns = self._clock.now_ns()
-        return Execution(started_ns, ended_ns, error=error, session_lost=lost, self_inflicted=own, refused=refused, trace=trace)
+        return Execution(
+            started_ns,
+            self._clock.now_ns(),
+            error=error,
+            session_lost=lost,
+            self_inflicted=own,
+            refused=refused,
+            trace=trace,
+            first_part_ns=run.first_part_ns,
+        )
 
-    def _stream(self, session: Session, run: _Run) -> int | None:
-        """Have an answer given in parts; when the first was there. Raises: RunCancelled, and what the session does."""
-        first_ns: int | None = None
+    def _stream(self, session: Session, run: _Run) -> None:
+        """Have an answer given in parts. Raises: RunCancelled, and what the session does."""
         stream = cast(StreamingSession, session).stream(run.batch.concat(), _parameters(run.batch))
         with contextlib.closing(stream) as parts:
             while run.wants_part():
                 outputs = next(parts, None)
                 if outputs is None:
-                    return first_ns
-                first_ns = first_ns or self._clock.now_ns()
+                    return
+                run.first_part_ns = run.first_part_ns or self._clock.now_ns()
                 self._post(self._post_part, run, outputs)
         raise RunCancelled("nobody waits for the rest of the answer")
 

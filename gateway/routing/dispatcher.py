@@ -205,9 +205,9 @@ class Dispatcher:
         if self.router.failed(candidate, now_ns, hung=hung):
             self._ejected(candidate, now_ns)
 
-    def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int) -> None:
+    def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int, *, streamed_ns: int = 0) -> None:
         self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
-        if self.router.executed(candidate, batch.rows, busy_ns, batch.expected_ns, now_ns):
+        if self.router.executed(candidate, batch.rows, busy_ns, batch.expected_ns, now_ns, streamed_ns=streamed_ns):
             self._ejected(candidate, now_ns)
 
     def takes_over(self, candidate: Candidate, request: InferRequest, now_ns: int) -> bool:
@@ -307,9 +307,9 @@ class _Watch:
     def executed(self, batch: Batch, execution: Execution, now_ns: int, failed: bool) -> None:
         busy_ns = now_ns - batch.closed_ns
         if not failed:
-            self._dispatcher.executed(self._candidate, batch, busy_ns, now_ns)
+            self._dispatcher.executed(self._candidate, batch, busy_ns, now_ns, streamed_ns=execution.streamed_ns)
             return
-        hung = self._dispatcher.router.hung(busy_ns, batch.expected_ns)
+        hung = self._dispatcher.router.hung(busy_ns - execution.streamed_ns, batch.expected_ns)
         if execution.session_lost or (hung and len(batch.parts) > 1):
             self._dispatcher.failed(self._candidate, now_ns, hung=hung)
         elif len(batch.parts) == 1:

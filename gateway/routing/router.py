@@ -122,13 +122,17 @@ class Router:
             else:
                 candidate.next_copy_ns = now_ns + _DOUBT_NS
 
-    def executed(self, candidate: Candidate, rows: int, busy_ns: int, expected_ns: int, now_ns: int) -> bool:
+    def executed(
+        self, candidate: Candidate, rows: int, busy_ns: int, expected_ns: int, now_ns: int, *, streamed_ns: int = 0
+    ) -> bool:
         """A batch ran well. busy_ns: how long it kept a session. expected_ns: as was predicted; 0: it was not.
+
+        streamed_ns: of busy_ns, how long after the first part of an answer in parts, until which is what was predicted.
 
         True: the candidate is ejected now, for being far too slow again and again.
         """
         candidate.executed(rows, busy_ns)
-        if expected_ns and busy_ns > max(_OUTLIER * expected_ns, self._late_ns):
+        if expected_ns and busy_ns - streamed_ns > max(_OUTLIER * expected_ns, self._late_ns):
             return self._eject_if(candidate, candidate.health.failed(), now_ns)
         if not candidate.health.ejected:
             candidate.health.succeeded()

@@ -1,14 +1,18 @@
 """A `BatchRunner` in simulated time, for tests of the lane."""
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
 
 from backends.base import ModelSpec, TensorSpec
 from gateway.batching.batch import Batch
-from gateway.errors import BackendFailed, BackendUnreachable, Cancelled
-from gateway.runner import Execution, OnDone, OnPart
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
+from gateway.runner import PARTS_AHEAD, Execution, OnDone, OnPart
 from tests.simulation import SimulatedClock
 
 SPEC = ModelSpec("simulated", (TensorSpec("X", "FP32", (-1, 1)),), (TensorSpec("Y", "FP32", (-1, 1)),), max_rows=4)
+IN_PARTS = replace(SPEC, decoupled=True)
 
 
 class SimulatedRunner:
@@ -68,6 +72,8 @@ class SimulatedRunner:
 
         self._clock.call_at(started_ns + self._fixed_ns + self._row_ns * batch.padded_rows, end)
 
+    def taken(self, batch: Batch) -> None: ...
+
     def cancel(self, batch: Batch) -> None:
         self.cancelled.append(batch)
 
@@ -75,3 +81,66 @@ class SimulatedRunner:
 
     async def close(self) -> None:
         self.closed = True
+
+
+class StreamingRunner(SimulatedRunner):
+    """Its model gives `parts` parts, one every part_ns, each the number of the part; the first after fixed_ns.
+
+    A fault's number is the parts that come before it: "lost 3".
+    """
+
+    def __init__(self, clock: SimulatedClock, *, parts: int = 3, part_ns: int = 1_000_000, **runner: int) -> None:
+        super().__init__(clock, **runner)
+        self.made: dict[Batch, int] = {}
+        self.taken_of: dict[Batch, int] = {}
+        self.cancel_fault: BaseException | None = None
+        self._parts = parts
+        self._part_ns = part_ns
+
+    async def open(self) -> ModelSpec:
+        return IN_PARTS
+
+    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
+        assert on_part is not None
+        fault, _, after = (str(self.faults.pop(0)) if self.faults else "").partition(" ")
+        self._busy += 1
+        self.batches.append(batch)
+        self.made[batch] = self.taken_of[batch] = 0
+        started_ns = self._clock.now_ns()
+        first_ns: int | None = None
+
+        def end(error: GatewayError | None, *, lost: bool = False, own: bool = False) -> None:
+            self._busy -= 1
+            now_ns = self._clock.now_ns()
+            execution = Execution(
+                started_ns, now_ns, error=error, session_lost=lost, self_inflicted=own, first_part_ns=first_ns
+            )
+            on_done(batch, execution)
+
+        def move() -> None:
+            nonlocal first_ns
+            made = self.made[batch]
+            if batch in self.cancelled:
+                end(Cancelled("told to"))
+            elif fault and made == int(after or 0):
+                kind = BackendUnreachable if fault == "lost" else BackendFailed
+                end(kind(f"told to: {fault}"), lost=fault in ("lost", "killed"), own=fault == "killed")
+            elif made == self._parts:
+                end(None)
+            else:
+                if made - self.taken_of[batch] < PARTS_AHEAD:
+                    first_ns = first_ns or self._clock.now_ns()
+                    self.made[batch] += 1
+                    on_part(batch, {"Y": np.full((1, 1), made, np.float32)})
+                self._clock.call_at(self._clock.now_ns() + self._part_ns, move)
+
+        self._clock.call_at(started_ns + self._fixed_ns, move)
+
+    def taken(self, batch: Batch) -> None:
+        self.taken_of[batch] += 1
+
+    def cancel(self, batch: Batch) -> None:
+        if self.cancel_fault is not None:
+            fault, self.cancel_fault = self.cancel_fault, None
+            raise fault
+        super().cancel(batch)

@@ -174,21 +174,22 @@ class GrpcCall:
                     raise InvalidArgument(f"the call ends within a message, {len(self._buffer)} bytes after its begin")
                 self._handler.end()
         except GatewayError as exc:
-            self.fail(exc)
+            self._end_with(exc)
         except BaseException:
             self.failed()
 
     def failed(self) -> None:
         """End the call for a fault of ours (from an except clause): it costs this call, not the connection and every other."""
         log.exception("a gRPC call failed")
-        handler = self._handler
-        self.fail(InternalError("internal error"))
-        if handler is not None:
-            self._give_up(handler)
+        self._end_with(InternalError("internal error"))
 
     def cut_off(self) -> None:
+        self._end_with(NotReady("the server is shutting down", retry_after_s=1.0))
+
+    def _end_with(self, error: GatewayError) -> None:
+        """Fail, whoever is still at an answer: nobody waits for that."""
         handler = self._handler
-        self.fail(NotReady("the server is shutting down", retry_after_s=1.0))
+        self.fail(error)
         if handler is not None:
             self._give_up(handler)
 

@@ -25,6 +25,7 @@ from gateway.grpc_call import ENCODINGS, GrpcCall, OneMessage, Stream
 from gateway.http2 import Http2Connection, header_block
 from gateway.http_server import last_words_s
 from gateway.inference import Endpoint, Endpoints, Inference, StreamedInference
+from gateway.lane import OnPart
 from gateway.protocols.grpc import ModelCodec, ReadRegion
 from gateway.repository import Repository
 from gateway.types import InferRequest
@@ -290,9 +291,9 @@ class _InferCall(OneMessage):
 
 
 class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
-    """One inference of a stream, which sends its reply when those before it are sent; parts are sent when they are there."""
+    """One inference of a stream, which sends its replies when it is their turn; parts are sent when they are there."""
 
-    __slots__ = ("_data", "_message", "_on_reply", "call", "replies")
+    __slots__ = ("_data", "_message", "_on_reply", "call", "in_parts", "replies")
 
     def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes, on_reply: Callable[[], None]) -> None:
         super().__init__(endpoints, time.monotonic_ns())
@@ -300,7 +301,12 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
         self._data = data
         self._message = None
         self._on_reply = on_reply
+        self.in_parts = False
         self.replies: tuple[pb.ModelInferResponse | GatewayError, ...] | None = None  # what is left to send; None: not known
+
+    def _parts(self, endpoint: Endpoint[ModelCodec]) -> OnPart:
+        self.in_parts = True
+        return super()._parts(endpoint)
 
     def part(self, reply: pb.ModelInferResponse) -> bool:
         reply.parameters[_FINAL].bool_param = False
@@ -333,8 +339,8 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
 class _InferStream:
     """ModelStreamInfer: one answer per request, in the order of the requests, which run concurrently.
 
-    Of a decoupled model the parts of an answer, each when it is there, between those of other requests. An error does not end
-    the stream. Requests beyond `_STREAM_IN_FLIGHT`, or to a client that does not read its answers, wait undecoded, and their
+    Requests of decoupled models are in no order with others: each part of an answer, and what follows the last, is sent when it
+    is there, as Triton does. An error does not end the stream. Requests beyond `_STREAM_IN_FLIGHT`, or to a client that does not read its answers, wait undecoded, and their
     bytes keep the client's window closed.
     """
 
@@ -343,7 +349,8 @@ class _InferStream:
         self._call = call
         self._endpoints = endpoints
         self._waiting: deque[tuple[bytes, int]] = deque()
-        self._running: deque[_Turn] = deque()
+        self._running: deque[_Turn] = deque()  # in their order
+        self._in_parts: list[_Turn] = []
         self._sending = False
         self._ended = False
         self._farewell: GatewayError | None = None
@@ -367,7 +374,7 @@ class _InferStream:
     def cancel(self) -> None:
         self._open_streams.discard(self)
         self._waiting.clear()
-        for inference in list(self._running):
+        for inference in (*self._running, *self._in_parts):
             inference.cancel()
 
     def drained(self) -> None:
@@ -380,7 +387,7 @@ class _InferStream:
         self._sending = True
         try:
             if not self._call.stream.backlog:
-                for inference in list(self._running):
+                for inference in list(self._in_parts):
                     inference.drained()
             self._advance()
         except BaseException:
@@ -391,18 +398,23 @@ class _InferStream:
             self._open_streams.discard(self)
 
     def _advance(self) -> None:
-        call, running = self._call, self._running
+        call, running, in_parts = self._call, self._running, self._in_parts
         while not call.over:
             while running and running[0].replies is not None:
                 self._send(running.popleft())
-            if not self._waiting or len(running) >= _STREAM_IN_FLIGHT or call.stream.backlog:
+            for inference in [inference for inference in in_parts if inference.replies is not None]:
+                in_parts.remove(inference)
+                self._send(inference)
+            if not self._waiting or len(running) + len(in_parts) >= _STREAM_IN_FLIGHT or call.stream.backlog:
                 break
             data, size = self._waiting.popleft()
             call.stream.credit(size)
             inference = _Turn(self._endpoints, call, data, self.drained)
             running.append(inference)
             inference.start()
-        if not running and not self._waiting and not call.over:
+            if inference.in_parts:
+                in_parts.append(running.pop())
+        if not running and not in_parts and not self._waiting and not call.over:
             if self._farewell is not None:
                 call.fail(self._farewell)
             elif self._ended:

@@ -1,4 +1,4 @@
-"""Batches between an ingress and a backend's replica, on a socket of their own: a frame there, a frame back.
+"""Batches between an ingress and a backend's replica, on a socket of their own: a frame there, a frame or several back.
 
 A call through Serve's own gRPC server costs about a millisecond, whatever it carries. Here a batch is one frame on a connection
 that stays open: a Unix socket on the same node, TCP between nodes. Tensors travel as raw bytes and are not copied on the way
@@ -8,7 +8,9 @@ The wire: frames of a length (8 bytes), a number (4), a kind (1), little-endian,
 version and a nonce; then each proves with HMAC-SHA256 over both greetings that it knows the token, the one that connects first.
 The token is the replica's, and told through Ray, to whoever may call its actors. TCP is authenticated so, but not encrypted.
 
-What is in flight is bounded by whoever asks: an ingress has no more batches here than the replica leases it slots.
+What is in flight is bounded by whoever asks: an ingress has no more batches here than the replica leases it slots. An answer in
+parts is a frame for each of them, then the answer. The replica's session waits once it is PARTS_AHEAD of the client, wherever
+on the way those parts are: the ingress says what was taken.
 """
 
 import asyncio
@@ -25,13 +27,13 @@ from typing import Any, Final, NamedTuple, cast
 from gateway.errors import BackendFailed
 from gateway.protocols.tensors import Buffer
 
-VERSION: Final = 1
+VERSION: Final = 2
 TOKEN_BYTES: Final = 32
 
 _HEAD: Final = struct.Struct("<QIB")
 _GREETING: Final = struct.Struct("<4sH32s")
 _MAGIC: Final = b"GWCH"
-_GREET, _PROVE, _RUN, _CANCEL, _ANSWER = range(5)
+_GREET, _PROVE, _RUN, _CANCEL, _ANSWER, _PART, _TAKEN = range(7)
 
 _MOST_BYTES: Final = (1 << 31) - 1  # of a frame, as Serve's gRPC server takes
 _MOST_UNKNOWN_BYTES: Final = 64  # of a frame from somebody who has not proved anything
@@ -62,10 +64,21 @@ def check_size(pieces: Sequence[Buffer], most_bytes: int = _MOST_BYTES) -> None:
         raise BackendFailed(f"tensors of {size} bytes, expected at most {most_bytes} between an ingress and a replica")
 
 
+def _nothing() -> None: ...
+
+
+class Running(NamedTuple):
+    """What an ingress says of a run. cancel: nobody needs it, have it answered early. taken: a part of the answer has left."""
+
+    cancel: Callable[[], None] = _nothing
+    taken: Callable[[], None] = _nothing
+
+
 Answer = Callable[[Sequence[Buffer]], None]
-"""Takes the pieces of a frame's answer, once."""
-Run = Callable[[Buffer, Answer], Callable[[], None]]
-"""Begins to answer a frame. Returns what to call to have the answer early, as nobody needs it any more."""
+"""Takes the pieces of a frame's answer, once; or those of a part of it, each before it."""
+Run = Callable[[Buffer, Answer, Answer], Running]
+"""Begins to answer a frame: gets where the answer goes, and where its parts do."""
+OnPart = Callable[[Buffer], None]
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -210,22 +223,25 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 class Question(NamedTuple):
-    """A frame that was sent. answer: its answer, or ChannelLost; cancelled, nobody waits for it any more."""
+    """A frame that was sent. answer: its answer, or ChannelLost, or what on_part raised; cancelled, nobody waits any more."""
 
     answer: "asyncio.Future[Buffer]"
     cancel: Callable[[], None]
     """Ask the other side to end it early. It is answered all the same."""
+    taken: Callable[[], None]
+    """Tell the other side that a part has left for its client."""
 
 
 class Channel(_Connection):
-    """An ingress's end. Life: `connect` -> ask … -> close."""
+    """An ingress's end. Life: `connect` -> ask … -> close. on_end: called when it ends, whoever ended it."""
 
     _role, _peers_role = b"ingress", b"replica"
 
     def __init__(self, token: bytes) -> None:
         super().__init__(token)
         self._numbers = 0
-        self._asked: dict[int, asyncio.Future[Buffer]] = {}
+        self._asked: dict[int, tuple[asyncio.Future[Buffer], OnPart | None]] = {}
+        self.on_end: Callable[[], None] = _nothing
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.is_open = False
 
@@ -262,15 +278,15 @@ class Channel(_Connection):
             return ""
         return "unix" if self._transport.get_extra_info("socket").family == socket.AF_UNIX else "tcp"
 
-    def ask(self, pieces: Sequence[Buffer]) -> "Question":
-        """Send a frame, whose pieces must not change any more."""
+    def ask(self, pieces: Sequence[Buffer], on_part: OnPart | None = None) -> "Question":
+        """Send a frame, whose pieces must not change any more. on_part: gets the parts of its answer, before that is done."""
         answer: asyncio.Future[Buffer] = self._loop.create_future()
         self._numbers = number = (self._numbers + 1) & 0xFFFFFFFF
-        question = Question(answer, partial(self._cancel, number))
+        question = Question(answer, partial(self._tell, _CANCEL, number), partial(self._tell, _TAKEN, number))
         if not self.is_open:
             answer.set_exception(ChannelLost("the connection is closed"))
             return question
-        self._asked[number] = answer
+        self._asked[number] = answer, on_part
         answer.add_done_callback(partial(self._done, number))
         self._send(_RUN, number, pieces)
         return question
@@ -279,17 +295,26 @@ class Channel(_Connection):
         self._transport.close()
 
     def frame(self, kind: int, number: int, payload: Buffer) -> None:
-        asked = self._asked.get(number)
-        if kind == _ANSWER and asked is not None and not asked.done():
-            asked.set_result(payload)
+        answer, on_part = self._asked.get(number, (None, None))
+        if answer is None or answer.done():
+            return  # nobody waits for it any more
+        if kind == _ANSWER:
+            answer.set_result(payload)
+        elif kind == _PART and on_part is not None:
+            try:
+                on_part(payload)
+            except Exception as exc:  # the others of this connection go on
+                if not answer.done():
+                    answer.set_exception(exc)
 
     def ended(self, why: str) -> None:
         self.is_open = False
         asked, self._asked = self._asked, {}
-        waiting: list[asyncio.Future[Any]] = [self.opened, *asked.values()]
+        waiting: list[asyncio.Future[Any]] = [self.opened, *(answer for answer, _ in asked.values())]
         for future in waiting:
             if not future.done():
                 future.set_exception(ChannelLost(why))
+        self.on_end()
 
     def _greeted(self) -> None:
         self._prove()
@@ -300,13 +325,13 @@ class Channel(_Connection):
             self.opened.set_result(None)
 
     def _done(self, number: int, answer: "asyncio.Future[Buffer]") -> None:
-        if answer.cancelled():
-            self._cancel(number)
+        if answer.cancelled() or answer.exception() is not None:
+            self._tell(_CANCEL, number)
         self._asked.pop(number, None)
 
-    def _cancel(self, number: int) -> None:
+    def _tell(self, kind: int, number: int) -> None:
         if self.is_open and number in self._asked:
-            self._send(_CANCEL, number, ())
+            self._send(kind, number, ())
 
 
 class ChannelServer:
@@ -382,7 +407,8 @@ class _Incoming(_Connection):
         super().__init__(server.token, server.greeting_s)
         self._server = server
         self._refused = refused
-        self.running: dict[int, Callable[[], None]] = {}  # number -> what cancels it
+        self.running: dict[int, Running] = {}
+        self._untaken: dict[int, int] = {}  # parts that were sent, by number
 
     @property
     def is_trusted(self) -> bool:
@@ -397,34 +423,45 @@ class _Incoming(_Connection):
         self._prove()
 
     def frame(self, kind: int, number: int, payload: Buffer) -> None:
+        if kind == _TAKEN:
+            if self._untaken.get(number):  # else the answer has left, or it speaks of what it was not sent
+                self._untaken[number] -= 1
+                _try(self.running[number].taken)
+            return
         if kind == _CANCEL:
-            cancel = self.running.get(number)
-            if cancel is not None:  # else the answer has left
-                _try(cancel)
+            if number in self.running:  # else the answer has left
+                _try(self.running[number].cancel)
         elif kind == _RUN and number not in self.running:
-            self.running[number] = lambda: None
-            cancel = self._server._run(payload, partial(self._answer, number))
+            self.running[number] = Running()
+            running = self._server._run(payload, partial(self._answer, number), partial(self._part, number))
             if number in self.running:
-                self.running[number] = cancel
+                self.running[number] = running
         else:
             self._refuse(f"a frame of kind {kind}, number {number}")
         self._server.changed()
 
     def ended(self, why: str) -> None:
         running, self.running = self.running, {}
-        for cancel in running.values():
-            _try(cancel)
+        self._untaken.clear()
+        for run in running.values():
+            _try(run.cancel)
         self._server._connections.discard(self)
         self._server.changed()
 
+    def _part(self, number: int, pieces: Sequence[Buffer]) -> None:
+        if number in self.running:
+            self._untaken[number] = self._untaken.get(number, 0) + 1
+            self._send(_PART, number, pieces)
+
     def _answer(self, number: int, pieces: Sequence[Buffer]) -> None:
+        self._untaken.pop(number, None)
         if self.running.pop(number, None) is not None:
             self._send(_ANSWER, number, pieces)
             self._server.changed()
 
 
-def _try(cancel: Callable[[], None]) -> None:
+def _try(steer: Callable[[], None]) -> None:
     try:
-        cancel()
+        steer()
     except BaseException:  # the run goes on, and so do the others of its connection
-        log.exception("a run could not be cancelled")
+        log.exception("a run could not be told what its ingress wants")

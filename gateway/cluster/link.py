@@ -17,10 +17,10 @@ from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defin
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from backends.base import ModelSpec, TensorSpec, words_of
-from gateway.batching.batch import Batch
-from gateway.cluster.channel import Channel, ChannelLost, Endpoints, Question
+from gateway.cluster.channel import Channel, ChannelLost, Endpoints, OnPart, Question
 from gateway.errors import InternalError
 from gateway.protocols.tensors import Buffer
+from gateway.runner import PARTS_AHEAD
 
 # A replica answers `attend` after this long even if nothing changed, so that neither side waits for ever on a lost connection.
 ATTEND_S: Final = 20.0
@@ -38,12 +38,67 @@ class LinkLost(Exception):
     """The replica did not answer: it ended, is ending, or cannot be reached."""
 
 
+class Call:
+    """A batch on its way to a replica and back, as whoever started it steers it."""
+
+    __slots__ = ("_cancelled", "_limit", "_on_part", "_question", "_untaken", "timeout_s")
+
+    def __init__(self, timeout_s: float, on_part: OnPart | None = None) -> None:
+        """timeout_s: for the answer, or for each next part of it, while the replica does not wait for the client.
+
+        on_part: gets the parts of the answer; None: it has none.
+        """
+        self.timeout_s = timeout_s
+        self._on_part = on_part
+        self._question: Question | None = None  # once it was sent by a channel
+        self._limit = asyncio.timeout(None)
+        self._cancelled = False
+        self._untaken = 0
+
+    @property
+    def in_parts(self) -> bool:
+        return self._on_part is not None
+
+    def cancel(self) -> None:
+        """Have it end early, if that can be done."""
+        self._cancelled = True
+        if self._question is not None:
+            self._question.cancel()
+
+    def taken(self) -> None:
+        """A part has left for the client."""
+        if self._question is not None and not self._question.answer.done():
+            self._untaken -= 1
+            if self._untaken == PARTS_AHEAD - 1:
+                self._limit.reschedule(self._by())
+            self._question.taken()
+
+    async def by(self, channel: Channel, frame: Sequence[Buffer]) -> Buffer:
+        """Raises: ChannelLost, TimeoutError, and what on_part raises."""
+        async with self._limit:
+            self._limit.reschedule(self._by())
+            self._question = channel.ask(frame, None if self._on_part is None else self._part)
+            if self._cancelled:
+                self._question.cancel()
+            return await self._question.answer
+
+    def _part(self, part: Buffer) -> None:
+        self._untaken += 1
+        self._limit.reschedule(self._by() if self._untaken < PARTS_AHEAD else None)
+        assert self._on_part is not None
+        self._on_part(part)
+
+    def _by(self) -> float:
+        return asyncio.get_running_loop().time() + self.timeout_s
+
+
 @dataclass(slots=True, eq=False)
 class Link:
     """The connection to one replica.
 
     busy: batches of ours there. used_s: when the last one ended, made_s: when this was made, by the loop's time. leased: how
     many it lets us have. up: it answers. listed: Serve means it to stay. fault: why it could not load its model again, if so.
+    no_channel: why there is none, where the model needs one: each batch fails for it.
 
     Life: made on the running loop -> run … -> retire or close.
     """
@@ -56,6 +111,7 @@ class Link:
     up: bool = False
     listed: bool = True
     fault: str = ""
+    no_channel: str = ""
     leased: int = 0
     content: str = ""
     spec: ModelSpec = field(init=False)
@@ -67,8 +123,7 @@ class Link:
     _told_of_channel: bool = False  # that there is none
     _handle: Any = field(init=False)  # the generated stub's method, which is not typed
     _attending: asyncio.Task[None] = field(init=False)
-    _calls: set[Any] = field(default_factory=set)  # grpc.aio calls, and futures of the channel
-    _questions: dict[Batch, Question] = field(default_factory=dict)  # that the channel waits for
+    _calls: set[Any] = field(default_factory=set)  # grpc.aio calls, and tasks that wait for the channel
     _drained: asyncio.Event | None = None
 
     def __post_init__(self) -> None:
@@ -97,43 +152,40 @@ class Link:
     def free(self) -> int:
         return max(0, self.slots - self.busy)
 
-    async def run(self, batch: Batch, frame: Sequence[Buffer], timeout_s: float) -> Buffer:
+    async def run(self, call: Call, frame: Sequence[Buffer]) -> Buffer:
         """Have the replica run a batch: by the channel, or by a call of Serve's where there is none.
 
-        frame: in pieces, which must not change any more. Raises: LinkLost, InternalError.
+        frame: in pieces, which must not change any more. Raises: LinkLost, InternalError, and what taking a part raises.
         """
+        if self.no_channel:
+            raise LinkLost(self.no_channel)
         try:
             if self._channel is not None and self._channel.is_open:
-                question = self._questions[batch] = self._channel.ask(frame)
-                return await self._answer(question.answer, timeout_s)
-            return await self._request(_RUN, b"".join(frame), timeout_s)  # which `cancel` does not reach
+                return await self._answer(call, self._channel, frame)
+            return await self._request(_RUN, b"".join(frame), call.timeout_s)  # which `Call.cancel` does not reach
         except LinkLost:
-            # The lane may try again at once: not here, until the replica is known to answer.
-            self._set_up(False)
-            self._attending.cancel()
-            self._attending = asyncio.get_running_loop().create_task(self._attend())
+            self._doubt()
             raise
-        finally:
-            self._questions.pop(batch, None)
 
-    def cancel(self, batch: Batch) -> None:
-        """Have a batch end early, if it is here and that can be done."""
-        question = self._questions.get(batch)
-        if question is not None:
-            question.cancel()
-
-    async def _answer(self, answer: "asyncio.Future[Buffer]", timeout_s: float) -> Buffer:
+    async def _answer(self, call: Call, channel: Channel, frame: Sequence[Buffer]) -> Buffer:
         try:
-            async with self._counted(answer), asyncio.timeout(timeout_s):
-                return await answer
+            async with self._counted(asyncio.current_task()):
+                return await call.by(channel, frame)
         except TimeoutError:
-            raise LinkLost(f"no answer in {timeout_s:g} s") from None
+            raise LinkLost(f"no answer in {call.timeout_s:g} s") from None
         except ChannelLost as exc:
             raise LinkLost(str(exc)) from None
+
+    def _doubt(self) -> None:
+        """Send nothing there, though the lane may try again at once, until the replica is known to answer."""
+        self._set_up(False)
+        self._attending.cancel()
+        self._attending = asyncio.get_running_loop().create_task(self._attend())
 
     async def retire(self) -> None:
         """Let what runs there end, then let go of the replica: it ends then, or has ended already."""
         self.on_change = lambda: None
+        self._leave_channel()
         self._attending.cancel()
         if self._calls and not await self._answers():
             # It is frozen, or its node has gone without closing our connection: the calls would only time out.
@@ -147,6 +199,7 @@ class Link:
 
     async def close(self, *, release: bool = False) -> None:
         """release: the model is unloaded: the replica, if no other ingress uses it, frees it before this returns."""
+        self._leave_channel()
         self._attending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._attending
@@ -162,6 +215,11 @@ class Link:
         if self._channel is not None:
             self._channel.close()
         await self._serve_channel.close(None)
+
+    def _leave_channel(self) -> None:
+        """Its end is no news any more."""
+        if self._channel is not None:
+            self._channel.on_end = lambda: None
 
     async def _attend(self) -> None:
         known: int | None = None
@@ -184,13 +242,15 @@ class Link:
                 continue
             self.leased = known
             self.spec = ModelSpec(*msgspec.structs.astuple(spec))
-            self._set_up(True, changed=True)
             has_channel = self._channel is not None and self._channel.is_open
             if not has_channel and (self._opening is None or self._opening.done()):
                 self._opening = asyncio.get_running_loop().create_task(self._open_channel())
+                if self.spec.decoupled and not self.no_channel:
+                    await self._opening
+            self._set_up(True, changed=True)
 
     async def _open_channel(self) -> None:
-        """Until then, and where there is none, batches go by Serve's gRPC server."""
+        """Until then, and where there is none, batches go by Serve's gRPC server, which cannot carry an answer in parts."""
         node = str(ray.get_runtime_context().get_node_id())
         try:
             answer = await self._request(_CHANNEL, node.encode(), _PING_S)
@@ -199,11 +259,19 @@ class Link:
                 self._channel = await Channel.connect(token, host=endpoints.host, port=endpoints.port)
             else:
                 self._channel = await Channel.connect(token, unix=endpoints.unix)
+            self._channel.on_end = self._doubt
+            if self.no_channel:
+                self.no_channel = ""
+                self.on_change()
         except (LinkLost, InternalError, ChannelLost, msgspec.MsgspecError) as exc:
             self._channel = None
             level = logging.DEBUG if self._told_of_channel else logging.WARNING
             self._told_of_channel = True
-            log.log(level, "%s: batches go by Serve's gRPC server, which is slower: %s", self.replica_id, exc)
+            if self.spec.decoupled:
+                self.no_channel = f"its model answers in parts, which need a channel to it, and none can be opened: {exc}"
+                log.log(level, "%s: %s", self.replica_id, self.no_channel)
+            else:
+                log.log(level, "%s: batches go by Serve's gRPC server, which is slower: %s", self.replica_id, exc)
 
     def _set_up(self, up: bool, *, changed: bool = False) -> None:
         changed |= up != self.up
@@ -256,8 +324,8 @@ class Link:
 
 def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str = "") -> bytes:
     """What `attend` of a replica returns. slots: leased to the ingress that asks. fault: why there is no model; else empty."""
-    fields = (spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes, spec.reads_parameters)
-    return msgspec.msgpack.encode((slots, content, fields, fault))
+    told = _Spec(spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes, spec.reads_parameters, spec.decoupled)
+    return msgspec.msgpack.encode((slots, content, told, fault))
 
 
 def channel_answer(token: bytes, endpoints: Endpoints) -> bytes:
@@ -277,6 +345,7 @@ class _Spec(msgspec.Struct, array_like=True):
     max_rows: int
     row_sizes: tuple[int, ...]
     reads_parameters: bool = True
+    decoupled: bool = False
 
 
 _attendance_decoder = msgspec.msgpack.Decoder(tuple[int, str, _Spec, str])

@@ -1,9 +1,10 @@
 """Batches to the replicas of a deployment, each to a slot known to be free.
 
 They go by a channel of our own to each replica (`channel`); where none can be opened, by one call each to the gRPC server that
-Serve runs in every replica. Serve tells which replicas there are (its long poll to the controller), and its gRPC server answers
-the calls that are not batches. Not a `DeploymentHandle`: it costs twice the CPU of the bare call (1250 against 540 µs per call
-in the caller, 20 Nov 2026) and picks the replica itself.
+Serve runs in every replica, except those of a decoupled model, whose answers in parts only a channel can carry. Serve tells
+which replicas there are (its long poll to the controller), and its gRPC server answers the calls that are not batches. Not a
+`DeploymentHandle`: it costs twice the CPU of the bare call (1250 against 540 µs per call in the caller, 20 Nov 2026) and picks
+the replica itself.
 
 To every replica one call `attend` is always open. It returns when the replica leases this ingress more or fewer slots, since
 sessions come and go or another ingress has more to do, and it fails the moment the replica's process ends: long before Serve
@@ -37,10 +38,11 @@ from backends.base import ModelSpec, trace_of, words_of
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
 from gateway.cluster.channel import check_size
-from gateway.cluster.link import CALL_MARGIN_S, Link, LinkLost
+from gateway.cluster.link import CALL_MARGIN_S, Call, Link, LinkLost
 from gateway.config import Backend
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError, InvalidArgument
 from gateway.frames import decode_frame, encode_frame
+from gateway.protocols.tensors import Buffer
 from gateway.runner import Execution, OnDone, OnPart
 
 # Without a replica for longer than this, what waits is refused. Serve replaces a dead one in 4 to 8 s if the model loads fast.
@@ -103,6 +105,7 @@ class RemoteRunner:
         self._wishing: asyncio.Task[None] | None = None
         self._idle_check: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[Execution]] = set()
+        self._calls: dict[Batch, Call] = {}
         self._retired: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -153,21 +156,25 @@ class RemoteRunner:
         assert self._spec is not None
         return self._spec
 
-    def taken(self, batch: Batch) -> None: ...
-
     def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
         link = max(self._usable, key=lambda link: link.free / link.slots if link.free else 0.0)
         link.busy += 1
         if not link.listed:
             self.wake()  # a successor: Serve no longer counts what runs there
         sent_ns = self._clock.now_ns()
-        task = self._loop.create_task(self._call(link, batch, sent_ns))
+        part = None if on_part is None else functools.partial(self._part, batch, on_part)
+        call = self._calls[batch] = Call(self._backend.hang_timeout_s + CALL_MARGIN_S, part)
+        task = self._loop.create_task(self._call(link, call, batch, sent_ns))
         self._running.add(task)
         task.add_done_callback(functools.partial(self._ended, link, batch, on_done, sent_ns))
 
+    def taken(self, batch: Batch) -> None:
+        if batch in self._calls:
+            self._calls[batch].taken()
+
     def cancel(self, batch: Batch) -> None:
-        for link in self._links.values():
-            link.cancel(batch)
+        if batch in self._calls:
+            self._calls[batch].cancel()
 
     def abort(self) -> None:
         """Wait no longer for the replicas, which end what they have early where they can."""
@@ -204,6 +211,7 @@ class RemoteRunner:
     ) -> None:
         """Give the slot back and tell how the call ended, whatever it was that ended it."""
         self._running.discard(task)
+        del self._calls[batch]
         link.busy -= 1
         link.used_s = self._loop.time()
         error: GatewayError
@@ -218,18 +226,24 @@ class RemoteRunner:
             trace = trace_of(exc)
         on_done(batch, Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=task.cancelled(), trace=trace))
 
-    async def _call(self, link: "Link", batch: Batch, sent_ns: int) -> Execution:
+    def _part(self, batch: Batch, on_part: OnPart, frame: Buffer) -> None:
+        """Raises: GatewayError or msgspec.DecodeError, if it is no frame."""
+        outputs, _ = decode_frame(frame)
+        on_part(batch, outputs)
+
+    async def _call(self, link: "Link", call: Call, batch: Batch, sent_ns: int) -> Execution:
         about = {
             "rows": batch.padded_rows,
             "batched": batch.batched,
             "left_rows": batch.left_rows,
             "ingress": self._ingress,
             "parameters": batch.parts[0].request.parameters,
+            "in_parts": call.in_parts,
         }
         frame = encode_frame(batch.concat(), about)
         check_size(frame)  # its requests are run one by one then
         try:
-            answer = await link.run(batch, frame, self._backend.hang_timeout_s + CALL_MARGIN_S)
+            answer = await link.run(call, frame)
         except LinkLost as exc:
             error = BackendUnreachable(f"{self._name}: replica {link.replica_id}: {exc}")
             return Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=True)
@@ -251,6 +265,9 @@ class RemoteRunner:
                 refused=extra.get("refused", False),
                 trace=extra.get("trace", ""),
             )
+        if call.in_parts:
+            first_part_ns = started_ns + extra["first_part_ns"] if "first_part_ns" in extra else None
+            return Execution(started_ns, finished_ns, first_part_ns=first_part_ns)
         return Execution(started_ns, finished_ns, outputs=outputs)
 
     # who is there
@@ -281,7 +298,8 @@ class RemoteRunner:
         ours = [link for link in self._links.values() if self._is_ours(link)]
         if ours:
             self._spec = ours[0].spec
-        self._usable = ours or [link for link in self._links.values() if link.up and link.spec == self._spec]
+        usable = ours or [link for link in self._links.values() if link.up and link.spec == self._spec]
+        self._usable = [link for link in usable if not link.no_channel] or usable
         if self._usable:
             self._given_up = False
             if self._giving_up is not None:

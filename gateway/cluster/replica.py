@@ -10,17 +10,17 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 import ray
 
-from backends.base import ModelSpec, trace_of, words_of
+from backends.base import ModelSpec, Tensors, trace_of, words_of
 from gateway.batching.batch import Batch, Part
 from gateway.batching.leases import Demand, share
 from gateway.clock import LoopClock
-from gateway.cluster.channel import Answer, ChannelServer, check_size
+from gateway.cluster.channel import Answer, ChannelServer, Running, check_size
 from gateway.cluster.link import ATTEND_S, attend_answer, channel_answer
 from gateway.config import Backend, Model
 from gateway.console import Speech, set_up
@@ -49,11 +49,19 @@ def _node_address() -> str:
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A batch that an ingress waits for."""
+    """A batch that an ingress waits for.
+
+    part: where the parts of its answer go; None: it has none. pool: that runs it; None: it waits. counted_s: up to when its run
+    is counted as the ingress's. fault: why a part could not be sent, and the run was cancelled.
+    """
 
     batch: Batch
     ingress: str
     on_end: Callable[[Execution], None]
+    part: Answer | None
+    pool: WorkerPool | None = None
+    counted_s: float = 0.0
+    fault: BackendFailed | None = None
 
 
 class Replica:
@@ -84,6 +92,7 @@ class Replica:
         self._content = content
         self._name = f"{model.name}:{model.version}/{backend.label}"
         self._waiting: deque[_Asked] = deque()
+        self._running: set[_Asked] = set()
         self._channel = ChannelServer(self._begin)
         self._channel_host = channel_host
         # who sends
@@ -120,11 +129,11 @@ class Replica:
             if not answered.done():
                 answered.set_result(b"".join(pieces))
 
-        cancel = self._begin(frame, answer)
+        running = self._begin(frame, answer)
         try:
             return await answered
         except asyncio.CancelledError:  # its ingress has gone
-            cancel()
+            running.cancel()
             raise
 
     async def channel(self, node: bytes) -> bytes:
@@ -237,10 +246,10 @@ class Replica:
 
     # batches
 
-    def _begin(self, frame: Buffer, answer: Answer) -> Callable[[], None]:
+    def _begin(self, frame: Buffer, answer: Answer, part: Answer | None = None) -> Running:
         """Run one batch. `answer` is called once, also for an error: that is data, so that no class has to cross.
 
-        Returns what to call to have it early, as nobody needs it any more.
+        part: gets the parts of the answer before; None: they cannot be sent.
         """
         received_ns = self._clock.now_ns()
 
@@ -248,19 +257,21 @@ class Replica:
             answer(self._answer_of(execution, received_ns))
 
         try:
-            return self._submit(frame, received_ns, ended)
+            return self._submit(frame, received_ns, ended, part)
         except GatewayError as exc:
             ended(Execution(received_ns, received_ns, error=exc))
         except Exception as exc:  # whatever a bad frame brings about must end in an answer
             error = InternalError(f"{self._name}: {words_of(exc, traced=True)}")
             ended(Execution(received_ns, received_ns, error=error, trace=trace_of(exc)))
-        return lambda: None
+        return Running()
 
     def _answer_of(self, execution: Execution, received_ns: int) -> Sequence[Buffer]:
         times = {
             "waited_ns": execution.started_ns - received_ns,
             "computed_ns": execution.finished_ns - execution.started_ns,
         }
+        if execution.first_part_ns is not None:
+            times["first_part_ns"] = execution.first_part_ns - execution.started_ns
         fault, trace = execution.error, execution.trace
         if fault is None:
             try:
@@ -268,10 +279,7 @@ class Replica:
                 check_size(pieces)
                 return pieces
             except Exception as exc:
-                fault, trace = (
-                    BackendFailed(f"{self._name}: outputs that cannot be sent: {words_of(exc, traced=True)}"),
-                    trace_of(exc),
-                )
+                fault, trace = self._unsent(exc), trace_of(exc)
         verdict = {
             "session_lost": execution.session_lost,
             "self_inflicted": execution.self_inflicted,
@@ -280,8 +288,12 @@ class Replica:
         }
         return encode_frame({}, {**times, "error": type(fault).__name__, "message": fault.message, **verdict})
 
-    def _submit(self, frame: Buffer, received_ns: int, on_end: Callable[[Execution], None]) -> Callable[[], None]:
+    def _unsent(self, exc: Exception) -> BackendFailed:
+        return BackendFailed(f"{self._name}: outputs that cannot be sent: {words_of(exc, traced=True)}")
+
+    def _submit(self, frame: Buffer, received_ns: int, on_end: Callable[[Execution], None], part: Answer | None) -> Running:
         inputs, extra = decode_frame(frame)
+        self._check_parts(extra.get("in_parts", False), part)  # an ingress of an older version does not say
         rows = extra["rows"]
         ingress = extra["ingress"]
         self._queues[ingress] = (extra["left_rows"] / max(1, rows), time.monotonic())
@@ -297,32 +309,65 @@ class Replica:
             oldest_ns=received_ns,
             batched=extra["batched"],
         )
-        asked = _Asked(batch, ingress, on_end)
+        asked = _Asked(batch, ingress, on_end, part if self._spec.decoupled else None)
         # Ingresses know their slots, so a batch only waits while their shares are being dealt anew or a session is rebuilt.
         self._waiting.append(asked)
         self._start_waiting()
-        return functools.partial(self._cancel, asked)
+        return Running(functools.partial(self._cancel, asked), functools.partial(self._taken, asked))
+
+    def _check_parts(self, expected: bool, part: Answer | None) -> None:
+        """Raises: InternalError, if its ingress cannot get the answer as the model gives it."""
+        if self._spec.decoupled and part is None:
+            raise InternalError(
+                f"{self._name}: the model answers in parts, which a call of Serve's cannot carry, only a channel"
+            )
+        if expected != self._spec.decoupled:
+            here, there = ("in parts", "at once") if self._spec.decoupled else ("at once", "in parts")
+            raise InternalError(
+                f"{self._name}: the model answers {here}, its ingress expects that it does {there}: load it again"
+            )
 
     def _start_waiting(self) -> None:
         while self._waiting and self._pool.free_slots:
             asked = self._waiting.popleft()
             self._count_busy()
-            self._pool.start(asked.batch, functools.partial(self._ended, asked))
+            asked.pool = self._pool
+            asked.counted_s = time.monotonic()
+            self._running.add(asked)
+            on_part = None if asked.part is None else functools.partial(self._part_made, asked, asked.part)
+            self._pool.start(asked.batch, functools.partial(self._ended, asked), on_part)
+
+    def _part_made(self, asked: "_Asked", part: Answer, batch: Batch, outputs: Tensors) -> None:
+        if asked.fault is not None:
+            return
+        try:
+            pieces = encode_frame(outputs, {})
+            check_size(pieces)
+        except Exception as exc:
+            asked.fault = self._unsent(exc)
+            self._cancel(asked)
+            return
+        part(pieces)
 
     def _cancel(self, asked: "_Asked") -> None:
         """Do not start it, or end it early where its session can."""
-        if asked in self._waiting:
+        if asked.pool is not None:
+            asked.pool.cancel(asked.batch)
+        elif asked in self._waiting:
             self._waiting.remove(asked)
             now_ns = self._clock.now_ns()
             asked.on_end(Execution(now_ns, now_ns, error=Cancelled("nobody waits for the batch any more")))
-        else:
-            self._pool.cancel(asked.batch)
+
+    def _taken(self, asked: "_Asked") -> None:
+        if asked.pool is not None:
+            asked.pool.taken(asked.batch)
 
     def _ended(self, asked: "_Asked", _: Batch, execution: Execution) -> None:
         self._count_busy(ended=1)
         self._batch_s = (execution.finished_ns - execution.started_ns) / 1e9
-        self._spent_s[asked.ingress] = self._spent_s.get(asked.ingress, 0.0) + self._batch_s
-        asked.on_end(execution)
+        self._running.discard(asked)
+        self._count_spent(asked, time.monotonic())
+        asked.on_end(execution if asked.fault is None else replace(execution, error=asked.fault))
         if time.monotonic() - self._dealt_s > _DEAL_S:
             self._deal()
         if execution.session_lost:
@@ -345,12 +390,19 @@ class Replica:
         self._busy_s += (self._pool.busy + ended) * (now_s - self._counted_s)
         self._counted_s = now_s
 
+    def _count_spent(self, asked: "_Asked", now_s: float) -> None:
+        """Add what a batch took since it was counted last to what its ingress did: it may run for longer than leases stand."""
+        self._spent_s[asked.ingress] = self._spent_s.get(asked.ingress, 0.0) + now_s - asked.counted_s
+        asked.counted_s = now_s
+
     # attendance
 
     def _deal(self) -> None:
         """Lease the live sessions to the ingresses. One that has nothing to do keeps one slot, to say so when that changes."""
         now_s = time.monotonic()
         window_s, self._dealt_s = max(_DEAL_S, now_s - self._dealt_s), now_s
+        for asked in self._running:
+            self._count_spent(asked, now_s)
         spent_s, self._spent_s = self._spent_s, {}
         if not self._attending:
             self._slots = {}

@@ -4,14 +4,15 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
 
 from gateway.cluster import channel as wire
-from gateway.cluster.channel import Channel, ChannelLost, ChannelServer, Endpoints, check_size
+from gateway.cluster.channel import Answer, Channel, ChannelLost, ChannelServer, Endpoints, Running, check_size
 from gateway.errors import BackendFailed
 from gateway.protocols.tensors import Buffer
 from tests.engine.pools import until_true
@@ -20,23 +21,26 @@ pytestmark = pytest.mark.ray  # the package imports it
 
 
 class Echo:
-    """A replica that answers what it gets: at once, or once `release` is called."""
+    """A replica that answers what it gets: at once, or when the test calls what is held, and gives parts."""
 
     def __init__(self, *, holds: bool = False, **limits: Any) -> None:
         self.server = ChannelServer(self._run, **limits)
         self.frames: list[bytes] = []
         self.cancelled: list[bytes] = []
         self.held: list[Callable[[], None]] = []
+        self.parts: list[Answer] = []
+        self.taken: list[bytes] = []
         self._holds = holds
 
-    def _run(self, frame: Buffer, answer: Callable[[Sequence[Buffer]], None]) -> Callable[[], None]:
+    def _run(self, frame: Buffer, answer: Answer, part: Answer) -> Running:
         content = bytes(frame)
         self.frames.append(content)
         if self._holds:
             self.held.append(lambda: answer((content,)))
+            self.parts.append(part)
         else:
             answer((frame,))
-        return lambda: self.cancelled.append(content)
+        return Running(lambda: self.cancelled.append(content), lambda: self.taken.append(content))
 
 
 def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -122,6 +126,8 @@ def test_the_end_of_a_connection_is_told_at_once_on_both_sides(ends: str) -> Non
     async def test() -> None:
         echo = Echo(holds=True)
         channel = await opened(echo)
+        ends_told: list[int] = []
+        channel.on_end = lambda: ends_told.append(1)
         questions = [channel.ask((b"a",)), channel.ask((b"b",))]
         await until_true(lambda: len(echo.held) == 2)
         if ends == "replica":
@@ -131,6 +137,7 @@ def test_the_end_of_a_connection_is_told_at_once_on_both_sides(ends: str) -> Non
         for question in questions:
             with pytest.raises(ChannelLost):
                 await asyncio.wait_for(question.answer, 1)
+        assert ends_told == [1]
         with pytest.raises(ChannelLost, match="closed"):
             await channel.ask((b"c",)).answer
         await asyncio.wait_for(echo.server.drained(), 1)
@@ -143,11 +150,11 @@ def test_the_end_of_a_connection_is_told_at_once_on_both_sides(ends: str) -> Non
 
 
 def test_a_run_that_raises_costs_its_connection_and_the_next_one_works(caplog: pytest.LogCaptureFixture) -> None:
-    def run(frame: Buffer, answer: Callable[[Sequence[Buffer]], None]) -> Callable[[], None]:
+    def run(frame: Buffer, answer: Answer, part: Answer) -> Running:
         if bytes(frame) == b"bad":
             raise ZeroDivisionError("injected")
         answer((frame,))
-        return lambda: None
+        return Running()
 
     async def test() -> None:
         server = ChannelServer(run)
@@ -171,14 +178,14 @@ def test_a_run_that_cannot_be_cancelled_costs_no_other(ends: str, caplog: pytest
         held: list[Callable[[], None]] = []
         cancelled: list[bytes] = []
 
-        def run(frame: Buffer, answer: Callable[[Sequence[Buffer]], None]) -> Callable[[], None]:
+        def run(frame: Buffer, answer: Answer, part: Answer) -> Running:
             def cancel() -> None:
                 if frame == b"bad":
                     raise ZeroDivisionError("injected")
                 cancelled.append(bytes(frame))
 
             held.append(lambda: answer((frame,)))
-            return cancel
+            return Running(cancel)
 
         server = ChannelServer(run)
         endpoints = await server.start()
@@ -201,6 +208,101 @@ def test_a_run_that_cannot_be_cancelled_costs_no_other(ends: str, caplog: pytest
 
     on_both_loops(test)
     assert "ZeroDivisionError: injected" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["unix", "tcp"])
+def test_the_parts_of_an_answer_come_in_order_and_before_it_each_to_its_question(how: str) -> None:
+    async def test() -> None:
+        echo = Echo(holds=True)
+        channel = await opened(echo, how)
+        parts: dict[bytes, list[bytes]] = {b"a": [], b"b": []}
+        questions = {name: channel.ask((name,), partial(keep, parts[name])) for name in parts}
+        await until_true(lambda: len(echo.held) == 2)
+        sizes = [0, 1, 1 << 14, (1 << 18) - 13, (1 << 18) - 12, 1 << 18, 3_000_000, 5]
+        contents = {name: [name + os.urandom(size) for size in sizes] for name in parts}
+        for index in range(len(sizes)):
+            for name, part in zip(parts, echo.parts, strict=True):
+                content = contents[name][index]
+                part((content[:7], content[7:]))
+        for release in echo.held:
+            release()
+        for name, question in questions.items():
+            assert bytes(await question.answer) == name
+            assert parts[name] == contents[name]
+        echo.parts[0]((b"after the answer",))
+        assert bytes(await asked_and_released(echo, channel)) == b"later"
+        assert parts[b"a"] == contents[b"a"]
+        await closed(echo, channel)
+
+    on_both_loops(test)
+
+
+def keep(kept: list[bytes], part: Buffer) -> None:
+    kept.append(bytes(part))
+
+
+async def asked_and_released(echo: Echo, channel: Channel) -> Buffer:
+    count = len(echo.held)
+    question = channel.ask((b"later",))
+    await until_true(lambda: len(echo.held) > count)
+    echo.held[-1]()
+    return await question.answer
+
+
+def test_what_was_taken_is_told_to_the_run_it_is_of_and_to_no_other() -> None:
+    async def test() -> None:
+        echo = Echo(holds=True)
+        channel = await opened(echo)
+        other = await opened(echo)
+        kept: list[bytes] = []
+        question, _ = channel.ask((b"a",), partial(keep, kept)), channel.ask((b"b",), partial(keep, kept))
+        await until_true(lambda: len(echo.held) == 2)
+        question.taken()  # before there was one
+        channel._send(wire._TAKEN, 77, ())  # a number that nothing has
+        other._send(wire._TAKEN, 1, ())  # what runs for another ingress
+        await asyncio.sleep(0.05)
+        assert echo.taken == []
+        for _ in range(2):
+            echo.parts[0]((b"part",))
+        await until_true(lambda: len(kept) == 2)
+        for _ in range(5):  # of two
+            question.taken()
+        await until_true(lambda: len(echo.taken) == 2)
+        echo.held[0]()
+        assert bytes(await question.answer) == b"a"
+        question.taken()  # too late
+        assert bytes(await asked_and_released(echo, channel)) == b"later"
+        assert echo.taken == [b"a", b"a"]
+        other.close()
+        await closed(echo, channel)
+
+    on_both_loops(test)
+
+
+def test_a_part_that_cannot_be_taken_or_that_nobody_expects_costs_no_other() -> None:
+    def refuse(part: Buffer) -> None:
+        raise ZeroDivisionError("injected")
+
+    async def test() -> None:
+        echo = Echo(holds=True)
+        channel = await opened(echo)
+        bad, unary, good = channel.ask((b"bad",), refuse), channel.ask((b"unary",)), channel.ask((b"good",), kept.append)
+        await until_true(lambda: len(echo.held) == 3)
+        for part in echo.parts:
+            for _ in range(2):
+                part((b"part",))
+        with pytest.raises(ZeroDivisionError):
+            await bad.answer
+        await until_true(lambda: echo.cancelled == [b"bad"])
+        for release in echo.held:
+            release()
+        assert [bytes(await question.answer) for question in (unary, good)] == [b"unary", b"good"]
+        assert kept == [b"part", b"part"]
+        kept.clear()
+        await closed(echo, channel)
+
+    kept: list[Buffer] = []
+    on_both_loops(test)
 
 
 def said_by(endpoints: Endpoints, *frames: bytes) -> bytes:
@@ -230,8 +332,10 @@ STRANGERS = {
     "a wrong token": [frame(0, GREETING), frame(1, bytes(32))],
     "no proof": [frame(0, GREETING), frame(2, b"")],
     "a run first": [frame(2, b"payload")],
+    "a taken part first": [frame(6, b"")],
     "two greetings": [frame(0, GREETING), frame(0, GREETING)],
-    "another version": [frame(0, struct.pack("<4sH32s", b"GWCH", wire.VERSION + 1, bytes(32)))],
+    "a later version": [frame(0, struct.pack("<4sH32s", b"GWCH", wire.VERSION + 1, bytes(32)))],
+    "an earlier version": [frame(0, struct.pack("<4sH32s", b"GWCH", wire.VERSION - 1, bytes(32)))],
     "another protocol": [frame(0, struct.pack("<4sH32s", b"HTTP", wire.VERSION, bytes(32)))],
     "a short greeting": [frame(0, GREETING[:-1])],
     "a long first frame": [frame(0, b"", size=65)],

@@ -1,7 +1,7 @@
 """A backend's replica by itself, without a cluster: what it answers ingresses, and how it leases them its sessions."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 
 from backends.base import ModelSpec
+from gateway.cluster.channel import Channel
 from gateway.cluster.replica import Replica
 from gateway.config import parse_config
 from gateway.errors import BackendFailed, GatewayError
 from gateway.frames import decode_frame, encode_frame
+from gateway.protocols.tensors import Buffer
+from gateway.runner import PARTS_AHEAD
 from tests.engine.misbehaving import value_of
 from tests.engine.pools import children, until_true
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
+STREAMING = f"{Path(__file__).parent / 'streaming.py'}:Model"
 MISBEHAVING = f"{Path(__file__).parent.parent / 'engine' / 'misbehaving.py'}:Model"
 
 
@@ -51,11 +55,11 @@ def frame(value: float = 1.0, *, ingress: str = "a", left_rows: int = 0) -> byte
     return b"".join(encode_frame(inputs, about))
 
 
-async def attend(replica: Replica, ingress: str, known: int | None) -> int:
+async def attend(replica: Replica, ingress: str, known: int | None, platform: str = "synthetic") -> int:
     answer = await replica.attend(msgspec.msgpack.encode((ingress, known)))
     slots, content, spec, fault = msgspec.msgpack.decode(answer)
     assert (content, fault) == ("content", "")
-    assert spec[0] == "synthetic"
+    assert (spec[0], spec[6]) == (platform, platform == "python")  # decoupled: that of this file
     return int(slots)
 
 
@@ -261,5 +265,143 @@ def test_a_replica_that_is_closed_while_it_loads_leaves_nothing() -> None:
         await asyncio.wait_for(replica.close(), 5)
         await until_true(lambda: not children())
         await asyncio.gather(attending, return_exceptions=True)
+
+    run(test)
+
+
+# answers in parts
+
+
+class Asked:
+    """A frame that a replica runs, as its channel has it run, and what has come of it."""
+
+    def __init__(self, replica: Replica, **parameters: Any) -> None:
+        inputs = {"X": np.full((1, 4), parameters.get("value", 0.0), dtype=np.float32)}
+        about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": parameters, "in_parts": True}
+        self.parts: list[float] = []
+        self.answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.running = replica._begin(b"".join(encode_frame(inputs, about)), self._answered, self._part)
+
+    def _part(self, pieces: Sequence[Buffer]) -> None:
+        assert not self.answer.done()
+        outputs, _ = decode_frame(b"".join(pieces))
+        self.parts.append(float(outputs["Y"][0, 0]))
+
+    def _answered(self, pieces: Sequence[Buffer]) -> None:
+        self.answer.set_result(decode_frame(b"".join(pieces))[1])
+
+    async def made(self, count: int) -> None:
+        """Wait until so many parts are there and no more come."""
+        await until_true(lambda: len(self.parts) >= count)
+        await asyncio.sleep(0.05)
+        assert len(self.parts) == count
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_an_answer_in_parts_is_so_far_ahead_of_what_was_taken_and_tells_when_the_first_was_there(isolation: str) -> None:
+    async def test() -> None:
+        replica = await open_replica(kind="python", model=STREAMING, isolation=isolation)
+        asked = Asked(replica, parts=PARTS_AHEAD + 3, value=5.0)
+        await asked.made(PARTS_AHEAD)
+        asked.running.taken()
+        await asked.made(PARTS_AHEAD + 1)
+        await asyncio.sleep(0.1)
+        for _ in range(3):
+            asked.running.taken()
+        extra = await asked.answer
+        assert asked.parts == [5.0 + index for index in range(PARTS_AHEAD + 3)]
+        assert "error" not in extra
+        assert 0 < extra["first_part_ns"] < extra["computed_ns"] - 100_000_000
+        asked.running.taken()  # too late
+        await replica.close()
+
+    run(test)
+
+
+def test_a_long_stream_counts_as_busy_while_it_runs_and_is_waited_for_at_the_end() -> None:
+    async def test() -> None:
+        replica = await open_replica(kind="python", model=STREAMING, sessions=2)
+        assert await attend(replica, "a", None, platform="python") == 2
+        endpoints = await replica._channel.start()
+        channel = await Channel.connect(replica._channel.token, unix=endpoints.unix)
+        parameters = {"parts": 2 * PARTS_AHEAD}
+        about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": parameters, "in_parts": True}
+        parts: list[Buffer] = []
+        question = channel.ask(encode_frame({"X": np.zeros((1, 4), np.float32)}, about), parts.append)
+        await until_true(lambda: len(parts) == PARTS_AHEAD)
+        await replica.record_autoscaling_stats()
+        await asyncio.sleep(0.1)
+        assert (await replica.record_autoscaling_stats())["busy"] == pytest.approx(1.0, abs=0.01)
+        assert await attend(replica, "b", None, platform="python") == 1
+        assert replica._slots["a"] == 2  # though nothing of its has ended yet, it has all the work
+        ending = asyncio.ensure_future(replica._end())
+        await asyncio.sleep(0.05)
+        assert not ending.done()
+        for _ in range(PARTS_AHEAD):
+            question.taken()
+        await until_true(lambda: len(parts) == 2 * PARTS_AHEAD)
+        question.taken()
+        assert "error" not in decode_frame(await question.answer)[1]
+        await ending
+        channel.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "lost"])
+def test_a_stream_that_nobody_wants_any_more_frees_its_session_though_it_waits_for_its_client(how: str) -> None:
+    async def test() -> None:
+        replica = await open_replica(kind="python", model=STREAMING)
+        endpoints = await replica._channel.start()
+        channel = await Channel.connect(replica._channel.token, unix=endpoints.unix)
+        about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": {"parts": 99}, "in_parts": True}
+        parts: list[Buffer] = []
+        question = channel.ask(encode_frame({"X": np.zeros((1, 4), np.float32)}, about), parts.append)
+        await until_true(lambda: len(parts) == PARTS_AHEAD)
+        if how == "cancelled":
+            question.cancel()
+            assert decode_frame(await question.answer)[1]["error"] == "Cancelled"
+        else:
+            channel.abort()
+        await until_true(lambda: replica._pool.free_slots == 1)
+        channel.close()
+        await replica.close()
+
+    run(test)
+
+
+def test_a_fault_after_parts_is_the_answer_and_the_next_stream_is_whole() -> None:
+    async def test() -> None:
+        replica = await open_replica(kind="python", model=STREAMING)
+        asked = Asked(replica, parts=2, then="raises")
+        extra = await asked.answer
+        assert (asked.parts, extra["error"], extra["session_lost"]) == ([0.0, 1.0], "BackendFailed", False)
+        assert "a bad value" in extra["message"]
+        asked = Asked(replica, parts=4)
+        assert "error" not in await asked.answer
+        assert len(asked.parts) == 4
+        await replica.close()
+
+    run(test)
+
+
+def test_who_cannot_get_the_answer_as_the_model_gives_it_is_told_so() -> None:
+    async def test() -> None:
+        replica = await open_replica(kind="python", model=STREAMING)
+        _, extra = decode_frame(await replica.run(frame()))
+        assert (extra["error"], extra["session_lost"]) == ("InternalError", False)
+        assert (
+            extra["message"] == "m:1/python: the model answers in parts, which a call of Serve's cannot carry, only a channel"
+        )
+        answers: list[Sequence[Buffer]] = []
+        replica._begin(frame(), answers.append, answers.append)
+        (answer,) = answers
+        expected = "the model answers in parts, its ingress expects that it does at once: load it again"
+        assert expected in decode_frame(b"".join(answer))[1]["message"]
+        await replica.close()
+        replica = await open_replica()
+        extra = await Asked(replica).answer
+        assert "the model answers at once, its ingress expects that it does in parts" in extra["message"]
+        await replica.close()
 
     run(test)

@@ -3,35 +3,33 @@
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 
 class Model:
-    """Parameters: parts, how many; pause_ms, before each but the first; then, what comes after the last part."""
+    """Parameters: parts, how many; pause_ms, before each but the first; rows, of each; then, what comes after the last one.
 
-    inputs = (("X", "FP32", (-1, 4)),)
-    outputs = (("Y", "FP32", (-1, 4)), ("MADE", "INT64", (-1, 1)), ("PID", "INT64", (-1, 1)))
+    marks: a file that gets a byte for each part that is made, and another at the end, however that comes.
+    """
 
-    def __init__(self, bytes_each: int = 0) -> None:
-        """bytes_each: a part's Y has so many more."""
-        self._rows = 1 + bytes_each // 16
+    inputs = (("INPUT0", "FP32", (-1, 16)),)
+    outputs = (("OUTPUT0", "FP32", (-1, 16)), ("PID", "INT64", (-1, 1)))
 
     def predict(self, inputs: dict[str, np.ndarray], parameters: dict[str, Any]) -> Iterator[dict[str, np.ndarray]]:
-        for index in range(parameters.get("parts", 3)):
-            if index:
-                time.sleep(parameters.get("pause_ms", 0) / 1e3)
-            yield self._part(inputs["X"] + index, index + 1)
-        match parameters.get("then"):
-            case "raises":
+        marks = Path(parameters.get("marks", os.devnull))
+        rows = parameters.get("rows", 1)
+        try:
+            for index in range(parameters.get("parts", 3)):
+                if index:
+                    time.sleep(parameters.get("pause_ms", 0) / 1e3)
+                with marks.open("ab") as made:
+                    made.write(b".")
+                yield {"OUTPUT0": np.repeat(inputs["INPUT0"] + index, rows, axis=0), "PID": np.full((1, 1), os.getpid())}
+            if parameters.get("then") == "raises":
                 raise ValueError("a bad value")
-            case "hangs":
-                time.sleep(600)
-
-    def _part(self, values: np.ndarray, made: int) -> dict[str, np.ndarray]:
-        return {
-            "Y": np.repeat(values, self._rows, axis=0),
-            "MADE": np.full((1, 1), made, np.int64),
-            "PID": np.full((1, 1), os.getpid(), np.int64),
-        }
+        finally:
+            with marks.open("ab") as made:
+                made.write(b"|")

@@ -1,6 +1,7 @@
 """Batches to a real replica, from a runner in this process: each has one end, and its slot comes back."""
 
 import asyncio
+import functools
 import os
 import signal
 import time
@@ -9,15 +10,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
+import numpy as np
 import pytest
 from ray.cluster_utils import Cluster
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
+from backends.base import Tensors
+from gateway.batching.batch import Batch
 from gateway.clock import LoopClock
 from gateway.cluster.deployments import _content, _deployment_name, _session_dir  # how an ingress names what it calls
 from gateway.cluster.remote import RemoteRunner
-from gateway.config import Config
-from gateway.errors import BackendFailed, BackendUnreachable
-from gateway.runner import Execution
+from gateway.config import Config, Model
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled
+from gateway.runner import PARTS_AHEAD, Execution
 from tests.cluster.conftest import APPLICATION, LOOPBACK, Gateway, config
 from tests.engine.misbehaving import value_of
 from tests.engine.pools import PATIENCE_S, batch_of, start, until, until_true
@@ -36,21 +43,31 @@ MISBEHAVING = {
 }
 
 
+STREAMING = {"kind": "python", "model": f"{Path(__file__).parent / 'streaming.py'}:Model", "placement": "replicas"}
+
+
+@functools.cache
+def streaming() -> Config:
+    """What several tests deploy one after the other, which changes nothing then."""
+    own = {"inputs": [], "outputs": [], "batching": {"probe_s": 0.001}}
+    return config(model={**own, "backends": [{**STREAMING, "sessions": 10, "replicas": 2}]})
+
+
 def misbehaving(isolation: str, **backend: Any) -> Config:
     own = {"inputs": [], "outputs": [], "batching": {"probe_s": 0.001}}
     return config(model={**own, "backends": [{**MISBEHAVING, "placement": "replicas", "isolation": isolation, **backend}]})
 
 
 @asynccontextmanager
-async def open_runner(config: Config) -> AsyncIterator[RemoteRunner]:
-    model = config.models[0]
+async def open_runner(config: Config, index: int = 0) -> AsyncIterator[RemoteRunner]:
+    model = config.models[index]
     backend = model.backends[0]
     runner = RemoteRunner(
         backend,
         _deployment_name(model, backend),
         APPLICATION,
         content=_content(model, backend),
-        name="m:1/python",
+        name=f"{model.name}:1/python",
         clock=LoopClock(asyncio.get_running_loop()),
         ending=lambda: True,
     )
@@ -139,13 +156,185 @@ def test_giving_up_ends_what_runs_on_replicas_at_once(cluster: Cluster) -> None:
     asyncio.run(main())
 
 
+def in_parts(**backend: Any) -> Model:
+    return config(model={"name": "parts", "inputs": [], "outputs": [], "backends": [{**STREAMING, **backend}]}).models[0]
+
+
+class Stream:
+    """A batch that is answered in parts. Fails where it ends twice, or a part comes behind its end."""
+
+    def __init__(self, runner: RemoteRunner, value: float = 0.0, *, takes: bool = True, **parameters: Any) -> None:
+        """takes: each part at once."""
+        self.runner = runner
+        self.batch = batch_of(value, **parameters)
+        self.parts: list[float] = []
+        self.first_ns = 0
+        self.ended: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
+        self._takes = takes
+        runner.start(self.batch, self._ended, self._part)
+
+    def _part(self, batch: Batch, outputs: Tensors) -> None:
+        assert batch is self.batch
+        assert not self.ended.done()
+        self.first_ns = self.first_ns or time.monotonic_ns()
+        self.parts.append(float(outputs["OUTPUT0"][0, 0]))
+        if self._takes:
+            self.runner.taken(batch)
+
+    def _ended(self, batch: Batch, execution: Execution) -> None:
+        assert batch is self.batch
+        self.ended.set_result(execution)
+
+    async def end(self) -> Execution:
+        return await asyncio.wait_for(self.ended, PATIENCE_S)
+
+
+def test_a_runner_gets_the_parts_of_an_answer_in_order_and_no_more_than_its_client_takes(cluster: Cluster) -> None:
+    document = streaming()
+    Gateway(document)
+
+    async def main() -> None:
+        async with open_runner(document) as runner:
+            await until_true(lambda: repr(runner).count("by unix") == 2)
+            assert runner._spec is not None
+            assert runner._spec.decoupled
+            streams = [Stream(runner, 100.0 * number, parts=30) for number in range(8)]
+            for number, stream in enumerate(streams):
+                execution = await stream.end()
+                assert (execution.error, execution.outputs) == (None, None)
+                assert stream.parts == [100.0 * number + index for index in range(30)]
+            stream = Stream(runner, parts=PARTS_AHEAD + 2, takes=False)
+            await until_true(lambda: len(stream.parts) == PARTS_AHEAD)
+            await asyncio.sleep(0.1)
+            assert len(stream.parts) == PARTS_AHEAD
+            for _ in range(3):  # the last of them for the end
+                runner.taken(stream.batch)
+            execution = await stream.end()
+            assert len(stream.parts) == PARTS_AHEAD + 2
+            assert execution.first_part_ns is not None
+            assert execution.started_ns < execution.first_part_ns <= stream.first_ns
+            assert execution.finished_ns - execution.first_part_ns > 100_000_000
+            runner.taken(stream.batch)  # too late
+            failed = Stream(runner, parts=2, then="raises")
+            execution = await failed.end()
+            assert isinstance(execution.error, BackendFailed)
+            assert (len(failed.parts), execution.session_lost) == (2, False)
+            for when in ("before it is sent", "while it waits for its client"):
+                stream = Stream(runner, parts=10**6, takes=False)
+                if when == "while it waits for its client":
+                    await until_true(lambda stream=stream: len(stream.parts) == PARTS_AHEAD)
+                runner.cancel(stream.batch)
+                assert isinstance((await stream.end()).error, Cancelled), when
+            assert runner.free_slots == runner.slots  # which follow what each ingress does
+
+    asyncio.run(main())
+
+
+class Client:
+    """Streams of a gateway's, over gRPC."""
+
+    def __init__(self, port: int) -> None:
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._channel.close()
+
+    def stream(self, value: float = 0.0, **parameters: int | str) -> Any:
+        """The call, whose one request is sent."""
+        message = pb.ModelInferRequest(model_name="m", raw_input_contents=[np.full((1, 16), value, np.float32).tobytes()])
+        message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 16])
+        for name, given in parameters.items():
+            choice = "string_param" if isinstance(given, str) else "int64_param"
+            setattr(message.parameters[name], choice, given)
+        return self._stub.ModelStreamInfer(iter([message]))
+
+
+def value_in(reply: pb.ModelStreamInferResponse, output: int = 0) -> Any:
+    assert not reply.error_message
+    datatype = np.int64 if output else np.float32
+    return np.frombuffer(reply.infer_response.raw_output_contents[output], datatype)[0].item()
+
+
+async def values(call: Any) -> list[float]:
+    return [value_in(reply) async for reply in call]
+
+
+def test_streams_through_replicas_are_each_ones_own_and_a_client_that_leaves_or_is_slow_holds_little(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    port = Gateway(streaming()).grpc_port
+
+    async def main() -> None:
+        async with Client(port) as client:
+            calls = [client.stream(1000.0 * number, parts=20, pause_ms=5) for number in range(16)]
+            for number, found in enumerate(await asyncio.gather(*map(values, calls))):
+                assert found == [1000.0 * number + index for index in range(20)]
+
+            left = tmp_path / "left"
+            call = client.stream(parts=10**6, pause_ms=20, marks=str(left))
+            await call.read()
+            call.cancel()
+            await until_true(lambda: left.read_bytes().endswith(b"|"))
+
+            slow = tmp_path / "slow"
+            call = client.stream(parts=10**6, rows=1 << 14, marks=str(slow))  # of 1 MB
+            await call.read()
+            await asyncio.sleep(0.5)
+            assert PARTS_AHEAD <= len(slow.read_bytes()) < PARTS_AHEAD + 8  # those that sockets hold are taken
+            for _ in range(20):
+                value_in(await call.read())
+            call.cancel()
+            await until_true(lambda: slow.read_bytes().endswith(b"|"))
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_is_killed_ends_each_of_its_streams_with_one_error_and_no_other(cluster: Cluster) -> None:
+    port = Gateway(streaming()).grpc_port
+
+    async def main() -> None:
+        async with Client(port) as client:
+            calls = [client.stream(parts=10**6, pause_ms=20) for _ in range(8)]
+            pids = [value_in(await call.read(), 1) for call in calls]
+            assert len(set(pids)) == 2
+            os.kill(pids[0], signal.SIGKILL)
+            for call, pid in zip(calls, pids, strict=True):
+                if pid != pids[0]:
+                    before = value_in(await call.read())
+                    assert value_in(await call.read()) == before + 1
+                    call.cancel()
+                    continue
+                replies = []
+                while (reply := await call.read()) is not grpc.aio.EOF:
+                    replies.append(reply)
+                errors = [reply.error_message for reply in replies if reply.error_message]
+                assert errors == [replies[-1].error_message]
+                assert "m:1/python: replica" in errors[0]
+            assert await values(client.stream(parts=4)) == [0, 1, 2, 3]
+
+    asyncio.run(main())
+
+
 def test_batches_to_another_node_go_by_tcp_and_by_calls_of_serves_where_that_cannot_be(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.add_node(num_cpus=1, object_store_memory=100 << 20, node_ip_address=LOOPBACK, resources={"far": 2.0})
+    cluster.add_node(num_cpus=4, object_store_memory=100 << 20, node_ip_address=LOOPBACK, resources={"far": 4.0})
     far = misbehaving("thread", resources={"far": 1.0}, hang_timeout_s=300.0)
+    far = far.model_copy(update={"models": (*far.models, in_parts(resources={"far": 1.0}))})
 
     async def main(document: Config, by: str, pid: int) -> None:
+        async with open_runner(document, 1) as runner:
+            stream = Stream(runner)
+            error = (await stream.end()).error
+            if by == "by tcp":
+                assert (error, stream.parts) == (None, [0, 1, 2])
+            else:
+                assert isinstance(error, BackendUnreachable)
+                assert "its model answers in parts, which need a channel to it, and none can be opened: " in error.message
         async with open_runner(document) as runner:
             await until_true(lambda: by in f"{runner!r}{caplog.text}")
             assert (await run(runner, "good")).error is None

@@ -276,7 +276,7 @@ class Asked:
     """A frame that a replica runs, as its channel has it run, and what has come of it."""
 
     def __init__(self, replica: Replica, **parameters: Any) -> None:
-        inputs = {"X": np.full((1, 4), parameters.get("value", 0.0), dtype=np.float32)}
+        inputs = {"INPUT0": np.full((1, 16), parameters.get("value", 0.0), dtype=np.float32)}
         about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": parameters, "in_parts": True}
         self.parts: list[float] = []
         self.answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -285,7 +285,7 @@ class Asked:
     def _part(self, pieces: Sequence[Buffer]) -> None:
         assert not self.answer.done()
         outputs, _ = decode_frame(b"".join(pieces))
-        self.parts.append(float(outputs["Y"][0, 0]))
+        self.parts.append(float(outputs["OUTPUT0"][0, 0]))
 
     def _answered(self, pieces: Sequence[Buffer]) -> None:
         self.answer.set_result(decode_frame(b"".join(pieces))[1])
@@ -327,7 +327,7 @@ def test_a_long_stream_counts_as_busy_while_it_runs_and_is_waited_for_at_the_end
         parameters = {"parts": 2 * PARTS_AHEAD}
         about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": parameters, "in_parts": True}
         parts: list[Buffer] = []
-        question = channel.ask(encode_frame({"X": np.zeros((1, 4), np.float32)}, about), parts.append)
+        question = channel.ask(encode_frame({"INPUT0": np.zeros((1, 16), np.float32)}, about), parts.append)
         await until_true(lambda: len(parts) == PARTS_AHEAD)
         await replica.record_autoscaling_stats()
         await asyncio.sleep(0.1)
@@ -356,7 +356,7 @@ def test_a_stream_that_nobody_wants_any_more_frees_its_session_though_it_waits_f
         channel = await Channel.connect(replica._channel.token, unix=endpoints.unix)
         about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": {"parts": 99}, "in_parts": True}
         parts: list[Buffer] = []
-        question = channel.ask(encode_frame({"X": np.zeros((1, 4), np.float32)}, about), parts.append)
+        question = channel.ask(encode_frame({"INPUT0": np.zeros((1, 16), np.float32)}, about), parts.append)
         await until_true(lambda: len(parts) == PARTS_AHEAD)
         if how == "cancelled":
             question.cancel()

@@ -39,17 +39,18 @@ class LinkLost(Exception):
 
 
 class Call:
-    """A batch on its way to a replica and back, as whoever started it steers it."""
+    """A batch on its way to a replica and back, as whoever started it steers it.
 
-    __slots__ = ("_cancelled", "_limit", "_on_part", "_question", "_untaken", "timeout_s")
+    on_part: gets the parts of the answer; None: it has none. first_part_ns: when the first was here.
+    """
 
-    def __init__(self, timeout_s: float, on_part: OnPart | None = None) -> None:
-        """timeout_s: for the answer, or for each next part of it, while the replica does not wait for the client.
+    __slots__ = ("_cancelled", "_limit", "_question", "_untaken", "first_part_ns", "on_part", "timeout_s")
 
-        on_part: gets the parts of the answer; None: it has none.
-        """
+    def __init__(self, timeout_s: float) -> None:
+        """timeout_s: for the answer, or for each next part of it, while the replica does not wait for the client."""
         self.timeout_s = timeout_s
-        self._on_part = on_part
+        self.on_part: OnPart | None = None
+        self.first_part_ns: int | None = None
         self._question: Question | None = None  # once it was sent by a channel
         self._limit = asyncio.timeout(None)
         self._cancelled = False
@@ -57,7 +58,7 @@ class Call:
 
     @property
     def in_parts(self) -> bool:
-        return self._on_part is not None
+        return self.on_part is not None
 
     def cancel(self) -> None:
         """Have it end early, if that can be done."""
@@ -77,7 +78,7 @@ class Call:
         """Raises: ChannelLost, TimeoutError, and what on_part raises."""
         async with self._limit:
             self._limit.reschedule(self._by())
-            self._question = channel.ask(frame, None if self._on_part is None else self._part)
+            self._question = channel.ask(frame, self._part if self.in_parts else None)
             if self._cancelled:
                 self._question.cancel()
             return await self._question.answer
@@ -85,8 +86,8 @@ class Call:
     def _part(self, part: Buffer) -> None:
         self._untaken += 1
         self._limit.reschedule(self._by() if self._untaken < PARTS_AHEAD else None)
-        assert self._on_part is not None
-        self._on_part(part)
+        assert self.on_part is not None
+        self.on_part(part)
 
     def _by(self) -> float:
         return asyncio.get_running_loop().time() + self.timeout_s

@@ -162,8 +162,9 @@ class RemoteRunner:
         if not link.listed:
             self.wake()  # a successor: Serve no longer counts what runs there
         sent_ns = self._clock.now_ns()
-        part = None if on_part is None else functools.partial(self._part, batch, on_part)
-        call = self._calls[batch] = Call(self._backend.hang_timeout_s + CALL_MARGIN_S, part)
+        call = self._calls[batch] = Call(self._backend.hang_timeout_s + CALL_MARGIN_S)
+        if on_part is not None:
+            call.on_part = functools.partial(self._part, batch, on_part)
         task = self._loop.create_task(self._call(link, call, batch, sent_ns))
         self._running.add(task)
         task.add_done_callback(functools.partial(self._ended, link, batch, on_done, sent_ns))
@@ -228,6 +229,8 @@ class RemoteRunner:
 
     def _part(self, batch: Batch, on_part: OnPart, frame: Buffer) -> None:
         """Raises: GatewayError or msgspec.DecodeError, if it is no frame."""
+        call = self._calls[batch]
+        call.first_part_ns = call.first_part_ns or self._clock.now_ns()
         outputs, _ = decode_frame(frame)
         on_part(batch, outputs)
 
@@ -246,13 +249,14 @@ class RemoteRunner:
             answer = await link.run(call, frame)
         except LinkLost as exc:
             error = BackendUnreachable(f"{self._name}: replica {link.replica_id}: {exc}")
-            return Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=True)
+            return Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=True, first_part_ns=call.first_part_ns)
         received_ns = self._clock.now_ns()
         outputs, extra = decode_frame(answer)
         # Clocks of two machines do not compare: the way is what the replica did not account for, half of it each way.
         way_ns = max(0, received_ns - sent_ns - extra["waited_ns"] - extra["computed_ns"])
         finished_ns = received_ns - way_ns // 2
         started_ns = finished_ns - extra["computed_ns"]
+        first_part_ns = started_ns + extra["first_part_ns"] if "first_part_ns" in extra else None
         if "error" in extra:
             error_class = _ERRORS.get(extra["error"], InternalError)
             return Execution(
@@ -264,9 +268,9 @@ class RemoteRunner:
                 self_inflicted=extra.get("self_inflicted", False),
                 refused=extra.get("refused", False),
                 trace=extra.get("trace", ""),
+                first_part_ns=first_part_ns,
             )
         if call.in_parts:
-            first_part_ns = started_ns + extra["first_part_ns"] if "first_part_ns" in extra else None
             return Execution(started_ns, finished_ns, first_part_ns=first_part_ns)
         return Execution(started_ns, finished_ns, outputs=outputs)
 

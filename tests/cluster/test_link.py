@@ -44,7 +44,8 @@ def begun(call: Call, wire: Wire) -> "asyncio.Task[Buffer]":
 def test_the_limit_of_a_call_is_for_each_next_part_and_rests_while_the_client_is_slow() -> None:
     async def test(wire: Wire) -> None:
         parts: list[Buffer] = []
-        call = Call(10.0, parts.append)
+        call = Call(10.0)
+        call.on_part = parts.append
         running = begun(call, wire)
         for _ in range(PARTS_AHEAD):
             await asyncio.sleep(9.0)
@@ -70,7 +71,8 @@ def test_the_limit_of_a_call_is_for_each_next_part_and_rests_while_the_client_is
 
 def test_a_client_that_reads_from_within_a_part_is_not_slow() -> None:
     async def test(wire: Wire) -> None:
-        call = Call(10.0, lambda part: call.taken())
+        call = Call(10.0)
+        call.on_part = lambda part: call.taken()
         running = begun(call, wire)
         for _ in range(3 * PARTS_AHEAD):
             await asyncio.sleep(1.0)

@@ -13,6 +13,11 @@ come in any order; they are written in the order of the requests. A fault in the
 becomes one last exchange with its error, so that the requests before it still get their answers; then the connection is
 closed.
 
+An answer may come in pieces (`Exchange.begin`): each is written when it is there, as a chunk; HTTP/1.0 knows none, there the
+end of the connection ends the answer. Until its turn comes, what was written is held. Meanwhile, and while the transport holds
+a byte of it, `Exchange.backlog` is true: the writer waits for `on_drained`. So that the transport tells of every byte, its
+write limits are zero while such an answer is being written.
+
 Closing is done as RFC 9112, section 9.6, asks: end our side, go on reading for a moment, then close, so that bytes the
 client has sent meanwhile do not reset the connection before it has read its answer.
 
@@ -50,6 +55,7 @@ _REASONS: Final = {
 }  # fmt: skip
 _UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"connection", b"http2-settings"))
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 _READ_BYTES: Final = 256 << 10
 _WRITE_HIGH_BYTES: Final = 1 << 20  # above asyncio's 64 KiB, so that one usual tensor does not stop the reading
 _JOIN_BYTES: Final = 64 << 10  # up to here one copy is cheaper than one more write
@@ -77,18 +83,33 @@ _ONE_BUFFER: Final = (bytes, bytearray, memoryview)
 _Answer = tuple[int, bytes, bytes, Sequence[Buffer], int]
 
 
+class _InPieces:
+    """An answer in pieces that has begun. held: pieces whose turn has not come. written: its head is. last: and it said so."""
+
+    __slots__ = ("content_type", "headers", "held", "last", "status", "written")
+
+    def __init__(self, status: int, content_type: bytes, headers: bytes) -> None:
+        self.status = status
+        self.content_type = content_type
+        self.headers = headers
+        self.held: list[Buffer] = []
+        self.written = False
+        self.last = False
+
+
 class Exchange:
-    """One request and the place for its one answer.
+    """One request and the place for its one answer: all at once by `respond`, or in pieces: `begin`, `write` …, `finish`.
 
     method, path, query, headers: as bytes; path is still percent-quoted, header names are lower case.
     body: decompressed; the handler's to keep. arrival_ns: `time.monotonic_ns` when the message was complete.
     on_disconnect: set by the handler that waits; called once if the client goes away first. Then `respond` does nothing.
-    compress: whether the answer may be, if the client accepts it; the handler may say no.
+    compress: whether the answer may be, if the client accepts it; the handler may say no. One in pieces never is.
+    on_drained: set by a handler that writes pieces; called each time that `backlog` has become false.
     """
 
     __slots__ = (
-        "_answer", "_compressing", "_connection", "_fault", "_http_1_0", "_keep_alive",
-        "arrival_ns", "body", "compress", "headers", "method", "on_disconnect", "path", "query",
+        "_answer", "_compressing", "_connection", "_fault", "_http_1_0", "_keep_alive", "_pieces",
+        "arrival_ns", "body", "compress", "headers", "method", "on_disconnect", "on_drained", "path", "query",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +121,7 @@ class Exchange:
         self._compressing = False  # there is an answer, to be compressed
         self._fault: tuple[int, str] | None = None  # no request, but what was wrong with the stream here
         self._http_1_0 = False
+        self._pieces: _InPieces | None = None  # until they are all there
         self.method = method
         self.path, _, self.query = target.partition(b"?")
         self.headers = headers
@@ -107,6 +129,7 @@ class Exchange:
         self.arrival_ns = 0
         self.compress = True
         self.on_disconnect: Callable[[], None] | None = None
+        self.on_drained: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Exchange {self.method!r} {self.path!r}, {'answered' if self._answer is not None else 'open'}>"
@@ -120,6 +143,29 @@ class Exchange:
         """
         if self._connection is not None:
             self._connection.take(self, status, body, content_type, headers)
+
+    def begin(self, status: int, content_type: bytes, headers: bytes = b"") -> None:
+        """Begin an answer in pieces. Its head leaves with the first of them."""
+        if self._connection is not None:
+            if self._answer is not None or self._compressing or self._pieces is not None:
+                raise RuntimeError(f"{self!r} was answered before")
+            self._pieces = _InPieces(status, content_type, headers)
+
+    def write(self, piece: Buffer) -> None:
+        """Send a piece, which must not change any more, at once or when its turn comes."""
+        if self._connection is not None and len(piece):
+            self._connection.take_piece(self, piece)
+
+    def finish(self) -> None:
+        """There are no more pieces."""
+        if self._connection is not None:
+            self._connection.finish(self)
+
+    @property
+    def backlog(self) -> bool:
+        """Whether a byte of what was written still waits here for the client."""
+        pieces = self._pieces
+        return self._connection is not None and pieces is not None and (bool(pieces.held) or self._connection.unsent > 0)
 
 
 Handler = Callable[[Exchange], None]
@@ -201,11 +247,11 @@ class HttpConnection(asyncio.BufferedProtocol):
     """One connection: see the module's theory of operation."""
 
     __slots__ = (
-        "_answered_requests", "_backlog", "_body", "_body_bytes", "_buffer", "_chunked", "_content_bytes", "_continue_due",
-        "_deadline", "_exchange", "_exchanges", "_feeding", "_filled", "_head_fed", "_head_is_new", "_header_bytes",
-        "_header_count", "_headers", "_idle_timer", "_last_arrival_ns", "_limits", "_loop", "_parser", "_phase", "_pumping",
-        "_reading", "_refusal", "_server", "_stall_timer", "_timed_phase", "_transport", "_upgrading", "_url",
-        "_write_paused",
+        "_added_bytes", "_answered_requests", "_backlog", "_body", "_body_bytes", "_buffer", "_chunked", "_content_bytes",
+        "_continue_due", "_deadline", "_exchange", "_exchanges", "_feeding", "_filled", "_head_fed", "_head_is_new",
+        "_header_bytes", "_header_count", "_headers", "_idle_timer", "_last_arrival_ns", "_limits", "_loop", "_parser",
+        "_phase", "_pumping", "_reading", "_refusal", "_server", "_stall_timer", "_timed_phase", "_transport", "_upgrading",
+        "_url", "_write_paused",
     )  # fmt: skip
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -222,6 +268,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._pumping = False
         self._reading = True
         self._write_paused = False
+        self._added_bytes = 0  # to those that already waited for the client when its writing was looked at
         self._answered_requests = 0
         self._last_arrival_ns = time.monotonic_ns()
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -271,14 +318,18 @@ class HttpConnection(asyncio.BufferedProtocol):
             if timer is not None:
                 timer.cancel()
         self._deadline = self._idle_timer = self._stall_timer = None
+        self._exchange = None
+        del self._parser  # it refers to this connection: free both now, not when the collector comes by
+        self._server.closed(self)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Tell those who answer that nobody waits any more."""
         waiting = [exchange for exchange in self._exchanges if exchange._answer is None]
         for exchange in (*self._exchanges, *self._backlog):
             exchange._connection = None
         self._exchanges.clear()
         self._backlog.clear()
-        self._exchange = None
-        del self._parser  # it refers to this connection: free both now, not when the collector comes by
-        self._server.closed(self)
         for exchange in waiting:
             _give_up(exchange)
 
@@ -308,6 +359,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+        self._drained()
         self._pump()
         self._update_reading()
 
@@ -351,7 +403,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._fill()
             self._arm(phase, self._limits.body_timeout_s)
         if self._exchanges:
-            if self._exchanges[0]._answer is not None:
+            if self._exchanges[0]._answer is not None or self._exchanges[0]._pieces is not None:
                 self._flush()
             if self._backlog or len(self._exchanges) >= self._limits.pipelined_requests:
                 self._update_reading()
@@ -419,7 +471,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             target = _origin_form(target)
         keep_alive = parser.should_keep_alive()
         exchange = self._exchange = Exchange(self, method, target, headers, keep_alive)
-        if b"connection" in headers and keep_alive and parser.get_http_version() == "1.0":
+        if (b"connection" in headers or not keep_alive) and parser.get_http_version() == "1.0":
             exchange._http_1_0 = True
         self._phase = _BODY
         self._body = []
@@ -499,6 +551,10 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _handler_failed(self, exchange: Exchange) -> None:
         """The handler broke its contract: the client still gets its one answer, the operator the trace."""
         log.exception("%s %s failed", exchange.method, exchange.path)
+        if exchange._pieces is not None and exchange._pieces.written:
+            self._cut_short()
+            return
+        exchange._pieces = None  # of which nothing has left
         if exchange._answer is None and not exchange._compressing:
             exchange.respond(500, error_body("internal error"))
 
@@ -549,7 +605,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self, exchange: Exchange, status: int, body: Buffer | Sequence[Buffer], content_type: bytes, headers: bytes
     ) -> None:
         """Take the one answer to an exchange (called by it)."""
-        if exchange._answer is not None or exchange._compressing:
+        if exchange._answer is not None or exchange._compressing or exchange._pieces is not None:
             raise RuntimeError(f"{exchange!r} was answered before")
         if isinstance(body, _ONE_BUFFER):
             parts: Sequence[Buffer] = (body,)
@@ -599,7 +655,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._answered_requests += 1
             last = not exchange._keep_alive
             # Of what is on its way already nothing is dropped: the connection ends with the last answer to it.
-            if (self._server.draining or (limit and self._answered_requests >= limit)) and self._is_last():
+            if (self._server.draining or limit) and self._ends_soon() and self._is_last():
                 last = True
             if last:
                 headers += b"Connection: close\r\n"
@@ -626,16 +682,109 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._continue_due and not exchanges and not self._backlog:
             self._continue_due = False
             self._transport.write(_CONTINUE)
+        if exchanges and (pieces := exchanges[0]._pieces) is not None and pieces.held:
+            held, pieces.held = pieces.held, []
+            self._write_pieces(exchanges[0], pieces, held)
+            if not self.unsent:
+                self._drained()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the transport holds for the client."""
+        return self._transport.get_write_buffer_size()
+
+    def take_piece(self, exchange: Exchange, piece: Buffer) -> None:
+        """Take a piece of an answer (called by its exchange)."""
+        pieces = exchange._pieces
+        if pieces is None:
+            raise RuntimeError(f"{exchange!r} has no answer in pieces that goes on")
+        if self._exchanges[0] is exchange and not self._feeding and not pieces.held:
+            self._write_pieces(exchange, pieces, [piece])
+        else:
+            pieces.held.append(piece)
+
+    def finish(self, exchange: Exchange) -> None:
+        """Take the end of an answer in pieces (called by its exchange)."""
+        pieces, exchange._pieces = exchange._pieces, None
+        if pieces is None:
+            raise RuntimeError(f"{exchange!r} has no answer in pieces that goes on")
+        if not pieces.written:  # all of it is here: an answer like others, of known length
+            exchange._answer = pieces.status, pieces.content_type, pieces.headers, pieces.held, sum(map(len, pieces.held))
+            if self._exchanges[0] is exchange and not self._feeding:
+                self._flush()
+            return
+        exchange._answer = pieces.status, pieces.content_type, pieces.headers, (), 0
+        self._write_pieces(exchange, pieces, pieces.held, end=True)
+        self._exchanges.popleft()
+        if not self._transport.is_closing():
+            self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
+        if pieces.last or (self._ends_soon() and self._is_last()):
+            self._end()
+        else:
+            self._flush()
+
+    def _write_pieces(self, exchange: Exchange, pieces: _InPieces, more: list[Buffer], *, end: bool = False) -> None:
+        """Write pieces whose turn it is, behind the head if it is not written; end: they are the last."""
+        chunked = not exchange._http_1_0
+        out: list[Buffer] = []
+        if not pieces.written:
+            pieces.written = True
+            if not self._transport.is_closing():
+                self._transport.set_write_buffer_limits(high=0)
+            self._answered_requests += 1
+            pieces.last = not exchange._keep_alive or not chunked or (self._ends_soon() and self._is_last(besides=1))
+            headers = pieces.headers
+            if chunked:
+                headers += b"Transfer-Encoding: chunked\r\n"
+            if pieces.last:
+                headers += b"Connection: close\r\n"
+                self._phase = _DEAF
+                self._disarm()
+            head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n%b\r\n" % (
+                pieces.status, _REASONS.get(pieces.status, b""), pieces.content_type, headers,
+            )  # fmt: skip
+            out.append(head)
+        if exchange.method != b"HEAD":
+            for piece in more:
+                out += (b"%x\r\n" % len(piece), piece, b"\r\n") if chunked else (piece,)
+            if end and chunked:
+                out.append(_LAST_CHUNK)
+        if out:
+            self._write(out)
+
+    def _drained(self) -> None:
+        """Tell who writes an answer in pieces, if it is such a one's turn, that all of it has left."""
+        exchange = self._exchanges[0] if self._exchanges else None
+        if exchange is None or exchange._pieces is None or not exchange._pieces.written or exchange.on_drained is None:
+            return
+        try:
+            exchange.on_drained()
+        except BaseException:
+            self._handler_failed(exchange)
+
+    def _cut_short(self) -> None:
+        """End an answer that has begun, and the connection: without the last chunk, which tells the client."""
+        self._phase = _DEAF
+        self._disarm()
+        self._transport.close()
+        self._leave()
 
     def _write(self, out: list[Buffer]) -> None:
+        if self._write_paused:
+            self._added_bytes += sum(map(len, out))
         if len(out) == 2 and len(out[1]) <= _JOIN_BYTES:
             self._transport.write(b"".join(out))
         else:
             self._transport.writelines(_coalesce(out))
 
-    def _is_last(self) -> bool:
-        """Whether no request is in flight or, as far as is known, on its way."""
-        return not self._feeding and not self._exchanges and not self._backlog and self._phase in (_IDLE, _DEAF)
+    def _ends_soon(self) -> bool:
+        """Whether the connection is to end with its last answer."""
+        limit = self._limits.requests_per_connection
+        return self._server.draining or 0 < limit <= self._answered_requests
+
+    def _is_last(self, besides: int = 0) -> bool:
+        """Whether no request, besides so many, is in flight or, as far as is known, on its way."""
+        return not self._feeding and len(self._exchanges) == besides and not self._backlog and self._phase in (_IDLE, _DEAF)
 
     # ending
 
@@ -689,7 +838,13 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._refuse(*fault)
         else:
             self._phase = _DEAF
-        for exchange in [exchange for exchange in self._exchanges if exchange._answer is None and not exchange._compressing]:
+        if self._exchanges and (pieces := self._exchanges[0]._pieces) is not None and pieces.written:
+            self._cut_short()
+            return
+        open_ = [exchange for exchange in self._exchanges if exchange._answer is None and not exchange._compressing]
+        for exchange in open_:
+            exchange._pieces = None  # of which nothing has left, nor may, when the answers before it do
+        for exchange in open_:
             exchange.respond(fault[0], error_body(fault[1]))
             exchange._connection = None  # an answer that comes yet finds nobody
             _give_up(exchange)
@@ -711,10 +866,11 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _watch_writing(self, unsent_bytes: int | None = None) -> None:
         """Cut off a client that has taken nothing of its answers for body_timeout_s."""
-        now_unsent = self._transport.get_write_buffer_size()
-        if unsent_bytes is not None and now_unsent >= unsent_bytes:
+        now_unsent = self.unsent
+        if unsent_bytes is not None and now_unsent >= unsent_bytes + self._added_bytes:
             self.abort()
         else:
+            self._added_bytes = 0
             self._stall_timer = self._loop.call_later(self._limits.body_timeout_s, self._watch_writing, now_unsent)
 
     def _arm(self, phase: int, timeout_s: float) -> None:

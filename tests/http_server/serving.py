@@ -51,6 +51,28 @@ class Client:
         length = 0 if head else int(headers.get("content-length", 0))
         return Answer(int(line.split()[1]), headers, self._read.read(length))
 
+    def read(self, size: int) -> bytes:
+        """So many bytes; fewer at the end of the connection."""
+        return self._read.read(size)
+
+    def receive_head(self) -> bytes:
+        """Up to the empty line, with it."""
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            line = self._read.readline()
+            assert line, head
+            head += line
+        return head
+
+    def receive_chunk(self) -> bytes | None:
+        """The next chunk of an answer in pieces, b"" for the last; None if the connection ended instead."""
+        line = self._read.readline()
+        if not line:
+            return None
+        chunk = self._read.read(int(line, 16))
+        assert self._read.read(2) == b"\r\n"
+        return chunk
+
     def ask(self, data: bytes) -> Answer:
         self.send(data)
         return self.receive()
@@ -113,8 +135,10 @@ class Served:
 
 
 @contextmanager
-def serving(handler: Handler, **limits: Any) -> Iterator[Served]:
-    loop = uvloop.new_event_loop()
+def serving(
+    handler: Handler, *, new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop, **limits: Any
+) -> Iterator[Served]:
+    loop = new_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     server = HttpServer(handler, Limits(**limits))

@@ -1,5 +1,6 @@
 """What the Triton backend sends and when it hangs up, against a double of the server's gRPC service that notes every call."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,17 @@ import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 import backends
-from backends.base import DEADLINE_NS, LoadFailed, Model, ModelSpec, RunCancelled, SessionLost, TensorSpec
+from backends.base import (
+    DEADLINE_NS,
+    ExecutionFailed,
+    LoadFailed,
+    Model,
+    ModelSpec,
+    RunCancelled,
+    SessionLost,
+    Tensors,
+    TensorSpec,
+)
 
 TIMEOUT_S = 10.0
 SPEC = ModelSpec("", (TensorSpec("X", "FP32", (-1, 2)),), (TensorSpec("Y", "FP32", (-1, 2)),), 8)
@@ -29,6 +40,12 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.calls: list[service_pb2.ModelInferRequest] = []
         self.left_s: list[float] = []
         self.before_answer: Callable[[], None] = lambda: None
+        self.decoupled = False
+        self.parts: list[float | str | None] = []  # of a stream's answer: a value, an error, or the empty end
+        self.rows = 1  # of a part
+        self.parts_sent = 0
+        self.before_part: Callable[[], None] = lambda: None
+        self.hung_up = threading.Event()  # the client of a stream has
 
     def ModelReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ModelReadyResponse(ready=self.ready)
@@ -40,7 +57,9 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelMetadataResponse(name=request.name, inputs=[tensor("X")], outputs=[tensor("Y")])
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        return service_pb2.ModelConfigResponse(config=model_config_pb2.ModelConfig(name=request.name, max_batch_size=8))
+        config = model_config_pb2.ModelConfig(name=request.name, max_batch_size=8)
+        config.model_transaction_policy.decoupled = self.decoupled
+        return service_pb2.ModelConfigResponse(config=config)
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
         self.calls.append(request)
@@ -50,6 +69,24 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         response.outputs.add(name="Y", datatype="FP32", shape=request.inputs[0].shape)
         response.raw_output_contents.append(request.raw_input_contents[0])
         return response
+
+    def ModelStreamInfer(self, requests: Any, context: Any) -> Any:
+        context.add_callback(self.hung_up.set)
+        for request in requests:
+            self.calls.append(request)
+            for part in self.parts:
+                self.before_part()
+                if not context.is_active():
+                    return
+                message = service_pb2.ModelStreamInferResponse()
+                message.infer_response.parameters["triton_final_response"].bool_param = part is None
+                if isinstance(part, str):
+                    message.error_message = part
+                elif part is not None:
+                    message.infer_response.outputs.add(name="Y", datatype="FP32", shape=[self.rows, 2])
+                    message.infer_response.raw_output_contents.append(np.full((self.rows, 2), part, np.float32).tobytes())
+                self.parts_sent += 1
+                yield message
 
     def connected(self, connections: int) -> bool:
         """Wait until so many clients are connected."""
@@ -176,3 +213,162 @@ def test_a_cancelled_call_hangs_up_and_leaves_one_connection(double: Double) -> 
     assert double.connected(1)
     session.close()
     assert double.connected(0)
+
+
+# a decoupled model
+
+
+@pytest.fixture
+def in_parts(double: Double) -> Double:
+    double.decoupled = True
+    return double
+
+
+def opened(double: Double, **options: Any) -> Any:
+    return load(double, **options).open_session(0)
+
+
+def values(parts: Iterator[Tensors]) -> list[float]:
+    return [float(part["Y"][0, 0]) for part in parts]
+
+
+def test_an_answer_in_parts_ends_with_the_empty_final_response(in_parts: Double) -> None:
+    in_parts.parts = [1.0, 2.0, 3.0, None]
+    model = load(in_parts)
+    assert model.spec.decoupled
+    session: Any = model.open_session(0)
+    assert values(session.stream({"X": X}, {"own": 2, "triton_x": 1})) == [1.0, 2.0, 3.0]
+    assert values(session.stream({"X": X}, {})) == [1.0, 2.0, 3.0]
+    session.close()
+    (first, _) = in_parts.calls
+    assert sorted(first.parameters) == ["own", "triton_enable_empty_final_response"]
+    assert list(first.raw_input_contents) == [X.tobytes()]
+
+
+def test_an_answer_may_have_no_parts(in_parts: Double) -> None:
+    in_parts.parts = [None]
+    session = opened(in_parts)
+    assert values(session.stream({"X": X}, {})) == []
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("no luck", ExecutionFailed),
+        ("Stub process 'm_0_0' is not healthy.", SessionLost),
+        ("Request for unknown model: 'm' is not found", SessionLost),
+    ],
+)
+def test_an_error_among_the_parts_ends_the_answer(in_parts: Double, message: str, error: type[Exception]) -> None:
+    in_parts.parts = [1.0, message, 2.0, None]
+    session = opened(in_parts)
+    parts = session.stream({"X": X}, {})
+    assert float(next(parts)["Y"][0, 0]) == 1.0
+    with pytest.raises(error, match=message):
+        next(parts)
+    assert in_parts.hung_up.wait(TIMEOUT_S)
+    session.close()
+
+
+def test_a_server_that_goes_among_the_parts_loses_the_session(in_parts: Double) -> None:
+    in_parts.parts = [1.0, 2.0]
+
+    def go() -> None:
+        if in_parts.parts_sent:
+            raise OSError
+
+    in_parts.before_part = go
+    session = opened(in_parts)
+    parts = session.stream({"X": X}, {})
+    next(parts)
+    with pytest.raises(SessionLost, match="UNKNOWN"):
+        next(parts)
+    session.close()
+
+
+def test_who_wants_no_more_parts_hangs_up(in_parts: Double) -> None:
+    in_parts.parts = [1.0] * 1000
+    session = opened(in_parts)
+    parts = session.stream({"X": X}, {})
+    next(parts)
+    parts.close()
+    assert in_parts.hung_up.wait(TIMEOUT_S)
+    in_parts.parts = [2.0, None]
+    assert values(session.stream({"X": X}, {})) == [2.0]
+    session.close()
+
+
+@pytest.mark.slow
+def test_parts_wait_at_the_server_until_they_are_asked_for(in_parts: Double) -> None:
+    in_parts.parts = [1.0] * 400
+    in_parts.rows = 8192  # 64 KiB
+    session = opened(in_parts)
+    parts = session.stream({"X": X}, {})
+    next(parts)
+    sent = -1
+    while sent != in_parts.parts_sent:  # until the window is full
+        sent = in_parts.parts_sent
+        time.sleep(0.2)
+    assert sent < 200
+    parts.close()
+    session.close()
+
+
+def test_a_cancelled_answer_ends_at_once_and_the_connection_stays(in_parts: Double) -> None:
+    waits, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        if in_parts.parts_sent == 1:
+            waits.set()
+            go_on.wait(TIMEOUT_S)
+
+    in_parts.parts = [1.0, 2.0, None]
+    in_parts.before_part = hold
+    session = opened(in_parts)
+    session.cancel()  # nothing runs
+    with ThreadPoolExecutor(1) as thread:
+        parts = session.stream({"X": X}, {})
+        next(parts)
+        ended = thread.submit(next, parts)
+        assert waits.wait(TIMEOUT_S)
+        session.cancel()
+        with pytest.raises(RunCancelled, match="cancelled"):
+            ended.result(TIMEOUT_S)
+    assert in_parts.hung_up.wait(TIMEOUT_S)
+    go_on.set()
+    in_parts.parts_sent = 5
+    assert values(session.stream({"X": X}, {})) == [1.0, 2.0]
+    assert in_parts.connected(1)
+    session.close()
+
+
+@pytest.mark.slow
+def test_a_part_that_does_not_come_loses_the_session_and_the_time_of_the_client_does_not_count(in_parts: Double) -> None:
+    go_on = threading.Event()
+    in_parts.parts = [1.0, 2.0, 3.0, None]
+    in_parts.before_part = lambda: in_parts.parts_sent == 2 and go_on.wait(TIMEOUT_S)  # type: ignore[assignment, return-value]
+    session = opened(in_parts, timeout_s=0.5)
+    parts = session.stream({"X": X}, {})
+    next(parts)
+    time.sleep(0.7)
+    next(parts)
+    with pytest.raises(SessionLost, match=r"no part of the answer within timeout_s 0\.5"):
+        next(parts)
+    go_on.set()
+    session.close()
+
+
+@pytest.mark.slow
+def test_the_deadline_of_the_client_is_that_of_the_first_part(in_parts: Double) -> None:
+    in_parts.parts = [1.0, 2.0, None]
+    in_parts.before_part = lambda: time.sleep(0.3)
+    session = opened(in_parts)
+    soon = {DEADLINE_NS: time.monotonic_ns() + 100_000_000}
+    with pytest.raises(ExecutionFailed, match="the deadline passed before the first part"):
+        next(session.stream({"X": X}, soon))
+    in_parts.before_part = lambda: time.sleep(0.3) if in_parts.parts_sent % 3 else None
+    in_parts.parts_sent = 0
+    soon = {DEADLINE_NS: time.monotonic_ns() + 200_000_000}
+    assert values(session.stream({"X": X}, soon)) == [1.0, 2.0]
+    session.close()

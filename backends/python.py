@@ -273,6 +273,8 @@ class PythonSession:
         self._signature = signature
         self._outputs = spec.output_by_name or None
         self._takes_parameters = signature.style == "dict" and takes(predict, 2)
+        # Of other classes, a method of this name may be anything.
+        self.cancel = instance.cancel if isinstance(instance, triton_python.DecoupledAdapter) else None
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         predict = self._open()

@@ -1,22 +1,32 @@
 """A `model.py` of Triton's Python backend, as a class of the python backend: `path/to/model.py:TritonPythonModel`.
 
 `execute(requests)` gets one request that holds the whole batch, as many rows as `max_rows` allows; requests of clients are
-merged before. `initialize` gets the `config.pbtxt` of the model's folder, where there is one. What these models import,
-`triton_python_backend_utils`, is `backends.triton_python_backend_utils` here, unless another is installed.
+merged before, except those of a decoupled model, which come alone. `initialize` gets the `config.pbtxt` of the model's folder,
+where there is one. What these models import, `triton_python_backend_utils`, is `backends.triton_python_backend_utils` here,
+unless another is installed.
 
-Not supported, and said so when it is asked for: decoupled responses, calls of other models (BLS), tensors by DLPack on a GPU.
+A decoupled model (`model_transaction_policy { decoupled: true }`) answers in parts. Its code runs on a thread of its own, so
+that `send` can wait until a client takes what was sent before. Where nobody waits for the rest, `is_cancelled` says so, what is
+still sent is dropped, and the session is free when `execute` returns. An error response ends the answer.
+
+Not supported, and said so when it is asked for: calls of other models (BLS), tensors by DLPack on a GPU.
 Source: README of triton-inference-server/python_backend.
 """
 
+import asyncio
+import contextlib
 import importlib.util
 import json
+import queue
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
 from backends import triton_python_backend_utils as pb_utils
-from backends.base import ExecutionFailed, LoadFailed, Tensors
+from backends.base import ExecutionFailed, LoadFailed, RunCancelled, Tensors
 from backends.discovery import normalised
 from backends.source import load_object
 
@@ -38,8 +48,9 @@ def adapted(model: str) -> type:
     if not callable(getattr(theirs, "execute", None)):
         raise LoadFailed(f"{model}: expected a class with a method `execute(requests)`, as Triton's Python backend has it")
     file = Path(model.rpartition(":")[0]).absolute()
+    decoupled = pb_utils.using_decoupled_model_transaction_policy(model_config(_config_of(file)))
 
-    class Adapter(_Adapter):
+    class Adapter(DecoupledAdapter if decoupled else _Adapter):  # type: ignore[misc]  # it is one of two
         __module__ = theirs.__module__  # in whose file the lines are that messages point at
 
         def __init__(self) -> None:
@@ -48,11 +59,15 @@ def adapted(model: str) -> type:
     return Adapter
 
 
+def _config_of(file: Path) -> Path:
+    return file.parent.parent / "config.pbtxt"
+
+
 class _Adapter:
     def __init__(self, theirs: Any, file: Path) -> None:
         """file: MODEL/VERSION/model.py."""
         self._model = theirs()
-        config = model_config(file.parent.parent / "config.pbtxt")
+        config = model_config(_config_of(file))
         self._outputs = [output["name"] for output in config.get("output", ())]
         if hasattr(self._model, "initialize"):
             self._model.initialize(
@@ -69,22 +84,107 @@ class _Adapter:
 
     def predict(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         """Raises: ExecutionFailed, with the error of the model's response; what the model raises."""
-        tensors = [pb_utils.Tensor(name, array) for name, array in inputs.items()]
-        told = {name: value for name, value in parameters.items() if not name.startswith("gateway.")}
-        request = pb_utils.InferenceRequest(inputs=tensors, requested_output_names=self._outputs, parameters=told)
-        responses = self._model.execute([request])
+        responses = self._model.execute([self._request(inputs, parameters)])
         if not isinstance(responses, list | tuple) or len(responses) != 1 or responses[0] is None:
             raise ExecutionFailed(
-                "execute: expected a list of one response for one request; decoupled models are not supported"
+                "execute: expected a list of one response for one request; only a model whose config.pbtxt says `decoupled` "
+                "may answer otherwise"
             )
-        response = responses[0]
-        if response.has_error():
-            raise ExecutionFailed(str(response.error().message()))
-        return normalised({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
+        return _outputs_of(responses[0])
+
+    def _request(
+        self, inputs: Tensors, parameters: Mapping[str, object], sender: pb_utils.ResponseSender | None = None
+    ) -> pb_utils.InferenceRequest:
+        tensors = [pb_utils.Tensor(name, array) for name, array in inputs.items()]
+        told = {name: value for name, value in parameters.items() if not name.startswith("gateway.")}
+        return pb_utils.InferenceRequest(tensors, self._outputs, parameters=told, sender=sender)
 
     def close(self) -> None:
         if hasattr(self._model, "finalize"):
             self._model.finalize()
+
+
+class DecoupledAdapter(_Adapter):
+    """Calls the model from one thread, for one request at a time."""
+
+    def __init__(self, theirs: Any, file: Path) -> None:
+        self._responses: pb_utils.Responses | None = None  # while they are taken
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._main, name=f"{file.parent.parent.name}-execute", daemon=True).start()
+        try:
+            self._begin(lambda: _Adapter.__init__(self, theirs, file)).result()
+        except BaseException:
+            self._calls.put(None)
+            raise
+
+    def predict(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:  # type: ignore[override]
+        """Raises: ExecutionFailed, with the error of a response; what the model raises; RunCancelled."""
+        responses = self._responses = pb_utils.Responses()
+        ended = self._begin(self._execution(inputs, parameters, responses))
+        try:
+            for response in responses:
+                yield _outputs_of(response)
+            if responses.left:
+                raise RunCancelled("the model was told that nobody waits for its answer")
+        finally:
+            self._responses = None
+            responses.leave()
+            ended.result()
+
+    def cancel(self) -> None:
+        """As of a `CancellableSession`."""
+        responses = self._responses
+        if responses is not None:
+            responses.leave()
+
+    def close(self) -> None:
+        self._begin(super().close).result()
+        self._calls.put(None)
+
+    def _execution(
+        self, inputs: Tensors, parameters: Mapping[str, object], responses: pb_utils.Responses
+    ) -> Callable[[], None]:
+        def execute() -> None:
+            sender = pb_utils.ResponseSender(
+                responses
+            )  # held until here all is said; then, if the model has let go, it is over
+            try:
+                given = self._model.execute([self._request(inputs, parameters, sender)])
+                if asyncio.iscoroutine(given):
+                    given = self._loop.run_until_complete(given)
+                if given is not None:
+                    raise ExecutionFailed("execute: the model is decoupled: expected None, its responses go to the sender")
+            except BaseException as exc:
+                responses.fail(exc)
+
+        return execute
+
+    # the model's thread
+
+    def _begin(self, call: Callable[[], None]) -> "Future[None]":
+        future: Future[None] = Future()
+        self._calls.put((call, future))
+        return future
+
+    def _main(self) -> None:
+        with contextlib.closing(asyncio.new_event_loop()) as self._loop:
+            while (task := self._calls.get()) is not None:
+                call, future = task
+                try:
+                    call()
+                except BaseException as exc:
+                    future.set_exception(exc)
+                else:
+                    future.set_result(None)
+                del task, call, future
+
+
+def _outputs_of(response: pb_utils.InferenceResponse) -> Tensors:
+    """Raises: ExecutionFailed, with the error of the response."""
+    error = response.error()
+    if error is not None:
+        raise ExecutionFailed(str(error.message()))
+    return normalised({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
 
 
 def model_config(path: Path) -> dict[str, Any]:

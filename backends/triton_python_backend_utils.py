@@ -5,12 +5,16 @@ The names are Triton's. Source: README of triton-inference-server/python_backend
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from backends.datatypes import NUMPY, config_datatype, datatype_of
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
+_AHEAD: Final = 1  # responses that wait to be taken; the next `send` waits with them
 
 log = logging.getLogger("triton_python_backend")
 
@@ -77,14 +81,17 @@ class InferenceRequest:
         parameters: Mapping[str, object] | None = None,
         request_id: str = "",
         correlation_id: int = 0,
+        sender: "ResponseSender | None" = None,
         **others: Any,
     ) -> None:
+        """sender: of a request that was made here."""
         self._inputs = list(inputs)
         self._names = list(requested_output_names)
         self._model_name = model_name
         self._parameters = dict(parameters or {})
         self._request_id = request_id
         self._correlation_id = correlation_id
+        self._sender = sender
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -102,7 +109,7 @@ class InferenceRequest:
         return self._correlation_id
 
     def is_cancelled(self) -> bool:
-        return False
+        return self._sender is not None and self._sender.is_cancelled()
 
     def exec(self, *arguments: Any, **options: Any) -> Any:
         raise TritonModelException(
@@ -112,8 +119,10 @@ class InferenceRequest:
 
     async_exec = exec
 
-    def get_response_sender(self) -> Any:
-        raise TritonModelException("decoupled models, with a response sender, are not supported by this gateway")
+    def get_response_sender(self) -> "ResponseSender":
+        if self._sender is None:
+            raise TritonModelException("a response sender: only of a request that `execute` of a decoupled model was given")
+        return self._sender
 
 
 class InferenceResponse:
@@ -124,11 +133,101 @@ class InferenceResponse:
     def output_tensors(self) -> list[Tensor]:
         return self._outputs
 
+    def _copied(self) -> "InferenceResponse":
+        return InferenceResponse([Tensor(tensor.name(), tensor.as_numpy().copy()) for tensor in self._outputs], self._error)
+
     def has_error(self) -> bool:
         return self._error is not None
 
     def error(self) -> TritonError | None:
         return self._error
+
+
+class Responses:
+    """What a model sends to one request, from any thread, taken by another."""
+
+    def __init__(self) -> None:
+        self._sent: list[InferenceResponse] = []
+        self._changed = threading.Condition()
+        self._closed = False  # by the model
+        self._failure: BaseException | None = None
+        self._left = False  # nobody takes any more
+
+    # the model's side
+
+    @property
+    def left(self) -> bool:
+        return self._left
+
+    def send(self, response: InferenceResponse | None, *, final: bool) -> None:
+        """Waits while `_AHEAD` wait as well; drops what nobody will take. Raises: TritonModelException, after the last."""
+        with self._changed:
+            if response is not None:
+                self._changed.wait_for(lambda: self._closed or self._left or len(self._sent) < _AHEAD)
+            if self._closed:
+                raise TritonModelException("Unable to send response. Response sender has been closed.")
+            if response is not None and not self._left:
+                self._sent.append(response._copied())  # the model may use its arrays again
+            self._closed = final
+            self._changed.notify_all()
+
+    def fail(self, failure: BaseException) -> None:
+        """There is no more, and this is why. Does nothing behind the final one."""
+        with self._changed:
+            if not self._closed:
+                self._closed = True
+                self._failure = failure
+                self._changed.notify_all()
+
+    # the taker's side
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        """Each response, as soon as it is sent, up to the final one, or until `leave`. Raises: what `fail` was told."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._sent or self._closed or self._left)
+                if self._left:
+                    return
+                if not self._sent:
+                    if self._failure is not None:
+                        raise self._failure
+                    return
+                response = self._sent.pop(0)
+                self._changed.notify_all()
+            yield response
+
+    def leave(self) -> None:
+        """Take no more. From any thread."""
+        with self._changed:
+            self._left = True
+            self._changed.notify_all()
+
+
+class ResponseSender:
+    """Of a decoupled model's request. `send` waits while nobody takes what was sent, and drops it when nobody will."""
+
+    def __init__(self, responses: Responses) -> None:
+        self._responses = responses
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Raises: TritonModelException, after the final response, and for flags that are none."""
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TypeError(f"send(): expected an InferenceResponse, got {type(response).__name__}")
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is None and not flags:
+            raise TritonModelException("Inference Response object must be provided when the response flags is set to zero.")
+        self._responses.send(response, final=flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def is_cancelled(self) -> bool:
+        return self._responses.left
+
+    def __del__(self) -> None:
+        self._responses.fail(
+            TritonModelException(
+                "the model has let go of the request without TRITONSERVER_RESPONSE_COMPLETE_FINAL to its response sender"
+            )
+        )
 
 
 class Logger:

@@ -347,7 +347,7 @@ def test_a_cancelled_answer_ends_at_once_and_the_connection_stays(in_parts: Doub
 def test_a_part_that_does_not_come_loses_the_session_and_the_time_of_the_client_does_not_count(in_parts: Double) -> None:
     go_on = threading.Event()
     in_parts.parts = [1.0, 2.0, 3.0, None]
-    in_parts.before_part = lambda: in_parts.parts_sent == 2 and go_on.wait(TIMEOUT_S)  # type: ignore[assignment, return-value]
+    in_parts.before_part = lambda: in_parts.parts_sent == 2 and go_on.wait(TIMEOUT_S)  # type: ignore[assignment]
     session = opened(in_parts, timeout_s=0.5)
     parts = session.stream({"X": X}, {})
     next(parts)

@@ -1,0 +1,185 @@
+"""A decoupled `model.py` of Triton's Python backend, run here. Expectations are what Triton 2.51 does, unless they say more."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import backends
+from backends.base import ExecutionFailed, LoadFailed, ModelSpec, OutputsRefused, RunCancelled, Tensors, TensorSpec
+from backends.triton_python import lend_utils
+
+lend_utils()
+from tests import decoupled_model  # noqa: E402  # it imports what was lent
+
+TIMEOUT_S = 10.0
+SPEC = ModelSpec("", (TensorSpec("SCRIPT", "BYTES", (1,)),), (TensorSpec("VALUE", "INT32", (-1,)),), 0)
+
+
+class Served:
+    def __init__(self, folder: Path, code: str, config: str) -> None:
+        version = folder / "parts" / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(code)
+        (version.parent / "config.pbtxt").write_text(config)
+        self.notes_file = version / "notes"
+        self.model = backends.load("python", {"model": f"{version}/model.py:TritonPythonModel"}, SPEC)
+        self.session: Any = self.model.open_session(0)
+
+    def stream(self, script: str) -> Iterator[Tensors]:
+        answer: Iterator[Tensors] = self.session.stream({"SCRIPT": np.array([script.encode()], object)}, {})
+        return answer
+
+    def values(self, script: str) -> list[int]:
+        return [int(part["VALUE"][0]) for part in self.stream(script)]
+
+    @property
+    def notes(self) -> list[str]:
+        return self.notes_file.read_text().splitlines() if self.notes_file.exists() else []
+
+    def noted(self, text: str) -> bool:
+        until = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < until:
+            if any(text in line for line in self.notes):
+                return True
+            time.sleep(0.005)
+        return False
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path, Path(decoupled_model.__file__).read_text(), decoupled_model.CONFIG)
+    yield served
+    served.session.close()
+    assert served.noted("finalized")
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("thread", ["", "thread "])
+@pytest.mark.parametrize(
+    ("script", "values"),
+    [("1 2 3 !", [1, 2, 3]), ("1 2 3!", [1, 2, 3]), ("!", []), ("twice !", [1, 2]), ("s20 7 s20 8!", [7, 8])],
+)
+def test_what_is_sent_comes_in_parts(served: Served, thread: str, script: str, values: list[int]) -> None:
+    assert served.model.spec.decoupled
+    assert served.values(thread + script) == values
+
+
+def test_an_error_response_ends_the_answer(served: Served) -> None:
+    parts = served.stream("thread 1 error 2 !")
+    assert int(next(parts)["VALUE"][0]) == 1
+    with pytest.raises(ExecutionFailed, match="no luck"):
+        next(parts)
+    assert served.values("3 !") == [3]
+
+
+def test_what_the_model_raises_ends_the_answer(served: Served) -> None:
+    parts = served.stream("1 raise")
+    next(parts)
+    with pytest.raises(ExecutionFailed, match="RuntimeError: the model raises"):
+        next(parts)
+    assert served.values("3 !") == [3]
+
+
+@pytest.mark.parametrize("script", ["1", "thread 1"])
+def test_a_model_that_lets_go_of_a_request_without_an_end_is_told_so(served: Served, script: str) -> None:
+    """On Triton such a request never ends."""
+    parts = served.stream(script)
+    next(parts)
+    with pytest.raises(ExecutionFailed, match="without TRITONSERVER_RESPONSE_COMPLETE_FINAL"):
+        next(parts)
+
+
+def test_a_sender_is_held_to_its_contract(served: Served) -> None:
+    assert served.values("wrong nothing 1! 2 !") == [1]
+    assert served.notes == [
+        "wrong: TritonModelException: Unable to send response. Unsupported flag provided.",
+        "nothing: TritonModelException: Inference Response object must be provided when the response flags is set to zero.",
+        "2: TritonModelException: Unable to send response. Response sender has been closed.",
+        "!: TritonModelException: Unable to send response. Response sender has been closed.",
+    ]
+
+
+def test_a_part_that_is_not_as_declared_is_refused(tmp_path: Path) -> None:
+    code = Path(decoupled_model.__file__).read_text().replace('Tensor("VALUE", array)', 'Tensor("OTHER", array)')
+    served = Served(tmp_path, code, decoupled_model.CONFIG)
+    with pytest.raises(OutputsRefused, match="'VALUE' is missing"):
+        served.values("thread 1 2 !")
+    served.session.close()
+
+
+@pytest.mark.parametrize("thread", ["", "thread "])
+def test_a_model_waits_for_who_takes_its_parts(served: Served, thread: str) -> None:
+    parts = served.stream(f"{thread}endless !")
+    next(parts)
+    time.sleep(0.1)
+    parts.close()  # type: ignore[attr-defined]
+    assert served.noted("endless: ")
+    assert int(served.notes[0].removeprefix("endless: ")) <= 4  # taken, waiting, within send, and seen too late
+    assert served.values("5 !") == [5]
+
+
+def test_a_cancelled_run_is_told_to_the_model_and_ends_with_it(served: Served) -> None:
+    served.session.cancel()  # nothing runs
+    parts = served.stream("1 wait 2 3!")
+    next(parts)
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(next, parts)
+        served.session.cancel()
+        with pytest.raises(RunCancelled):
+            ended.result(TIMEOUT_S)
+    assert served.notes == ["cancelled: True True"]
+    assert served.values("5 !") == [5]
+
+
+ASYNC = """
+import asyncio
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        for value in (1, 2):
+            await asyncio.sleep(0)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("VALUE", [value])]), flags=value // 2)
+"""
+
+
+def test_execute_may_be_async(tmp_path: Path) -> None:
+    served = Served(tmp_path, ASYNC, decoupled_model.CONFIG)
+    assert served.values("any") == [1, 2]
+    served.session.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return [None]", "the model is decoupled: expected None"),
+        ("return None", "without TRITONSERVER_RESPONSE_COMPLETE_FINAL"),
+    ],
+)
+def test_what_execute_should_not_return_is_told(tmp_path: Path, body: str, says: str) -> None:
+    served = Served(tmp_path, f"class TritonPythonModel:\n    def execute(self, requests): {body}\n", decoupled_model.CONFIG)
+    with pytest.raises(ExecutionFailed, match=says):
+        served.values("any")
+    served.session.close()
+
+
+def test_a_decoupled_model_that_fails_to_initialize_is_told(tmp_path: Path) -> None:
+    code = "class TritonPythonModel:\n    def initialize(self, args): 1 / 0\n    def execute(self, requests): ...\n"
+    with pytest.raises(LoadFailed, match="division by zero"):
+        Served(tmp_path, code, decoupled_model.CONFIG)
+
+
+def test_a_model_that_is_not_decoupled_has_no_sender(tmp_path: Path) -> None:
+    code = "class TritonPythonModel:\n    def execute(self, requests): requests[0].get_response_sender()\n"
+    served = Served(tmp_path, code, "max_batch_size: 0")
+    assert not served.model.spec.decoupled
+    with pytest.raises(ExecutionFailed, match="a response sender: only of a request that `execute` of a decoupled model"):
+        served.session.run({"SCRIPT": np.array([b"any"], object)}, {})
+    served.session.close()

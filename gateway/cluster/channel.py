@@ -2,7 +2,8 @@
 
 A call through Serve's own gRPC server costs about a millisecond, whatever it carries. Here a batch is one frame on a connection
 that stays open: a Unix socket on the same node, TCP between nodes. Tensors travel as raw bytes and are not copied on the way
-out, nor, where they are large, on the way in. Nothing in a frame can name code.
+out, nor, where they are large, on the way in. On the same node, large frames are written to memory that both sides share
+(`arena`), and only where they lie goes by the socket. Nothing in a frame can name code.
 
 The wire: frames of a length (8 bytes), a number (4), a kind (1), little-endian, and so many bytes. Both sides greet with the
 version and a nonce; then each proves with HMAC-SHA256 over both greetings that it knows the token, the one that connects first.
@@ -14,6 +15,7 @@ on the way those parts are: the ingress says what was taken.
 """
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import os
@@ -24,6 +26,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
+from gateway.cluster.arena import SHARED_FROM_BYTES, Arena, Offer, Window
 from gateway.errors import BackendFailed
 from gateway.protocols.tensors import Buffer
 
@@ -33,7 +36,10 @@ TOKEN_BYTES: Final = 32
 _HEAD: Final = struct.Struct("<QIB")
 _GREETING: Final = struct.Struct("<4sH32s")
 _MAGIC: Final = b"GWCH"
-_GREET, _PROVE, _RUN, _CANCEL, _ANSWER, _PART, _TAKEN = range(7)
+_GREET, _PROVE, _RUN, _CANCEL, _ANSWER, _PART, _TAKEN, _OFFER, _ACCEPT, _RELEASE = range(10)
+_SHARED: Final = 0x80  # added to the kind of a frame whose payload lies in the sender's arena
+_LIES: Final = struct.Struct("<QQ")  # offset and size there
+_OFFERED: Final = struct.Struct("<Ii32s")
 
 _MOST_BYTES: Final = (1 << 31) - 1  # of a frame, as Serve's gRPC server takes
 _MOST_UNKNOWN_BYTES: Final = 64  # of a frame from somebody who has not proved anything
@@ -100,6 +106,10 @@ class _Connection(asyncio.BufferedProtocol):
         self._greeting = _GREETING.pack(_MAGIC, VERSION, secrets.token_bytes(32))
         self._peers_greeting = b""
         self._is_trusted = False
+        self._arena: Arena | None = None  # of what is sent
+        self._may_offer = False  # an arena
+        self._is_accepted = False  # the other side has opened it
+        self._window: Window | None = None  # on the other side's
         self._patience = self._loop.call_later(greeting_s, self._give_up)
 
     # what the two ends make of it
@@ -146,6 +156,10 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._patience.cancel()
+        for memory in (self._arena, self._window):
+            if memory is not None:
+                memory.close()
+        self._arena, self._window, self._may_offer = None, None, False
         self.ended(str(exc) if exc else "the connection was closed")
 
     def abort(self) -> None:
@@ -154,11 +168,65 @@ class _Connection(asyncio.BufferedProtocol):
     # frames
 
     def _send(self, kind: int, number: int, pieces: Sequence[Buffer]) -> None:
-        head = _HEAD.pack(sum(map(len, pieces)), number, kind)
+        size = sum(map(len, pieces))
+        if size >= SHARED_FROM_BYTES and (self._is_accepted or self._may_offer):
+            lies = self._share(pieces)
+            if lies is not None:
+                self._transport.write(_HEAD.pack(_LIES.size, number, kind | _SHARED) + _LIES.pack(*lies))
+                return
+        head = _HEAD.pack(size, number, kind)
         if len(pieces) == 1 and len(pieces[0]) < 1 << 14:
             self._transport.write(head + bytes(pieces[0]))
         else:
             self._transport.writelines([head, *pieces])
+
+    def _share(self, pieces: Sequence[Buffer]) -> tuple[int, int] | None:
+        """Write a frame to the arena; None: there is no room, or none that the other side has opened yet."""
+        if self._may_offer:
+            self._may_offer = False
+            try:
+                self._arena = Arena()
+            except OSError as exc:
+                log.debug("large frames go by the socket: %s", exc)
+            else:
+                self._send(_OFFER, 0, (_OFFERED.pack(*self._arena.offer),))
+        return self._arena.put(pieces) if self._is_accepted and self._arena is not None else None
+
+    def _trust(self) -> None:
+        self._is_trusted = True
+        self._patience.cancel()
+        self._may_offer = self._transport.get_extra_info("socket").family == socket.AF_UNIX
+
+    def _trusted_frame(self, kind: int, number: int, payload: Buffer) -> None:
+        """Raises: ValueError, KeyError, struct.error, for memory that is not there."""
+        if kind & _SHARED:
+            if self._window is None:
+                raise ValueError("no arena was offered")
+            offset, size = _LIES.unpack(payload)
+            payload = self._window.read(offset, size, partial(self._let_go, offset))
+            self.frame(kind & ~_SHARED, number, payload)
+        elif kind == _OFFER and self._window is None:
+            try:
+                self._window = Window(Offer(*_OFFERED.unpack(payload)))
+            except (OSError, ValueError) as exc:
+                log.debug("large frames come by the socket: %s", exc)
+            else:
+                self._send(_ACCEPT, 0, ())
+        elif kind == _ACCEPT:
+            self._is_accepted = self._arena is not None
+        elif kind == _RELEASE and self._arena is not None:
+            self._arena.release(int.from_bytes(payload, "little"))
+        else:
+            self.frame(kind, number, payload)
+
+    def _let_go(self, offset: int) -> None:
+        """Nothing refers to a frame any more. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and so has the connection
+            self._loop.call_soon_threadsafe(self._release, offset)
+
+    def _release(self, offset: int) -> None:
+        if not self._transport.is_closing():
+            self._send(_RELEASE, 0, (offset.to_bytes(8, "little"),))
 
     def _cut(self) -> None:
         scratch, at = self._scratch, 0
@@ -187,7 +255,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _take(self, kind: int, number: int, payload: Buffer) -> None:
         if self._is_trusted:
-            self.frame(kind, number, payload)
+            self._trusted_frame(kind, number, payload)
         elif kind == _GREET and not self._peers_greeting and len(payload) == _GREETING.size:
             magic, version, _ = _GREETING.unpack(payload)
             if magic != _MAGIC or version != VERSION:
@@ -196,8 +264,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._peers_greeting = bytes(payload)
             self._greeted()
         elif kind == _PROVE and self._peers_greeting and hmac.compare_digest(self._proof(self._peers_role), bytes(payload)):
-            self._is_trusted = True
-            self._patience.cancel()
+            self._trust()
             self._proved()
         else:
             self._refuse("a side that does not know the token")

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import math
 import pickle
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 import grpc
 import msgspec
@@ -28,6 +30,8 @@ _RETRY_ATTEND_S: Final = 0.2
 _RETRY_LOAD_S: Final = 5.0  # when the replica could not load its model again
 _RELEASE_S: Final = 30.0
 _PING_S: Final = 3.0
+_LOOK_S: Final = 0.1  # how late it is told that a call has taken too long, at most
+_LOOK_MOST_S: Final = 1.0
 # On top of the hang timeout that the replica itself keeps: for its queue and the way.
 CALL_MARGIN_S: Final = 10.0
 
@@ -38,59 +42,60 @@ class LinkLost(Exception):
     """The replica did not answer: it ended, is ending, or cannot be reached."""
 
 
+Outcome = Buffer | Exception
+"""The frame that answers a batch, or why there is none: LinkLost, InternalError, or what taking a part raised."""
+
+
 class Call:
     """A batch on its way to a replica and back, as whoever started it steers it.
 
-    on_part: gets the parts of the answer; None: it has none. first_part_ns: when the first was here.
+    due_s: by when its answer, or the next part of it, has to be there, by the loop's time.
     """
 
-    __slots__ = ("_cancelled", "_limit", "_question", "_untaken", "first_part_ns", "on_part", "timeout_s")
+    __slots__ = ("_on_part", "_question", "_timeout_s", "_untaken", "due_s", "on_end")
 
-    def __init__(self, timeout_s: float) -> None:
-        """timeout_s: for the answer, or for each next part of it, while the replica does not wait for the client."""
-        self.timeout_s = timeout_s
-        self.on_part: OnPart | None = None
-        self.first_part_ns: int | None = None
-        self._question: Question | None = None  # once it was sent by a channel
-        self._limit = asyncio.timeout(None)
-        self._cancelled = False
+    def __init__(self, timeout_s: float, on_end: Callable[[Outcome], None], on_part: OnPart | None) -> None:
+        self.due_s = math.inf
+        self.on_end = on_end
+        self._timeout_s = timeout_s
+        self._on_part = on_part
+        self._question: Question | None = None  # if it was sent by a channel
         self._untaken = 0
 
-    @property
-    def in_parts(self) -> bool:
-        return self.on_part is not None
+    def send(self, channel: Channel, frame: Sequence[Buffer]) -> "asyncio.Future[Buffer]":
+        self._expect()
+        self._question = channel.ask(frame, self._part if self._on_part is not None else None)
+        return self._question.answer
 
     def cancel(self) -> None:
         """Have it end early, if that can be done."""
-        self._cancelled = True
         if self._question is not None:
             self._question.cancel()
 
     def taken(self) -> None:
         """A part has left for the client."""
-        if self._question is not None and not self._question.answer.done():
+        if self._question is not None:
             self._untaken -= 1
             if self._untaken == PARTS_AHEAD - 1:
-                self._limit.reschedule(self._by())
+                self._expect()
             self._question.taken()
 
-    async def by(self, channel: Channel, frame: Sequence[Buffer]) -> Buffer:
-        """Raises: ChannelLost, TimeoutError, and what on_part raises."""
-        async with self._limit:
-            self._limit.reschedule(self._by())
-            self._question = channel.ask(frame, self._part if self.in_parts else None)
-            if self._cancelled:
-                self._question.cancel()
-            return await self._question.answer
+    def drop(self) -> None:
+        """Want no answer any more."""
+        if self._question is not None:
+            self._question.answer.cancel()
 
     def _part(self, part: Buffer) -> None:
         self._untaken += 1
-        self._limit.reschedule(self._by() if self._untaken < PARTS_AHEAD else None)
-        assert self.on_part is not None
-        self.on_part(part)
+        if self._untaken < PARTS_AHEAD:
+            self._expect()
+        else:
+            self.due_s = math.inf  # the replica waits for the client
+        assert self._on_part is not None
+        self._on_part(part)
 
-    def _by(self) -> float:
-        return asyncio.get_running_loop().time() + self.timeout_s
+    def _expect(self) -> None:
+        self.due_s = asyncio.get_running_loop().time() + self._timeout_s
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +106,7 @@ class Link:
     many it lets us have. up: it answers. listed: Serve means it to stay. fault: why it could not load its model again, if so.
     no_channel: why there is none, where the model needs one: each batch fails for it.
 
-    Life: made on the running loop -> run … -> retire or close.
+    Life: made on the running loop -> start … -> retire or close.
     """
 
     replica: RunningReplicaInfo
@@ -124,7 +129,9 @@ class Link:
     _told_of_channel: bool = False  # that there is none
     _handle: Any = field(init=False)  # the generated stub's method, which is not typed
     _attending: asyncio.Task[None] = field(init=False)
-    _calls: set[Any] = field(default_factory=set)  # grpc.aio calls, and tasks that wait for the channel
+    _calls: set[Call] = field(default_factory=set)
+    _watchdog: asyncio.TimerHandle | None = None  # over calls by the channel
+    _requests: set[Any] = field(default_factory=set)  # grpc.aio calls
     _drained: asyncio.Event | None = None
 
     def __post_init__(self) -> None:
@@ -153,29 +160,70 @@ class Link:
     def free(self) -> int:
         return max(0, self.slots - self.busy)
 
-    async def run(self, call: Call, frame: Sequence[Buffer]) -> Buffer:
+    def start(
+        self, frame: Sequence[Buffer], timeout_s: float, on_end: Callable[[Outcome], None], on_part: OnPart | None = None
+    ) -> Call:
         """Have the replica run a batch: by the channel, or by a call of Serve's where there is none.
 
-        frame: in pieces, which must not change any more. Raises: LinkLost, InternalError, and what taking a part raises.
+        frame: in pieces, which must not change any more. timeout_s: for the answer, or for each next part of it, while the
+        replica does not wait for the client. on_end: called once, on the loop, never within this; on_part before it.
         """
+        call = Call(timeout_s, on_end, on_part)
+        self._calls.add(call)
+        future: asyncio.Future[Buffer]
+        if self._channel is not None and self._channel.is_open and not self.no_channel:
+            future = call.send(self._channel, frame)
+            if self._watchdog is None:
+                self._watch(timeout_s)
+        else:
+            future = asyncio.get_running_loop().create_task(self._by_serve(b"".join(frame), timeout_s))
+        future.add_done_callback(partial(self._answered, call, timeout_s))
+        return call
+
+    async def _by_serve(self, frame: bytes, timeout_s: float) -> Buffer:
+        """Which `Call.cancel` does not reach. Raises: LinkLost, InternalError."""
         if self.no_channel:
             raise LinkLost(self.no_channel)
-        try:
-            if self._channel is not None and self._channel.is_open:
-                return await self._answer(call, self._channel, frame)
-            return await self._request(_RUN, b"".join(frame), call.timeout_s)  # which `Call.cancel` does not reach
-        except LinkLost:
-            self._doubt()
-            raise
+        return await self._request(_RUN, frame, timeout_s)
 
-    async def _answer(self, call: Call, channel: Channel, frame: Sequence[Buffer]) -> Buffer:
-        try:
-            async with self._counted(asyncio.current_task()):
-                return await call.by(channel, frame)
-        except TimeoutError:
-            raise LinkLost(f"no answer in {call.timeout_s:g} s") from None
-        except ChannelLost as exc:
-            raise LinkLost(str(exc)) from None
+    def _answered(self, call: Call, timeout_s: float, future: "asyncio.Future[Buffer]") -> None:
+        outcome: Outcome
+        if future.cancelled():
+            outcome = LinkLost("was given up before it has answered")
+        elif (fault := future.exception()) is None:
+            outcome = future.result()
+        else:
+            outcome = LinkLost(str(fault)) if isinstance(fault, ChannelLost) else cast(Exception, fault)
+        if isinstance(outcome, LinkLost) and call in self._calls and not future.cancelled():
+            self._doubt()
+        self._end(call, outcome)
+
+    def _end(self, call: Call, outcome: Outcome) -> None:
+        if call in self._calls:
+            self._calls.discard(call)
+            try:
+                call.on_end(outcome)
+            finally:
+                self._check_drained()
+
+    def give_up(self, call: Call, why: str) -> None:
+        """Wait for a call no longer."""
+        asyncio.get_running_loop().call_soon(self._end, call, LinkLost(why))
+        call.drop()
+
+    def _watch(self, in_s: float) -> None:
+        # One timer for all calls: one for each would cost more than its call.
+        self._watchdog = asyncio.get_running_loop().call_later(in_s, self._look)
+
+    def _look(self) -> None:
+        self._watchdog = None
+        now_s = asyncio.get_running_loop().time()
+        for call in [call for call in self._calls if call.due_s <= now_s]:
+            self.give_up(call, "no answer in time")
+            self._doubt()
+        due_s = min((call.due_s for call in self._calls), default=math.inf)
+        if self._calls:
+            self._watch(min(max(due_s - now_s, _LOOK_S), _LOOK_MOST_S))
 
     def _doubt(self) -> None:
         """Send nothing there, though the lane may try again at once, until the replica is known to answer."""
@@ -188,12 +236,14 @@ class Link:
         self.on_change = lambda: None
         self._leave_channel()
         self._attending.cancel()
-        if self._calls and not await self._answers():
+        if (self._calls or self._requests) and not await self._answers():
             # It is frozen, or its node has gone without closing our connection: the calls would only time out.
             self._lost = True
-            for call in self._calls:
-                call.cancel()
-        if self._calls:
+            for request in self._requests:
+                request.cancel()
+            for call in list(self._calls):
+                self.give_up(call, "its node is gone")
+        if self._calls or self._requests:
             self._drained = asyncio.Event()
             await self._drained.wait()
         await self.close()
@@ -213,6 +263,8 @@ class Link:
             self._opening.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._opening
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         if self._channel is not None:
             self._channel.close()
         await self._serve_channel.close(None)
@@ -302,7 +354,7 @@ class Link:
     @contextlib.asynccontextmanager
     async def _counted(self, call: Any) -> AsyncIterator[None]:
         """For as long as a call runs, `retire` waits for it, or cancels it. Raises: LinkLost."""
-        self._calls.add(call)
+        self._requests.add(call)
         try:
             yield
         except asyncio.CancelledError:
@@ -310,9 +362,12 @@ class Link:
                 raise LinkLost("its node is gone") from None
             raise
         finally:
-            self._calls.discard(call)
-            if self._drained is not None and not self._calls:
-                self._drained.set()
+            self._requests.discard(call)
+            self._check_drained()
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and not self._calls and not self._requests:
+            self._drained.set()
 
     async def _answers(self) -> bool:
         question = msgspec.msgpack.encode((self.ingress, None))

@@ -21,6 +21,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
@@ -38,7 +39,7 @@ from backends.base import ModelSpec, trace_of, words_of
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
 from gateway.cluster.channel import check_size
-from gateway.cluster.link import CALL_MARGIN_S, Call, Link, LinkLost
+from gateway.cluster.link import CALL_MARGIN_S, Call, Link, LinkLost, Outcome
 from gateway.config import Backend
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError, InvalidArgument
 from gateway.frames import decode_frame, encode_frame
@@ -61,6 +62,19 @@ _ERRORS: Final[dict[str, type[GatewayError]]] = {
 }
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A batch that a replica has. call: None, if its inputs could not be sent."""
+
+    batch: Batch
+    on_done: OnDone
+    on_part: OnPart | None
+    link: Link
+    sent_ns: int
+    call: Call | None = None
+    first_part_ns: int | None = None
 
 
 class RemoteRunner:
@@ -101,11 +115,12 @@ class RemoteRunner:
         self._usable: list[Link] = []
         self._given_up = False
         self._aborted = False
+        self._closing = False
         self._giving_up: asyncio.TimerHandle | None = None
         self._wishing: asyncio.Task[None] | None = None
         self._idle_check: asyncio.TimerHandle | None = None
-        self._running: set[asyncio.Task[Execution]] = set()
-        self._calls: dict[Batch, Call] = {}
+        self._running: dict[Batch, _Run] = {}
+        self._drained = asyncio.Event()
         self._retired: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -161,27 +176,32 @@ class RemoteRunner:
         link.busy += 1
         if not link.listed:
             self.wake()  # a successor: Serve no longer counts what runs there
-        sent_ns = self._clock.now_ns()
-        call = self._calls[batch] = Call(self._backend.hang_timeout_s + CALL_MARGIN_S)
-        if on_part is not None:
-            call.on_part = functools.partial(self._part, batch, on_part)
-        task = self._loop.create_task(self._call(link, call, batch, sent_ns))
-        self._running.add(task)
-        task.add_done_callback(functools.partial(self._ended, link, batch, on_done, sent_ns))
+        run = self._running[batch] = _Run(batch, on_done, on_part, link, self._clock.now_ns())
+        try:
+            frame = self._frame_of(run)
+        except Exception as exc:  # inputs that cannot be sent
+            self._loop.call_soon(self._ended, run, exc)
+            return
+        timeout_s = self._backend.hang_timeout_s + CALL_MARGIN_S
+        parts = functools.partial(self._part, run) if on_part is not None else None
+        run.call = link.start(frame, timeout_s, functools.partial(self._ended, run), parts)
 
     def taken(self, batch: Batch) -> None:
-        if batch in self._calls:
-            self._calls[batch].taken()
+        run = self._running.get(batch)
+        if run is not None and run.call is not None:
+            run.call.taken()
 
     def cancel(self, batch: Batch) -> None:
-        if batch in self._calls:
-            self._calls[batch].cancel()
+        run = self._running.get(batch)
+        if run is not None and run.call is not None:
+            run.call.cancel()
 
     def abort(self) -> None:
         """Wait no longer for the replicas, which end what they have early where they can."""
         self._aborted = True
-        for task in self._running:
-            task.cancel()
+        for run in self._running.values():
+            if run.call is not None:
+                run.link.give_up(run.call, "was given up before it has answered")
 
     async def close(self) -> None:
         self._poll.stop()
@@ -192,7 +212,8 @@ class RemoteRunner:
             self._wishing.cancel()
         try:
             if self._running:
-                await asyncio.wait(self._running)
+                self._closing = True
+                await self._drained.wait()
             links, self._links = self._links, {}
             unloaded = not self._ending()
             await asyncio.gather(*self._retired, *(link.close(release=unloaded) for link in links.values()))
@@ -202,77 +223,55 @@ class RemoteRunner:
 
     # a batch
 
-    def _ended(
-        self,
-        link: "Link",
-        batch: Batch,
-        on_done: Callable[[Batch, Execution], None],
-        sent_ns: int,
-        task: "asyncio.Task[Execution]",
-    ) -> None:
-        """Give the slot back and tell how the call ended, whatever it was that ended it."""
-        self._running.discard(task)
-        del self._calls[batch]
-        link.busy -= 1
-        link.used_s = self._loop.time()
-        error: GatewayError
-        trace = ""
-        if task.cancelled():  # by `abort`, or with the connection
-            error = BackendUnreachable(f"{self._name}: replica {link.replica_id} was given up before it has answered")
-        elif (exc := task.exception()) is None:
-            on_done(batch, task.result())
-            return
-        else:  # inputs that cannot be sent, or a frame that is none
-            error = exc if isinstance(exc, GatewayError) else BackendFailed(f"{self._name}: {words_of(exc, traced=True)}")
-            trace = trace_of(exc)
-        on_done(batch, Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=task.cancelled(), trace=trace))
-
-    def _part(self, batch: Batch, on_part: OnPart, frame: Buffer) -> None:
-        """Raises: GatewayError or msgspec.DecodeError, if it is no frame."""
-        call = self._calls[batch]
-        call.first_part_ns = call.first_part_ns or self._clock.now_ns()
-        outputs, _ = decode_frame(frame)
-        on_part(batch, outputs)
-
-    async def _call(self, link: "Link", call: Call, batch: Batch, sent_ns: int) -> Execution:
+    def _frame_of(self, run: "_Run") -> list[Buffer]:
+        """Raises: BackendFailed, if it is too large, and what joining the inputs does. Its requests are run one by one then."""
+        batch = run.batch
         about = {
             "rows": batch.padded_rows,
             "batched": batch.batched,
             "left_rows": batch.left_rows,
             "ingress": self._ingress,
             "parameters": batch.parts[0].request.parameters,
-            "in_parts": call.in_parts,
+            "in_parts": run.on_part is not None,
         }
         frame = encode_frame(batch.concat(), about)
-        check_size(frame)  # its requests are run one by one then
-        try:
-            answer = await link.run(call, frame)
-        except LinkLost as exc:
-            error = BackendUnreachable(f"{self._name}: replica {link.replica_id}: {exc}")
-            return Execution(sent_ns, self._clock.now_ns(), error=error, session_lost=True, first_part_ns=call.first_part_ns)
+        check_size(frame)
+        return frame
+
+    def _part(self, run: "_Run", frame: Buffer) -> None:
+        """Raises: GatewayError or msgspec.DecodeError, if it is no frame."""
+        run.first_part_ns = run.first_part_ns or self._clock.now_ns()
+        outputs, _ = decode_frame(frame)
+        assert run.on_part is not None
+        run.on_part(run.batch, outputs)
+
+    def _ended(self, run: "_Run", outcome: Outcome) -> None:
+        """Give the slot back and tell how the call ended, whatever it was that ended it."""
+        del self._running[run.batch]
+        run.link.busy -= 1
+        run.link.used_s = self._loop.time()
+        if self._closing and not self._running:
+            self._drained.set()
+        run.on_done(run.batch, self._execution_of(run, outcome))
+
+    def _execution_of(self, run: "_Run", outcome: Outcome) -> Execution:
         received_ns = self._clock.now_ns()
-        outputs, extra = decode_frame(answer)
-        # Clocks of two machines do not compare: the way is what the replica did not account for, half of it each way.
-        way_ns = max(0, received_ns - sent_ns - extra["waited_ns"] - extra["computed_ns"])
-        finished_ns = received_ns - way_ns // 2
-        started_ns = finished_ns - extra["computed_ns"]
-        first_part_ns = started_ns + extra["first_part_ns"] if "first_part_ns" in extra else None
-        if "error" in extra:
-            error_class = _ERRORS.get(extra["error"], InternalError)
-            return Execution(
-                started_ns,
-                finished_ns,
-                error=error_class(extra["message"]),
-                session_lost=extra["session_lost"],
-                # A replica of an older version does not say:
-                self_inflicted=extra.get("self_inflicted", False),
-                refused=extra.get("refused", False),
-                trace=extra.get("trace", ""),
-                first_part_ns=first_part_ns,
-            )
-        if call.in_parts:
-            return Execution(started_ns, finished_ns, first_part_ns=first_part_ns)
-        return Execution(started_ns, finished_ns, outputs=outputs)
+        error: GatewayError
+        if not isinstance(outcome, Exception):
+            try:
+                return _execution(run, outcome, received_ns)
+            except Exception as exc:  # a frame that is none
+                outcome = exc
+        lost = isinstance(outcome, LinkLost)
+        if lost:
+            error = BackendUnreachable(f"{self._name}: replica {run.link.replica_id}: {outcome}")
+        elif isinstance(outcome, GatewayError):
+            error = outcome
+        else:
+            error = BackendFailed(f"{self._name}: {words_of(outcome, traced=True)}")
+        trace = "" if lost else trace_of(outcome)
+        first_ns = run.first_part_ns
+        return Execution(run.sent_ns, received_ns, error=error, session_lost=lost, trace=trace, first_part_ns=first_ns)
 
     # who is there
 
@@ -379,3 +378,29 @@ class RemoteRunner:
                 BackendUnreachable(f"{self._name}: no replica of deployment {self._deployment.name} starts")
             )
         self.on_change()
+
+
+def _execution(run: _Run, answer: Buffer, received_ns: int) -> Execution:
+    """How a run went, by what its replica answers. Raises: GatewayError or msgspec.DecodeError, if it is no frame."""
+    outputs, extra = decode_frame(answer)
+    # Clocks of two machines do not compare: the way is what the replica did not account for, half of it each way.
+    way_ns = max(0, received_ns - run.sent_ns - extra["waited_ns"] - extra["computed_ns"])
+    finished_ns = received_ns - way_ns // 2
+    started_ns = finished_ns - extra["computed_ns"]
+    first_part_ns = started_ns + extra["first_part_ns"] if "first_part_ns" in extra else None
+    if "error" in extra:
+        error_class = _ERRORS.get(extra["error"], InternalError)
+        return Execution(
+            started_ns,
+            finished_ns,
+            error=error_class(extra["message"]),
+            session_lost=extra["session_lost"],
+            # A replica of an older version does not say:
+            self_inflicted=extra.get("self_inflicted", False),
+            refused=extra.get("refused", False),
+            trace=extra.get("trace", ""),
+            first_part_ns=first_part_ns,
+        )
+    if run.on_part is not None:
+        return Execution(started_ns, finished_ns, first_part_ns=first_part_ns)
+    return Execution(started_ns, finished_ns, outputs=outputs)

@@ -113,6 +113,7 @@ BENCHMARKS = (
     "python -m benchmarks.routing",
     "python -m benchmarks.routing --real",
     "python -m benchmarks.sessions",
+    "python -m benchmarks.streams replicas",
     "python benchmarks/grpc_listener.py",
     "python benchmarks/listener.py",
     "python benchmarks/listener.py --connections 1 64 --rounds 3 --granian …",

@@ -28,8 +28,11 @@ class Model:
                 with marks.open("ab") as made:
                     made.write(b".")
                 yield {"OUTPUT0": np.repeat(inputs["INPUT0"] + index, rows, axis=0), "PID": np.full((1, 1), os.getpid())}
-            if parameters.get("then") == "raises":
-                raise ValueError("a bad value")
+            match parameters.get("then"):
+                case "raises":
+                    raise ValueError("a bad value")
+                case "gives 2 GiB":  # of which no page is touched
+                    yield {"OUTPUT0": np.zeros((1 << 25, 16), np.float32), "PID": np.zeros((1, 1), np.int64)}
         finally:
             with marks.open("ab") as made:
                 made.write(b"|")

@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from ray.cluster_utils import Cluster
+from ray.serve._private.common import DeploymentTargetInfo
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -225,6 +226,14 @@ def test_a_runner_gets_the_parts_of_an_answer_in_order_and_no_more_than_its_clie
                     await until_true(lambda stream=stream: len(stream.parts) == PARTS_AHEAD)
                 runner.cancel(stream.batch)
                 assert isinstance((await stream.end()).error, Cancelled), when
+            streams = [Stream(runner, parts=60, pause_ms=5) for _ in range(4)]
+            await until_true(lambda: all(stream.parts for stream in streams))
+            *others, leaving = runner._links.values()
+            assert leaving.busy  # Serve means to end that one, and lists it no more
+            runner._targets_changed(DeploymentTargetInfo(is_available=True, running_replicas=[link.replica for link in others]))
+            assert leaving not in runner._links.values()
+            for stream in streams:
+                assert ((await stream.end()).error, len(stream.parts)) == (None, 60)
             assert runner.free_slots == runner.slots  # which follow what each ingress does
 
     asyncio.run(main())

@@ -370,13 +370,16 @@ def test_a_stream_that_nobody_wants_any_more_frees_its_session_though_it_waits_f
     run(test)
 
 
-def test_a_fault_after_parts_is_the_answer_and_the_next_stream_is_whole() -> None:
+@pytest.mark.parametrize(
+    ("then", "words"), [("raises", "ValueError: a bad value"), ("gives 2 GiB", "outputs that cannot be sent")]
+)
+def test_a_fault_after_parts_is_the_answer_and_the_next_stream_is_whole(then: str, words: str) -> None:
     async def test() -> None:
         replica = await open_replica(kind="python", model=STREAMING)
-        asked = Asked(replica, parts=2, then="raises")
+        asked = Asked(replica, parts=2, then=then)
         extra = await asked.answer
         assert (asked.parts, extra["error"], extra["session_lost"]) == ([0.0, 1.0], "BackendFailed", False)
-        assert "a bad value" in extra["message"]
+        assert words in extra["message"]
         asked = Asked(replica, parts=4)
         assert "error" not in await asked.answer
         assert len(asked.parts) == 4

@@ -9,7 +9,8 @@
         def predict(self, inputs): ...                     # or predict(self, inputs, parameters); dict of arrays in and out
         def close(self): ...                               # optional
 
-A `predict` that yields answers in parts, each such a dict: the model is decoupled.
+A `predict` that yields answers in parts, each such a dict: the model is decoupled. So does one that says
+`-> Iterator[…]` and returns what another function yields.
 
 `predict` may have a typed parameter for each input instead, and a plain function may stand for the class: see
 `backends.signatures`. A class with `execute` is one of Triton's Python backend: see `backends.triton_python`.
@@ -43,7 +44,7 @@ from backends.base import (
 )
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_ones, from_shapes
-from backends.signatures import FORM, Hint, Signature, call_by_name, refuse_nothing, signature_of, stream_by_name
+from backends.signatures import FORM, Hint, Signature, call_by_name, parts_of, refuse_nothing, signature_of, stream_by_name
 from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes
 
 
@@ -290,9 +291,9 @@ class PythonSession:
             if self._signature.style != "dict":
                 yield from stream_by_name(predict, self._signature, inputs, self._outputs)
                 return
-            with closing(predict(inputs, parameters) if self._takes_parameters else predict(inputs)) as parts:
+            with parts_of(predict(inputs, parameters) if self._takes_parameters else predict(inputs)) as parts:
                 for outputs in parts:
-                    yield _checked(outputs)
+                    yield _checked(outputs, "yielded")
 
     def _open(self) -> Callable[..., Any]:
         if self._predict is None:
@@ -318,8 +319,8 @@ def _told() -> Iterator[None]:
         raise ExecutionFailed(words_of(exc, traced=True)) from exc
 
 
-def _checked(outputs: Any) -> Tensors:
+def _checked(outputs: Any, did: str = "returned") -> Tensors:
     if not isinstance(outputs, dict):
-        refuse_nothing(outputs)
+        refuse_nothing(outputs, did)
         raise OutputsRefused(f"predict: expected a dict of arrays by output name, got {type(outputs).__name__}")
     return outputs

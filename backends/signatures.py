@@ -8,12 +8,12 @@
 
 A shape has the rows in front, -1 for any size. Parameters that have a default are no inputs. A return type may be a tuple
 (output_0, output_1, …) or a TypedDict (each output by its key). A function that yields answers in parts: `Iterator[…]` of what
-a part is, such as `def predict(text: str) -> Iterator[str]`.
+a part is, such as `def predict(text: str) -> Iterator[str]`. One that returns what another yields says so by that type alone.
 """
 
 import inspect
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -26,6 +26,7 @@ from backends.discovery import normalised
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
 _ROW: Final = (-1,)
+_NO_PART: Final = "predict yielded None: yield the outputs of a part, and `return` after the last"
 FORM: Final = "such as `x: Annotated[npt.NDArray[np.float32], (-1, 4)]`"
 
 
@@ -73,7 +74,8 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
 
     Raises: LoadFailed, for hints that contradict each other, and for a function that cannot be called as a plain one.
     """
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    plain = inspect.unwrap(function)
+    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
         raise LoadFailed(f"{function.__name__} is async: write a plain function (`def`): it runs in a thread of its session")
     try:
         parameters = list(inspect.signature(function).parameters.values())[1 if method else 0 :]
@@ -85,8 +87,8 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
         hints = {}
     wanted = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     inputs = {parameter.name: hint_of(hints.get(parameter.name)) for parameter in wanted}
-    in_parts = inspect.isgeneratorfunction(inspect.unwrap(function))
     returned = hints.get("return")
+    in_parts = inspect.isgeneratorfunction(plain) or (get_origin(returned) or returned) in (Iterator, Generator)
     outputs = _outputs(get_args(returned)[0] if in_parts and get_args(returned) else returned)
     if not any(inputs.values()) and (method or list(inputs) == ["inputs"] or _takes_dict(hints, list(inputs))):
         return Signature("dict", {}, outputs, in_parts)
@@ -188,17 +190,17 @@ def stream_by_name(
 ) -> Generator[Tensors, None, None]:
     """Call a function of style `names` or `rows` that yields the parts of an answer. outputs, errors: as `call_by_name`."""
     if signature.style == "names":
-        with closing(function(**inputs)) as results:
+        with parts_of(function(**inputs)) as results:
             for result in results:
-                yield normalised(_named(result, outputs))
+                yield normalised(_named(result, outputs, "yielded"))
         return
     columns = {name: _values(array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
     if rows != 1:
         raise ExecutionFailed(f"a function of one row's values that yields answers requests of one row, got {rows}")
-    with closing(function(**{name: column[0] for name, column in columns.items()})) as results:
+    with parts_of(function(**{name: column[0] for name, column in columns.items()})) as results:
         for result in results:
-            yield _gathered([_named(result, outputs)], outputs)
+            yield _gathered([_named(result, outputs, "yielded")], outputs)
 
 
 def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] | None) -> Tensors:
@@ -229,8 +231,8 @@ def _values(array: np.ndarray, hint: Hint | None) -> list[Any]:
     return [as_declared(value) for value in values] if as_declared is not None else values
 
 
-def _named(result: Any, outputs: Mapping[str, TensorSpec] | None) -> dict[str, Any]:
-    refuse_nothing(result)
+def _named(result: Any, outputs: Mapping[str, TensorSpec] | None, did: str = "returned") -> dict[str, Any]:
+    refuse_nothing(result, did)
     if isinstance(result, Mapping):
         return {str(name): value for name, value in result.items()}
     parts = result if isinstance(result, tuple) else (result,)
@@ -241,10 +243,33 @@ def _named(result: Any, outputs: Mapping[str, TensorSpec] | None) -> dict[str, A
     return dict(zip(names, parts, strict=True))
 
 
-def refuse_nothing(result: Any) -> None:
-    """Raises: OutputsRefused, if a function gave None, or a coroutine that nobody awaits."""
+@contextmanager
+def parts_of(result: Any) -> Iterator[Iterator[Any]]:
+    """What a function that yields gave, closed in the end. Raises: OutputsRefused, if that is no iterator."""
+    if not isinstance(result, Iterator):
+        if inspect.isasyncgen(result) or inspect.iscoroutine(result):
+            refuse_nothing(result)
+        kind = type(result).__name__
+        raise OutputsRefused(f"predict returned {kind}: expected an iterator, as it yields or has the return type Iterator[…]")
+    try:
+        yield result
+    finally:
+        close = getattr(result, "close", None)  # a generator has it
+        if close is not None:
+            close()
+
+
+def refuse_nothing(result: Any, did: str = "returned") -> None:
+    """Raises: OutputsRefused, if a function gave None, what nobody awaits, or parts where none were announced."""
     if result is None:
-        raise OutputsRefused("predict returned None: end it with `return` and its outputs")
+        raise OutputsRefused(f"predict {did} None: end it with `return` and its outputs" if did == "returned" else _NO_PART)
     if inspect.iscoroutine(result):
         result.close()
-        raise OutputsRefused("predict returned a coroutine: write a plain function (`def`), which awaits nothing")
+        raise OutputsRefused(f"predict {did} a coroutine: write a plain function (`def`), which awaits nothing")
+    if inspect.isasyncgen(result):
+        raise OutputsRefused(f"predict {did} an async generator: write a plain one, `def` with `yield`, which awaits nothing")
+    if isinstance(result, Iterator):
+        raise OutputsRefused(
+            f"predict {did} an iterator ({type(result).__name__}): to answer in parts, write `yield` in predict itself, or "
+            "give it the return type Iterator[…]"
+        )

@@ -84,7 +84,7 @@ def describe_config(model: Model, spec: ModelSpec, versions: list[str]) -> dict[
             {"name": backend.label, "kind": "KIND_CPU", "count": backend.sessions} for backend in model.backends
         ],
         "default_model_filename": "",
-        "parameters": {"batching_policy": {"string_value": batching.policy}},
+        "parameters": {"batching_policy": {"string_value": "greedy" if spec.decoupled else batching.policy}},
     }
     if spec.decoupled:
         config["model_transaction_policy"] = {"decoupled": True}

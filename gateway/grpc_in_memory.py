@@ -22,6 +22,7 @@ from gateway.http2 import NOBODY, Headers, Receiver
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _OF_THE_CALL: Final = (b":status", b"content-type", b"grpc-status", b"grpc-message")
 _LONGEST_MS: Final = 99_999_999  # eight digits
+_UNREAD: Final = 8  # messages of a call that its caller has not taken, before what sends them waits
 
 T = TypeVar("T")
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -67,20 +68,35 @@ class GrpcError(Call, grpc.RpcError):
 
 
 class _Stream:
-    """One call's stream: `grpc_call.Stream`. What comes is handed on: messages, then the fields of the answer's end."""
+    """One call's stream: `grpc_call.Stream`. What comes is handed on: messages, then the fields of the answer's end.
+
+    Its window is of _UNREAD messages.
+    """
 
     def __init__(self, headers: Headers, on_message: Callable[[bytes], None], on_end: Callable[[Headers], None]) -> None:
         self.headers = headers
         self.receiver: Receiver = NOBODY
-        self.backlog = False
+        self._unread = 0
         self._on_message = on_message
         self._on_end = on_end
+
+    @property
+    def backlog(self) -> bool:
+        return self._unread > _UNREAD
+
+    def read(self) -> None:
+        """The caller has taken a message."""
+        held = self.backlog
+        self._unread -= 1
+        if held and not self.backlog:
+            self.receiver.drained()
 
     def send_headers(self, block: bytes, *, end: bool = False) -> None:
         if end:
             self.finish(block)
 
     def send_data(self, data: bytes) -> None:
+        self._unread += 1
         self._on_message(data[5:])  # always one whole message, uncompressed
 
     def finish(self, trailers: bytes) -> None:
@@ -252,6 +268,7 @@ class _StreamStream(_Calls):
                 except queue.Empty:
                     raise GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
                 if isinstance(item, bytes):
+                    self._soon(stream.read)
                     yield self._deserialize(item)
                     continue
                 ended = True

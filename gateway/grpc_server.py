@@ -340,8 +340,8 @@ class _InferStream:
     """ModelStreamInfer: one answer per request, in the order of the requests, which run concurrently.
 
     Requests of decoupled models are in no order with others: each part of an answer, and what follows the last, is sent when it
-    is there, as Triton does. An error does not end the stream. Requests beyond `_STREAM_IN_FLIGHT`, or to a client that does not read its answers, wait undecoded, and their
-    bytes keep the client's window closed.
+    is there, as Triton does. An error does not end the stream. Requests beyond `_STREAM_IN_FLIGHT`, or to a client that does
+    not read its answers, wait undecoded, and their bytes keep the client's window closed.
     """
 
     def __init__(self, call: GrpcCall, endpoints: Endpoints[ModelCodec], open_streams: "set[_InferStream]") -> None:

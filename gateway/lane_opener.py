@@ -54,6 +54,13 @@ def _made(state_dir: str) -> Path:
     return path
 
 
+def _without_use(model: Model) -> str:
+    """What is set of a decoupled model that only batches have a use for."""
+    batching = model.batching
+    keys = batching.model_fields_set & {"max_rows", "max_delay_ms"} | ({"policy"} if batching.policy == "fixed" else set())
+    return ", ".join(f"batching.{key}" for key in sorted(keys))
+
+
 async def close_all(lanes: Iterable[Lane]) -> str:
     """Close lanes one after the other, also those behind one that cannot be closed. Gives what the first of these said."""
     fault = ""
@@ -157,6 +164,9 @@ class LaneOpener:
                     f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
                     f"but {beside.name} has {beside.spec.inputs} and {beside.spec.outputs}"
                 )
+            idle = _without_use(model) if spec.decoupled else ""
+            if idle:
+                log.warning("%s: the model is decoupled: it runs one request at a time, and %s says nothing to it", name, idle)
             opened = lane = self._lane(name, model, backend, runner, spec)
             self._restore(lane)
             well = await probe(

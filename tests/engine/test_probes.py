@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gateway.errors import BackendFailed, Code, GatewayError
-from gateway.types import InferResponse
+from gateway.protocols.tensors import shape_key
+from gateway.types import InferRequest, InferResponse
 from tests.engine.test_repository import infer, repository_of
 
 HEAD = """
@@ -124,3 +126,104 @@ def test_of_an_id_so_much_stands_in_the_log(tmp_path: Path, caplog: pytest.LogCa
     (told,) = (record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
     assert "request id 'iii" in told
     assert len(told) < 3000
+
+
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_an_endless_answer_is_probed_by_its_first_part(
+    isolation: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its later parts are not looked at: this fails in the second that anybody reads on for."""
+    body = """
+        try:
+            for _ in range(1000):
+                yield {'OUTPUT0': x}
+            raise ValueError('somebody reads on')
+        finally:
+            with open('LOG', 'a') as log:
+                log.write('closed ')""".replace("LOG", str(tmp_path / "log"))
+
+    async def main() -> None:
+        async with repository_of(models(tmp_path, body, isolation), tmp_path) as repository:
+            (lane,) = repository.model("m").lanes
+            assert lane.runner.free_slots == lane.runner.slots
+            request = InferRequest("m", "1", "", {"INPUT0": np.zeros((1, 16), np.float32)}, 1, time.monotonic_ns())
+            assert lane.forecast(request, request.arrival_ns).known  # it was timed
+
+    asyncio.run(main())
+    assert (tmp_path / "log").read_text().split() == ["closed"] * 2
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("yield {'OUTPUT0': x[:, :3]}", "expected shape [-1, 16], the model gave shape [1, 3]"),
+        ("yield x", "predict: expected a dict of arrays by output name, got ndarray"),
+        ("yield None", "predict yielded None"),
+    ],
+)
+def test_parts_that_are_not_as_declared_fail_the_load(body: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(BackendFailed) as failed:
+        load(tmp_path, body)
+    assert words in failed.value.message
+
+
+@pytest.mark.parametrize(
+    ("batching", "told"),
+    [
+        ("policy: fixed, max_rows: 4", "batching.max_rows, batching.policy"),
+        ("policy: adaptive", ""),
+        ("max_queue_rows: 5", ""),
+    ],
+)
+def test_settings_that_say_nothing_to_a_decoupled_model_are_told(
+    batching: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = models(tmp_path, "yield {'OUTPUT0': x}").replace("max_rows: 8,", f"max_rows: 8, batching: {{{batching}}},")
+
+    async def main() -> None:
+        async with repository_of(text, tmp_path):
+            pass
+
+    asyncio.run(main())
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    expected = f"m:1/python: the model is decoupled: it runs one request at a time, and {told} says nothing to it"
+    assert warnings == ([expected] if told else [])
+
+
+def test_a_ragged_decoupled_model_gets_its_inputs_as_they_are_for_it_shares_no_batch(tmp_path: Path) -> None:
+    text = f"""
+models:
+  - name: m
+    max_rows: 4
+    inputs: [{{name: ids, datatype: INT64, shape: [-1, -1]}}]
+    outputs: [{{name: length, datatype: INT64, shape: [-1, -1]}}]
+    ragged: {{pad: {{ids: 0}}, buckets: [4, 8]}}
+    backends: [{{kind: python, model: "{tmp_path}/model.py:Lengths"}}]
+"""
+    (tmp_path / "model.py").write_text("""
+import numpy as np
+
+class Lengths:
+    def predict(self, inputs):
+        for number in range(2):
+            yield {"length": np.full((1, number + 1), inputs["ids"].shape[1])}
+""")
+
+    async def main() -> list[list[int]]:
+        async with repository_of(text, tmp_path) as repository:
+            served = repository.model("m")
+            inputs = {"ids": np.ones((1, 5), np.int64)}
+            key = shape_key(served.spec, served.ragged, inputs)
+            ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            parts: list[list[int]] = []
+            repository.infer(
+                served,
+                InferRequest("m", "1", "", inputs, 1, time.monotonic_ns(), shape_key=key),
+                ended.set_result,
+                lambda response: parts.append(response.outputs["length"].tolist()[0]),
+            )
+            assert await asyncio.wait_for(ended, 20) is None
+            return parts
+
+    assert asyncio.run(main()) == [[5], [5, 5]]

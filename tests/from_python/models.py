@@ -1,6 +1,7 @@
 """Models of a user's, as they stand in a module of his."""
 
 import threading
+from collections.abc import Iterator
 from typing import Annotated
 
 import numpy as np
@@ -67,3 +68,28 @@ def outer() -> object:
         return x
 
     return inner
+
+
+class Tokens:
+    """Counts up to its input, for ever if that is 0; what it made and whether it was stopped is seen from outside."""
+
+    made = 0
+    stopped = threading.Event()
+
+    def predict(self, count: int) -> Iterator[int]:
+        Tokens.made = 0
+        try:
+            number = 0
+            while not count or number < count:
+                if number == 13:
+                    raise ValueError("13 is bad luck")
+                Tokens.made += 1
+                yield number
+                number += 1 if count else 0
+        finally:
+            self.stopped.set()
+
+
+@gateway.model
+def letters_of(text: str) -> Iterator[str]:
+    yield from text

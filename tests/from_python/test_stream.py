@@ -1,0 +1,219 @@
+"""Models that answer in parts, from Python: `LoadedModel.stream`, and gRPC in memory."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+import gateway
+from gateway.errors import GatewayError, InvalidArgument, NotReady
+from gateway.grpc_in_memory import _UNREAD
+from gateway.runner import PARTS_AHEAD
+from tests.from_python.models import Tokens, double, letters_of
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[gateway.LoadedModel]:
+    with gateway.load(Tokens) as loaded:
+        yield loaded
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    Tokens.stopped.clear()
+
+
+def numbers(parts: Any) -> list[int]:
+    return [int(part["output"][0]) for part in parts]
+
+
+def until_still() -> int:
+    """How many parts were made, once no more are."""
+    seen = -1
+    while Tokens.made != seen:
+        seen = Tokens.made
+        time.sleep(0.05)
+    return seen
+
+
+def test_parts_come_one_by_one_and_are_the_callers_own(model: gateway.LoadedModel) -> None:
+    parts = list(model.stream({"count": [3]}))
+    assert numbers(parts) == [0, 1, 2]
+    assert all(part["output"].base is None for part in parts)
+
+
+def test_a_function_that_yields_is_a_model_as_well() -> None:
+    with gateway.load(letters_of) as loaded:
+        assert [part["output"].tolist() for part in loaded.stream({"text": ["abc"]})] == [["a"], ["b"], ["c"]]
+
+
+def test_a_model_of_one_answer_streams_that_one() -> None:
+    with gateway.load(double) as loaded:
+        assert [part["output"].tolist() for part in loaded.stream({"x": [[1, 2]]})] == [[[2, 4]]]
+        with pytest.raises(GatewayError, match="no threes"):
+            list(loaded.stream({"x": [[3, 3]]}))
+
+
+def test_predict_says_what_to_call(model: gateway.LoadedModel) -> None:
+    with pytest.raises(InvalidArgument, match="model 'Tokens' is decoupled: it answers in parts; call `stream`"):
+        model.predict({"count": [3]})
+    with pytest.raises(InvalidArgument, match="call `stream`"):
+        asyncio.run(model.predict_async({"count": [3]}))
+
+
+def test_an_error_comes_behind_the_parts_before_it(model: gateway.LoadedModel) -> None:
+    parts = model.stream({"count": [20]})
+    assert numbers(next(parts) for _ in range(13)) == list(range(13))
+    with pytest.raises(GatewayError, match="ValueError: 13 is bad luck"):
+        next(parts)
+    assert numbers(model.stream({"count": [2]})) == [0, 1]
+
+
+def test_inputs_are_refused_when_the_first_part_is_asked_for(model: gateway.LoadedModel) -> None:
+    parts = model.stream({"number": [3]})
+    with pytest.raises(InvalidArgument, match="number"):
+        next(parts)
+
+
+def test_the_model_waits_for_who_reads_slowly(model: gateway.LoadedModel) -> None:
+    parts = model.stream({"count": [0]})
+    next(parts)
+    assert until_still() == PARTS_AHEAD + 1
+    assert numbers(next(parts) for _ in range(100)) == [0] * 100
+    assert until_still() == PARTS_AHEAD + 101
+    parts.close()
+    assert Tokens.stopped.wait(PATIENCE_S)
+
+
+def test_a_loop_that_is_left_frees_the_session(model: gateway.LoadedModel) -> None:
+    for _ in model.stream({"count": [0]}):
+        break
+    assert Tokens.stopped.wait(PATIENCE_S)
+    assert numbers(model.stream({"count": [2]})) == [0, 1]
+    model.stream({"count": [0]})  # nothing was asked yet
+    assert numbers(model.stream({"count": [2]})) == [0, 1]
+
+
+def test_the_same_on_a_running_loop(model: gateway.LoadedModel) -> None:
+    async def main() -> None:
+        assert [int(part["output"][0]) async for part in model.stream_async({"count": [3]})] == [0, 1, 2]
+        parts = model.stream_async({"count": [0]})
+        await anext(parts)
+        await parts.aclose()
+        assert await asyncio.to_thread(Tokens.stopped.wait, PATIENCE_S)
+        reading = asyncio.ensure_future(anext(model.stream_async({"count": [5]})))
+        await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert [int(part["output"][0]) async for part in model.stream_async({"count": [2]})] == [0, 1]
+
+    asyncio.run(main())
+
+
+def test_closing_the_model_ends_the_streams_that_are_open() -> None:
+    loaded = gateway.load(Tokens)
+    idle, read = loaded.stream({"count": [5]}), loaded.stream({"count": [0]})
+    next(read)
+    began_s = time.monotonic()
+    loaded.close()
+    assert time.monotonic() - began_s < 10
+    assert Tokens.stopped.wait(PATIENCE_S)
+    for parts in (idle, read):
+        with pytest.raises(NotReady, match="it has been closed"):
+            next(parts)
+
+
+@pytest.mark.slow
+def test_a_model_in_a_process_streams_as_well() -> None:
+    config = {
+        "models": [
+            {
+                "name": "tokens",
+                "max_rows": 1,
+                "backends": [{"kind": "python", "model": "tests.from_python.models:Tokens", "isolation": "process"}],
+            }
+        ]
+    }
+    with gateway.load(config) as loaded:
+        assert numbers(loaded.stream({"count": [3]})) == [0, 1, 2]
+        for _ in loaded.stream({"count": [0]}):
+            break
+        assert numbers(loaded.stream({"count": [3]})) == [0, 1, 2]
+
+
+# gRPC in memory
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[Any]:
+    with gateway.TestClient(Tokens) as client:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(client.channel)
+
+
+def request(count: int, *, final: bool = False) -> pb.ModelInferRequest:
+    tensor = pb.ModelInferRequest.InferInputTensor(name="count", datatype="INT64", shape=[1])
+    asked = pb.ModelInferRequest(
+        model_name="Tokens", id=str(count), inputs=[tensor], raw_input_contents=[np.array([count], np.int64).tobytes()]
+    )
+    if final:
+        asked.parameters["triton_enable_empty_final_response"].bool_param = True
+    return asked
+
+
+def told(message: pb.ModelStreamInferResponse) -> str:
+    if message.error_message:
+        return message.error_message
+    answer = message.infer_response
+    star = "*" if answer.parameters["triton_final_response"].bool_param else ""
+    if not answer.raw_output_contents:
+        return f"end{star}"
+    return f"{np.frombuffer(answer.raw_output_contents[0], np.int64)[0]}{star}"
+
+
+def test_a_stub_gets_parts_and_their_end(stub: Any) -> None:
+    assert [told(message) for message in stub.ModelStreamInfer(iter([request(3, final=True)]))] == ["0", "1", "2", "end*"]
+    assert [told(message) for message in stub.ModelStreamInfer(iter([request(2)]))] == ["0", "1"]
+    *parts, last = (told(message) for message in stub.ModelStreamInfer(iter([request(20)])))
+    assert parts == [str(number) for number in range(13)]
+    assert last == "Tokens:1/python: ValueError: 13 is bad luck"
+    with pytest.raises(grpc.RpcError, match="is decoupled: it answers in parts; ask it by ModelStreamInfer"):
+        stub.ModelInfer(request(3))
+
+
+def test_a_stub_that_reads_slowly_makes_the_model_wait(stub: Any) -> None:
+    answers = stub.ModelStreamInfer(iter([request(0)]))
+    next(answers)
+    assert until_still() <= 1 + _UNREAD + 1 + PARTS_AHEAD
+    assert {told(next(answers)) for _ in range(200)} == {"0"}
+    assert until_still() > 200
+    answers.close()
+    assert Tokens.stopped.wait(PATIENCE_S)
+
+
+def test_a_stub_that_reads_only_at_the_end_gets_all_answers() -> None:
+    """Of a stream whose answers do not fit into the window."""
+    with gateway.TestClient(double) as client:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(client.channel)
+        sent = threading.Event()
+
+        def requests() -> Iterator[pb.ModelInferRequest]:
+            tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])
+            for number in range(100):
+                raw = np.full((1, 2), number + 4, np.float32).tobytes()
+                yield pb.ModelInferRequest(model_name="double", inputs=[tensor], raw_input_contents=[raw])
+            sent.set()
+
+        answers = stub.ModelStreamInfer(requests())
+        assert sent.wait(PATIENCE_S)
+        values = [np.frombuffer(answer.infer_response.raw_output_contents[0], np.float32)[0] for answer in answers]
+        assert values == [2 * (number + 4) for number in range(100)]

@@ -221,10 +221,15 @@ class StreamedInference(Inference[C, Reply]):
             self._untaken += 1
 
     def _done(self, outcome: InferResponse | GatewayError | None) -> None:
-        if outcome is not None or self._fault is not None:
-            super()._done(self._fault or outcome)
-            return
-        self._place = None
-        assert self._endpoint is not None
-        self._endpoint.metrics.finished()
-        self.finish()
+        if outcome is None and self._fault is None:
+            assert self._endpoint is not None
+            try:
+                self.finish()
+            except BaseException:
+                log.exception("the end of an answer of model %s could not be given", self._endpoint.served.name)
+                self._fault = InternalError("internal error")
+            else:
+                self._place = None
+                self._endpoint.metrics.finished()
+                return
+        super()._done(self._fault or outcome)

@@ -1,0 +1,163 @@
+"""Decoupled models behind a dispatcher: which backend's parts a client gets, and what a stream says of its backend."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from gateway.batching.batcher import Batcher
+from gateway.batching.policies import POLICIES
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
+from gateway.lane import Lane, Place
+from gateway.types import InferResponse
+from tests.engine.simulated_runner import IN_PARTS, StreamingRunner
+from tests.router.fleet import MS, SLO_MS, Fleet, Kind, Sessions
+from tests.simulation import SimulatedClock, run_simulated
+
+CHEAP = Kind("cheap", 2.0, 0.0, 0.1)
+DEAR = Kind("dear", 2.0, 0.0, 1.0)
+
+
+class Streams(Fleet):
+    """Each backend gives 3 parts, the first after 2 ms, then one every 50 ms: more than the SLO, which is of the first."""
+
+    def __init__(self, clock: SimulatedClock, kinds: Sequence[Kind], **options: Any) -> None:
+        self.runners: list[StreamingRunner] = []
+        super().__init__(clock, kinds, **options)
+
+    def _lane(self, label: str, sessions: Sessions) -> Lane:
+        runner = StreamingRunner(self.clock, fixed_ns=2 * MS, part_ns=50 * MS, workers=2)
+        self.runners.append(runner)
+        batcher = Batcher(
+            POLICIES["greedy"](self.model.batching),
+            max_rows=0,
+            workers=runner.slots,
+            max_queue_rows=100,
+            slo_ns=round(SLO_MS * MS),
+        )
+        return Lane(
+            name=f"m:1/{label}",
+            spec=IN_PARTS,
+            batcher=batcher,
+            runner=runner,
+            metrics=self.metrics.lane("m", "1", label),
+            clock=self.clock,
+            call_soon=asyncio.get_running_loop().call_soon,
+        )
+
+    def ran(self) -> list[int]:
+        return [len(runner.batches) for runner in self.runners]
+
+    @property
+    def ejected(self) -> list[bool]:
+        return [candidate.health.ejected for candidate in self.dispatcher.router.candidates]
+
+    async def warm(self) -> None:
+        """Let each lane learn its speed."""
+        for lane in self.lanes:
+            for _ in range(3):
+                done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                lane.submit(self.request(), done.set_result)
+                await done
+        await asyncio.sleep(1)
+        for runner in self.runners:
+            assert runner.free_slots == runner.slots
+            runner.batches.clear()
+
+
+class Client:
+    def __init__(self, fleet: Streams) -> None:
+        self.parts: list[float] = []
+        self.end: asyncio.Future[InferResponse | GatewayError | None] = asyncio.get_running_loop().create_future()
+        self.place: Place = fleet.dispatcher.submit(fleet.request(), self.end.set_result, self.part)
+
+    def part(self, response: InferResponse) -> None:
+        self.parts.append(float(response.outputs["Y"][0, 0]))
+        self.place.taken()
+
+
+def simulated(kinds: Sequence[Kind], main: Callable[[Streams], Coroutine[Any, Any, None]]) -> None:
+    async def run(clock: SimulatedClock) -> None:
+        fleet = Streams(clock, kinds)
+        await fleet.warm()
+        await main(fleet)
+
+    run_simulated(run)
+
+
+@pytest.mark.parametrize("fault", ["lost", "failed"])
+def test_a_backend_that_fails_before_its_first_part_is_stood_in_for(fault: str) -> None:
+    async def main(fleet: Streams) -> None:
+        fleet.runners[0].faults = [f"{fault} 0"]
+        client = Client(fleet)
+        assert await client.end is None
+        assert client.parts == [0, 1, 2]
+        assert fleet.ran() == [1, 1]
+
+    simulated((CHEAP, DEAR), main)
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("lost", BackendUnreachable), ("failed", BackendFailed)])
+def test_no_other_backend_goes_on_with_an_answer_that_has_begun(fault: str, kind: type[GatewayError]) -> None:
+    async def main(fleet: Streams) -> None:
+        fleet.runners[0].faults = [f"{fault} 2"]
+        client = Client(fleet)
+        assert isinstance(await client.end, kind)
+        assert client.parts == [0, 1]
+        assert fleet.ran() == [1, 0]
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_a_backend_that_fails_in_mid_stream_again_and_again_is_ejected() -> None:
+    async def main(fleet: Streams) -> None:
+        fleet.runners[0].faults = ["failed 1"] * 3
+        for _ in range(3):
+            assert isinstance(await Client(fleet).end, BackendFailed)
+        assert fleet.ejected == [True, False]
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_long_streams_and_clients_that_leave_them_say_nothing_bad_of_a_backend() -> None:
+    async def main(fleet: Streams) -> None:
+        for _ in range(5):
+            assert await Client(fleet).end is None
+        for _ in range(5):
+            leaving = Client(fleet)
+            await asyncio.sleep(0.1)
+            leaving.place.cancel()
+            assert isinstance(await leaving.end, Cancelled)
+            await asyncio.sleep(0.1)
+        assert fleet.ejected == [False, False]
+        assert fleet.ran() == [10, 0]
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_a_shadow_gets_copies_that_end_with_their_first_part() -> None:
+    async def main(fleet: Streams) -> None:
+        fleet.runners[1]._parts = 1_000_000
+        client = Client(fleet)
+        assert await client.end is None
+        assert client.parts == [0, 1, 2]
+        assert fleet.ran() == [1, 1]
+        assert fleet.runners[1].free_slots == 2
+        assert fleet.counted("gateway_copies_total", backend="shadow1", result="ok") == 1
+
+    simulated((CHEAP, Kind("shadow", 2.0, 0.0, 1.0, options=(("shadow_share", 1.0),))), main)
+
+
+def test_an_ejected_backend_comes_back_by_the_first_parts_of_copies() -> None:
+    async def main(fleet: Streams) -> None:
+        fleet.runners[0].faults = ["failed 1"] * 3
+        for _ in range(3):
+            await Client(fleet).end
+        assert fleet.ejected[0]
+        for _ in range(10):
+            await asyncio.sleep(1)
+            assert await Client(fleet).end is None
+        assert fleet.ejected == [False, False]
+
+    simulated((CHEAP, DEAR), main)

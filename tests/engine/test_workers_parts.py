@@ -522,7 +522,7 @@ def test_a_process_killed_in_mid_stream_is_one_error_to_a_client(tmp_path: Path,
 @pytest.mark.slow
 def test_a_process_that_exits_in_mid_stream_or_hangs_in_its_close_is_rebuilt(tmp_path: Path) -> None:
     async def main() -> None:
-        async with open_pool(Counting(tmp_path, "process", hang_timeout_s=1).backend) as pool:
+        async with open_pool(Counting(tmp_path, "process", hang_timeout_s=0.5).backend) as pool:
             exiting = Run(pool, batch_of(5.0, exits_after=2))
             execution = await exiting.end()
             assert exiting.parts == [0, 1]
@@ -533,7 +533,7 @@ def test_a_process_that_exits_in_mid_stream_or_hangs_in_its_close_is_rebuilt(tmp
             await hanging.until_parts(PARTS_AHEAD)
             (child,) = children()
             pool.cancel(hanging.batch)
-            assert "hang_timeout_s 1" in str((await hanging.end()).error)
+            assert "hang_timeout_s 0.5" in str((await hanging.end()).error)
             await until_true(lambda: not psutil.pid_exists(child.pid))
             await until_free(pool, 1)
 

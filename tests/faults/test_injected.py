@@ -38,6 +38,7 @@ TENSORS = {
     "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, 4]}],
     "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, 4]}],
 }
+PARTS = {"kind": "python", "model": "tests.grpc_server.counting:Counts", "sessions": 2}
 CONFIG = {
     "server": {"http_port": 0, "grpc_port": 0, "drain_timeout_s": 4},
     "models": [
@@ -45,6 +46,8 @@ CONFIG = {
         {"name": "process", **TENSORS, "backends": [{**BACKEND, "isolation": "process"}]},
         {"name": "greedy", **TENSORS, "batching": {"policy": "greedy"}, "backends": [BACKEND]},
         {"name": "routed", **TENSORS, "backends": [{**BACKEND, "name": "a"}, {**BACKEND, "name": "b"}]},
+        {"name": "parts", "max_rows": 8, "backends": [PARTS]},
+        {"name": "parts-process", "max_rows": 8, "backends": [{**PARTS, "isolation": "process"}]},
     ],
 }
 
@@ -92,6 +95,26 @@ SEAMS = [
     Seam("gateway.session_process:encode_frame", ("process",)),
     Seam("gateway.session_process:decode_frame", ("process",)),
     Seam("backends.synthetic:SyntheticSession.run", ("thread", "greedy", "routed")),
+]
+PART_SEAMS = [
+    Seam("gateway.protocols.grpc:ModelCodec.decode", ("parts",)),
+    Seam("gateway.protocols.grpc:ModelCodec.encode", ("parts",)),
+    Seam("gateway.grpc_call:framed", ("parts",)),
+    Seam("gateway.grpc_server:_Turn._parts", ("parts",)),
+    Seam("gateway.grpc_server:_Turn.part", ("parts",)),
+    Seam("gateway.grpc_server:_Turn.finish", ("parts",)),
+    Seam("gateway.inference:StreamedInference._part", ("parts",)),
+    Seam("gateway.lane:Lane.submit", ("parts",)),
+    Seam("gateway.lane:_Waiting.taken", ("parts",)),
+    Seam("gateway.workers:WorkerPool.start", ("parts",)),
+    Seam("gateway.workers:WorkerPool.taken", ("parts",)),
+    Seam("gateway.metrics:EndpointMetrics.first_part", ("parts",)),
+    Seam("gateway.metrics:EndpointMetrics.part", ("parts",)),
+    Seam("gateway.metrics:EndpointMetrics.finished", ("parts",)),
+    Seam("gateway.session_process:ProcessSession.stream", ("parts-process",)),
+    Seam("gateway.session_process:encode_frame", ("parts-process",)),
+    Seam("gateway.session_process:decode_frame", ("parts-process",)),
+    Seam("backends.python:_checked", ("parts",)),
 ]
 RAISED = ((ValueError, 1), (SystemExit, 3), (asyncio.CancelledError, 2))
 
@@ -170,15 +193,16 @@ class Injected:
         setattr(self._owner, self._name, self._original)
 
 
-CASES = [
-    pytest.param(seam.where, model, raised, calls, id=f"{seam.where.rpartition(':')[2]}-{model}-{raised.__name__}-{calls}")
-    for seam in SEAMS
-    for model in seam.models
-    for raised, calls in RAISED
-]
+def cases(seams: list[Seam], raised: tuple[tuple[type[BaseException], int], ...] = RAISED) -> list[Any]:
+    return [
+        pytest.param(seam.where, model, kind, calls, id=f"{seam.where.rpartition(':')[2]}-{model}-{kind.__name__}-{calls}")
+        for seam in seams
+        for model in seam.models
+        for kind, calls in raised
+    ]
 
 
-@pytest.mark.parametrize(("where", "model", "raised", "calls"), CASES)
+@pytest.mark.parametrize(("where", "model", "raised", "calls"), cases(SEAMS))
 def test_each_request_has_one_answer_whatever_raises(
     served: Served, where: str, model: str, raised: type[BaseException], calls: int
 ) -> None:
@@ -193,6 +217,20 @@ def test_each_request_has_one_answer_whatever_raises(
         assert served.counted(model) - before >= 3 * EACH - injected.raised - unread
     assert asyncio.run(ask_all(served.ports, model)) == ["ok"] * 3 * EACH  # and serves on
     settled(served, model)
+
+
+@pytest.mark.parametrize(("where", "model", "raised", "calls"), cases(PART_SEAMS, RAISED[:2]))
+def test_each_answer_in_parts_has_one_end_whatever_raises(
+    served: Served, where: str, model: str, raised: type[BaseException], calls: int
+) -> None:
+    with Injected(where, raised, calls) as injected:
+        asyncio.run(ask_for_parts(served.ports, model))
+    assert injected.raised
+    settled(served, model)
+    before = served.counted(model)
+    assert asyncio.run(ask_for_parts(served.ports, model)) == ["ok"] * 2 * EACH
+    settled(served, model)
+    assert served.counted(model) - before == 2 * EACH
 
 
 def settled(served: Served, model: str) -> None:
@@ -284,12 +322,49 @@ async def ask_stream(port: int | None, model: str, values: range) -> list[str]:
     return ends
 
 
+async def ask_for_parts(port: Ports, model: str) -> list[str]:
+    """Two streams at once, of answers of three parts each; gives how each answer ended, whose parts are seen to be in order."""
+    async with asyncio.timeout(TIMEOUT_S):
+        groups = await asyncio.gather(*(ask_stream_for_parts(port.grpc, model) for _ in range(2)))
+    return [end for group in groups for end in group]
+
+
+async def ask_stream_for_parts(port: int | None, model: str) -> list[str]:
+    ends: dict[str, str] = {}
+    parts: dict[str, int] = {}
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(timeout=20)
+        try:
+            for value in values():
+                request = infer_request(model, request_id=str(value))
+                request.raw_input_contents[0] = np.array([3, value, 0, 0], np.float32).tobytes()
+                request.parameters["triton_enable_empty_final_response"].bool_param = True
+                parts[request.id] = 0
+                await call.write(request)
+            await call.done_writing()
+            async for message in call:
+                answer = message.infer_response
+                assert answer.id not in ends, "a second end came"
+                if message.error_message:
+                    assert answer.id in parts or not answer.id  # one that could not even be read
+                    ends[answer.id or f"unread {len(ends)}"] = message.error_message
+                elif answer.parameters["triton_final_response"].bool_param:
+                    ends[answer.id] = "ok" if parts[answer.id] == 3 else f"{parts[answer.id]} parts"
+                else:
+                    assert np.frombuffer(answer.raw_output_contents[0], np.float32)[0] == parts[answer.id]
+                    parts[answer.id] += 1
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return [*ends.values(), *[STREAM_ENDED] * (EACH - len(ends))]
+    assert len(ends) == EACH, "a request had no end"
+    return list(ends.values())
+
+
 def checked(reply: pb.ModelInferResponse, value: float) -> str:
     assert np.array_equal(np.frombuffer(reply.raw_output_contents[0], np.float32), np.full(4, value, np.float32))
     return "ok"
 
 
 def test_no_session_process_is_left_behind(served: Served) -> None:
-    """Of all that were lost above: two live for the model in processes."""
+    """Of all that were lost above: two live for each model in processes."""
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    assert sum("session_process" in " ".join(child.cmdline()) for child in alive) == 2
+    assert sum("session_process" in " ".join(child.cmdline()) for child in alive) == 4

@@ -69,9 +69,9 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | 
     outputs = tensors_of(model, "outputs", declared.outputs, code, signature, rows)
     check_parameters(model, signature, inputs)
     reads = signature.style == "dict" and _takes_parameters(code)
-    spec = ModelSpec(
-        "python", inputs, outputs, declared.max_rows, declared.row_sizes, reads_parameters=reads, decoupled=signature.in_parts
-    )
+    if signature.in_parts and signature.style == "rows":
+        rows = min(rows, 1)  # the parts are of one row's values
+    spec = ModelSpec("python", inputs, outputs, rows, declared.row_sizes, reads_parameters=reads, decoupled=signature.in_parts)
     return PythonModel(model, spec, code, options, signature)
 
 

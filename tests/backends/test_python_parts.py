@@ -124,6 +124,7 @@ def test_functions_that_yield_are_read_by_their_type_hints() -> None:
     assert (output.name, output.datatype, output.shape) == ("output", "BYTES", (-1,))
     text = {"text": np.array([b"abc"], object)}
     assert [part["output"].tolist() for part in stream("letters", text)] == [["a"], ["b"], ["c"]]
+    assert load("letters").spec.max_rows == 1
     with pytest.raises(ExecutionFailed, match="answers requests of one row, got 2"):
         next(stream("letters", {"text": np.array([b"abc", b"d"], object)}))
 

@@ -21,6 +21,7 @@ EXTENSIONS: Final = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "generate",
 )
 
 

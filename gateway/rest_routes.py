@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, quote, unquote
 
 import msgspec
 import orjson
@@ -14,14 +14,17 @@ from gateway.config import Limits
 from gateway.descriptions import describe_welcome
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, Unavailable, Unsupported
 from gateway.http_server import JSON, Exchange
-from gateway.inference import Endpoint, Endpoints, Inference
+from gateway.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.openapi import describe_api
+from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.rest import STATUS, ModelCodec, ReadRegion, error_body, header_length
 from gateway.protocols.tensors import Buffer
 from gateway.repository import Repository
 from gateway.types import InferRequest
 
 _BINARY: Final = b"application/octet-stream"
+_EVENTS: Final = b"text/event-stream; charset=utf-8"
+_NOT_KEPT: Final = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"  # nor by proxies: nginx would gather the events
 _PATHS_REMEMBERED: Final = 4096  # a client that invents paths must not fill the memory
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -67,6 +70,11 @@ class RestRoutes:
             "rest",
             lambda served: ModelCodec(served.name, served.version, served.spec, served.ragged, limits.json_depth),
         )
+        self._generate_endpoints = Endpoints(
+            repository,
+            "rest",
+            lambda served: GenerateCodec(served.name, served.version, served.spec, served.ragged, limits.json_depth),
+        )
         self._api_generation = -1
         self._api_json = b""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,6 +99,8 @@ class RestRoutes:
             "stats": _get(self._statistics),
             "route": _get(self._explain),
             "infer": _post(self._infer),
+            "generate": _post(self._generate),
+            "generate_stream": _post(self._generate_stream),
             "trace/setting": _get(self._unsupported) | _post(self._unsupported),
         }
         self._control_actions: dict[str, dict[bytes, Action]] = {"load": _post(self._load), "unload": _post(self._unload)}
@@ -312,6 +322,17 @@ class RestRoutes:
         exchange.on_disconnect = inference.cancel
         inference.start()
 
+    def _generate(self, exchange: Exchange, route: Route) -> None:
+        inference = _Generate(self._generate_endpoints, exchange, route)
+        exchange.on_disconnect = inference.cancel
+        inference.start()
+
+    def _generate_stream(self, exchange: Exchange, route: Route) -> None:
+        inference = _GenerateStream(self._generate_endpoints, exchange, route)
+        exchange.on_disconnect = inference.cancel
+        exchange.on_drained = inference.drained
+        inference.start()
+
 
 class _RestInference(Inference[ModelCodec, tuple[list[Buffer], int | None]]):
     """An inference that an exchange asks for."""
@@ -344,6 +365,105 @@ class _RestInference(Inference[ModelCodec, tuple[list[Buffer], int | None]]):
     def refuse(self, error: GatewayError) -> None:
         self._exchange.on_disconnect = None
         respond_error(self._exchange, error)
+
+
+class _Generating(StreamedInference[GenerateCodec, bytes]):
+    """An inference by the generate extension that an exchange asks for."""
+
+    __slots__ = ("_exchange", "_route")
+
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route) -> None:
+        super().__init__(endpoints, exchange.arrival_ns)
+        self._exchange = exchange
+        self._route = route
+
+    def find(self, endpoints: Endpoints[GenerateCodec]) -> Endpoint[GenerateCodec]:
+        return endpoints.find(self._route.name, self._route.version)
+
+    def decode(self, codec: GenerateCodec, read_region: ReadRegion) -> InferRequest:
+        return codec.decode(self._exchange.body, self._exchange.arrival_ns)
+
+    def refuse(self, error: GatewayError) -> None:
+        respond_error(self._ended(), error)
+
+    def _ended(self) -> Exchange:
+        """The exchange, which need not tell this any more."""
+        self._exchange.on_disconnect = self._exchange.on_drained = None
+        return self._exchange
+
+
+class _Generate(_Generating):
+    """One JSON object; of a decoupled model that of its one part."""
+
+    __slots__ = ("_reply",)
+
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route) -> None:
+        super().__init__(endpoints, exchange, route)
+        self._reply: bytes | None = None
+
+    def answer(self, reply: bytes) -> None:
+        self._ended().respond(200, reply)
+
+    def part(self, reply: bytes) -> bool:
+        if self._reply is not None:
+            raise self._not_one("more than one")
+        self._reply = reply
+        return True
+
+    def finish(self) -> None:
+        if self._reply is None:
+            self.refuse(self._not_one("none"))
+        else:
+            self.answer(self._reply)
+
+    def _not_one(self, parts: str) -> InvalidArgument:
+        return InvalidArgument(
+            "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+            f"of responses: model '{self._route.name}' gave {parts}; ask by POST "
+            f"/v2/models/{quote(self._route.name, safe='')}/generate_stream"
+        )
+
+
+class _GenerateStream(_Generating):
+    """A server-sent event for each part, and for an error behind them; one for the answer of a model that gives it whole."""
+
+    __slots__ = ("_begun",)
+
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route) -> None:
+        super().__init__(endpoints, exchange, route)
+        self._begun = False
+
+    def answer(self, reply: bytes) -> None:
+        exchange = self._ended()
+        exchange.compress = False  # as where there are more of them
+        exchange.respond(200, _event(reply), _EVENTS, _NOT_KEPT)
+
+    def part(self, reply: bytes) -> bool:
+        self._begin()
+        self._exchange.write(_event(reply))
+        return not self._exchange.backlog
+
+    def finish(self) -> None:
+        self._begin()
+        self._ended().finish()
+
+    def refuse(self, error: GatewayError) -> None:
+        if not self._begun:
+            super().refuse(error)
+            return
+        exchange = self._ended()
+        exchange.write(_event(error_body(error.words)))
+        exchange.finish()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._exchange.begin(200, _EVENTS, _NOT_KEPT)
+
+
+def _event(data: bytes) -> bytes:
+    """A server-sent event. data: JSON without line ends."""
+    return b"data: %b\n\n" % data
 
 
 def respond_error(exchange: Exchange, error: GatewayError) -> None:

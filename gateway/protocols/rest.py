@@ -15,10 +15,10 @@ read and written as these words, which JSON lacks and every v2 client has.
 import json
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from math import prod
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -69,6 +69,9 @@ STATUS: Final[dict[Code, int]] = {
 
 ReadRegion = Callable[[RegionRef], Buffer]
 WriteRegion = Callable[[RegionRef, Buffer], None]
+
+_Strict = TypeVar("_Strict")
+_Loose = TypeVar("_Loose")
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ABSENT: Final = msgspec.Raw()
@@ -147,6 +150,53 @@ def header_length(value: bytes | None, body_bytes: int) -> int | None:
     return length
 
 
+def lists_from_json(name: str, datatype: str, data: Any, json_depth: int) -> tuple[list[Any], int]:
+    """Read `data`: lists, flat or nested, whose elements are of the datatype's kind, and how deep they are nested, from 1.
+
+    data: `msgspec.Raw`, or already parsed. json_depth: the deepest nesting. Raises: InvalidArgument.
+    """
+    kind = _KINDS.get(datatype)
+    if kind is None:
+        raise InvalidArgument(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input '{name}'"
+        )
+    depth = depth_of(data)
+    if not 0 < depth <= json_depth:
+        what = f"lists nested {depth} deep" if depth else "no list"
+        raise InvalidArgument(f"input '{name}': data: got {what}, expected a list, flat or nested, at most {json_depth} deep")
+    try:
+        if type(data) is msgspec.Raw:
+            decoder = _data_decoders.get((kind, depth))
+            if decoder is None:
+                decoder = _data_decoders[kind, depth] = msgspec.json.Decoder(_nested(kind, depth))
+            return decoder.decode(data), depth
+        return msgspec.convert(data, _nested(kind, depth)), depth
+    except ValueError as exc:
+        raise InvalidArgument(f"input '{name}': data: expected {datatype} elements{_odd_element(exc)}") from exc
+
+
+def tensor_of_elements(name: str, datatype: str, shape: Sequence[int], flat: list[Any]) -> np.ndarray:
+    """Shapes: (n,) -> shape. BYTES: strings as UTF-8. Raises: InvalidArgument."""
+    count = check_count(name, datatype, shape, len(flat))
+    if datatype == "BYTES":
+        elements = np.empty(count, NUMPY["BYTES"])
+        elements[:] = [text.encode() for text in flat]
+        return shaped(name, elements, shape)
+    try:
+        packed = struct.pack(f"<{count}{_FORMATS[datatype]}", *flat)
+    except (struct.error, OverflowError):
+        raise out_of_range(name, datatype, flat) from None
+    return shaped(name, np.frombuffer(packed, NUMPY[datatype]), shape)
+
+
+def tensor_from_json(name: str, datatype: str, shape: Sequence[int], data: Any, json_depth: int) -> np.ndarray:
+    """Shapes: nested or flat `data`, in row-major order -> shape. Raises: InvalidArgument."""
+    flat, depth = lists_from_json(name, datatype, data, json_depth)
+    for _ in range(depth - 1):
+        flat = list(chain.from_iterable(flat))
+    return tensor_of_elements(name, datatype, shape, flat)
+
+
 class ModelCodec:
     """Reads requests for one model version and writes its answers."""
 
@@ -176,12 +226,12 @@ class ModelCodec:
                 f"failed to parse the request JSON: the body is empty; the smallest request: {smallest_request_text(self.spec)}"
             )
         if header_bytes is None:
-            message, tail = _parse(body), memoryview(b"")
+            message, tail = parse(body, _body_decoder, _LooseBody), memoryview(b"")
         elif header_bytes == 0:
             return self._decode_raw(body, arrival_ns)
         else:
             view = memoryview(body)
-            message, tail = _parse(view[:header_bytes]), view[header_bytes:]
+            message, tail = parse(view[:header_bytes], _body_decoder, _LooseBody), view[header_bytes:]
         inputs: Tensors = {}
         at = 0
         for entry in message.inputs:
@@ -191,13 +241,13 @@ class ModelCodec:
             shape = entry.shape
             check_input(self.spec, self.model, name, entry.datatype, shape)
             if entry.parameters is None and entry.data is not _ABSENT:
-                inputs[name] = self._from_json(name, entry.datatype, shape, entry.data)
+                inputs[name] = tensor_from_json(name, entry.datatype, shape, entry.data, self._json_depth)
                 continue
             if entry.parameters and not OF_TENSORS.issuperset(entry.parameters):
                 check_parameters(entry.parameters, f"input '{name}'", of_tensor=True)
             source = _source(entry)
             if source == "data":
-                inputs[name] = self._from_json(name, entry.datatype, shape, entry.data)
+                inputs[name] = tensor_from_json(name, entry.datatype, shape, entry.data, self._json_depth)
             elif source == "binary_data_size":
                 size = _parameter(entry.parameters, "binary_data_size", int, 0, f"input '{name}'")
                 missing = at + size - len(tail)
@@ -218,7 +268,7 @@ class ModelCodec:
         binary, timeout_us, priority = False, 0, 0
         parameters = message.parameters or {}
         if parameters:
-            binary, timeout_us, priority = _take_ours(parameters)
+            binary, timeout_us, priority = take_ours(parameters)
             if parameters and not self.spec.reads_parameters:
                 check_parameters(parameters, "request")
         outputs: tuple[OutputRequest, ...] = ()
@@ -227,48 +277,12 @@ class ModelCodec:
         elif binary:
             outputs = self._all_binary
         elif self._without_json is not None:
-            raise _no_json_output(self._without_json)
+            raise no_json_output(self._without_json)
         return InferRequest(
             self.model, self.version, message.id, inputs, rows, arrival_ns, outputs, parameters,
             deadline_after(arrival_ns, timeout_us) if timeout_us else None, priority,
             shape_key(self.spec, self._ragged, inputs, parameters),
         )  # fmt: skip
-
-    def _from_json(self, name: str, datatype: str, shape: list[int], data: Any) -> np.ndarray:
-        """Shapes: nested or flat `data`, in row-major order -> shape. BYTES: strings as UTF-8."""
-        kind = _KINDS.get(datatype)
-        if kind is None:
-            raise InvalidArgument(
-                f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input '{name}'"
-            )
-        depth = _depth(data)
-        if not 0 < depth <= self._json_depth:
-            what = f"lists nested {depth} deep" if depth else "no list"
-            raise InvalidArgument(
-                f"input '{name}': data: got {what}, expected a list, flat or nested, at most {self._json_depth} deep"
-            )
-        try:
-            if type(data) is msgspec.Raw:
-                decoder = _data_decoders.get((kind, depth))
-                if decoder is None:
-                    decoder = _data_decoders[kind, depth] = msgspec.json.Decoder(_nested(kind, depth))
-                flat = decoder.decode(data)
-            else:
-                flat = msgspec.convert(data, _nested(kind, depth))
-        except ValueError as exc:
-            raise InvalidArgument(f"input '{name}': data: expected {datatype} elements{_odd_element(exc)}") from exc
-        for _ in range(depth - 1):
-            flat = list(chain.from_iterable(flat))
-        count = check_count(name, datatype, shape, len(flat))
-        if kind is str:
-            elements = np.empty(count, NUMPY["BYTES"])
-            elements[:] = [text.encode() for text in flat]
-            return shaped(name, elements, shape)
-        try:
-            packed = struct.pack(f"<{count}{_FORMATS[datatype]}", *flat)
-        except (struct.error, OverflowError):
-            raise out_of_range(name, datatype, flat) from None
-        return shaped(name, np.frombuffer(packed, NUMPY[datatype]), shape)
 
     def _decode_raw(self, body: Buffer, arrival_ns: int) -> InferRequest:
         """The body is the one input's bytes; its shape follows from the specification, with one row. All outputs are binary."""
@@ -330,7 +344,7 @@ class ModelCodec:
             if not (output.binary or output.classification or output.region):
                 spec = self.spec.output_by_name[name]
                 if spec.datatype in WITHOUT_JSON:
-                    raise _no_json_output(spec)
+                    raise no_json_output(spec)
             wanted[name] = output
         return tuple(sorted(wanted.values(), key=lambda output: self._order[output.name]))
 
@@ -366,7 +380,7 @@ class ModelCodec:
                 tail.append(raw)
             else:
                 entries.append(
-                    b'%b],"data":%b}' % (head, _to_json(name, datatype or self.spec.output_by_name[name].datatype, array))
+                    b'%b],"data":%b}' % (head, to_json(name, datatype or self.spec.output_by_name[name].datatype, array))
                 )
         head = b'{"id":%b,%b' % (orjson.dumps(response.id), self._head) if response.id else b"{" + self._head
         if response.parameters:
@@ -377,9 +391,10 @@ class ModelCodec:
         return [text], None
 
 
-def _parse(message: Buffer) -> _Body | _LooseBody:
+def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_Loose]) -> _Strict | _Loose:
+    """Read JSON. loose: what to read it as if it holds the words that JSON lacks. Raises: InvalidArgument."""
     try:
-        return _body_decoder.decode(message)
+        return decoder.decode(message)
     except msgspec.ValidationError as exc:
         raise InvalidArgument(f"malformed inference request: {exc}") from exc
     except RecursionError:
@@ -393,14 +408,14 @@ def _parse(message: Buffer) -> _Body | _LooseBody:
         read = json.loads(text)
         if _SURROGATE.search(text):
             json.dumps(read, ensure_ascii=False).encode()  # a lone one is no text: this reader lets it pass, the strict one not
-        return msgspec.convert(read, _LooseBody)
+        return msgspec.convert(read, loose)
     except RecursionError:
         raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
     except ValueError as exc:
         raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
 
 
-def _take_ours(parameters: dict[str, ParameterValue]) -> tuple[bool, int, int]:
+def take_ours(parameters: dict[str, ParameterValue]) -> tuple[bool, int, int]:
     """Take the parameters that are ours, leave the model's.
 
     Returns: whether outputs are binary by default, the timeout in microseconds, and the priority, 0 where there is none.
@@ -454,7 +469,7 @@ def _region(parameters: dict[str, ParameterValue] | None, where: str) -> RegionR
     )
 
 
-def _depth(data: Any) -> int:
+def depth_of(data: Any) -> int:
     """How many lists `data` opens with, one within the other; 0: it is no list."""
     depth = 0
     if type(data) is msgspec.Raw:
@@ -486,7 +501,7 @@ def _nested(kind: type, depth: int) -> Any:
     return nested
 
 
-def _no_json_output(spec: TensorSpec) -> InvalidArgument:
+def no_json_output(spec: TensorSpec) -> InvalidArgument:
     return InvalidArgument(
         f"sending {spec.datatype} data via JSON is not supported. Please use the binary data format for output '{spec.name}'"
     )
@@ -500,7 +515,7 @@ def _text(value: str) -> str:
     return orjson.dumps(value).decode()
 
 
-def _to_json(name: str, datatype: str, array: np.ndarray) -> bytes:
+def to_json(name: str, datatype: str, array: np.ndarray) -> bytes:
     """A flat JSON list, as Triton writes it. Floats: the shortest digits that give the same value of that datatype."""
     flat = np.ascontiguousarray(array).reshape(-1)
     if datatype == "BYTES":

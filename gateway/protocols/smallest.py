@@ -28,6 +28,26 @@ def smallest_request_text(spec: ModelSpec) -> str:
     return f'{{"inputs":[{",".join(entries)}{f", … {more} more" if more else ""}]}}'
 
 
+def smallest_generate(spec: ModelSpec) -> dict[str, Any]:
+    """The same request for the generate extension: one element without its list."""
+    return {tensor.name: _element(tensor) if _count(tensor) == 1 else _content(tensor) for tensor in needed_inputs(spec)}
+
+
+def smallest_generate_text(spec: ModelSpec) -> str:
+    """The same as JSON, in which long lists are only begun."""
+    fields = [
+        f"{_dumped(tensor.name)}:"
+        + (
+            _dumped(_element(tensor) if _count(tensor) == 1 else _content(tensor))
+            if _count(tensor) <= _SHOWN
+            else _begun(tensor)
+        )
+        for tensor in needed_inputs(spec)[:_INPUTS_SHOWN]
+    ]
+    more = len(needed_inputs(spec)) - len(fields)
+    return f"{{{','.join(fields)}{f', … {more} more' if more else ''}}}"
+
+
 def needed_inputs(spec: ModelSpec) -> list[TensorSpec]:
     """Those that no request can be without; the first, where that is none."""
     return [tensor for tensor in spec.inputs if not tensor.optional] or list(spec.inputs[:1])

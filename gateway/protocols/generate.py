@@ -1,0 +1,204 @@
+"""Triton's generate extension, pure: bodies to `InferRequest`s, `InferResponse`s to JSON objects.
+
+A request is one flat object. A key that names an input of the model is that input's elements, any other is a parameter of
+the request, and so is what stands in `parameters`; `id` is the request's. Shapes are not given: they follow from the model's
+and from how many elements there are. An answer is a flat object, too: an output of one element is that element, any other
+a flat list.
+
+Source: Triton docs/protocol/extension_generate.md, and Triton 2.51 where that is silent. More is taken than there: nested
+lists, which state their shape. Less is, as in `infer`: what was misspelt, or given twice, is refused.
+"""
+
+from collections.abc import Sequence
+from itertools import chain, islice
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import orjson
+
+from backends.base import ModelSpec, Tensors, TensorSpec
+from gateway.config import Ragged
+from gateway.errors import InvalidArgument, instead, shortened
+from gateway.protocols.rest import (
+    WriteRegion,
+    depth_of,
+    lists_from_json,
+    parse,
+    take_ours,
+    tensor_of_elements,
+    to_json,
+)
+from gateway.protocols.smallest import WITHOUT_JSON, smallest_generate_text
+from gateway.protocols.tensors import Buffer, check_input, check_parameters, count_rows, deadline_after, shape_key
+from gateway.types import InferRequest, InferResponse, ParameterValue
+
+_ID: Final = "id"
+_PARAMETERS: Final = "parameters"
+_NAMES_SHOWN: Final = 8
+_Field = msgspec.Raw | Any  # as it came, or parsed, where the request holds NaN
+
+_object_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class GenerateCodec:
+    """Reads generate requests for one model version and writes its answers, or the parts of one."""
+
+    def __init__(self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None, json_depth: int) -> None:
+        """json_depth: the deepest nesting of an input's lists."""
+        self.model = model
+        self.version = version
+        self.spec = spec
+        self._ragged = ragged
+        self._json_depth = json_depth
+        tensors = (*(tensor for tensor in spec.inputs if not tensor.optional), *spec.outputs)
+        self._without_json = next((tensor for tensor in tensors if tensor.datatype in WITHOUT_JSON), None)
+        self._model = {"model_name": orjson.dumps(model), "model_version": orjson.dumps(version)}
+
+    def decode(self, body: Buffer, arrival_ns: int) -> InferRequest:
+        """Read and validate one request. Raises: InvalidArgument."""
+        if self._without_json is not None:
+            tensor = self._without_json
+            raise InvalidArgument(
+                f"model '{self.model}': '{tensor.name}' is {tensor.datatype}, which JSON lacks: ask by infer with binary data, "
+                "or over gRPC"
+            )
+        spec = self.spec
+        message: dict[str, _Field] = parse(body if len(body) else b"{}", _object_decoder, dict[str, Any])
+        request_id = "" if _ID in spec.input_by_name else _text(message.pop(_ID, ""))
+        nested = _object(message.pop(_PARAMETERS, {}))
+        if _PARAMETERS in spec.input_by_name:
+            raise InvalidArgument(f"model '{self.model}' has an input 'parameters', which generate cannot give: ask by infer")
+        inputs: Tensors = {}
+        parameters: dict[str, ParameterValue] = {}
+        for name, field in chain(message.items(), nested.items()):
+            if name in inputs or name in parameters:
+                raise InvalidArgument(f"'{shortened(name)}' is given twice: in 'parameters', and beside it")
+            tensor_spec = spec.input_by_name.get(name)
+            if tensor_spec is not None:
+                inputs[name] = self._tensor(tensor_spec, field)
+            else:
+                parameters[name] = self._parameter(name, field)
+        missing = [tensor.name for tensor in spec.inputs if tensor.name not in inputs and not tensor.optional]
+        if missing:
+            taken = ", ".join(f"'{shortened(name)}'" for name in islice(parameters, _NAMES_SHOWN))
+            others = f"; taken as parameters: {taken}" if taken else ""
+            raise InvalidArgument(
+                f"expected {len(spec.inputs)} inputs but got {len(inputs)} inputs for model '{self.model}': missing "
+                + ", ".join(f"'{name}'" for name in missing)
+                + f"{others}; the smallest request: {smallest_generate_text(spec)}"
+            )
+        rows = count_rows(spec, self.model, inputs)
+        timeout_us, priority = 0, 0
+        if parameters:
+            binary, timeout_us, priority = take_ours(parameters)
+            if binary:
+                raise InvalidArgument("request: parameter 'binary_data_output': generate answers with JSON only: ask by infer")
+            if parameters and not spec.reads_parameters:
+                check_parameters(parameters, "request")
+        return InferRequest(
+            self.model, self.version, request_id, inputs, rows, arrival_ns, (), parameters,
+            deadline_after(arrival_ns, timeout_us) if timeout_us else None, priority,
+            shape_key(spec, self._ragged, inputs, parameters),
+        )  # fmt: skip
+
+    def _tensor(self, spec: TensorSpec, field: _Field) -> np.ndarray:
+        """Shapes: one element, or a flat list, fills the model's shape; nested lists are its innermost dimensions."""
+        name, datatype = spec.name, spec.datatype
+        if not depth_of(field):
+            field = msgspec.Raw(b"[%b]" % bytes(field)) if type(field) is msgspec.Raw else [field]
+        lists, depth = lists_from_json(name, datatype, field, self._json_depth)
+        if depth == 1:
+            shape = _filled(spec.shape, len(lists))
+            flat = lists
+            if shape is None:
+                noun = "element" if len(flat) == 1 else "elements"
+                raise InvalidArgument(
+                    f"input '{name}' of model '{self.model}': {len(flat)} {noun} cannot be made {datatype} {list(spec.shape)}"
+                )
+        else:
+            sizes, flat = _sizes(name, lists, depth)
+            shape = [1] * (len(spec.shape) - depth) + sizes
+        check_input(self.spec, self.model, name, datatype, shape)
+        return tensor_of_elements(name, datatype, shape, flat)
+
+    def _parameter(self, name: str, field: _Field) -> ParameterValue:
+        value = _parsed(field)
+        if isinstance(value, ParameterValue):
+            return value
+        what = {list: "a list", dict: "an object"}.get(type(value), "null")
+        others = instead(name, self.spec.input_by_name, "its inputs")
+        raise InvalidArgument(
+            f"parameter '{shortened(name)}': got {what}, expected text, a number, true or false; and model '{self.model}' "
+            f"has no input of this name{others}"
+        )
+
+    def encode(self, request: InferRequest, response: InferResponse, write_region: WriteRegion) -> bytes:
+        """Write an answer, or a part of one, as a JSON object.
+
+        Of equal names `id` and the model's go before parameters, and these before outputs. Raises: InvalidArgument, for an
+        output that has no JSON form.
+        """
+        fields = {_ID: orjson.dumps(response.id)} | self._model if response.id else self._model.copy()
+        for name, value in response.parameters.items():
+            fields.setdefault(name, orjson.dumps(value))
+        for name, array in response.outputs.items():
+            text = to_json(name, self.spec.output_by_name[name].datatype, array)
+            fields.setdefault(name, text[1:-1] if array.size == 1 else text)
+        return b"{%b}" % b",".join([b"%b:%b" % (orjson.dumps(name), text) for name, text in fields.items()])
+
+
+def _filled(shape: Sequence[int], count: int) -> list[int] | None:
+    """A shape of so many elements: the innermost open size holds all, other open ones are 1. None: there is no such shape."""
+    for size in shape:
+        if size >= 0:
+            if not size or count % size:
+                return None
+            count //= size
+    filled = list(shape)
+    for axis in reversed(range(len(shape))):
+        if shape[axis] < 0:
+            filled[axis] = count
+            count = 1
+    return filled if count == 1 else None
+
+
+def _sizes(name: str, lists: list[Any], depth: int) -> tuple[list[int], list[Any]]:
+    """The sizes of nested lists, and their elements in row-major order. Raises: InvalidArgument, if they are not even."""
+    sizes = []
+    level = [lists]
+    for _ in range(depth):
+        lengths = {len(each) for each in level}
+        if len(lengths) > 1:
+            raise InvalidArgument(
+                f"input '{name}': lists of {min(lengths)} and of {max(lengths)} side by side, expected equal ones"
+            )
+        sizes.append(max(lengths, default=0))
+        level = list(chain.from_iterable(level))
+    return sizes, level
+
+
+def _parsed(field: _Field) -> Any:
+    """Raises: InvalidArgument."""
+    if type(field) is not msgspec.Raw:
+        return field
+    try:
+        return msgspec.json.decode(field)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
+
+
+def _text(field: _Field) -> str:
+    value = _parsed(field)
+    if isinstance(value, str):
+        return value
+    raise InvalidArgument(f"malformed request: 'id': got {value!r}, expected text")
+
+
+def _object(field: _Field) -> dict[str, _Field]:
+    if isinstance(field, dict):
+        return field
+    try:
+        return _object_decoder.decode(field)
+    except (ValueError, TypeError, RecursionError):
+        raise InvalidArgument("malformed request: 'parameters': expected an object") from None

@@ -126,7 +126,7 @@ class GenerateCodec:
         value = _parsed(field)
         if isinstance(value, ParameterValue):
             return value
-        what = {list: "a list", dict: "an object"}.get(type(value), "null")
+        what = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else "null"
         others = instead(name, self.spec.input_by_name, "its inputs")
         raise InvalidArgument(
             f"parameter '{shortened(name)}': got {what}, expected text, a number, true or false; and model '{self.model}' "

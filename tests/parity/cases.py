@@ -141,10 +141,11 @@ def keys_of(value: Any, path: str = "") -> set[str]:
 
 def server_metadata(client: Client) -> Any:
     metadata = as_dict(client, "get_server_metadata")
-    return {"keys": sorted(metadata), "extensions": sorted(set(metadata["extensions"]) - NOT_OFFERED)}
+    return {"keys": sorted(metadata), "extensions": sorted(set(metadata["extensions"]) - NOT_OFFERED - NOT_TOLD)}
 
 
 NO_STATISTICS = ("memory_usage", "response_stats")  # of models in Triton's memory, and of decoupled models
+NOT_TOLD = {"generate"}  # by Triton, which has it
 NOT_OFFERED = {"sequence", "model_repository(unload_dependents)", "cuda_shared_memory", "trace", "logging"}
 
 

@@ -1,6 +1,8 @@
 """The models that stand on both servers: user classes for the gateway's python backend, and the same for Triton's."""
 
+import inspect
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,16 @@ class Sleeps:
         return {"OUTPUT0": inputs["INPUT0"]}
 
 
+class Repeats:
+    """Answers in parts: `n` times the text, then an error if it is asked for."""
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+        for index in range(int(inputs["n"].ravel()[0])):
+            yield {"said": inputs["text"], "index": np.array([[index, index + 1]], np.int32)}
+        if "fail" in inputs:
+            raise RuntimeError("this model was asked to fail")
+
+
 class Unloadable:
     def load(self) -> None:
         raise RuntimeError("this model cannot be loaded")
@@ -45,6 +57,7 @@ class Unloadable:
 
 _TRITON_MODEL = """
 import time
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -71,6 +84,19 @@ _BODIES = {
         raise RuntimeError("this model always fails")
 """,
     Sleeps: _IDENTITY.replace("        inputs", f"        time.sleep({SLEEPS_S})\n        inputs"),
+    Repeats: """
+    def execute(self, requests):
+        for request in requests:
+            text, n, fail = (pb_utils.get_input_tensor_by_name(request, name) for name in ("text", "n", "fail"))
+            sender = request.get_response_sender()
+            for index in range(int(n.as_numpy().ravel()[0])):
+                counted = np.array([[index, index + 1]], np.int32)
+                outputs = [pb_utils.Tensor("said", text.as_numpy()), pb_utils.Tensor("index", counted)]
+                sender.send(pb_utils.InferenceResponse(outputs))
+            if fail is not None:
+                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("this model was asked to fail")))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+""",
     Unloadable: _IDENTITY
     + """
     def initialize(self, args):
@@ -90,6 +116,7 @@ class Pair:
     max_rows: int = 8
     labels: tuple[str, ...] = ()
     load_at_start: bool = True
+    optional: tuple[str, ...] = ()
 
     def gateway_config(self) -> dict[str, Any]:
         """This model's entry of the gateway's configuration file."""
@@ -98,6 +125,7 @@ class Pair:
             batch = (-1,) if self.max_rows else ()
             return [
                 {"name": name, "datatype": datatype, "shape": [*batch, *dims], "labels": list(labels)}
+                | ({"optional": True} if name in self.optional else {})
                 for name, datatype, dims in specs
             ]
 
@@ -115,7 +143,8 @@ class Pair:
 
         def tensors(specs: tuple[tuple[str, str, tuple[int, ...]], ...], extra: str) -> str:
             entries = [
-                f'{{name: "{name}" data_type: {config_datatype(datatype)} dims: {list(dims)}{extra}}}'
+                f'{{name: "{name}" data_type: {config_datatype(datatype)} dims: {list(dims)}{extra}'
+                + (" optional: true}" if name in self.optional else "}")
                 for name, datatype, dims in specs
             ]
             return f"[{', '.join(entries)}]"
@@ -124,6 +153,7 @@ class Pair:
         config = (
             f"max_batch_size: {self.max_rows}\ninput {tensors(self.inputs, '')}\noutput {tensors(self.outputs, labels)}\n"
             "instance_group [{kind: KIND_CPU count: 1}]\n"
+            + ("model_transaction_policy {decoupled: true}\n" if inspect.isgeneratorfunction(self.code.predict) else "")
         )
         files = {"labels.txt": "\n".join(self.labels)} if self.labels else {}
         write_model(repository, self.name, config, _TRITON_MODEL.format(body=_BODIES[self.code]), files)
@@ -145,6 +175,13 @@ PAIRS = (
     Pair("whole", Identity, (("INPUT0", "FP32", (-1, -1)),), (("OUTPUT0", "FP32", (-1, -1)),), max_rows=0),
     Pair("fails", Fails, *_VECTOR),
     Pair("sleeps", Sleeps, *_VECTOR, max_rows=1),
+    Pair(
+        "repeats",
+        Repeats,
+        (("text", "BYTES", (1,)), ("n", "INT32", (1,)), ("fail", "BOOL", (1,))),
+        (("said", "BYTES", (1,)), ("index", "INT32", (2,))),
+        optional=("fail",),
+    ),
     Pair("unloadable", Unloadable, *_VECTOR, load_at_start=False),
     Pair("at@home", Identity, *_VECTOR),
 )

@@ -107,6 +107,8 @@ def curl_command(url: str, model: ReadyModel, server: Server) -> str | None:
     inputs = [(tensor, smallest_shape(tensor)) for tensor in needed_inputs(spec)]
     if sum(prod(shape) for _, shape in inputs) > min(_ELEMENTS, server.limits.body_bytes // _ELEMENT_BYTES):
         return None
+    if spec.decoupled:
+        return _stream_command(url, model)
     body = _Body()
     body.text('{"inputs": [')
     binary_bytes = 0
@@ -134,6 +136,30 @@ def curl_command(url: str, model: ReadyModel, server: Server) -> str | None:
     if binary_bytes:
         written = f"{{ printf %s {body.word}; head -c {binary_bytes} /dev/zero; }}"
         return f"{written} | {curl} -H 'Inference-Header-Content-Length: {body.bytes}' --data-binary @-"
+    return _sent(body, curl)
+
+
+def _stream_command(url: str, model: ReadyModel) -> str | None:
+    """For a decoupled model: shows each part when it comes; None: the model takes or gives what JSON lacks."""
+    spec = model.spec
+    if any(tensor.datatype in WITHOUT_JSON for tensor in (*needed_inputs(spec), *spec.outputs)):
+        return None
+    body = _Body()
+    for position, tensor in enumerate(needed_inputs(spec)):
+        body.text(f"{', ' if position else '{'}{json.dumps(tensor.name)}: ")
+        count = prod(smallest_shape(tensor))
+        if count == 1:
+            body.text(_element(tensor.datatype))
+        else:
+            body.text("[")
+            body.repeat(_element(tensor.datatype), count)
+            body.text("]")
+    body.text("}")
+    address = f"{url}/v2/models/{quote(model.name, safe='')}/generate_stream"
+    return _sent(body, f"curl -sS -N {shlex.quote(address)}")
+
+
+def _sent(body: "_Body", curl: str) -> str:
     if body.bytes > _ARGUMENT_BYTES:
         return f"printf %s {body.word} | {curl} --data-binary @-"
     return f"{curl} -d {body.word}"

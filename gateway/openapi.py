@@ -11,13 +11,14 @@ import numpy as np
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway import __version__
-from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs, smallest_request, smallest_shape
+from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs, smallest_generate, smallest_request, smallest_shape
 
 Schema = dict[str, Any]
 
 _JSON: Final = "application/json"
 _BINARY: Final = "application/octet-stream"
 _EXAMPLE_ELEMENTS: Final = 1024
+_PARAMETER: Final = {"type": ["boolean", "integer", "number", "string"]}
 _ERROR: Final = {"$ref": "#/components/responses/Error"}
 
 # Path -> method, what it is for, the schema of the answer ("": it has no body).
@@ -54,6 +55,8 @@ _MODEL: Final = {
     "/stats": ("get", "The model's statistics", "Object"),
     "/route": ("get", "Which backend a request would go to now, and why", "Object"),
     "/infer": ("post", "Inference", "InferenceResponse"),
+    "/generate": ("post", "Inference with flat JSON objects: Triton's generate extension", "Object"),
+    "/generate_stream": ("post", "The same, with a server-sent event for each part of the answer", "Events"),
     "/trace/setting": ("get", "Not offered", "Object"),
 }
 
@@ -70,13 +73,22 @@ def describe_api(models: Sequence[tuple[str, str, ModelSpec]], *, metrics: bool)
     unversioned: set[str] = set()
     for name, version, spec in models:
         key = f"{len(unversioned)}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)}-{version}"
-        schemas[f"{key}-request"] = _request(name, version, spec)
-        schemas[f"{key}-response"] = _response(name, version, spec)
         at = f"/v2/models/{quote(name, safe='')}"
-        paths[f"{at}/versions/{version}/infer"] = _infer(name, version, spec, key, f"infer {name} {version}")
+        described = [(f"{at}/versions/{version}", f"{name} {version}")]
         if name not in unversioned:
             unversioned.add(name)
-            paths[f"{at}/infer"] = _infer(name, version, spec, key, f"infer {name}")
+            described.append((at, name))
+        if not spec.decoupled:
+            schemas[f"{key}-request"] = _request(name, version, spec)
+            schemas[f"{key}-response"] = _response(name, version, spec)
+            paths |= {f"{path}/infer": _infer(name, version, spec, key, f"infer {what}") for path, what in described}
+        if not any(tensor.datatype in WITHOUT_JSON for tensor in (*spec.inputs, *spec.outputs)):
+            schemas[f"{key}-generate"] = _generate_request(name, version, spec)
+            schemas[f"{key}-generated"] = _generated(name, version, spec)
+            schemas[f"{key}-event"] = {"anyOf": [_ref(f"{key}-generated"), _ref("Error")]}
+            for path, what in described:
+                for verb, answer in (("generate", _answer(f"{key}-generated")), ("generate_stream", _events(f"{key}-event"))):
+                    paths[f"{path}/{verb}"] = _generate(name, version, spec, key, f"{verb} {what}", answer)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -96,8 +108,10 @@ def describe_api(models: Sequence[tuple[str, str, ModelSpec]], *, metrics: bool)
 def _path(path: str, method: str, summary: str, answer: str) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": summary,
-        "responses": {"200": _answer(answer) if answer else {"description": "Done"}, "default": _ERROR},
+        "responses": {"200": {"description": "Done"}, "default": _ERROR},
     }
+    if answer:
+        operation["responses"]["200"] = _events("Object") if answer == "Events" else _answer(answer)
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in re.findall("{(.*?)}", path)
     ]
@@ -107,7 +121,8 @@ def _path(path: str, method: str, summary: str, answer: str) -> dict[str, Any]:
         operation["parameters"] = parameters
     if method == "post":
         body = "InferenceRequest" if path.endswith("/infer") else "Object"
-        operation["requestBody"] = {"required": body != "Object", "content": {_JSON: {"schema": _ref(body)}}}
+        needed = path.endswith(("/infer", "/generate", "/generate_stream"))
+        operation["requestBody"] = {"required": needed, "content": {_JSON: {"schema": _ref(body)}}}
     return {method: operation}
 
 
@@ -124,6 +139,26 @@ def _infer(name: str, version: str, spec: ModelSpec, key: str, operation: str) -
             "responses": {"200": _answer(f"{key}-response"), "default": _ERROR},
         }
     }
+
+
+def _generate(name: str, version: str, spec: ModelSpec, key: str, operation: str, answer: dict[str, Any]) -> dict[str, Any]:
+    body: dict[str, Any] = {"schema": _ref(f"{key}-generate")}
+    if sum(prod(smallest_shape(tensor)) for tensor in needed_inputs(spec)) <= _EXAMPLE_ELEMENTS:
+        body["example"] = smallest_generate(spec)
+    return {
+        "post": {
+            "operationId": operation,
+            "summary": f"Inference with {name}, version {version}, by flat JSON objects",
+            "requestBody": {"required": True, "content": {_JSON: body}},
+            "responses": {"200": answer, "default": _ERROR},
+        }
+    }
+
+
+def _events(schema: str) -> dict[str, Any]:
+    """OpenAPI has a word for what an event holds from 3.2 on: `itemSchema`."""
+    text = {"type": "string", "description": "Server-sent events: `data: `, a JSON object (x-itemSchema), an empty line"}
+    return {"description": "The parts", "content": {"text/event-stream": {"schema": text, "x-itemSchema": _ref(schema)}}}
 
 
 def _answer(schema: str) -> dict[str, Any]:
@@ -149,7 +184,7 @@ def _common_schemas() -> dict[str, Schema]:
         "Object": {"type": "object"},
         "List": {"type": "array"},
         "Error": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
-        "Parameters": {"type": "object", "additionalProperties": {"type": ["boolean", "integer", "number", "string"]}},
+        "Parameters": {"type": "object", "additionalProperties": _PARAMETER},
         "Tensor": tensor,
         "InferenceRequest": {
             "type": "object",
@@ -233,6 +268,33 @@ def _request(name: str, version: str, spec: ModelSpec) -> Schema:
             "parameters": _ref("Parameters"),
         },
     }
+
+
+def _generate_request(name: str, version: str, spec: ModelSpec) -> Schema:
+    return {
+        "title": f"A generate request for {name}, version {version}",
+        "description": "An element or a flat list fills the model's shape; nested lists state it. Other keys are parameters.",
+        "type": "object",
+        "required": [tensor.name for tensor in spec.inputs if not tensor.optional],
+        "properties": {"id": {"type": "string"}, "parameters": _ref("Parameters")}
+        | {tensor.name: _elements(tensor) for tensor in spec.inputs},
+        "additionalProperties": _PARAMETER,
+    }
+
+
+def _generated(name: str, version: str, spec: ModelSpec) -> Schema:
+    return {
+        "title": f"What {name}, version {version}, generates: an answer, or a part of one",
+        "type": "object",
+        "required": ["model_name", "model_version"],
+        "properties": {tensor.name: _elements(tensor) for tensor in spec.outputs}
+        | {"id": {"type": "string"}, "model_name": {"const": name}, "model_version": {"const": version}},
+    }
+
+
+def _elements(tensor: TensorSpec) -> Schema:
+    """One, or lists of them."""
+    return {"title": f"{tensor.name}: {tensor.datatype} {list(tensor.shape)}", **_data(tensor.datatype)["items"]}
 
 
 def _response(name: str, version: str, spec: ModelSpec) -> Schema:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,16 @@ def test_a_request_has_the_rows_that_a_model_insists_on_and_one_input_at_least()
     command = curl_command(URL, model(inputs=inputs), Server())
     assert command is not None
     assert '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 1], "data": [1, 1]}]}' in command
+
+
+def test_a_decoupled_model_is_asked_for_its_parts_as_they_come() -> None:
+    inputs = (TensorSpec("text", "BYTES", (-1, 1)), TensorSpec("x", "FP32", (-1, 2)))
+    decoupled = replace(model("a b", inputs=inputs).spec, decoupled=True)
+    assert curl_command(URL, ReadyModel("a b", "1", decoupled, True), Server()) == (
+        "curl -sS -N http://127.0.0.1:8000/v2/models/a%20b/generate_stream -d " """'{"text": "1", "x": [1, 1]}'"""
+    )
+    half = replace(decoupled, outputs=(TensorSpec("y", "FP16", (-1, 1)),))
+    assert curl_command(URL, ReadyModel("m", "1", half, True), Server()) is None  # curl could not read it
 
 
 def test_many_elements_are_left_to_the_shell_to_write() -> None:

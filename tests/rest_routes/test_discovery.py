@@ -14,6 +14,7 @@ from gateway.config import Limits
 from gateway.openapi import describe_api
 from gateway.rest_routes import RestRoutes
 from tests.rest_routes.serving import MODELS, Served, serving
+from tests.rest_routes.test_generate import events
 from tests.rest_routes.test_routes import ask, row
 
 HALVES = """\
@@ -22,11 +23,14 @@ HALVES = """\
     outputs: [{name: OUT0, datatype: FP16, shape: [-1, 2]}, {name: OUT1, datatype: BF16, shape: [-1, 2]}]
     backends: [{kind: synthetic, fixed_ms: 0}]
 """
+COUNTS = """\
+  - {name: counts, max_rows: 0, backends: [{kind: python, model: "tests/rest_routes/test_generate.py:Counts"}]}
+"""
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("rest"), MODELS + HALVES) as running:
+    with serving(tmp_path_factory.mktemp("rest"), MODELS + HALVES + COUNTS) as running:
         yield running
 
 
@@ -80,7 +84,9 @@ def test_the_api_names_every_path_that_is_served_and_no_other(served: Served) ->
     expected |= {f"/v2/{kind}/region/{{region}}/{verb}" for kind, verbs in routes._region_actions.items() for verb in verbs}
     for served_model in served.repository.ready_models():
         at = f"/v2/models/{quote(served_model.name)}"
-        expected |= {f"{at}/infer", f"{at}/versions/{served_model.version}/infer"}
+        verbs = {"infer"} if not served_model.spec.decoupled else set()
+        verbs |= {"generate", "generate_stream"} if served_model.name != "halves" else set()  # which JSON has no form for
+        expected |= {f"{prefix}/{verb}" for prefix in (at, f"{at}/versions/{served_model.version}") for verb in verbs}
     paths = api(served)["paths"]
     assert set(paths) == expected
     for path, operations in paths.items():
@@ -96,9 +102,11 @@ def schema(document: dict[str, Any], path: str, part: str) -> Any:
     """A validator of the requests at a path, or of the answers there."""
     post = document["paths"][path]["post"]
     body = post["requestBody"] if part == "request" else post["responses"]["200"]
-    return jsonschema.Draft202012Validator(
-        body["content"]["application/json"]["schema"] | {"components": document["components"]}
+    content = body["content"]
+    described = (
+        content["application/json"]["schema"] if "application/json" in content else content["text/event-stream"]["x-itemSchema"]
     )
+    return jsonschema.Draft202012Validator(described | {"components": document["components"]})
 
 
 @pytest.mark.slow
@@ -107,15 +115,19 @@ def test_each_models_example_is_served_and_the_answer_is_as_described(served: Se
     tried = 0
     for path, operations in document["paths"].items():
         body = operations.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
-        assert ("example" in body) == ("{" not in path and "halves" not in path and path.endswith("/infer")), path
+        of_a_model = path.endswith(("/infer", "/generate", "/generate_stream")) and "{" not in path
+        assert ("example" in body) == (of_a_model and "halves" not in path), path
         if "example" not in body:
             continue
         schema(document, path, "request").validate(body["example"])
         answer = ask(served, "POST", path, body["example"])
         assert answer.status == 200, (path, answer.body)
-        schema(document, path, "response").validate(answer.json())
+        objects = events(answer.body) if path.endswith("_stream") else [answer.json()]
+        assert objects
+        for each in objects:
+            schema(document, path, "response").validate(each)
         tried += 1
-    assert tried >= 12
+    assert tried >= 12 * 3
 
 
 def test_classes_are_described_too(served: Served) -> None:
@@ -143,6 +155,19 @@ def test_what_the_description_refuses_the_server_refuses(served: Served, model: 
     path = f"/v2/models/{model}/infer"
     assert not schema(api(served), path, "request").is_valid(json.loads(json.dumps(body)))
     assert ask(served, "POST", path, body).status == 400
+
+
+def test_an_event_that_is_an_error_is_described_too(served: Served) -> None:
+    path = "/v2/models/counts/generate_stream"
+    document = api(served)
+    asked = {"text": "a", "n": [2], "fails_at": 1, "parameters": {"gap_s": 0.0}, "id": "7"}
+    schema(document, path, "request").validate(asked)
+    given = events(ask(served, "POST", path, asked).body)
+    assert [next(iter(each)) for each in given] == ["id", "error"]
+    for each in given:
+        schema(document, path, "response").validate(each)
+    assert not schema(document, path, "request").is_valid({"text": "a"})
+    assert not schema(document, path, "request").is_valid({"text": 1, "n": 1})
 
 
 def test_the_api_follows_what_is_loaded(served: Served) -> None:

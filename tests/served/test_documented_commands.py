@@ -67,6 +67,8 @@ LINEAR_SERVE = "gateway serve configs/examples/linear.yaml"
 WITH_LINEAR_SERVE = {
     """curl localhost:8000/v2/models/linear/infer -d '{ "id": "7", "inputs": [{"name": "INPUT0", "datatype": "FP32","""
     """ "shape": [1, 16], "data": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]}] }'""": '"id":"7"',
+    """curl -N localhost:8000/v2/models/linear/generate_stream -d '{"INPUT0":"""
+    """ [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]}'""": 'data: {"model_name":"linear"',
     """echo '{"INPUT0": [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]]}' |"""
     """ gateway predict localhost:8000 linear --input -""": '"shape":[1,4]',
 }

@@ -168,6 +168,11 @@ class Device:
 
 Tensors = dict[str, np.ndarray]
 
+
+class LastPart(Tensors):
+    """A part of an answer that its model has said to be the last. The end of others is known only when it comes."""
+
+
 ONE_AS_TEXT: Final = b"1"
 
 # A parameter of `Session.run` beside the client's own: `time.monotonic_ns` after which nobody waits for the outputs. For
@@ -200,7 +205,8 @@ class StreamingSession(Session, Protocol):
         """Execute one request and give its answer in parts, each when it is asked for.
 
         Shapes: inputs as in `run`; every part has every output, with any number of rows. Ownership: as in `run`; a part is the
-        caller's. The caller closes the generator before its end if nobody waits for the rest: the run ends then.
+        caller's; a `LastPart` may be the last of them. The caller closes the generator before its end if nobody waits for the
+        rest: the run ends then.
         Raises: as `run`.
         """
         ...
@@ -282,7 +288,9 @@ def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast:
         raise OutputsRefused(
             f"the model gave {_names(undeclared)} beside its outputs {_names(spec.output_by_name)}: declare or omit them"
         )
-    return outputs | made if made else outputs
+    if not made:
+        return outputs
+    return LastPart(outputs | made) if isinstance(outputs, LastPart) else outputs | made
 
 
 def _cast(expected: TensorSpec, array: np.ndarray, *, allowed: bool) -> np.ndarray:

@@ -33,6 +33,7 @@ from backends.base import (
     BackendError,
     Device,
     ExecutionFailed,
+    LastPart,
     LoadFailed,
     ModelSpec,
     RunCancelled,
@@ -358,7 +359,7 @@ class TritonSession:
                     response = message.infer_response
                     final = response.parameters[_FINAL].bool_param
                     if response.outputs or not final:
-                        yield _outputs(response, {})
+                        yield LastPart(_outputs(response, {})) if final else _outputs(response, {})
                     if final:
                         self._read(answer, self._model.timeout_s)  # its end: a call that was cancelled would be a failed one
                         return

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends import triton_python_backend_utils as pb_utils
-from backends.base import ExecutionFailed, LoadFailed, RunCancelled, Tensors
+from backends.base import ExecutionFailed, LastPart, LoadFailed, RunCancelled, Tensors
 from backends.discovery import normalised
 from backends.source import load_object
 
@@ -122,8 +122,8 @@ class DecoupledAdapter(_Adapter):
         responses = self._responses = pb_utils.Responses()
         ended = self._begin(self._execution(inputs, parameters, responses))
         try:
-            for response in responses:
-                yield _outputs_of(response)
+            for response, final in responses:
+                yield LastPart(_outputs_of(response)) if final else _outputs_of(response)
             if responses.left:
                 raise RunCancelled("the model was told that nobody waits for its answer")
         finally:

@@ -147,7 +147,7 @@ class Responses:
     """What a model sends to one request, from any thread, taken by another."""
 
     def __init__(self) -> None:
-        self._sent: list[InferenceResponse] = []
+        self._sent: list[tuple[InferenceResponse, bool]] = []
         self._changed = threading.Condition()
         self._closed = False  # by the model
         self._failure: BaseException | None = None
@@ -167,7 +167,7 @@ class Responses:
             if self._closed:
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
             if response is not None and not self._left:
-                self._sent.append(response._copied())  # the model may use its arrays again
+                self._sent.append((response._copied(), final))  # the model may use its arrays again
             self._closed = final
             self._changed.notify_all()
 
@@ -181,8 +181,11 @@ class Responses:
 
     # the taker's side
 
-    def __iter__(self) -> Iterator[InferenceResponse]:
-        """Each response, as soon as it is sent, up to the final one, or until `leave`. Raises: what `fail` was told."""
+    def __iter__(self) -> Iterator[tuple[InferenceResponse, bool]]:
+        """Each response, and whether it is the final one, as soon as it is sent, until then or `leave`.
+
+        Raises: what `fail` was told.
+        """
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._sent or self._closed or self._left)
@@ -192,9 +195,9 @@ class Responses:
                     if self._failure is not None:
                         raise self._failure
                     return
-                response = self._sent.pop(0)
+                sent = self._sent.pop(0)
                 self._changed.notify_all()
-            yield response
+            yield sent
 
     def leave(self) -> None:
         """Take no more. From any thread."""

@@ -293,7 +293,7 @@ class _InferCall(OneMessage):
 class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
     """One inference of a stream, which sends its replies when it is their turn; parts are sent when they are there."""
 
-    __slots__ = ("_data", "_message", "_on_reply", "call", "in_parts", "replies")
+    __slots__ = ("_data", "_final", "_message", "_on_reply", "call", "in_parts", "replies")
 
     def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes, on_reply: Callable[[], None]) -> None:
         super().__init__(endpoints, time.monotonic_ns())
@@ -302,6 +302,7 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
         self._message = None
         self._on_reply = on_reply
         self.in_parts = False
+        self._final = False  # it has been sent
         self.replies: tuple[pb.ModelInferResponse | GatewayError, ...] | None = None  # what is left to send; None: not known
 
     def _parts(self, endpoint: Endpoint[ModelCodec]) -> OnPart:
@@ -309,17 +310,18 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
         return super()._parts(endpoint)
 
     def part(self, reply: pb.ModelInferResponse) -> bool:
-        reply.parameters[_FINAL].bool_param = False
+        reply.parameters[_FINAL].bool_param = self._last
         self.call.send(pb.ModelStreamInferResponse(infer_response=reply))
+        self._final = self._last
         return not self.call.stream.backlog
 
     def finish(self) -> None:
         message, endpoint = self._message, self._endpoint
         assert message is not None
         assert endpoint is not None
-        if _WANTS_FINAL in message.parameters and message.parameters[_WANTS_FINAL].bool_param:
-            served = endpoint.served
-            self._replied(pb.ModelInferResponse(model_name=served.name, model_version=served.version, id=message.id))
+        wanted = _WANTS_FINAL in message.parameters and message.parameters[_WANTS_FINAL].bool_param
+        if wanted and not self._final:
+            self._replied(pb.ModelInferResponse(model_name=endpoint.served.name, id=message.id))
         else:
             self._replied()
 
@@ -327,7 +329,18 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
         self._replied(reply)
 
     def refuse(self, error: GatewayError) -> None:
-        self._replied(error)
+        if self._final:  # nothing was left to fail for the client
+            self._replied()
+        else:
+            self._replied(error)
+
+    def failed(self) -> pb.ModelInferResponse:
+        """What is beside the message of an error: of a request that could be run, that nothing follows."""
+        reply = pb.ModelInferResponse(id=self.id)
+        if self._request is not None:
+            reply.model_name = self._request.model
+            reply.parameters[_FINAL].bool_param = True
+        return reply
 
     def _replied(self, *replies: pb.ModelInferResponse | GatewayError) -> None:
         self.replies = replies
@@ -430,8 +443,7 @@ class _InferStream:
                     continue
                 except GatewayError as exc:
                     reply = exc
-            empty = pb.ModelInferResponse(id=inference.id)
-            self._call.send(pb.ModelStreamInferResponse(error_message=reply.words, infer_response=empty))
+            self._call.send(pb.ModelStreamInferResponse(error_message=reply.words, infer_response=inference.failed()))
 
 
 class _HealthWatch(OneMessage):

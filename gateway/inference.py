@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from gateway.errors import GatewayError, InternalError, InvalidArgument
+from gateway.errors import GatewayError, InternalError, Unsupported
 from gateway.lane import OnPart, Place
 from gateway.metrics import EndpointMetrics
 from gateway.protocols.tensors import Buffer
@@ -129,8 +129,8 @@ class Inference(ABC, Generic[C, Reply]):
             self._place.cancel()
 
     def _parts(self, endpoint: Endpoint[C]) -> OnPart:
-        """What gets the parts of a decoupled model's answer. Raises: InvalidArgument, where they cannot be sent."""
-        raise InvalidArgument(
+        """What gets the parts of a decoupled model's answer. Raises: Unsupported, where they cannot be sent."""
+        raise Unsupported(
             f"model '{endpoint.served.name}' is decoupled: it answers in parts; ask it by ModelStreamInfer over gRPC, or by "
             f"POST /v2/models/{endpoint.served.name}/generate_stream"
         )
@@ -164,11 +164,12 @@ class StreamedInference(Inference[C, Reply]):
     A decoupled model: `part` …, then `finish`, or `refuse`, which may come behind parts. Any other: `answer` or `refuse`.
     """
 
-    __slots__ = ("_fault", "_part_ns", "_untaken")
+    __slots__ = ("_fault", "_last", "_part_ns", "_untaken")
 
     def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
         super().__init__(endpoints, arrival_ns)
         self._fault: GatewayError | None = None  # why the rest of the parts is not wanted
+        self._last = False  # the model has said that the part in hand is its last
         self._part_ns = 0  # when the last part was there; 0: none was
         self._untaken = 0  # parts that wait for the client
 
@@ -199,6 +200,7 @@ class StreamedInference(Inference[C, Reply]):
         assert request is not None
         assert place is not None
         made_ns = time.monotonic_ns()
+        self._last = response.last
         try:
             left = self.part(endpoint.codec.encode(request, response, self._endpoints.repository.regions.write))
         except GatewayError as exc:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from backends.base import ModelSpec, Tensors, trace_of
+from backends.base import LastPart, ModelSpec, Tensors, trace_of
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
@@ -594,9 +594,10 @@ class Lane:
 
 def _response(request: InferRequest, outputs: Tensors) -> InferResponse:
     """What a client gets of a model's outputs. Raises: KeyError, for one that it asked for and the model left out."""
+    last = isinstance(outputs, LastPart)
     if request.outputs:
         outputs = {output.name: outputs[output.name] for output in request.outputs}
-    return InferResponse(request.model, request.version, request.id, outputs)
+    return InferResponse(request.model, request.version, request.id, outputs, last=last)
 
 
 def _join(pieces: list[tuple[int, Tensors]]) -> Tensors:

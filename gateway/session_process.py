@@ -28,6 +28,7 @@ from backends.base import (
     BackendError,
     Device,
     ExecutionFailed,
+    LastPart,
     LoadFailed,
     ModelSpec,
     OutputsRefused,
@@ -156,7 +157,7 @@ class ProcessSession:
             if not answer["part"]:
                 return
             try:
-                yield outputs
+                yield LastPart(outputs) if answer["last"] else outputs
             except GeneratorExit:
                 _, answer = self._exchange({}, {"next": False})
                 _check(answer)
@@ -319,7 +320,7 @@ def _serve(channel: socket.socket) -> None:
                 with contextlib.closing(cast(StreamingSession, session).stream(tensors, extra["parameters"])) as parts:
                     wanted = True
                     while wanted and (outputs := next(parts, None)) is not None:
-                        answer(encode_frame(outputs, {"part": True}))
+                        answer(encode_frame(outputs, {"part": True, "last": isinstance(outputs, LastPart)}))
                         wanted = decode_frame(_receive(channel))[1]["next"]
                 outcome = encode_frame({}, {"part": False})
             else:

@@ -145,8 +145,11 @@ def _refuse(where: str, config: Any, kind: str) -> None:
     for key, instead in _REFUSED.items():
         if key in set_here:
             raise ConfigError(f"{where}: {key}: not supported: {instead}, or serve it on Triton with `kind: triton`")
-    if config.model_transaction_policy.decoupled:
-        raise ConfigError(f"{where}: model_transaction_policy: decoupled: not supported: a request has one response here")
+    if config.model_transaction_policy.decoupled and kind != "python":
+        raise ConfigError(
+            f"{where}: model_transaction_policy: decoupled: not supported: of the models that are read here only Python ones "
+            "answer in parts, or serve it on Triton with `kind: triton`"
+        )
     if kind == "torch" and config.runtime.endswith(".py"):
         instead = "name what makes the module in a configuration: `kind: torch`, `model: FILE.py:make`"
         raise ConfigError(f"{where}: runtime: {config.runtime!r}: not supported: {instead}")

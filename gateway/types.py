@@ -63,10 +63,14 @@ class InferRequest:
 
 @dataclass(slots=True, eq=False)
 class InferResponse:
-    """The answer to one request. outputs: those asked for, in that order; (rows, *per_row), views on the batch's outputs."""
+    """The answer to one request. outputs: those asked for, in that order; (rows, *per_row), views on the batch's outputs.
+
+    last: of a decoupled model, which has said that no part follows this one.
+    """
 
     model: str
     version: str
     id: str
     outputs: Tensors
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    last: bool = False

@@ -440,7 +440,8 @@ def test_a_triton_repository_is_read_with_its_versions(tmp_path: Path) -> None:
         ("backend: python", "config.pbtxt: not a model configuration of Triton: 1:10"),
         ('backend: "python"', "config.pbtxt: input, output: missing: state them"),
         ('backend: "python" sequence_batching {}', "sequence_batching: not supported: keep the state at the client"),
-        ('backend: "python" model_transaction_policy { decoupled: true }', "decoupled: not supported"),
+        ('platform: "pytorch_libtorch" model_transaction_policy { decoupled: true }',
+         "decoupled: not supported: of the models that are read here only Python ones answer in parts"),
         ('backend: "onnxruntime"', "no file "),
         ('backend: "python" batch_input [{ kind: BATCH_ELEMENT_COUNT }]', "batch_input: not supported: compute it"),
         ('backend: "python" batch_output [{ target_name: ["y"] }]', "batch_output: not supported"),
@@ -574,6 +575,16 @@ def test_a_model_of_tritons_python_backend_answers(tmp_path: Path) -> None:
     with pytest.raises(ExecutionFailed, match=r"^negative$"):
         session.run({"x": -np.ones((2, 4), np.float32)}, {})
     session.close()
+    loaded.close()
+
+
+def test_a_decoupled_model_of_tritons_python_backend_is_read_as_one(tmp_path: Path) -> None:
+    import backends
+
+    triton_model(tmp_path / "scaled", PBTXT + "model_transaction_policy { decoupled: true }", v1="model.py")
+    config = parse_config(guess(str(tmp_path)).document, source="guess").models[0]
+    loaded = backends.load("python", config.backends[0].options(), config.declared())
+    assert loaded.spec.decoupled
     loaded.close()
 
 

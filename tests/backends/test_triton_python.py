@@ -86,7 +86,7 @@ def test_what_the_model_raises_ends_the_answer(served: Served) -> None:
     assert served.values("3 !") == [3]
 
 
-@pytest.mark.parametrize("script", ["1", "thread 1"])
+@pytest.mark.parametrize("script", ["2", "thread 2"])
 def test_a_model_that_lets_go_of_a_request_without_an_end_is_told_so(served: Served, script: str) -> None:
     """On Triton such a request never ends."""
     parts = served.stream(script)

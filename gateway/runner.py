@@ -1,6 +1,6 @@
 """Where a closed batch goes: to workers of this process, or as one frame to a replica elsewhere."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -35,6 +35,18 @@ class Execution:
     def streamed_ns(self) -> int:
         """How long it went on after the first part of its answer, in which it may have waited for the client."""
         return self.finished_ns - self.first_part_ns if self.first_part_ns is not None else 0
+
+
+class Work(Protocol):
+    """What a session runs: a batch, or what has come as one from another process."""
+
+    def concat(self) -> Tensors:
+        """The model's inputs, as `Session.run` takes them. On the worker's thread. Raises: whatever it likes, for this run."""
+        ...
+
+    def parameters(self) -> Mapping[str, object]:
+        """What the model is told beside them."""
+        ...
 
 
 PARTS_AHEAD: Final = 8

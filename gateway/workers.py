@@ -23,12 +23,11 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
-from typing import Final, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
 
 import backends
 from backends.base import (
-    DEADLINE_NS,
     BackendError,
     LoadFailed,
     Model,
@@ -43,11 +42,10 @@ from backends.base import (
     trace_of,
     words_of,
 )
-from gateway.batching.batch import Batch
 from gateway.clock import Clock, Timer
 from gateway.config import Backend
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, ConfigError, GatewayError
-from gateway.runner import PARTS_AHEAD, Execution, OnDone, OnPart
+from gateway.runner import PARTS_AHEAD, Execution, Work
 from gateway.session_process import ProcessModel
 
 _BACKOFF_FIRST_S: Final = 0.1
@@ -64,6 +62,7 @@ _CLOSE_S: Final = 7.0
 _CLOSE_ABORTED_S: Final = 0.5
 
 T = TypeVar("T")
+W = TypeVar("W", bound=Work)
 
 log = logging.getLogger(__name__)
 
@@ -142,24 +141,26 @@ class WorkerPool:
             raise
         return self._model.spec
 
-    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
+    def start(
+        self, batch: W, on_done: Callable[[W, Execution], None], on_part: Callable[[W, Tensors], None] | None = None
+    ) -> None:
         worker = self._idle.pop()
         self._busy.add(worker)
         worker.start(_Run(batch, on_done, on_part), self._clock.now_ns())
         if self._watchdog is None:
             self._watch()
 
-    def taken(self, batch: Batch) -> None:
+    def taken(self, batch: Work) -> None:
         worker = self._worker_of(batch)
         if worker is not None:
             worker.taken(self._clock.now_ns())
 
-    def cancel(self, batch: Batch) -> None:
+    def cancel(self, batch: Work) -> None:
         worker = self._worker_of(batch)
         if worker is not None and worker.try_cancel(self._clock.now_ns()):
             self._loop.call_later(_CANCEL_AGAIN_S, self.cancel, batch)
 
-    def _worker_of(self, batch: Batch) -> "_Worker | None":
+    def _worker_of(self, batch: Work) -> "_Worker | None":
         return next((worker for worker in self._busy if worker.runs(batch)), None)
 
     def abort(self) -> None:
@@ -255,12 +256,12 @@ class WorkerPool:
         if worker.current is run:  # else it was given up, and its batch has been answered
             worker.moved_ns = self._clock.now_ns()
             assert run.on_part is not None
-            run.on_part(run.batch, outputs)
+            run.on_part(run.work, outputs)
 
     def _ended(self, worker: "_Worker", execution: Execution) -> None:
         if worker in self._busy:  # else it was given up, and its batch has been answered
             run = self._take_back(worker, execution)
-            run.on_done(run.batch, execution)
+            run.on_done(run.work, execution)
 
     def _give_up(self, worker: "_Worker", now_ns: int, error: GatewayError, *, self_inflicted: bool = False) -> None:
         """End the batch of a worker that may not return. What its callback raises hurts nobody else."""
@@ -274,7 +275,7 @@ class WorkerPool:
             first_part_ns=worker.current.first_part_ns,
         )
         run = self._take_back(worker, execution)
-        self._loop.call_soon(run.on_done, run.batch, execution)
+        self._loop.call_soon(run.on_done, run.work, execution)
 
     def _take_back(self, worker: "_Worker", execution: Execution) -> "_Run":
         self._busy.discard(worker)
@@ -387,14 +388,14 @@ def _on_thread(loop: asyncio.AbstractEventLoop, name: str, function: Callable[[]
 
 
 class _Run:
-    """A batch with a worker. on_part: None, unless the model is decoupled. first_part_ns: as of its `Execution`."""
+    """Work that a worker has. on_part: None, unless the model is decoupled. first_part_ns: as of its `Execution`."""
 
-    __slots__ = ("_more", "batch", "cancelled", "first_part_ns", "on_done", "on_part", "waits")
+    __slots__ = ("_more", "cancelled", "first_part_ns", "on_done", "on_part", "waits", "work")
 
-    def __init__(self, batch: Batch, on_done: OnDone, on_part: OnPart | None) -> None:
-        self.batch = batch
-        self.on_done = on_done
-        self.on_part = on_part
+    def __init__(self, work: W, on_done: Callable[[W, Execution], None], on_part: Callable[[W, Tensors], None] | None) -> None:
+        self.work: Any = work
+        self.on_done: Callable[..., None] = on_done
+        self.on_part: Callable[..., None] | None = on_part
         self.cancelled = False
         self.first_part_ns: int | None = None
         self.waits = False  # for the client to take what it was given
@@ -470,8 +471,8 @@ class _Worker:
         self.current = run
         self._jobs.put(run)
 
-    def runs(self, batch: Batch) -> bool:
-        return self.current is not None and self.current.batch is batch
+    def runs(self, batch: Work) -> bool:
+        return self.current is not None and self.current.work is batch
 
     def active_ns(self, now_ns: int) -> int:
         """Since when the session has been at what it does now; one that waits for a client does nothing."""
@@ -540,14 +541,14 @@ class _Worker:
 
     def _run(self, session: Session, run: _Run) -> Execution:
         started_ns = self._clock.now_ns()
-        batch = run.batch
+        work = run.work
         error: GatewayError
         lost = own = refused = False
         try:
             if run.on_part is not None:
                 self._stream(session, run)
                 return Execution(started_ns, self._clock.now_ns(), first_part_ns=run.first_part_ns)
-            outputs = session.run(batch.concat(), _parameters(batch))
+            outputs = session.run(work.concat(), work.parameters())
             return Execution(started_ns, self._clock.now_ns(), outputs=outputs)
         except SessionLost as exc:
             lost, own = True, exc.self_inflicted
@@ -582,7 +583,7 @@ class _Worker:
 
     def _stream(self, session: Session, run: _Run) -> None:
         """Have an answer given in parts. Raises: RunCancelled, and what the session does."""
-        stream = cast(StreamingSession, session).stream(run.batch.concat(), _parameters(run.batch))
+        stream = cast(StreamingSession, session).stream(run.work.concat(), run.work.parameters())
         with contextlib.closing(stream) as parts:
             while run.wants_part():
                 outputs = next(parts, None)
@@ -602,16 +603,6 @@ def _post(loop: asyncio.AbstractEventLoop, pid: int, callback: Callable[..., obj
         os._exit(1)  # the model forked, and this is the copy, cut off here: only the original answers
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
         loop.call_soon_threadsafe(callback, *args)
-
-
-def _parameters(batch: Batch) -> Mapping[str, object]:
-    """What the model is told beside the tensors: the requests' parameters, equal in a batch, and until when anyone waits."""
-    parameters = batch.parts[0].request.parameters
-    deadlines_ns = [part.request.deadline_ns for part in batch.parts]
-    latest_ns = max((deadline_ns for deadline_ns in deadlines_ns if deadline_ns is not None), default=None)
-    if latest_ns is None or None in deadlines_ns:
-        return parameters
-    return parameters | {DEADLINE_NS: latest_ns}
 
 
 def _settle(future: "asyncio.Future[T]", result: T) -> None:

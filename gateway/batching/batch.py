@@ -1,12 +1,12 @@
 """One closed batch: which rows of which requests, joined to the model's inputs and cut back from its outputs."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from math import prod
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from backends.base import Tensors
+from backends.base import DEADLINE_NS, Tensors
 from gateway.config import Ragged
 from gateway.errors import BackendFailed
 from gateway.types import InferRequest
@@ -108,6 +108,15 @@ class Batch:
             else:
                 joined[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return joined
+
+    def parameters(self) -> Mapping[str, object]:
+        """What the model is told beside the tensors: the requests' own, equal in a batch, and until when anyone waits."""
+        parameters = self.parts[0].request.parameters
+        deadlines_ns = [part.request.deadline_ns for part in self.parts]
+        latest_ns = max((deadline_ns for deadline_ns in deadlines_ns if deadline_ns is not None), default=None)
+        if latest_ns is None or None in deadlines_ns:
+            return parameters
+        return parameters | {DEADLINE_NS: latest_ns}
 
     def split(self, outputs: Tensors) -> list[Tensors]:
         """Cut the model's outputs back into one set per part, in order.

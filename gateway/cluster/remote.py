@@ -35,7 +35,7 @@ from ray.serve._private.common import (
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 
-from backends.base import ModelSpec, trace_of, words_of
+from backends.base import LastPart, ModelSpec, trace_of, words_of
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
 from gateway.cluster.channel import check_size
@@ -228,7 +228,7 @@ class RemoteRunner:
         batch = run.batch
         about = {
             "rows": batch.padded_rows,
-            "batched": batch.batched,
+            "batched": batch.batched,  # for replicas of an older version
             "left_rows": batch.left_rows,
             "ingress": self._ingress,
             "parameters": batch.parts[0].request.parameters,
@@ -241,9 +241,9 @@ class RemoteRunner:
     def _part(self, run: "_Run", frame: Buffer) -> None:
         """Raises: GatewayError or msgspec.DecodeError, if it is no frame."""
         run.first_part_ns = run.first_part_ns or self._clock.now_ns()
-        outputs, _ = decode_frame(frame)
+        outputs, about = decode_frame(frame)
         assert run.on_part is not None
-        run.on_part(run.batch, outputs)
+        run.on_part(run.batch, LastPart(outputs) if about["last"] else outputs)
 
     def _ended(self, run: "_Run", outcome: Outcome) -> None:
         """Give the slot back and tell how the call ended, whatever it was that ended it."""

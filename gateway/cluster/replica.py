@@ -9,15 +9,14 @@ import contextlib
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 import ray
 
-from backends.base import ModelSpec, Tensors, trace_of, words_of
-from gateway.batching.batch import Batch, Part
+from backends.base import LastPart, ModelSpec, Tensors, trace_of, words_of
 from gateway.batching.leases import Demand, share
 from gateway.clock import LoopClock
 from gateway.cluster.channel import Answer, ChannelServer, Running, check_size
@@ -30,7 +29,6 @@ from gateway.garbage import leave_out, take_in
 from gateway.protocols.tensors import Buffer
 from gateway.runner import Execution
 from gateway.supervisor import outlive_signals
-from gateway.types import InferRequest
 from gateway.workers import WorkerPool
 
 # An ingress that does not come back to `attend` no longer has a share after this; what it said of its queue is as old at most.
@@ -49,19 +47,26 @@ def _node_address() -> str:
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A batch that an ingress waits for.
+    """A batch that an ingress waits for: what a pool runs.
 
     part: where the parts of its answer go; None: it has none. pool: that runs it; None: it waits. counted_s: up to when its run
     is counted as the ingress's. fault: why a part could not be sent, and the run was cancelled.
     """
 
-    batch: Batch
+    inputs: Tensors
+    told: Mapping[str, object]
     ingress: str
     on_end: Callable[[Execution], None]
     part: Answer | None
     pool: WorkerPool | None = None
     counted_s: float = 0.0
     fault: BackendFailed | None = None
+
+    def concat(self) -> Tensors:
+        return self.inputs
+
+    def parameters(self) -> Mapping[str, object]:
+        return self.told
 
 
 class Replica:
@@ -297,19 +302,7 @@ class Replica:
         rows = extra["rows"]
         ingress = extra["ingress"]
         self._queues[ingress] = (extra["left_rows"] / max(1, rows), time.monotonic())
-        request = InferRequest(
-            self._model.name, self._model.version, "", inputs, rows, received_ns, parameters=extra["parameters"]
-        )
-        batch = Batch(
-            [Part(request, 0, rows)],
-            rows=rows,
-            padded_rows=rows,
-            reason="remote",
-            closed_ns=received_ns,
-            oldest_ns=received_ns,
-            batched=extra["batched"],
-        )
-        asked = _Asked(batch, ingress, on_end, part if self._spec.decoupled else None)
+        asked = _Asked(inputs, extra["parameters"], ingress, on_end, part if self._spec.decoupled else None)
         # Ingresses know their slots, so a batch only waits while their shares are being dealt anew or a session is rebuilt.
         self._waiting.append(asked)
         self._start_waiting()
@@ -334,25 +327,25 @@ class Replica:
             asked.pool = self._pool
             asked.counted_s = time.monotonic()
             self._running.add(asked)
-            on_part = None if asked.part is None else functools.partial(self._part_made, asked, asked.part)
-            self._pool.start(asked.batch, functools.partial(self._ended, asked), on_part)
+            self._pool.start(asked, self._ended, None if asked.part is None else self._part_made)
 
-    def _part_made(self, asked: "_Asked", part: Answer, batch: Batch, outputs: Tensors) -> None:
+    def _part_made(self, asked: "_Asked", outputs: Tensors) -> None:
         if asked.fault is not None:
             return
         try:
-            pieces = encode_frame(outputs, {})
+            pieces = encode_frame(outputs, {"last": isinstance(outputs, LastPart)})
             check_size(pieces)
         except Exception as exc:
             asked.fault = self._unsent(exc)
             self._cancel(asked)
             return
-        part(pieces)
+        assert asked.part is not None
+        asked.part(pieces)
 
     def _cancel(self, asked: "_Asked") -> None:
         """Do not start it, or end it early where its session can."""
         if asked.pool is not None:
-            asked.pool.cancel(asked.batch)
+            asked.pool.cancel(asked)
         elif asked in self._waiting:
             self._waiting.remove(asked)
             now_ns = self._clock.now_ns()
@@ -360,9 +353,9 @@ class Replica:
 
     def _taken(self, asked: "_Asked") -> None:
         if asked.pool is not None:
-            asked.pool.taken(asked.batch)
+            asked.pool.taken(asked)
 
-    def _ended(self, asked: "_Asked", _: Batch, execution: Execution) -> None:
+    def _ended(self, asked: "_Asked", execution: Execution) -> None:
         self._count_busy(ended=1)
         self._batch_s = (execution.finished_ns - execution.started_ns) / 1e9
         self._running.discard(asked)

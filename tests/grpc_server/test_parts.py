@@ -167,7 +167,7 @@ async def test_a_unary_call_of_a_decoupled_model_says_what_to_call() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await served.stub.ModelInfer(parts_of(1))
         assert "model 'counts' is decoupled: it answers in parts; ask it by ModelStreamInfer" in str(caught.value.details())
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["one that reads", "one that does not"])

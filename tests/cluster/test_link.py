@@ -1,13 +1,15 @@
-"""One batch's call to a replica: how long it may take, where its answer comes in parts and the client is slow."""
+"""What is told of a replica, and one batch's call to it: how long it may take where its answer comes in parts."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from backends.base import ModelSpec
 from gateway.cluster.channel import Channel, OnPart, Question
-from gateway.cluster.link import Call
+from gateway.cluster.link import Call, _attendance_decoder, attend_answer
 from gateway.protocols.tensors import Buffer
 from gateway.runner import PARTS_AHEAD
 from tests.simulation import SimulatedClock, run_simulated
@@ -39,6 +41,18 @@ def simulated(test: Callable[[Wire], Coroutine[Any, Any, None]]) -> None:
 
 def begun(call: Call, wire: Wire) -> "asyncio.Task[Buffer]":
     return asyncio.ensure_future(call.by(cast(Channel, wire), (b"frame",)))
+
+
+def test_a_replica_of_another_version_is_understood_where_it_says_less_or_more() -> None:
+    spec = ["python", [], [], 8, [], True]
+    for fields, decoupled in ((spec, False), ([*spec, True], True), ([*spec, True, "and more"], True)):
+        answer = msgspec.msgpack.encode((2, "content", fields, ""))
+        slots, content, found, fault = _attendance_decoder.decode(answer)
+        assert (slots, content, fault) == (2, "content", "")
+        assert (found.max_rows, found.decoupled) == (8, decoupled)
+    spec_of_ours = ModelSpec("python", (), (), 8, decoupled=True)
+    _, _, found, _ = _attendance_decoder.decode(attend_answer(2, "content", spec_of_ours))
+    assert ModelSpec(*msgspec.structs.astuple(found)) == spec_of_ours
 
 
 def test_the_limit_of_a_call_is_for_each_next_part_and_rests_while_the_client_is_slow() -> None:

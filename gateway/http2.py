@@ -124,7 +124,8 @@ class Http2Stream:
     """One request and its answer. The handler sets the receiver when it gets the stream. headers: names in lower case."""
 
     __slots__ = (
-        "_connection", "_ended", "_id", "_outbox", "_receive_window", "_send_window", "_trailers", "headers", "receiver",
+        "_connection", "_ended", "_id", "_outbox", "_receive_window", "_send_window", "_stalled", "_trailers", "headers",
+        "receiver",
     )  # fmt: skip
 
     def __init__(self, connection: "Http2Connection", number: int, headers: Headers, send_window: int) -> None:
@@ -135,6 +136,7 @@ class Http2Stream:
         self._ended = False  # by the client
         self._outbox: deque[memoryview] | None = None  # most answers never wait
         self._trailers: bytes | None = None
+        self._stalled: asyncio.TimerHandle | None = None  # runs while the client's windows take nothing of what it asked for
         self.headers = headers
         self.receiver: Receiver = NOBODY
 
@@ -176,11 +178,16 @@ class Http2Stream:
         """Send on, when a window may have opened (called by the connection)."""
         connection = self._connection
         outbox = self._outbox
+        moved = False
         while outbox:
             head = outbox[0]
             size = min(len(head), self._send_window, connection.sendable)
             if size <= 0 and len(head):
+                if moved or self._stalled is None:
+                    self.unwatch()
+                    self._stalled = connection.after_stall(self._give_up)
                 return
+            moved = True
             self._send_window -= size
             connection.send_window -= size
             connection.write(frame_head(size, _DATA, 0, self._id))
@@ -189,6 +196,7 @@ class Http2Stream:
                 outbox.popleft()
             else:
                 outbox[0] = head[size:]
+        self.unwatch()
         if self._trailers is not None:
             self.send_headers(self._trailers, end=True)
         else:
@@ -199,6 +207,17 @@ class Http2Stream:
         self._receive_window += size
         if not self._ended and size:
             self._connection.write(frame_head(4, _WINDOW_UPDATE, 0, self._id) + _WORD.pack(size))
+
+    def _give_up(self) -> None:
+        receiver = self.receiver
+        self.reset(CANCEL)
+        receiver.reset()
+
+    def unwatch(self) -> None:
+        """The client takes what it asked for, or nobody waits for that."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
     def reset(self, code: int) -> None:
         """End the stream on our side without an answer."""
@@ -300,10 +319,15 @@ class Http2Connection(asyncio.Protocol):
         self._streams.clear()
         try:
             for stream in streams:
+                stream.unwatch()
                 receiver, stream.receiver = stream.receiver, NOBODY
                 receiver.reset()
         finally:
             self._on_closed(self)
+
+    def after_stall(self, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call back after so long as a client may take nothing of an answer."""
+        return self._loop.call_later(self._limits.body_timeout_s, callback)
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -390,6 +414,7 @@ class Http2Connection(asyncio.Protocol):
     def forget(self, stream: Http2Stream) -> None:
         """The stream is over on our side (called by it)."""
         self._streams.pop(stream._id, None)
+        stream.unwatch()
         stream.receiver = NOBODY
         self._close_if_done()
 
@@ -452,6 +477,7 @@ class Http2Connection(asyncio.Protocol):
             _expect_size(payload, 4)
             stream = self._streams.pop(number, None)
             if stream is not None:
+                stream.unwatch()
                 receiver, stream.receiver = stream.receiver, NOBODY
                 receiver.reset()
                 self._close_if_done()

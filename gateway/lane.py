@@ -470,10 +470,11 @@ class Lane:
         if self._shared is not None:
             self._shared.ended(self, batch, now_ns)
         # What is promised of a decoupled model is the first part.
-        computed_ns = execution.finished_ns - execution.streamed_ns - execution.started_ns
+        streamed_ns = execution.streamed_ns
+        computed_ns = execution.finished_ns - streamed_ns - execution.started_ns
         cancelled = isinstance(error, Cancelled)
         failed = error is not None and not (cancelled and execution.first_part_ns is not None)
-        self.batcher.finished(batch, now_ns - execution.streamed_ns, computed_ns, not failed)
+        self.batcher.finished(batch, now_ns - streamed_ns, computed_ns, not failed)
         self.metrics.batch_done(batch, execution, now_ns, failed=failed)
         if self.observer is not None and failed and cancelled:
             self.observer.cancelled(batch, now_ns)

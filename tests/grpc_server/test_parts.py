@@ -227,6 +227,15 @@ async def test_a_slow_reader_holds_a_bounded_number_of_parts_and_the_session_wai
         assert closed[4].is_set()
 
 
+@on_loop
+async def test_a_client_that_takes_nothing_for_too_long_gives_its_session_back() -> None:
+    async with serving("server: {limits: {body_timeout_s: 0.2}}\n" + MODELS) as served:
+        asked(6)
+        writer = await raw_call(served, parts_of(ENDLESS, 6))
+        await until(lambda: closed[6].is_set() and not busy(served))
+        writer.close()
+
+
 async def raw_call(served: Served, message: pb.ModelInferRequest) -> asyncio.StreamWriter:
     """A ModelStreamInfer whose client gives no window but the first."""
 

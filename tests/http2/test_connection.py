@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.config import Limits
 from gateway.http2 import PREFACE, Http2Connection, Http2Stream, frame_head, header_block
+from tests.simulation import SimulatedClock, run_simulated
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
@@ -240,6 +241,40 @@ async def test_a_smaller_initial_window_counts_for_open_streams() -> None:
     assert len(body_of(await peer.received())) == 10
     peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 60)))
     assert len(body_of(await peer.received())) == 40
+
+
+def test_a_stream_whose_client_takes_nothing_of_its_answer_is_reset_alone() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        peer = await open_peer(Limits(body_timeout_s=60))
+        peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 10)))
+        peer.send(peer.headers(1), data(1, bytes(50), end=True), peer.headers(3), data(3, bytes(50), end=True))
+        await asyncio.sleep(59)
+        peer.send(frame(WINDOW_UPDATE, 3, word(100)))
+        frames = await peer.received()
+        assert (len(body_of(frames, 1)), len(body_of(frames, 3))) == (10, 50)
+        peer.send(peer.headers(5))  # a client that takes its time with a question is another matter
+        await asyncio.sleep(2)
+        assert peer.resets == [peer.streams[0]]
+        assert await peer.received() == [Frame(RST_STREAM, 0, 1, word(8))]
+        peer.send(data(5, bytes(5), end=True), frame(WINDOW_UPDATE, 1, word(100)))
+        assert len(body_of(await peer.received(), 5)) == 5
+
+    run_simulated(main)
+
+
+def test_a_client_that_takes_its_answer_bit_by_bit_gets_it() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        peer = await open_peer(Limits(body_timeout_s=60))
+        peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 10)))
+        peer.send(peer.headers(1), data(1, bytes(40), end=True))
+        for _ in range(3):
+            await asyncio.sleep(59)
+            peer.send(frame(WINDOW_UPDATE, 1, word(10)))
+        await asyncio.sleep(120)
+        assert len(body_of(await peer.received())) == 40
+        assert not peer.resets
+
+    run_simulated(main)
 
 
 @on_loop

@@ -722,6 +722,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._exchanges.popleft()
         self._hold_unsent(_WRITE_HIGH_BYTES, 0)
         if pieces.last or (self._ends_soon() and self._is_last()):
+            self._leave()  # what an old client has asked for behind an answer that ends with the connection
             self._end()
         else:
             self._flush()

@@ -100,6 +100,19 @@ def test_an_old_client_gets_the_pieces_as_they_are_and_the_end_of_the_connection
         assert client.read(100) == b"one,two"
 
 
+def test_what_an_old_client_asks_for_behind_pieces_is_given_up() -> None:
+    holder = Holder()
+    with serving(holder) as served, served.connect() as client:
+        client.send(b"GET /x HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" * 2)
+        exchange = begun(served, holder)
+        served.call(lambda: exchange.write(b"one"))
+        served.call(exchange.finish)
+        assert holder.gone == [holder.held[1]]
+        served.call(lambda: holder.held[1].respond(200, b"nobody waits for it"))
+        client.receive_head()
+        assert client.read(100) == b"one"
+
+
 def test_a_head_request_gets_the_head_alone() -> None:
     holder = Holder()
     with serving(holder) as served, served.connect() as client:

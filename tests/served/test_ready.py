@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from backends.base import ModelSpec
+from backends.base import ModelSpec, TensorSpec
 from gateway.announcement import ReadyModel, curl_command
 from gateway.config import parse_config
 from tests.served.gateway_process import ROOT, served
@@ -73,12 +73,19 @@ def one_model(tmp_path: Path, *, server: str = "{}", **backend: object) -> Path:
 def test_the_printed_request_is_answered_by_a_model_of_any_shape(tmp_path: Path) -> None:
     document = {"models": MODELS}
     config = parse_config(document, source="test")
-    with served(written(tmp_path, yaml.safe_dump(document)), "--no-ray") as gateway:
+    counts = {"kind": "python", "model": f"{ROOT}/tests/rest_routes/test_generate.py:Counts"}
+    in_parts = [{"name": "counts", "max_rows": 0, "backends": [counts]}]
+    with served(written(tmp_path, yaml.safe_dump({"models": MODELS + in_parts})), "--no-ray") as gateway:
         for model in config.models:
             spec: ModelSpec = model.declared()
             command = curl_command(f"http://{gateway.http}", ReadyModel(model.name, "1", spec, True), config.server)
             assert command is not None, model.name
             assert asked(command, tmp_path) == "200", command
+        inputs = (TensorSpec("text", "BYTES", (1,)), TensorSpec("n", "INT32", (1,)))
+        decoupled = ModelSpec("", inputs, (TensorSpec("said", "BYTES", (1,)),), 0, decoupled=True)
+        streaming = curl_command(f"http://{gateway.http}", ReadyModel("counts", "1", decoupled, True), config.server)
+        assert streaming is not None
+        assert asked(streaming, tmp_path) == "200", streaming
 
 
 def asked(command: str, folder: Path) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from backends.base import LastPart
+
 ENDLESS = 1e6
 WIDTH = 4096  # 16 kB a part
 
@@ -15,7 +17,8 @@ goes_on: dict[int, threading.Event] = {}
 
 
 class Counts:
-    """Gives as many parts as its input says, numbered; `waits`: the second only once the test lets it; `fails_after`."""
+    """Gives as many parts as its input says, numbered; `waits`: the second only once the test lets it; `fails_after`;
+    `says_last`: the last says that it is."""
 
     inputs = (("INPUT0", "FP32", (-1, 4)),)
     outputs = (("OUTPUT0", "FP32", (-1, WIDTH)),)
@@ -29,7 +32,9 @@ class Counts:
                 if number == 1 and "waits" in parameters:
                     goes_on[key].wait(20)
                 made[key] = number + 1
-                yield {"OUTPUT0": np.full((1, WIDTH), number, np.float32)}
+                part = {"OUTPUT0": np.full((1, WIDTH), number, np.float32)}
+                last = "says_last" in parameters and number == inputs["INPUT0"][0, 0] - 1
+                yield LastPart(part) if last else part
         finally:
             if key in closed:
                 closed[key].set()

@@ -122,6 +122,36 @@ async def test_parts_have_the_id_come_in_order_and_only_the_empty_last_is_final(
         assert counted(served, "gateway_dropped_outputs_total", model=model) == 0
 
 
+@EACH
+@on_loop
+async def test_a_last_part_that_says_so_is_final_and_nothing_follows_it(model: str, text: str) -> None:
+    async with serving(text) as served:
+        call = served.stub.ModelStreamInfer()
+        for final in (False, True):
+            await call.write(parts_of(3, model=model, request_id="a", final=final, says_last=1))
+            assert [told(await call.read()) for _ in range(3)] == ["a:0", "a:1", "a:2*"]
+        await call.done_writing()
+        assert await rest_of(call) == []
+
+
+@on_loop
+async def test_what_ends_a_request_is_told_as_by_triton() -> None:
+    """Its empty end has no version; an error of a request that ran names the model, and says that nothing follows."""
+    async with serving(MODELS) as served:
+        call = served.stub.ModelStreamInfer()
+        await call.write(parts_of(0, request_id="a", final=True))
+        end = (await call.read()).infer_response
+        assert (end.model_name, end.model_version, end.id) == ("counts", "", "a")
+        await call.write(parts_of(3, request_id="b", fails_after=0))
+        error = (await call.read()).infer_response
+        assert (error.model_name, error.id, error.parameters["triton_final_response"].bool_param) == ("counts", "b", True)
+        await call.write(parts_of(3, model="nobody", request_id="c"))
+        error = (await call.read()).infer_response
+        assert (error.model_name, error.id, len(error.parameters)) == ("", "c", 0)
+        await call.done_writing()
+        assert await rest_of(call) == []
+
+
 @on_loop
 async def test_requests_of_one_stream_hold_up_each_other_in_nothing() -> None:
     """A stream that waits: neither another's parts, nor its end, nor the answer of a model that gives one."""

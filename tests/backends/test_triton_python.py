@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import backends
-from backends.base import ExecutionFailed, LoadFailed, ModelSpec, OutputsRefused, RunCancelled, Tensors, TensorSpec
+from backends.base import ExecutionFailed, LastPart, LoadFailed, ModelSpec, OutputsRefused, RunCancelled, Tensors, TensorSpec
 from backends.triton_python import lend_utils
+from gateway.session_process import ProcessModel
 
 lend_utils()
 from tests import decoupled_model  # noqa: E402  # it imports what was lent
@@ -183,3 +184,26 @@ def test_a_model_that_is_not_decoupled_has_no_sender(tmp_path: Path) -> None:
     with pytest.raises(ExecutionFailed, match="a response sender: only of a request that `execute` of a decoupled model"):
         served.session.run({"SCRIPT": np.array([b"any"], object)}, {})
     served.session.close()
+
+
+@pytest.mark.slow
+def test_a_decoupled_model_answers_from_a_process_of_its_own(tmp_path: Path) -> None:
+    version = tmp_path / "parts" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(Path(decoupled_model.__file__).read_text())
+    (version.parent / "config.pbtxt").write_text(decoupled_model.CONFIG)
+    model = ProcessModel("python", {"model": f"{version}/model.py:TritonPythonModel"}, SPEC).load()
+    session = model.open_session(0)
+    try:
+        assert model.spec.decoupled
+        for script, last in (("2 3 !", False), ("thread 2 3!", True)):
+            parts = list(session.stream({"SCRIPT": np.array([script.encode()], object)}, {}))
+            assert [(int(part["VALUE"][0]), isinstance(part, LastPart)) for part in parts] == [(2, False), (3, last)]
+        parts = session.stream({"SCRIPT": np.array([b"endless !"], object)}, {})
+        next(parts)
+        parts.close()
+        assert [int(part["VALUE"][0]) for part in session.stream({"SCRIPT": np.array([b"4!"], object)}, {})] == [4]
+        assert (version / "notes").read_text().startswith("endless: ")
+    finally:
+        session.close()
+        model.close()

@@ -170,7 +170,8 @@ def test_an_error_behind_parts_is_one_event_and_the_end(served: Served) -> None:
 
 
 def test_the_other_paths_say_where_a_decoupled_model_is_asked(served: Served) -> None:
-    _, body = ask(served, "/v2/models/counts/infer", {"inputs": []})
+    response, body = ask(served, "/v2/models/counts/infer", {"inputs": []})
+    assert response.status == 501  # as Triton's
     assert "POST /v2/models/counts/generate_stream" in json.loads(body)["error"]
 
 

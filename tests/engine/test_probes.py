@@ -227,3 +227,16 @@ class Lengths:
             return parts
 
     assert asyncio.run(main()) == [[5], [5, 5]]
+
+
+def test_backends_of_which_only_one_answers_in_parts_are_no_model(tmp_path: Path) -> None:
+    text = models(tmp_path, "yield {'OUTPUT0': x}").replace("backends: [", "backends: [{kind: synthetic, name: whole}, ")
+    tensors = "[{name: INPUT0, datatype: FP32, shape: [-1, 16]}]"
+    text = text.replace("max_rows", f"inputs: {tensors}, outputs: {tensors.replace('IN', 'OUT')}, max_rows")
+
+    async def main() -> None:
+        async with repository_of(text, tmp_path):
+            pass
+
+    with pytest.raises(GatewayError, match=r"backend python is decoupled \(it answers in parts\), and m:1/whole is not"):
+        asyncio.run(main())

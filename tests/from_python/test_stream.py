@@ -219,3 +219,22 @@ def test_a_stub_that_reads_only_at_the_end_gets_all_answers() -> None:
         assert sent.wait(PATIENCE_S)
         values = [np.frombuffer(answer.infer_response.raw_output_contents[0], np.float32)[0] for answer in answers]
         assert values == [2 * (number + 4) for number in range(100)]
+
+
+def test_a_stream_keeps_its_shared_worker_until_its_end() -> None:
+    backend = {"kind": "python", "placement": "embedded"}
+    config = {
+        "server": {"shared_workers": 1},
+        "models": [
+            {"name": "Tokens", "max_rows": 1, "backends": [{**backend, "model": "tests.from_python.models:Tokens"}]},
+            {"name": "double", "max_rows": 8, "backends": [{**backend, "model": "tests.from_python.models:double"}]},
+        ],
+    }
+    asked: dict[str, Any] = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+    with gateway.TestClient(config) as client:
+        answers = service_pb2_grpc.GRPCInferenceServiceStub(client.channel).ModelStreamInfer(iter([request(0)]))
+        next(answers)
+        answer = client.post("/v2/models/double/infer", json={**asked, "parameters": {"timeout": 100_000}})
+        assert answer.status_code == 504, answer.text
+        answers.close()
+        assert client.post("/v2/models/double/infer", json=asked).status_code == 200

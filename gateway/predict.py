@@ -1,4 +1,7 @@
-"""`gateway predict`: one request to a running server, or to a model loaded for it, and the answer as JSON."""
+"""`gateway predict`: one request to a running server, or to a model loaded for it, and the answer as JSON.
+
+Of a model that answers in parts, a line for each, when it is there.
+"""
 
 import argparse
 import json
@@ -6,7 +9,8 @@ import re
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.client import BadStatusLine, HTTPException
 from pathlib import Path
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
 Call = Callable[[str, bytes | None, dict[str, str]], bytes]
 """A path, a body (None: GET) and headers to the answer's body. Raises: GatewayError."""
+Lines = Callable[[str, bytes], Iterable[bytes]]
+"""A path and a body to the lines of the answer's body, as they come. Raises: GatewayError."""
 
 _TIMEOUT_S: Final = 60.0
 _ADDRESS: Final = re.compile(r"localhost|\d+(\.\d+){3}")
@@ -52,7 +58,8 @@ def _predict(arguments: argparse.Namespace) -> int:
     if re.fullmatch(r"[\w.-]+:\d+", where):
         where = f"http://{where}"
     if where.startswith(("http://", "https://")):
-        answer = ask(partial(over_the_wire, where.rstrip("/")), arguments.model, arguments.version, given)
+        url = where.rstrip("/")
+        _tell(ask(partial(over_the_wire, url), partial(lines_over_the_wire, url), arguments.model, arguments.version, given))
     else:
         if _ADDRESS.fullmatch(where) and not Path(where).exists():
             raise ConfigError(f"{where}: no port: write {where}:8000, if that is the server's HTTP port")
@@ -60,9 +67,14 @@ def _predict(arguments: argparse.Namespace) -> int:
         from gateway.testing import TestClient
 
         with TestClient(only(configuration(where, whole=False), arguments.model, arguments.version)) as client:
-            answer = ask(partial(here, client), arguments.model, arguments.version, given)
-    sys.stdout.buffer.write(answer + b"\n")
+            _tell(ask(partial(here, client), partial(lines_here, client), arguments.model, arguments.version, given))
     return 0
+
+
+def _tell(answers: Iterable[bytes]) -> None:
+    for answer in answers:
+        sys.stdout.buffer.write(answer + b"\n")
+        sys.stdout.buffer.flush()
 
 
 def read_input(place: str) -> dict[str, Any]:
@@ -79,31 +91,66 @@ def read_input(place: str) -> dict[str, Any]:
     return given
 
 
-def ask(call: Call, model: str, version: str, given: dict[str, Any]) -> bytes:
+def ask(call: Call, lines: Lines, model: str, version: str, given: dict[str, Any]) -> Iterator[bytes]:
     """Have a server answer: a request as it stands, or made of the elements of the inputs that its values are named after.
 
-    Raises: GatewayError, with the server's own words; BackendUnreachable.
+    Gives the answer, or each part of one. Raises: GatewayError, with the server's own words; BackendUnreachable.
     """
     at = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
     if isinstance(given.get("inputs"), list):
-        return call(f"{at}/infer", orjson.dumps(given), {})
+        yield call(f"{at}/infer", orjson.dumps(given), {})
+        return
     metadata = call(at, None, {})
     try:
         tensors = [TensorSpec(each["name"], each["datatype"], tuple(each["shape"])) for each in json.loads(metadata)["inputs"]]
     except (ValueError, KeyError, TypeError) as exc:
         raise GatewayError(f"{at}: an answer that is {_STRANGE}") from exc
+    if _in_parts(call, at):
+        yield from _parts(lines(f"{at}/generate_stream", orjson.dumps(given)))
+        return
     inputs = {tensor.name: tensor for tensor in tensors}
     body, json_bytes = request_body(given, inputs)
-    return call(f"{at}/infer", body, {} if json_bytes == len(body) else {"Inference-Header-Content-Length": str(json_bytes)})
+    yield call(f"{at}/infer", body, {} if json_bytes == len(body) else {"Inference-Header-Content-Length": str(json_bytes)})
+
+
+def _in_parts(call: Call, at: str) -> bool:
+    """Whether a model is decoupled; a server that does not tell has none."""
+    try:
+        return bool(json.loads(call(f"{at}/config", None, {}))["model_transaction_policy"]["decoupled"])
+    except (GatewayError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _parts(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The objects of server-sent events. Raises: GatewayError, if one is an error."""
+    for line in lines:
+        if line.startswith(b"data: "):
+            part = line.removeprefix(b"data: ").rstrip()
+            told = orjson.loads(part)
+            if told.keys() == {"error"}:
+                raise GatewayError(str(told["error"]))
+            yield part
 
 
 def over_the_wire(url: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
     """A `Call` of a running server, whose address has no slash at its end."""
-    address = f"{url}{path}"
+    with _opened(f"{url}{path}", url, body, headers) as response:
+        answer: bytes = response.read()
+        return answer
+
+
+def lines_over_the_wire(url: str, path: str, body: bytes) -> Iterator[bytes]:
+    """`Lines` of a running server."""
+    with _opened(f"{url}{path}", url, body, {}) as response:
+        yield from response
+
+
+@contextmanager
+def _opened(address: str, url: str, body: bytes | None, headers: dict[str, str]) -> Iterator[Any]:
+    """An answer of a server. Raises: GatewayError; BackendUnreachable."""
     try:
         with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=_TIMEOUT_S) as response:
-            answer: bytes = response.read()
-            return answer
+            yield response
     except urllib.error.HTTPError as exc:
         with exc:
             raise GatewayError(_words(exc.read(), address, exc.code)) from exc
@@ -121,6 +168,11 @@ def here(client: "TestClient", path: str, body: bytes | None, headers: dict[str,
     if response.status_code != 200:
         raise GatewayError(_words(response.content, path, response.status_code))
     return response.content
+
+
+def lines_here(client: "TestClient", path: str, body: bytes) -> Iterator[bytes]:
+    """`Lines` of a model that was loaded for it; they come together."""
+    yield from here(client, path, body, {}).splitlines()
 
 
 def _words(answer: bytes, address: str, status: int) -> str:

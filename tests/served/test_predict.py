@@ -18,6 +18,9 @@ models:
   - name: double
     max_rows: 8
     backends: [{{kind: python, model: "{file}:Double"}}]
+  - name: words
+    max_rows: 1
+    backends: [{{kind: python, model: "{file}:words"}}]
 """
 DOUBLE = """
 class Double:
@@ -28,6 +31,15 @@ class Double:
         if inputs["x"][0, 0] == 3:
             raise ValueError("no threes")
         return {"y": inputs["x"] * 2.0}
+
+
+from collections.abc import Iterator
+
+def words(text: str) -> Iterator[str]:
+    for word in text.split():
+        if word == "three":
+            raise ValueError("no threes")
+        yield word
 """
 
 
@@ -160,3 +172,27 @@ def test_the_port_of_grpc_and_an_address_that_is_none_are_told(tmp_path: Path, c
     assert "8001 is gRPC" in err
     code, _, err = predict(capsys, "http://127.0.0.1:abc", "double", tmp_path / "in.json")
     assert (code, "nothing answers at http://127.0.0.1:abc/v2/models/double" in err) == (1, True)
+
+
+@pytest.mark.parametrize("over_the_wire", [False, True])
+def test_an_answer_in_parts_is_a_line_for_each(
+    over_the_wire: bool, served: Served, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = f"localhost:{served.port}" if over_the_wire else config
+    (tmp_path / "in.json").write_text('{"text": ["one by one"]}')
+    code, out, _ = predict(capsys, where, "words", tmp_path / "in.json")
+    assert (code, [json.loads(line)["output"] for line in out.splitlines()]) == (0, ["one", "by", "one"])
+    (tmp_path / "in.json").write_text('{"text": ["one two three"]}')
+    code, out, err = predict(capsys, where, "words", tmp_path / "in.json")
+    assert (code, len(out.splitlines())) == (1, 2)
+    assert "ValueError: no threes" in err
+
+
+def test_a_request_as_it_stands_of_a_model_that_answers_in_parts_is_told_where_to_go(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}]}
+    (tmp_path / "in.json").write_text(json.dumps(asked))
+    code, _, err = predict(capsys, f"localhost:{served.port}", "words", tmp_path / "in.json")
+    assert code == 1
+    assert "generate_stream" in err

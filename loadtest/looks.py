@@ -129,8 +129,10 @@ def main(argv: Sequence[str]) -> None:
     packed = questions.read(int.from_bytes(questions.read(_SIZE_BYTES), "little"))
     if not packed:
         return  # the generator has ended, or has no need of it
-    with contextlib.suppress(BrokenPipeError):
+    try:
         _answer(msgspec.msgpack.decode(packed, type=Job), int(argv[0]), int(argv[1]), questions, answers)
+    except BrokenPipeError:  # the generator has ended meanwhile; at exit Python would complain of what it cannot flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

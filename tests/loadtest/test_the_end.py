@@ -2,20 +2,27 @@
 
 import asyncio
 import contextlib
+import os
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import uvloop
 
+from loadtest import looks
 from loadtest.errors import Interrupted
 from loadtest.generator import Progress, measure
-from loadtest.recorder import RequestLog
+from loadtest.recorder import ROW_BYTES, RequestLog
 from loadtest.results import LoadSpec, Protocol, RunResult, Slo
+from loadtest.rows import Grid
 from loadtest.selfcheck import NullServer, null_server
 from loadtest.worker import Job, Report, Sender, most_ns
 from tests.loadtest.scripted_server import ScriptedServer, scripted_server
@@ -290,6 +297,22 @@ def test_who_looks_whether_a_run_is_decided_cannot_hold_it_up(signal_of: Callabl
     assert result.requests == 8000  # nobody said that 2 s are enough
     assert not result.partial
     assert not any(child.is_running() for child in lookers)
+
+
+def test_who_looks_ends_without_a_word_when_the_generator_is_gone() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # nobody reads what it answers
+    job = looks.Job(SPEC, Grid(100, 100, 20), 1, None, or_lost=False)
+    packed = msgspec.msgpack.encode(job)
+    with tempfile.TemporaryFile() as log:
+        log.truncate(ROW_BYTES)
+        done = subprocess.run(
+            [sys.executable, "-m", "loadtest.looks", str(log.fileno()), "-1"],
+            input=len(packed).to_bytes(4, "little") + packed, stdout=writer, stderr=subprocess.PIPE,
+            pass_fds=(log.fileno(),), check=True, timeout=60,
+        )  # fmt: skip
+    os.close(writer)
+    assert done.stderr == b""
 
 
 def test_a_target_that_trickles_its_answer_for_ever_is_given_up() -> None:

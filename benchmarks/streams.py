@@ -1,12 +1,14 @@
 """How long a part of an answer takes from a session's `yield` to the client, over many streams at once.
 
     python -m benchmarks.streams embedded|process|replicas [--streams 64] [--parts-per-second 20] [--seconds 10] [--replicas 1]
+                                 [--unary 0]
 
 A Python model yields the time, over and over; each stream is a ModelStreamInfer of grpc.aio's with one request, begun at a time
 of its own, on one of eight connections. The client is this process, the gateway another; what is measured is from before the
 `yield` to grpc.aio's delivery. `embedded`: the sessions are threads of the gateway's; `process`: processes of its own;
 `replicas`: threads of replicas on a Ray that is started for this. The first second is left out. A part that is lost or out of
-order is an error. Milliseconds, and the load average before.
+order is an error. Milliseconds, and the load average before. --unary: so many requests a second of another model of the same
+kind, which has two sessions of its own and is not decoupled: their p99 alone, and beside the streams.
 """
 
 import argparse
@@ -46,6 +48,10 @@ class Ticks:
             index += 1
             due_s += pause_s
             time.sleep(max(0.0, due_s - time.monotonic()))
+
+class Plain:
+    def predict(self, inputs):
+        return {"Y": inputs["X"]}
 """
 
 
@@ -56,8 +62,16 @@ def configuration(folder: Path, way: str, streams: int, replicas: int) -> dict[s
         backend["isolation"] = "process"
     elif way == "replicas":
         backend |= {"placement": "replicas", "replicas": replicas, "sessions": -(-streams // replicas)}
+    plain = backend | {"model": f"{folder}/ticks.py:Plain", "sessions": 2}
     return {
         "models": [
+            {
+                "name": "plain",
+                "max_rows": 8,
+                "inputs": [{"name": "X", "datatype": "FP32", "shape": [-1, 1]}],
+                "outputs": [{"name": "Y", "datatype": "FP32", "shape": [-1, 1]}],
+                "backends": [plain],
+            },
             {
                 "name": "ticks",
                 "max_rows": 1,
@@ -65,7 +79,7 @@ def configuration(folder: Path, way: str, streams: int, replicas: int) -> dict[s
                 "outputs": [{"name": "INDEX_AND_NS", "datatype": "INT64", "shape": [-1, 2]}],
                 "batching": {"probe_s": 0.0},
                 "backends": [backend],
-            }
+            },
         ]
     }
 
@@ -107,10 +121,32 @@ def node() -> Iterator[str]:
         cluster.shutdown()
 
 
+def request_for(model: str) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name=model, raw_input_contents=[np.zeros(1, np.float32).tobytes()])
+    request.inputs.add(name="X", datatype="FP32", shape=[1, 1])
+    return request
+
+
+async def unary(port: int, per_second: float, seconds: float) -> list[float]:
+    """How long each request took, in ms, from when it was due."""
+    message = request_for("plain").SerializeToString()
+    pick = random.Random(1)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        async def one(due_s: float) -> float:
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            await infer(message)
+            return (time.monotonic() - due_s) * 1e3
+
+        due_s = time.monotonic() + WARM_UP_S
+        dues = [due_s := due_s + pick.expovariate(per_second) for _ in range(round(per_second * seconds))]
+        return await asyncio.gather(*map(one, dues))
+
+
 async def stream(channel: grpc.aio.Channel, per_second: float, begin_s: float, seconds: float) -> list[tuple[int, bytes]]:
     """When each part was here, in ns since the epoch, and what it was. begin_s: to wait before."""
-    request = pb.ModelInferRequest(model_name="ticks", raw_input_contents=[np.zeros(1, np.float32).tobytes()])
-    request.inputs.add(name="X", datatype="FP32", shape=[1, 1])
+    request = request_for("ticks")
     request.parameters["per_second"].double_param = per_second
     infer = channel.stream_stream(
         "/inference.GRPCInferenceService/ModelStreamInfer", request_serializer=pb.ModelInferRequest.SerializeToString
@@ -125,7 +161,15 @@ async def stream(channel: grpc.aio.Channel, per_second: float, begin_s: float, s
     return came
 
 
-async def measure(port: int, streams: int, per_second: float, seconds: float) -> list[list[tuple[int, bytes]]]:
+async def measure(port: int, given: argparse.Namespace) -> tuple[list[list[tuple[int, bytes]]], list[list[float]]]:
+    """What came of each stream; and the times of unary requests alone and beside the streams, if there are to be any."""
+    alone = await unary(port, given.unary, given.seconds) if given.unary else []
+    streaming = asyncio.ensure_future(streams(port, given.streams, given.parts_per_second, given.seconds))
+    beside = await unary(port, given.unary, given.seconds) if given.unary else []
+    return await streaming, [alone, beside] if given.unary else []
+
+
+async def streams(port: int, streams: int, per_second: float, seconds: float) -> list[list[tuple[int, bytes]]]:
     pick = random.Random(0)
     channels = [
         grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
@@ -175,11 +219,15 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--parts-per-second", type=float, default=20.0, help="of each stream")
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--unary", type=float, default=0.0, help="requests a second of another model")
     parser.add_argument("--replicas", type=int, default=1, help="on this node, that share the streams")
     given = parser.parse_args()
     load = os.getloadavg()[0]
     with serving(given.way, given.streams, given.replicas) as port:
-        found = uvloop.run(measure(port, given.streams, given.parts_per_second, given.seconds))
+        found, unary_ms = uvloop.run(measure(port, given))
+    if unary_ms:
+        alone, beside = (float(np.percentile(taken, 99)) for taken in unary_ms)
+        print(f"{given.way}: unary p99 {alone:.2f} ms alone, {beside:.2f} ms beside the streams, {beside / alone:.2f} times")
     return tell(given.way, found, load)
 
 

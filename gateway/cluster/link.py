@@ -194,7 +194,7 @@ class Link:
             outcome = future.result()
         else:
             outcome = LinkLost(str(fault)) if isinstance(fault, ChannelLost) else cast(Exception, fault)
-        if isinstance(outcome, LinkLost) and call in self._calls and not future.cancelled():
+        if isinstance(outcome, LinkLost) and call in self._calls and not (future.cancelled() or self.no_channel):
             self._doubt()
         self._end(call, outcome)
 

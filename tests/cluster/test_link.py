@@ -9,7 +9,7 @@ import pytest
 
 from backends.base import ModelSpec
 from gateway.cluster.channel import Channel, OnPart, Question
-from gateway.cluster.link import Call, _attendance_decoder, attend_answer
+from gateway.cluster.link import Link, LinkLost, Outcome, _attendance_decoder, attend_answer
 from gateway.protocols.tensors import Buffer
 from gateway.runner import PARTS_AHEAD
 from tests.simulation import SimulatedClock, run_simulated
@@ -19,6 +19,8 @@ pytestmark = pytest.mark.ray  # the package imports it
 
 class Wire:
     """A channel to nowhere: keeps what is told to the replica; the test gives the parts and the answer."""
+
+    is_open = True
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -32,15 +34,28 @@ class Wire:
         return Question(self.answer, lambda: self.told.append("cancel"), lambda: self.told.append("taken"))
 
 
-def simulated(test: Callable[[Wire], Coroutine[Any, Any, None]]) -> None:
+class WireLink(Link):
+    """A link whose channel is a `Wire`. doubts: how often it was to find out whether the replica answers."""
+
+    def __post_init__(self) -> None:
+        self.wire = Wire()
+        self._channel = cast(Channel, self.wire)
+        self.doubts = 0
+
+    def _doubt(self) -> None:
+        self.doubts += 1
+
+
+def simulated(test: Callable[[WireLink], Coroutine[Any, Any, None]]) -> None:
     async def main(_: SimulatedClock) -> None:
-        await test(Wire())
+        link = WireLink(cast(Any, None), "ingress", lambda: None)
+        try:
+            await test(link)
+        finally:
+            if link._watchdog is not None:
+                link._watchdog.cancel()
 
     run_simulated(main)
-
-
-def begun(call: Call, wire: Wire) -> "asyncio.Task[Buffer]":
-    return asyncio.ensure_future(call.by(cast(Channel, wire), (b"frame",)))
 
 
 def test_a_replica_of_another_version_is_understood_where_it_says_less_or_more() -> None:
@@ -56,56 +71,52 @@ def test_a_replica_of_another_version_is_understood_where_it_says_less_or_more()
 
 
 def test_the_limit_of_a_call_is_for_each_next_part_and_rests_while_the_client_is_slow() -> None:
-    async def test(wire: Wire) -> None:
+    async def test(link: WireLink) -> None:
         parts: list[Buffer] = []
-        call = Call(10.0)
-        call.on_part = parts.append
-        running = begun(call, wire)
+        ended: list[Outcome] = []
+        call = link.start((b"frame",), 10.0, ended.append, parts.append)
         for _ in range(PARTS_AHEAD):
             await asyncio.sleep(9.0)
-            wire.part(b"part")
+            link.wire.part(b"part")
         await asyncio.sleep(1000.0)
         call.taken()
         for _ in range(3):
             await asyncio.sleep(9.0)
-            wire.part(b"part")
+            link.wire.part(b"part")
             call.taken()
-        assert not running.done()
-        assert len(parts) == PARTS_AHEAD + 3
-        await asyncio.sleep(9.9)
-        assert not running.done()
-        await asyncio.sleep(0.2)
-        with pytest.raises(TimeoutError):
-            await running
+        await asyncio.sleep(9.0)
+        assert (len(parts), ended, link.doubts) == (PARTS_AHEAD + 3, [], 0)
+        await asyncio.sleep(100.0)
+        (end,) = ended
+        assert isinstance(end, LinkLost)
+        assert link.doubts == 1
         call.taken()  # too late
-        assert wire.told == ["taken"] * 4
+        assert link.wire.answer.cancelled()
 
     simulated(test)
 
 
 def test_a_client_that_reads_from_within_a_part_is_not_slow() -> None:
-    async def test(wire: Wire) -> None:
-        call = Call(10.0)
-        call.on_part = lambda part: call.taken()
-        running = begun(call, wire)
+    async def test(link: WireLink) -> None:
+        ended: list[Outcome] = []
+        call = link.start((b"frame",), 10.0, ended.append, lambda part: call.taken())
         for _ in range(3 * PARTS_AHEAD):
             await asyncio.sleep(1.0)
-            wire.part(b"part")
-        await asyncio.sleep(11.0)
-        with pytest.raises(TimeoutError):
-            await running
+            link.wire.part(b"part")
+        assert link.wire.told == ["taken"] * 3 * PARTS_AHEAD
+        await asyncio.sleep(100.0)
+        assert [type(end) for end in ended] == [LinkLost]
 
     simulated(test)
 
 
-def test_a_call_that_is_cancelled_before_it_is_sent_is_cancelled_then() -> None:
-    async def test(wire: Wire) -> None:
-        call = Call(10.0)
-        running = begun(call, wire)
-        call.cancel()
+def test_a_replica_without_the_channel_that_its_model_needs_fails_each_call_and_is_not_asked_again_for_it() -> None:
+    async def test(link: WireLink) -> None:
+        link.no_channel = "no way to it"
+        ended: list[Outcome] = []
+        link.start((b"frame",), 10.0, ended.append, lambda part: None)
         await asyncio.sleep(1.0)
-        assert wire.told == ["cancel"]
-        wire.answer.set_result(b"answer")
-        assert await running == b"answer"
+        assert [str(end) for end in ended] == ["no way to it"]
+        assert link.doubts == 0
 
     simulated(test)

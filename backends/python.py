@@ -32,6 +32,7 @@ from backends.base import (
     BackendError,
     Device,
     ExecutionFailed,
+    LastPart,
     LoadFailed,
     ModelSpec,
     OutputsRefused,
@@ -289,11 +290,12 @@ class PythonSession:
         predict = self._open()
         with _told():
             if self._signature.style != "dict":
-                yield from stream_by_name(predict, self._signature, inputs, self._outputs)
+                for outputs in stream_by_name(predict, self._signature, inputs, self._outputs):
+                    yield _copied(outputs)
                 return
             with parts_of(predict(inputs, parameters) if self._takes_parameters else predict(inputs)) as parts:
                 for outputs in parts:
-                    yield _checked(outputs, "yielded")
+                    yield _copied(_checked(outputs, "yielded"))
 
     def _open(self) -> Callable[..., Any]:
         if self._predict is None:
@@ -304,6 +306,12 @@ class PythonSession:
         instance, self._instance, self._predict = self._instance, None, None
         if hasattr(instance, "close"):
             instance.close()
+
+
+def _copied(outputs: Tensors) -> Tensors:
+    """A part leaves while the model makes the next, perhaps in the same arrays."""
+    copies = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in outputs.items()}
+    return LastPart(copies) if isinstance(outputs, LastPart) else copies
 
 
 @contextmanager

@@ -428,10 +428,10 @@ class _InferStream:
             if inference.in_parts:
                 in_parts.append(running.pop())
         if not running and not in_parts and not self._waiting and not call.over:
-            if self._farewell is not None:
-                call.fail(self._farewell)
-            elif self._ended:
+            if self._ended:
                 call.finish()
+            elif self._farewell is not None:
+                call.fail(self._farewell)
 
     def _send(self, inference: _Turn) -> None:
         replies, inference.replies = inference.replies or (), None  # an error may hold frames that hold the inference

@@ -167,3 +167,26 @@ def test_a_stream_that_is_closed_early_runs_its_finally() -> None:
     next(parts)
     parts.close()
     assert closed
+
+
+class Reuses(Doubles):
+    """One array for all parts."""
+
+    def predict(self, inputs: Tensors) -> Iterator[Tensors]:
+        y = np.zeros((1, 1), np.float32)
+        for _ in range(3):
+            y += 1
+            yield {"y": y}
+
+
+def reuses(x: Annotated[npt.NDArray[np.float32], (-1, 1)]) -> Iterator[Annotated[npt.NDArray[np.float32], (-1, 1)]]:
+    y = np.zeros((1, 1), np.float32)
+    for _ in range(3):
+        y += 1
+        yield y
+
+
+@pytest.mark.parametrize("name", ["Reuses", "reuses"])
+def test_a_part_stays_what_it_was_while_the_model_makes_the_next(name: str) -> None:
+    parts = list(stream(name, x(3)))
+    assert [float(next(iter(part.values()))[0, 0]) for part in parts] == [1, 2, 3]

@@ -336,6 +336,17 @@ async def test_a_drain_ends_open_streams_after_their_last_answer() -> None:
 
 
 @on_loop
+async def test_a_stream_whose_client_has_asked_all_ends_well_in_a_drain() -> None:
+    async with serving(SLOW) as served:
+        stream = served.stub.ModelStreamInfer(iter([infer_request("slow", value=1)]))
+        await until_pending(served, 1)
+        draining = asyncio.ensure_future(served.server.drain(5))
+        assert [first_value(message.infer_response) async for message in stream] == [1]
+        assert await stream.code() is grpc.StatusCode.OK
+        await draining
+
+
+@on_loop
 async def test_a_drain_ends_in_time_with_a_model_that_hangs() -> None:
     async with serving(SLOW) as served:
         call = served.stub.ModelInfer(infer_request("hangs", value=77))

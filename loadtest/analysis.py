@@ -157,7 +157,7 @@ def decided(
 ) -> bool:
     """Whether the first `blocks` blocks of an open, stationary run decide the SLO, whatever other work may have delayed.
 
-    All their requests are done. recording: as for `summarise`, up to now. or_lost: or whether the run cannot pass any more.
+    All their requests are done. recording: as for `summarise`, up to now. or_lost: or whether the run is (`verdict.lost`).
     """
     assert spec.slo is not None
     end = int(np.searchsorted(np.asarray(log.intended), blocks * grid.block_ns))

@@ -14,6 +14,7 @@ from loadtest.statistics import BatchMeans, batch_means, binomial_interval, slow
 
 CONFIDENCE: Final = 0.95
 _MOST_LONGER: Final = 4096.0  # beyond this many times the run, more requests are no advice
+_HOPE: Final = 2.0  # times a whole run: what would not be shown in that is not waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,21 @@ def overall(objectives: tuple[ObjectiveResult, ...]) -> Verdict:
 
 
 def lost(slo: Slo, requests: Requests, share: float) -> bool:
-    """Whether so many missed an objective that the whole run will not have kept it, even if all others meet it.
+    """Whether a run will not show that an objective is kept, even if twice as long, if all of it is like what was seen.
 
     requests: not empty; those of the run so far, which are `share` of all that it may have.
     """
-    allowed = [(requests.missed(objective), 1 - objective.percentile / 100) for objective in slo.objectives]
+    judged = [
+        (objective.percentile / 100, requests.missed(objective), requests.tail(objective, CONFIDENCE))
+        for objective in slo.objectives
+    ]
     if slo.max_error_rate is not None:
-        allowed.append((requests.failed, slo.max_error_rate))
-    return any(share * float(missed.mean()) > most for missed, most in allowed)
+        judged.append((1 - slo.max_error_rate, requests.failed, None))
+    scale = _HOPE / share
+    return any(
+        _decide(batch_means(requests.block, missed, tail), required, CONFIDENCE, scale=scale) != "pass"
+        for required, missed, tail in judged
+    )
 
 
 def _judge(name: str, required: float, means: BatchMeans, confidence: float) -> ObjectiveResult:

@@ -133,8 +133,9 @@ def test_every_objective_of_an_error_rate_alone_is_the_error_rate() -> None:
     assert judge(Slo.parse("p99<50ms"), alike(0, 500))[-1].objective == "p99<50ms"
 
 
-@pytest.mark.parametrize(("misses", "share", "found"), [(10, 0.5, False), (21, 0.5, True), (20, 0.5, False), (11, 1.0, True)])
-def test_a_run_is_lost_once_more_missed_than_may_in_all_of_it(misses: int, share: float, found: bool) -> None:
+@pytest.mark.parametrize(("misses", "share", "found"), [(7, 0.5, False), (8, 0.5, True), (8, 0.2, False), (9, 0.2, True)])
+def test_a_run_is_lost_once_twice_its_length_of_the_same_would_not_pass(misses: int, share: float, found: bool) -> None:
+    # Of 1000, which are half of a run: 28 of 4000 pass, 32 do not; which are a fifth: 80 of 10,000 and 90.
     assert lost(SLO, alike(misses, 1000), share) is found
     assert lost(Slo.parse("p50<50ms"), alike(misses, 1000), share) is False
     assert lost(Slo.parse("p50<50ms,p99<50ms"), alike(misses, 1000), share) is found  # one objective will do
@@ -142,6 +143,6 @@ def test_a_run_is_lost_once_more_missed_than_may_in_all_of_it(misses: int, share
 
 def test_failed_requests_lose_a_run_by_the_error_rate_too() -> None:
     requests = alike(0, 1000)
-    requests.failed[:7] = True
+    requests.failed[::200] = True
     assert not lost(SLO, requests, 0.5)
     assert lost(Slo.parse("p99<50ms,errors<0.3%"), requests, 0.5)

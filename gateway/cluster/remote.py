@@ -248,6 +248,7 @@ class RemoteRunner:
     def _ended(self, run: "_Run", outcome: Outcome) -> None:
         """Give the slot back and tell how the call ended, whatever it was that ended it."""
         del self._running[run.batch]
+        run.call = None  # or the two would hold each other, and the answer, until the cyclic collector comes
         run.link.busy -= 1
         run.link.used_s = self._loop.time()
         if self._closing and not self._running:

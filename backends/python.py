@@ -290,10 +290,10 @@ class PythonSession:
         predict = self._open()
         with _told():
             if self._signature.style != "dict":
-                for outputs in stream_by_name(predict, self._signature, inputs, self._outputs):
-                    yield _copied(outputs)
-                return
-            with parts_of(predict(inputs, parameters) if self._takes_parameters else predict(inputs)) as parts:
+                given: Any = stream_by_name(predict, self._signature, inputs, self._outputs)
+            else:
+                given = predict(inputs, parameters) if self._takes_parameters else predict(inputs)
+            with parts_of(given) as parts:
                 for outputs in parts:
                     yield _copied(_checked(outputs, "yielded"))
 

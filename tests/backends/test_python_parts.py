@@ -153,6 +153,33 @@ def test_an_async_generator_is_refused_in_words() -> None:
         load("HiddenAsync").open_session(0).run(x(1), {})
 
 
+class Stubborn(Doubles):
+    """Fails as it is closed."""
+
+    def predict(self, inputs: Tensors) -> Iterator[Tensors]:
+        try:
+            while True:
+                yield {"y": inputs["x"]}
+        finally:
+            raise ValueError("no end")
+
+
+def stubborn(x: X) -> Iterator[X]:
+    try:
+        while True:
+            yield x
+    finally:
+        raise ValueError("no end")
+
+
+@pytest.mark.parametrize("name", ["Stubborn", "stubborn"])
+def test_what_a_model_raises_as_it_is_closed_early_is_told(name: str) -> None:
+    parts = stream(name, x(1))
+    next(parts)
+    with pytest.raises(ExecutionFailed, match="ValueError: no end"):
+        parts.close()
+
+
 def test_a_stream_that_is_closed_early_runs_its_finally() -> None:
     closed = []
 

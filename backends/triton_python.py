@@ -138,16 +138,17 @@ class DecoupledAdapter(_Adapter):
             responses.leave()
 
     def close(self) -> None:
-        self._begin(super().close).result()
-        self._calls.put(None)
+        try:
+            self._begin(super().close).result()
+        finally:
+            self._calls.put(None)
 
     def _execution(
         self, inputs: Tensors, parameters: Mapping[str, object], responses: pb_utils.Responses
     ) -> Callable[[], None]:
         def execute() -> None:
-            sender = pb_utils.ResponseSender(
-                responses
-            )  # held until here all is said; then, if the model has let go, it is over
+            # Held while `execute` runs: what that raises is told first. Behind it, a model that keeps no sender has let go.
+            sender = pb_utils.ResponseSender(responses)
             try:
                 given = self._model.execute([self._request(inputs, parameters, sender)])
                 if asyncio.iscoroutine(given):

@@ -1,6 +1,7 @@
 """A decoupled `model.py` of Triton's Python backend, run here. Expectations are what Triton 2.51 does, unless they say more."""
 
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -175,6 +176,17 @@ def test_a_decoupled_model_that_fails_to_initialize_is_told(tmp_path: Path) -> N
     code = "class TritonPythonModel:\n    def initialize(self, args): 1 / 0\n    def execute(self, requests): ...\n"
     with pytest.raises(LoadFailed, match="division by zero"):
         Served(tmp_path, code, decoupled_model.CONFIG)
+
+
+def test_a_decoupled_model_that_fails_to_finalize_leaves_no_thread(tmp_path: Path) -> None:
+    code = "class TritonPythonModel:\n    def execute(self, requests): ...\n    def finalize(self): 1 / 0\n"
+    before = set(threading.enumerate())
+    served = Served(tmp_path, code, decoupled_model.CONFIG)
+    (thread,) = set(threading.enumerate()) - before
+    with pytest.raises(ZeroDivisionError):
+        served.session.close()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
 
 
 def test_a_model_that_is_not_decoupled_has_no_sender(tmp_path: Path) -> None:

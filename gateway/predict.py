@@ -141,16 +141,18 @@ def over_the_wire(url: str, path: str, body: bytes | None, headers: dict[str, st
 
 def lines_over_the_wire(url: str, path: str, body: bytes) -> Iterator[bytes]:
     """`Lines` of a running server."""
+    rest = b""
     with _opened(f"{url}{path}", url, body, {}) as response:
-        yield from response
+        while piece := response.read1():  # `readline` takes chunks that are cut off for a whole answer
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from lines
 
 
 @contextmanager
 def _opened(address: str, url: str, body: bytes | None, headers: dict[str, str]) -> Iterator[Any]:
-    """An answer of a server. Raises: GatewayError; BackendUnreachable."""
+    """An answer of a server. Raises: GatewayError; BackendUnreachable, also where the answer ends before its end."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=_TIMEOUT_S) as response:
-            yield response
+        response = urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=_TIMEOUT_S)
     except urllib.error.HTTPError as exc:
         with exc:
             raise GatewayError(_words(exc.read(), address, exc.code)) from exc
@@ -160,6 +162,11 @@ def _opened(address: str, url: str, body: bytes | None, headers: dict[str, str])
         ) from exc
     except (OSError, HTTPException) as exc:  # the latter of what is no URL
         raise BackendUnreachable(f"nothing answers at {address} ({exc})") from exc
+    with response:
+        try:
+            yield response
+        except (OSError, HTTPException) as exc:
+            raise BackendUnreachable(f"{address}: the answer broke off ({exc})") from exc
 
 
 def here(client: "TestClient", path: str, body: bytes | None, headers: dict[str, str]) -> bytes:

@@ -3,7 +3,9 @@
 import io
 import json
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,42 @@ def test_an_answer_in_parts_is_a_line_for_each(
     code, out, err = predict(capsys, where, "words", tmp_path / "in.json")
     assert (code, len(out.splitlines())) == (1, 2)
     assert "ValueError: no threes" in err
+
+
+def test_an_answer_in_parts_that_is_cut_off_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where its server is killed: the last chunk does not come."""
+    about = {"inputs": [], "model_transaction_policy": {"decoupled": True}}
+    part = b'data: {"model_name":"words","output":"one"}\n\n'
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(json.dumps(about))))
+            self.end_headers()
+            self.wfile.write(json.dumps(about).encode())
+            self.close_connection = True
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+            self.close_connection = True
+
+        def log_message(self, *args: object) -> None: ...
+
+    (tmp_path / "in.json").write_text("{}")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        code, out, err = predict(capsys, f"127.0.0.1:{server.server_address[1]}", "words", tmp_path / "in.json")
+        server.shutdown()
+        thread.join()
+    assert (code, [json.loads(line)["output"] for line in out.splitlines()]) == (1, ["one"])
+    assert "/v2/models/words/generate_stream: the answer broke off" in err
 
 
 def test_a_request_as_it_stands_of_a_model_that_answers_in_parts_is_told_where_to_go(

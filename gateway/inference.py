@@ -182,7 +182,7 @@ class StreamedInference(Inference[C, Reply]):
 
     @abstractmethod
     def finish(self) -> None:
-        """There are no more parts."""
+        """There are no more parts. Raises: GatewayError, if what was sent is no answer."""
 
     def drained(self) -> None:
         """All that was sent has left."""
@@ -227,6 +227,8 @@ class StreamedInference(Inference[C, Reply]):
             assert self._endpoint is not None
             try:
                 self.finish()
+            except GatewayError as exc:
+                self._fault = exc.with_traceback(None)
             except BaseException:
                 log.exception("the end of an answer of model %s could not be given", self._endpoint.served.name)
                 self._fault = InternalError("internal error")

@@ -412,9 +412,8 @@ class _Generate(_Generating):
 
     def finish(self) -> None:
         if self._reply is None:
-            self.refuse(self._not_one("none"))
-        else:
-            self.answer(self._reply)
+            raise self._not_one("none")
+        self.answer(self._reply)
 
     def _not_one(self, parts: str) -> InvalidArgument:
         return InvalidArgument(

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -131,13 +132,26 @@ def test_generate_gives_one_object(served: Served) -> None:
     assert (response.status, json.loads(body)) == (200, part("a", 0))
 
 
+def went_well(served: Served) -> float:
+    """Requests of `counts` that are counted so."""
+
+    async def exposed() -> str:
+        served.repository.metrics.flush()
+        return served.repository.metrics.expose()[1].decode()
+
+    found = re.findall(r"^gateway_requests_total{(.*)} (\S+)$", served.run(exposed()), re.MULTILINE)
+    return sum(float(count) for labels, count in found if 'code="ok"' in labels and 'model="counts"' in labels)
+
+
 @pytest.mark.parametrize("parts", [0, 2, 50])
 def test_generate_refuses_any_number_of_parts_but_one(served: Served, parts: int) -> None:
+    before = went_well(served)
     response, body = ask(served, "/v2/models/counts/generate", {"text": "a", "n": parts})
     message = json.loads(body)["error"]
     assert response.status == 400
     assert "expects model to produce exactly 1 response, use generate stream" in message  # Triton's words
     assert message.endswith(f"gave {'more than one' if parts else 'none'}; ask by POST /v2/models/counts/generate_stream")
+    assert went_well(served) == before
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])

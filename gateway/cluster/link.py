@@ -122,6 +122,7 @@ class Link:
     content: str = ""
     spec: ModelSpec = field(init=False)
     made_s: float = field(init=False)
+    _left: bool = False  # what becomes of the replica is no news any more
     _lost: bool = False
     _serve_channel: grpc.aio.Channel = field(init=False)
     _channel: Channel | None = None
@@ -227,6 +228,8 @@ class Link:
 
     def _doubt(self) -> None:
         """Send nothing there, though the lane may try again at once, until the replica is known to answer."""
+        if self._left:
+            return
         self._set_up(False)
         self._attending.cancel()
         self._attending = asyncio.get_running_loop().create_task(self._attend())
@@ -234,7 +237,7 @@ class Link:
     async def retire(self) -> None:
         """Let what runs there end, then let go of the replica: it ends then, or has ended already."""
         self.on_change = lambda: None
-        self._leave_channel()
+        self._left = True
         self._attending.cancel()
         if (self._calls or self._requests) and not await self._answers():
             # It is frozen, or its node has gone without closing our connection: the calls would only time out.
@@ -250,29 +253,22 @@ class Link:
 
     async def close(self, *, release: bool = False) -> None:
         """release: the model is unloaded: the replica, if no other ingress uses it, frees it before this returns."""
-        self._leave_channel()
-        self._attending.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._attending
+        self._left = True
+        for task in (self._attending, self._opening):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         if release and self.up:
             try:
                 await self._request(_RELEASE, self.ingress.encode(), _RELEASE_S)
             except (LinkLost, InternalError) as exc:
                 log.warning("%s may keep an unloaded model: %s", self.replica_id, exc)
-        if self._opening is not None:
-            self._opening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._opening
         if self._watchdog is not None:
             self._watchdog.cancel()
         if self._channel is not None:
             self._channel.close()
         await self._serve_channel.close(None)
-
-    def _leave_channel(self) -> None:
-        """Its end is no news any more."""
-        if self._channel is not None:
-            self._channel.on_end = lambda: None
 
     async def _attend(self) -> None:
         known: int | None = None

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from backends.base import ModelSpec
-from gateway.cluster.channel import Channel, OnPart, Question
+from gateway.cluster.channel import Channel, ChannelLost, OnPart, Question
 from gateway.cluster.link import Link, LinkLost, Outcome, _attendance_decoder, attend_answer
 from gateway.protocols.tensors import Buffer
 from gateway.runner import PARTS_AHEAD
@@ -26,12 +26,15 @@ class Wire:
         self.told: list[str] = []
         self.part: OnPart
         self.answer: asyncio.Future[Buffer]
+        self.on_end: Callable[[], None] = lambda: None
 
     def ask(self, pieces: Sequence[Buffer], on_part: OnPart | None = None) -> Question:
         self.answer = asyncio.get_running_loop().create_future()
         if on_part is not None:
             self.part = on_part
         return Question(self.answer, lambda: self.told.append("cancel"), lambda: self.told.append("taken"))
+
+    def close(self) -> None: ...
 
 
 class WireLink(Link):
@@ -120,3 +123,47 @@ def test_a_replica_without_the_channel_that_its_model_needs_fails_each_call_and_
         assert link.doubts == 0
 
     simulated(test)
+
+
+class NoChannel:
+    """Serve's, which nothing is asked by."""
+
+    async def close(self, grace_s: float | None) -> None: ...
+
+
+class LeavingLink(WireLink):
+    """A link that can be left. asked: how often its replica was asked how it is."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.asked = 0
+        self._serve_channel = cast(Any, NoChannel())
+        self._attending = asyncio.get_running_loop().create_task(self._attend())
+
+    def _doubt(self) -> None:
+        Link._doubt(self)
+
+    async def _attend(self) -> None:
+        self.asked += 1
+        await asyncio.Event().wait()
+
+    async def _answers(self) -> bool:
+        return True
+
+
+def test_what_becomes_of_a_replica_that_was_left_is_no_news() -> None:
+    async def test(_: SimulatedClock) -> None:
+        link = LeavingLink(cast(Any, None), "ingress", lambda: None)
+        ended: list[Outcome] = []
+        link.start((b"frame",), 10.0, ended.append)
+        leaving = asyncio.create_task(link.retire())
+        await asyncio.sleep(0.1)
+        link.wire.on_end = link._doubt  # a channel that was opened only now
+        link.wire.answer.set_exception(ChannelLost("its process has ended"))
+        await leaving
+        assert [type(end) for end in ended] == [LinkLost]
+        link.wire.on_end()
+        await asyncio.sleep(0.1)
+        assert link.asked == 1
+
+    run_simulated(test)

@@ -168,9 +168,10 @@ class Link:
 
         frame: in pieces, which must not change any more. timeout_s: for the answer, or for each next part of it, while the
         replica does not wait for the client. on_end: called once, on the loop, never within this; on_part before it.
+
+        Whatever it raises (there may be no memory for a copy), on_end is not called.
         """
         call = Call(timeout_s, on_end, on_part)
-        self._calls.add(call)
         future: asyncio.Future[Buffer]
         if self._channel is not None and self._channel.is_open and not self.no_channel:
             future = call.send(self._channel, frame)
@@ -178,7 +179,8 @@ class Link:
                 self._watch(timeout_s)
         else:
             future = asyncio.get_running_loop().create_task(self._by_serve(b"".join(frame), timeout_s))
-        future.add_done_callback(partial(self._answered, call, timeout_s))
+        self._calls.add(call)
+        future.add_done_callback(partial(self._answered, call))
         return call
 
     async def _by_serve(self, frame: bytes, timeout_s: float) -> Buffer:
@@ -187,7 +189,7 @@ class Link:
             raise LinkLost(self.no_channel)
         return await self._request(_RUN, frame, timeout_s)
 
-    def _answered(self, call: Call, timeout_s: float, future: "asyncio.Future[Buffer]") -> None:
+    def _answered(self, call: Call, future: "asyncio.Future[Buffer]") -> None:
         outcome: Outcome
         if future.cancelled():
             outcome = LinkLost("was given up before it has answered")

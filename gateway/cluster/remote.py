@@ -177,14 +177,12 @@ class RemoteRunner:
         if not link.listed:
             self.wake()  # a successor: Serve no longer counts what runs there
         run = self._running[batch] = _Run(batch, on_done, on_part, link, self._clock.now_ns())
-        try:
-            frame = self._frame_of(run)
-        except Exception as exc:  # inputs that cannot be sent
-            self._loop.call_soon(self._ended, run, exc)
-            return
         timeout_s = self._backend.hang_timeout_s + CALL_MARGIN_S
         parts = functools.partial(self._part, run) if on_part is not None else None
-        run.call = link.start(frame, timeout_s, functools.partial(self._ended, run), parts)
+        try:
+            run.call = link.start(self._frame_of(run), timeout_s, functools.partial(self._ended, run), parts)
+        except Exception as exc:  # inputs that cannot be sent
+            self._loop.call_soon(self._ended, run, exc)
 
     def taken(self, batch: Batch) -> None:
         run = self._running.get(batch)

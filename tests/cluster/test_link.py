@@ -10,8 +10,12 @@ import pytest
 from backends.base import ModelSpec
 from gateway.cluster.channel import Channel, ChannelLost, OnPart, Question
 from gateway.cluster.link import Link, LinkLost, Outcome, _attendance_decoder, attend_answer
+from gateway.cluster.remote import RemoteRunner
+from gateway.config import parse_config
+from gateway.errors import BackendFailed
 from gateway.protocols.tensors import Buffer
 from gateway.runner import PARTS_AHEAD
+from tests.engine.pools import batch_of, start
 from tests.simulation import SimulatedClock, run_simulated
 
 pytestmark = pytest.mark.ray  # the package imports it
@@ -165,5 +169,27 @@ def test_what_becomes_of_a_replica_that_was_left_is_no_news() -> None:
         link.wire.on_end()
         await asyncio.sleep(0.1)
         assert link.asked == 1
+
+    run_simulated(test)
+
+
+class FullWire(Wire):
+    def ask(self, pieces: Sequence[Buffer], on_part: OnPart | None = None) -> Question:
+        raise MemoryError
+
+
+def test_a_batch_that_there_is_no_memory_to_send_has_its_one_end_and_gives_its_slot_back() -> None:
+    async def test(clock: SimulatedClock) -> None:
+        document = {"models": [{"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic"}]}]}
+        (backend,) = parse_config(document, source="test").models[0].backends
+        runner = RemoteRunner(backend, "deployment", "application", content="", name="m:1/synthetic", clock=clock)
+        runner._loop = asyncio.get_running_loop()
+        link = WireLink(cast(Any, None), "ingress", lambda: None, up=True, leased=1)
+        link._channel = cast(Channel, FullWire())
+        runner._usable = [link]
+        execution = await start(runner, batch_of(1.0))
+        assert isinstance(execution.error, BackendFailed)
+        assert "MemoryError" in execution.error.message
+        assert (runner.free_slots, len(runner._running), len(link._calls)) == (1, 0, 0)
 
     run_simulated(test)

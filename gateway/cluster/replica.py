@@ -332,15 +332,14 @@ class Replica:
     def _part_made(self, asked: "_Asked", outputs: Tensors) -> None:
         if asked.fault is not None:
             return
+        assert asked.part is not None
         try:
             pieces = encode_frame(outputs, {"last": isinstance(outputs, LastPart)})
             check_size(pieces)
+            asked.part(pieces)
         except Exception as exc:
             asked.fault = self._unsent(exc)
             self._cancel(asked)
-            return
-        assert asked.part is not None
-        asked.part(pieces)
 
     def _cancel(self, asked: "_Asked") -> None:
         """Do not start it, or end it early where its session can."""

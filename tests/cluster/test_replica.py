@@ -273,17 +273,20 @@ def test_a_replica_that_is_closed_while_it_loads_leaves_nothing() -> None:
 
 
 class Asked:
-    """A frame that a replica runs, as its channel has it run, and what has come of it."""
+    """A frame that a replica runs, as its channel has it run, and what has come of it. most: parts that there is memory for."""
 
-    def __init__(self, replica: Replica, **parameters: Any) -> None:
+    def __init__(self, replica: Replica, *, most: int = 1000, **parameters: Any) -> None:
         inputs = {"INPUT0": np.full((1, 16), parameters.get("value", 0.0), dtype=np.float32)}
         about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": parameters, "in_parts": True}
         self.parts: list[float] = []
+        self._most = most
         self.answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.running = replica._begin(b"".join(encode_frame(inputs, about)), self._answered, self._part)
 
     def _part(self, pieces: Sequence[Buffer]) -> None:
         assert not self.answer.done()
+        if len(self.parts) == self._most:
+            raise MemoryError
         outputs, _ = decode_frame(b"".join(pieces))
         self.parts.append(float(outputs["OUTPUT0"][0, 0]))
 
@@ -383,6 +386,18 @@ def test_a_fault_after_parts_is_the_answer_and_the_next_stream_is_whole(then: st
         asked = Asked(replica, parts=4)
         assert "error" not in await asked.answer
         assert len(asked.parts) == 4
+        await replica.close()
+
+    run(test)
+
+
+def test_a_part_that_there_is_no_memory_to_send_is_not_left_out_but_ends_its_stream() -> None:
+    async def test() -> None:
+        replica = await open_replica(kind="python", model=STREAMING)
+        asked = Asked(replica, most=2, parts=4)
+        extra = await asked.answer
+        assert (asked.parts, extra["error"]) == ([0.0, 1.0], "BackendFailed")
+        assert "outputs that cannot be sent: MemoryError" in extra["message"]
         await replica.close()
 
     run(test)

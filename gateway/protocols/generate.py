@@ -54,21 +54,23 @@ class GenerateCodec:
         tensors = (*(tensor for tensor in spec.inputs if not tensor.optional), *spec.outputs)
         self._without_json = next((tensor for tensor in tensors if tensor.datatype in WITHOUT_JSON), None)
         self._model = {"model_name": orjson.dumps(model), "model_version": orjson.dumps(version)}
+        self._elsewhere = "by ModelStreamInfer over gRPC" if spec.decoupled else "by infer with binary data, or over gRPC"
 
     def decode(self, body: Buffer, arrival_ns: int) -> InferRequest:
         """Read and validate one request. Raises: InvalidArgument."""
         if self._without_json is not None:
             tensor = self._without_json
             raise InvalidArgument(
-                f"model '{self.model}': '{tensor.name}' is {tensor.datatype}, which JSON lacks: ask by infer with binary data, "
-                "or over gRPC"
+                f"model '{self.model}': '{tensor.name}' is {tensor.datatype}, which JSON lacks: ask {self._elsewhere}"
             )
         spec = self.spec
         message: dict[str, _Field] = parse(body if len(body) else b"{}", _object_decoder, dict[str, Any])
         request_id = "" if _ID in spec.input_by_name else _text(message.pop(_ID, ""))
         nested = _object(message.pop(_PARAMETERS, {}))
         if _PARAMETERS in spec.input_by_name:
-            raise InvalidArgument(f"model '{self.model}' has an input 'parameters', which generate cannot give: ask by infer")
+            raise InvalidArgument(
+                f"model '{self.model}' has an input 'parameters', which generate cannot give: ask {self._elsewhere}"
+            )
         inputs: Tensors = {}
         parameters: dict[str, ParameterValue] = {}
         for name, field in chain(message.items(), nested.items()):
@@ -93,7 +95,9 @@ class GenerateCodec:
         if parameters:
             binary, timeout_us, priority = take_ours(parameters)
             if binary:
-                raise InvalidArgument("request: parameter 'binary_data_output': generate answers with JSON only: ask by infer")
+                raise InvalidArgument(
+                    f"request: parameter 'binary_data_output': generate answers with JSON only: ask {self._elsewhere}"
+                )
             if parameters and not spec.reads_parameters:
                 check_parameters(parameters, "request")
         return InferRequest(

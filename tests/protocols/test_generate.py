@@ -176,7 +176,8 @@ def test_an_answer_is_a_flat_object() -> None:
 
 def test_what_json_cannot_hold_is_asked_for_elsewhere() -> None:
     half = TensorSpec("h", "FP16", (-1, 1))
-    assert "'h' is FP16, which JSON lacks: ask by infer" in refusal(model(half), h=1)
+    assert "'h' is FP16, which JSON lacks: ask by infer with binary data, or over gRPC" in refusal(model(half), h=1)
+    assert "JSON lacks: ask by ModelStreamInfer over gRPC" in refusal(model(half, decoupled=True), h=1)  # infer sends it here
     assert "'h' is FP16" in refusal(model(TensorSpec("x", "FP32", (-1,)), outputs=(half,)), x=1)
     optional = model(TensorSpec("x", "FP32", (-1,)), TensorSpec("h", "FP16", (-1, 1), optional=True))
     assert decode(optional, x=1).rows == 1

@@ -145,8 +145,9 @@ def _stream_command(url: str, model: ReadyModel) -> str | None:
     if any(tensor.datatype in WITHOUT_JSON for tensor in (*needed_inputs(spec), *spec.outputs)):
         return None
     body = _Body()
+    body.text("{")
     for position, tensor in enumerate(needed_inputs(spec)):
-        body.text(f"{', ' if position else '{'}{json.dumps(tensor.name)}: ")
+        body.text(f"{', ' if position else ''}{json.dumps(tensor.name)}: ")
         count = prod(smallest_shape(tensor))
         if count == 1:
             body.text(_element(tensor.datatype))

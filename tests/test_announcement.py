@@ -61,6 +61,8 @@ def test_a_decoupled_model_is_asked_for_its_parts_as_they_come() -> None:
     )
     half = replace(decoupled, outputs=(TensorSpec("y", "FP16", (-1, 1)),))
     assert curl_command(URL, ReadyModel("m", "1", half, True), Server()) is None  # curl could not read it
+    bare = replace(decoupled, inputs=(), max_rows=0)
+    assert (curl_command(URL, ReadyModel("m", "1", bare, True), Server()) or "").endswith("/generate_stream -d '{}'")
 
 
 def test_many_elements_are_left_to_the_shell_to_write() -> None:

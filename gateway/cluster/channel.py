@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import os
 import secrets
 import socket
 import struct
@@ -127,9 +126,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # uvloop's own socket object takes no options. TCP_NODELAY is set by both loops.
-        with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        # TCP_NODELAY is set by both loops.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         self._send(_GREET, 0, (self._greeting,))
 
     def get_buffer(self, sizehint: int) -> memoryview:

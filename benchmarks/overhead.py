@@ -9,7 +9,7 @@ Servers, one after the other on this machine, each doing Linear(16, 4) by the v2
     bare        the HTTP listener alone with a null handler
     plain       gateway serve --no-ray: sessions in the listener's process
     embedded    gateway serve --ray: the same, as a Ray Serve deployment
-    replicas    gateway serve, placement: replicas: one Serve handle call per batch
+    replicas    gateway serve, placement: replicas: one frame on a channel per batch
     serve       FastAPI ingress and @serve.batch on Serve's own proxies (benchmarks/serve_peer.py)
     triton      a real Triton (`make triton`) with its python backend and its dynamic batcher; not among the default
 

@@ -79,6 +79,32 @@ def test_frames_of_any_size_come_back_each_to_its_question(how: str) -> None:
     on_both_loops(test)
 
 
+def test_large_frames_of_a_node_go_through_memory_that_is_used_again_and_what_is_kept_of_it_stays() -> None:
+    kept: list[Buffer] = []
+
+    async def test() -> None:
+        echo = Echo()
+        channel = await opened(echo)
+        await channel.ask((bytes(3_000_000),)).answer  # by the socket: each side offers its memory with it
+        contents = [os.urandom(3_000_000) for _ in range(20)]
+        kept.append(await channel.ask((contents[0],)).answer)
+        for content in contents[1:]:
+            assert bytes(await channel.ask((content,)).answer) == content
+        (incoming,) = echo.server._connections
+        for side in (channel, incoming):
+            assert side._arena is not None
+            blocks = len(side._arena._taken) + sum(map(len, side._arena._free.values()))
+            assert 1 <= blocks <= 4
+        distant = await opened(echo, "tcp")
+        assert bytes(await distant.ask((contents[0],)).answer) == contents[0]
+        assert (distant._arena, distant._window) == (None, None)
+        await closed(echo, channel, distant)
+        assert bytes(kept[-1]) == contents[0]
+
+    on_both_loops(test)
+    kept.clear()  # its connection has ended, and its loop, too
+
+
 def test_a_frame_that_would_end_its_connection_is_refused_before() -> None:
     check_size((b"12", b"345"), 5)
     with pytest.raises(BackendFailed, match="tensors of 6 bytes, expected at most 5 between"):

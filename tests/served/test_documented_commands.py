@@ -120,7 +120,8 @@ BENCHMARKS = (
     "python benchmarks/listener.py",
     "python benchmarks/listener.py --connections 1 64 --rounds 3 --granian …",
     "python benchmarks/memory.py --requests 200000",
-    "python -m benchmarks.overhead --only plain,embedded,replicas,triton --protocols rest-json --connections 1,64 --rounds 3 --seconds 4",
+    "python -m benchmarks.overhead --only plain,embedded,replicas,triton --protocols rest-json --connections 1,64 "
+    "--rounds 3 --seconds 4",
     "python -m benchmarks.overhead --seconds 3",
     "python -m benchmarks.overhead --seconds 3 --connections 64 --only replicas,embedded,serve",
     "python benchmarks/sessions.py configs/examples/minilm.yaml configs/examples/minilm-cpu.yaml",

@@ -166,6 +166,16 @@ class Exchange:
             self._connection.finish(self)
 
     @property
+    def encoding(self) -> bytes:
+        """How a long answer is compressed: gzip or deflate, by what the client accepts; b"" for not at all."""
+        return choose_encoding(self.headers.get(b"accept-encoding", b"")) if self.compress else b""
+
+    def failed(self) -> None:
+        """Give up an answer that cannot go on, from an except clause: it ends with the connection, if some of it has left."""
+        if self._connection is not None:
+            self._connection.handler_failed(self)
+
+    @property
     def backlog(self) -> bool:
         """Whether a byte of what was written still waits here for the client."""
         pieces = self._pieces
@@ -550,9 +560,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             self._server.handler(exchange)
         except BaseException:
-            self._handler_failed(exchange)
+            self.handler_failed(exchange)
 
-    def _handler_failed(self, exchange: Exchange) -> None:
+    def handler_failed(self, exchange: Exchange) -> None:
         """The handler broke its contract: the client still gets its one answer, the operator the trace."""
         log.exception("%s %s failed", exchange.method, exchange.path)
         if exchange._pieces is not None and exchange._pieces.written:
@@ -581,7 +591,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             exchange.respond(STATUS[exc.code], error_body(exc.message))
             return
         except BaseException:  # no memory for it, say
-            self._handler_failed(exchange)
+            self.handler_failed(exchange)
             return
         if exchange._connection is not None:
             del exchange.headers[b"content-encoding"]
@@ -617,8 +627,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             parts = body
             length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if length >= _DEFLATE_FROM_BYTES and status == 200 and exchange.compress and b"accept-encoding" in exchange.headers:
-            encoding = choose_encoding(exchange.headers[b"accept-encoding"])
+        if length >= _DEFLATE_FROM_BYTES and status == 200:
+            encoding = exchange.encoding
             if encoding:
                 headers += b"Content-Encoding: " + encoding + b"\r\n"
                 work = partial(deflate, encoding, parts)
@@ -774,7 +784,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             exchange.on_drained()
         except BaseException:
-            self._handler_failed(exchange)
+            self.handler_failed(exchange)
 
     def _cut_short(self) -> None:
         """End an answer that has begun, and the connection: without the last chunk, which tells the client."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, unquote
 
@@ -334,7 +334,7 @@ class RestRoutes:
         inference.start()
 
 
-class _RestInference(Inference[ModelCodec, tuple[list[Buffer], int | None]]):
+class _RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes], int | None]]):
     """An inference that an exchange asks for."""
 
     __slots__ = ("_exchange", "_route")
@@ -353,10 +353,15 @@ class _RestInference(Inference[ModelCodec, tuple[list[Buffer], int | None]]):
         header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
         return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
 
-    def answer(self, reply: tuple[list[Buffer], int | None]) -> None:
+    def answer(self, reply: tuple[list[Buffer] | Iterator[bytes], int | None]) -> None:
         parts, json_bytes = reply
         exchange = self._exchange
         exchange.on_disconnect = None
+        if not isinstance(parts, list):
+            if not exchange.encoding:
+                _Slices(exchange, parts).write()
+                return
+            parts = list(parts)
         if json_bytes is None:
             exchange.respond(200, parts)
         else:
@@ -365,6 +370,35 @@ class _RestInference(Inference[ModelCodec, tuple[list[Buffer], int | None]]):
     def refuse(self, error: GatewayError) -> None:
         self._exchange.on_disconnect = None
         respond_error(self._exchange, error)
+
+
+class _Slices:
+    """Writes a long answer slice by slice, each when the one before has left: it holds neither the loop nor memory for all."""
+
+    def __init__(self, exchange: Exchange, slices: Iterator[bytes]) -> None:
+        self._exchange = exchange
+        self._slices = slices
+        exchange.begin(200, JSON)
+        exchange.on_drained = self.write
+        exchange.on_disconnect = self._leave
+
+    def write(self) -> None:
+        exchange = self._exchange
+        try:
+            piece = next(self._slices, None)
+        except BaseException:
+            exchange.failed()
+            return
+        if piece is None:
+            exchange.on_drained = exchange.on_disconnect = None
+            exchange.finish()
+            return
+        exchange.write(piece)
+        if not exchange.backlog:
+            asyncio.get_running_loop().call_soon(self.write)  # others first
+
+    def _leave(self) -> None:
+        self._slices = iter(())
 
 
 class _Generating(StreamedInference[GenerateCodec, bytes]):

@@ -15,7 +15,7 @@ read and written as these words, which JSON lacks and every v2 client has.
 import json
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import prod
 from typing import Annotated, Any, Final, TypeVar
@@ -89,6 +89,8 @@ _FORMATS: Final = {
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
     "FP32": "f", "FP64": "d", "BOOL": "?",
 }  # fmt: skip
+_LONG: Final = 1 << 17  # numbers of an output: from about a MiB of text on, an answer is written slice by slice
+_SLICE: Final = 1 << 15  # numbers: a millisecond or two
 _KINDS: Final[dict[str, type]] = {"BOOL": bool, "FP32": float, "FP64": float, "BYTES": str} | dict.fromkeys(
     (name for name in _FORMATS if "INT" in name), int
 )
@@ -352,15 +354,16 @@ class ModelCodec:
 
     def encode(
         self, request: InferRequest, response: InferResponse, write_region: WriteRegion
-    ) -> tuple[list[Buffer], int | None]:
+    ) -> tuple[list[Buffer] | Iterator[bytes], int | None]:
         """Write an answer. Returns: the body's parts, and the length of its JSON if tensors follow it, else None.
 
-        Parts are views on the response's tensors. Raises: InvalidArgument (an output that has no JSON form, a region that is
-        too small), NotFound (a region).
+        Parts are views on the response's tensors; those of long JSON are made as they are asked for. Raises: InvalidArgument
+        (an output that has no JSON form, a region that is too small), NotFound (a region).
         """
         asked = {output.name: output for output in request.outputs} if request.outputs else None
         entries: list[bytes] = []
         tail: list[Buffer] = []
+        long: dict[int, np.ndarray] = {}  # by entry, what is behind its `data`
         for name, array in response.outputs.items():
             output = asked[name] if asked is not None else None
             head = self._output_heads[name]
@@ -378,6 +381,9 @@ class ModelCodec:
                 raw = tensor_to_bytes(array)
                 entries.append(b'%b],"parameters":{"binary_data_size":%d}}' % (head, len(raw)))
                 tail.append(raw)
+            elif array.size >= _LONG and array.dtype != NUMPY["BYTES"]:
+                long[len(entries)] = array
+                entries.append(head + b'],"data":')
             else:
                 entries.append(
                     b'%b],"data":%b}' % (head, to_json(name, datatype or self.spec.output_by_name[name].datatype, array))
@@ -385,10 +391,28 @@ class ModelCodec:
         head = b'{"id":%b,%b' % (orjson.dumps(response.id), self._head) if response.id else b"{" + self._head
         if response.parameters:
             head += b',"parameters":' + orjson.dumps(response.parameters)
+        binary = tail or (asked is not None and any(output.binary and output.region is None for output in asked.values()))
+        if long and not binary:
+            return _sliced(head, entries, long), None
+        for index, array in long.items():
+            entries[index] += numbers_to_json(array) + b"}"
         text = b'%b,"outputs":[%b]}' % (head, entries[0] if len(entries) == 1 else b",".join(entries))
-        if tail or (asked is not None and any(output.binary and output.region is None for output in asked.values())):
-            return [text, *tail], len(text)
-        return [text], None
+        return ([text, *tail], len(text)) if binary else ([text], None)
+
+
+def _sliced(head: bytes, entries: list[bytes], long: Mapping[int, np.ndarray]) -> Iterator[bytes]:
+    """The text of a long answer. entries: of its outputs, whole but for those in `long`."""
+    text = b'%b,"outputs":[' % head
+    for index, entry in enumerate(entries):
+        text += b"," + entry if index else entry
+        array = long.get(index)
+        if array is not None:
+            flat = np.ascontiguousarray(array).reshape(-1)
+            for at in range(0, flat.size, _SLICE):
+                yield text + (b"," if at else b"[") + numbers_to_json(flat[at : at + _SLICE])[1:-1]
+                text = b""
+            text = b"]}"
+    yield text + b"]}"
 
 
 def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_Loose]) -> _Strict | _Loose:
@@ -517,14 +541,18 @@ def _text(value: str) -> str:
 
 def to_json(name: str, datatype: str, array: np.ndarray) -> bytes:
     """A flat JSON list, as Triton writes it. Floats: the shortest digits that give the same value of that datatype."""
-    flat = np.ascontiguousarray(array).reshape(-1)
     if datatype == "BYTES":
         try:
-            return orjson.dumps([element if isinstance(element, str) else bytes(element).decode() for element in flat])
+            return orjson.dumps([element if isinstance(element, str) else bytes(element).decode() for element in array.flat])
         except (UnicodeDecodeError, TypeError) as exc:  # a TypeError of orjson: a str that is no text either
             raise InvalidArgument(
                 f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})"
             ) from exc
+    return numbers_to_json(array)
+
+
+def numbers_to_json(array: np.ndarray) -> bytes:
+    flat = np.ascontiguousarray(array).reshape(-1)
     text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
     if flat.dtype.kind == "f" and b"null" in text:  # orjson's word for what is not finite
         return b"[%b]" % b",".join(_number(value) for value in flat)

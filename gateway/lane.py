@@ -99,6 +99,7 @@ class _Waiting:
     request: InferRequest
     on_done: OnDone
     rows_left: int
+    reserved_ns: int
     on_part: OnPart | None = None
     batch: Batch | None = None
     retried: tuple[int, ...] = ()
@@ -204,10 +205,10 @@ class Lane:
         now_ns = self._clock.now_ns()
         if self._killers and self._killers.has(request, now_ns):
             raise BackendFailed(f"{self.name}: the same inputs have ended a session of the model less than a minute ago")
-        request.reserved_ns = self._reserved_ns()
-        self.batcher.add(request, now_ns)
+        reserved_ns = self._reserved_ns()
+        self.batcher.add(request, now_ns, reserved_ns)
         try:
-            place = self._waiting[request] = _Waiting(self, request, on_done, request.rows, on_part)
+            place = self._waiting[request] = _Waiting(self, request, on_done, request.rows, reserved_ns, on_part)
             if request.deadline_ns is not None:
                 self._has_deadlines = True
             if not self._step_due:
@@ -215,7 +216,7 @@ class Lane:
                 self._step_due = True
         except BaseException:
             self._waiting.pop(request, None)
-            self.batcher.cancel(request)
+            self.batcher.cancel(request, reserved_ns)
             raise
         return place
 
@@ -568,8 +569,10 @@ class Lane:
 
     def _end(self, request: InferRequest, error: GatewayError) -> None:
         """Answer with an error; what still waits of the request is not run."""
+        waiting = self._waiting.get(request)
         try:
-            self.batcher.cancel(request)
+            if waiting is not None:
+                self.batcher.cancel(request, waiting.reserved_ns)
         except BaseException:
             log.exception("%s: a request could not be taken out of the queue", self.name)
         self._answer(request, error)

@@ -43,7 +43,6 @@ class InferRequest:
     None when it gave none. The lane adds the model's SLO.
     priority: 0 is the model's default, 1 the highest.
     shape_key: requests with equal keys may share a batch.
-    reserved_ns: set by the lane when it accepts the request: how much of the SLO answering takes after its batch.
     Compared by identity: two equal requests are still two requests.
     """
 
@@ -58,7 +57,6 @@ class InferRequest:
     deadline_ns: int | None = None
     priority: int = 0
     shape_key: Hashable = None
-    reserved_ns: int = 0
 
 
 @dataclass(slots=True, eq=False)

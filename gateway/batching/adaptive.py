@@ -201,7 +201,7 @@ class Adaptive:
         if slo_ns is not None and first[2] < now_ns + view.expected_ns(first[3]) * view.curve.spread:
             waiting -= self._shed_hopeless(queue, view, shed)
             if not waiting:
-                fresh_ns = slo_ns - shed[-1][4].reserved_ns
+                fresh_ns = slo_ns - state.reserved_ns
                 in_time = view.expected_ns(shed[-1][3]) * view.curve.spread <= fresh_ns
                 if busy or (in_time and now_ns - stream.learned_ns < _STALE_NS):
                     return Decision(0, shed=shed)

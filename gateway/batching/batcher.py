@@ -123,6 +123,11 @@ class Batcher:
         )
 
     @property
+    def reserved_ns(self) -> int:
+        """Of the SLO of the last request that was added."""
+        return self._state.reserved_ns
+
+    @property
     def queue_rows(self) -> int:
         """Rows that wait, retries not counted."""
         return self._state.rows
@@ -153,8 +158,8 @@ class Batcher:
     def workers(self, workers: int) -> None:
         self._state.workers = workers
 
-    def add(self, request: InferRequest, now_ns: int) -> None:
-        """Let a validated request wait.
+    def add(self, request: InferRequest, now_ns: int, reserved_ns: int = 0) -> None:
+        """Let a validated request wait. reserved_ns: what answering takes of the SLO after the batch.
 
         If the queue has no room for it, whole requests of lower classes make room: the next step has them shed.
         Raises: Overloaded, if they would not do; DeadlineExceeded; TooLarge, for more rows than one request may have.
@@ -168,9 +173,9 @@ class Batcher:
         state = self._state
         slo_ns = self._slo_ns
         if slo_ns is None or request.deadline_ns is not None:
-            deadline_ns = deadline_of(request, slo_ns)
+            deadline_ns = deadline_of(request, slo_ns, reserved_ns)
         else:
-            deadline_ns = request.arrival_ns + slo_ns - request.reserved_ns
+            deadline_ns = request.arrival_ns + slo_ns - reserved_ns
         if deadline_ns < now_ns:
             raise _too_late(request, deadline_ns, now_ns)
         if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):
@@ -191,15 +196,19 @@ class Batcher:
         if deadline_ns < self._expires_ns:
             self._expires_ns = deadline_ns
         state.rows += rows
+        state.reserved_ns = reserved_ns
         self._requests += 1
         self._policy.arrived(queue, rows, now_ns)
 
-    def cancel(self, request: InferRequest) -> bool:
-        """Take what still waits of a request out of the queue. True if nothing of it was ever dispatched."""
+    def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
+        """Take what still waits of a request out of the queue. True if nothing of it was ever dispatched.
+
+        reserved_ns: as it was added.
+        """
         queue = self._state.queues.get(self._group_of(request))
         rows = 0
         if queue is not None:
-            key = virtual_deadline(request, deadline_of(request, self._slo_ns))
+            key = virtual_deadline(request, deadline_of(request, self._slo_ns, reserved_ns))
             rows = queue.remove(request, None if request.rows > self._max_rows else key)
         if rows:
             self._state.rows -= rows

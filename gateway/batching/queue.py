@@ -27,12 +27,15 @@ _DEFAULT_PRIORITY = 2
 _LOWEST_PRIORITY = 4
 
 
-def deadline_of(request: InferRequest, slo_ns: int | None) -> int:
-    """The first of arrival + SLO, less what is reserved of it, and the client's own deadline; `NEVER` if there is neither."""
+def deadline_of(request: InferRequest, slo_ns: int | None, reserved_ns: int = 0) -> int:
+    """The first of arrival + SLO, less what is reserved of it, and the client's own deadline; `NEVER` if there is neither.
+
+    reserved_ns: what answering takes of the SLO after the batch.
+    """
     own = request.deadline_ns
     if slo_ns is None:
         return NEVER if own is None else own
-    promised = request.arrival_ns + slo_ns - request.reserved_ns
+    promised = request.arrival_ns + slo_ns - reserved_ns
     return promised if own is None or promised < own else own
 
 
@@ -233,12 +236,13 @@ class Limits:
 
 
 class State:
-    """What a policy may look at: all queues of the lane and the batches that run."""
+    """What a policy may look at: all queues of the lane and the batches that run. reserved_ns: of the last request's SLO."""
 
-    __slots__ = ("in_flight", "queues", "rows", "workers")
+    __slots__ = ("in_flight", "queues", "reserved_ns", "rows", "workers")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.queues: dict[Hashable, Queue] = {}
         self.in_flight: dict[Batch, None] = {}
         self.rows = 0
+        self.reserved_ns = 0

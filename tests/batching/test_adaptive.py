@@ -275,8 +275,7 @@ def test_a_backend_that_was_slow_within_the_slo_is_found_out_too(reserved_ms: fl
     now_ms, answered = 0.0, 0
     for took_ms in [47.0] * 60 + [1.0] * 40:
         asked = request(now_ms)
-        asked.reserved_ns = round(reserved_ms * MS)
-        add(batcher, asked)
+        batcher.add(asked, asked.arrival_ns, round(reserved_ms * MS))
         for batch in batcher.step(round(now_ms * MS), 1).batches:
             now_ms += took_ms
             batcher.finished(batch, round(now_ms * MS), round(took_ms * MS), ok=True)

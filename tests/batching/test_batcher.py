@@ -518,12 +518,11 @@ def test_at_its_deadline_a_request_is_still_run_and_after_it_no_more() -> None:
 
 
 def test_what_is_reserved_of_the_slo_and_not_of_the_clients_time_brings_the_deadline_forward() -> None:
-    promised, own = request(0), request(0, timeout_ms=30)
-    for asked in (promised, own):
-        asked.reserved_ns = 10 * MS
+    promised, own, gone = request(0), request(0, timeout_ms=30), request(0)
     batcher = batcher_of(None, slo_ns=50 * MS)
-    batcher.add(promised, 0)
-    batcher.add(own, 0)
+    for asked in (promised, own, gone):
+        batcher.add(asked, 0, 10 * MS)
+    assert batcher.cancel(gone, 10 * MS)
     assert [asked for asked, _ in batcher.step(30 * MS + 1, 0).shed] == [own]
     assert batcher.step(40 * MS, 0).shed == []
     assert [asked for asked, _ in batcher.step(40 * MS + 1, 0).shed] == [promised]

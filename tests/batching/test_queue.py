@@ -10,11 +10,10 @@ from gateway.types import InferRequest
 MS = 1_000_000
 
 
-def request(arrival_ms: float, *, timeout_ms: float | None = None, priority: int = 0, reserved_ms: float = 0) -> InferRequest:
+def request(arrival_ms: float, *, timeout_ms: float | None = None, priority: int = 0) -> InferRequest:
     arrival_ns = round(arrival_ms * MS)
     deadline_ns = None if timeout_ms is None else arrival_ns + round(timeout_ms * MS)
-    reserved_ns = round(reserved_ms * MS)
-    return InferRequest("m", "1", "", {}, 1, arrival_ns, deadline_ns=deadline_ns, priority=priority, reserved_ns=reserved_ns)
+    return InferRequest("m", "1", "", {}, 1, arrival_ns, deadline_ns=deadline_ns, priority=priority)
 
 
 def entry(sequence: int, asked: InferRequest, rows: int = 1) -> Entry:
@@ -28,19 +27,19 @@ def pushed(queue: Queue, *asked: InferRequest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "slo_ms", "deadline_ms"),
+    ("asked", "slo_ms", "reserved_ms", "deadline_ms"),
     [
-        (request(5), None, None),
-        (request(5, timeout_ms=10), None, 15),
-        (request(5, reserved_ms=3), 20, 22),
-        (request(5, timeout_ms=30, reserved_ms=3), 20, 22),
-        (request(5, timeout_ms=10, reserved_ms=3), 20, 15),
+        (request(5), None, 0, None),
+        (request(5, timeout_ms=10), None, 0, 15),
+        (request(5), 20, 3, 22),
+        (request(5, timeout_ms=30), 20, 3, 22),
+        (request(5, timeout_ms=10), 20, 3, 15),
     ],
 )
 def test_the_deadline_is_the_first_of_the_promise_and_the_clients_own(
-    asked: InferRequest, slo_ms: int | None, deadline_ms: int | None
+    asked: InferRequest, slo_ms: int | None, reserved_ms: int, deadline_ms: int | None
 ) -> None:
-    found = deadline_of(asked, None if slo_ms is None else slo_ms * MS)
+    found = deadline_of(asked, None if slo_ms is None else slo_ms * MS, reserved_ms * MS)
     assert found == (NEVER if deadline_ms is None else deadline_ms * MS)
 
 

@@ -216,7 +216,7 @@ def configuration(folder: Path, places: list[str], triton: str) -> dict[str, Any
 def serving(host: str, places: list[str], folder: Path) -> Iterator[tuple[int, int]]:
     """A gateway with these models; gives its ports."""
     with contextlib.ExitStack() as stack:
-        triton, options = "", ["--http-port", "0", "--grpc-port", "0"]
+        triton, options = "", list[str]()
         if "triton" in places:
             write_model(folder / "triton" / "models", "distinct", TRITON_CONFIG, TRITON_CODE)
             triton = stack.enter_context(triton_server(folder / "triton")).grpc_url
@@ -225,18 +225,24 @@ def serving(host: str, places: list[str], folder: Path) -> Iterator[tuple[int, i
         (folder / "model.py").write_text(CODE)
         path = folder / f"{host}.yaml"
         path.write_text(yaml.safe_dump(configuration(folder, places, triton)))
-        command = [sys.executable, "-m", "gateway.cli", "serve", str(path), *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if "ready" not in line:
-                raise SystemExit(f"the gateway did not start: {line}")
-            found = dict(word.split("=") for word in line.split() if "=" in word)
-            yield tuple(int(found[key].rpartition(":")[2]) for key in ("http", "grpc"))  # type: ignore[misc]  # two of them
-        finally:
-            process.terminate()
-            process.wait(60)
+        yield stack.enter_context(gateway_of(path, *options))
+
+
+@contextlib.contextmanager
+def gateway_of(path: Path, *options: str) -> Iterator[tuple[int, int]]:
+    """`gateway serve` in a process of its own; gives its ports for REST and gRPC."""
+    command = [sys.executable, "-m", "gateway.cli", "serve", str(path), "--http-port", "0", "--grpc-port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if "ready" not in line:
+            raise SystemExit(f"the gateway did not start: {line}")
+        found = dict(word.split("=") for word in line.split() if "=" in word)
+        yield int(found["http"].rpartition(":")[2]), int(found["grpc"].rpartition(":")[2])
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +30,8 @@ import numpy as np
 import uvloop
 import yaml
 from tritonclient.grpc import service_pb2 as pb
+
+from benchmarks.distinct import gateway_of
 
 CONNECTIONS: Final = 8
 WARM_UP_S: Final = 1.0
@@ -88,23 +89,12 @@ def configuration(folder: Path, way: str, streams: int, replicas: int) -> dict[s
 def serving(way: str, streams: int, replicas: int) -> Iterator[int]:
     """A gateway; gives its gRPC port."""
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
-        options = ["--http-port", "0", "--grpc-port", "0"]
+        options: list[str] = []
         if way == "replicas":
             options += ["--ray-address", stack.enter_context(node())]
         path = Path(temporary) / "streams.yaml"
         path.write_text(yaml.safe_dump(configuration(Path(temporary), way, streams, replicas)))
-        command = [sys.executable, "-m", "gateway.cli", "serve", str(path), *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if "ready" not in line:
-                raise SystemExit(f"the gateway did not start: {line}")
-            found = dict(word.split("=") for word in line.split() if "=" in word)
-            yield int(found["grpc"].rpartition(":")[2])
-        finally:
-            process.terminate()
-            process.wait(60)
+        yield stack.enter_context(gateway_of(path, *options))[1]
 
 
 @contextlib.contextmanager

@@ -43,8 +43,7 @@ TWO = 1.5 * PROOF  # times that: with less there is one probe, as long as can be
 PATIENT = 0.5  # of the time left, for a probe that raises the cheapest claim
 CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
 UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
-STEP = 1.1  # from a rate that passes to the next to try above, while nothing fails
-NEAR = 1.07  # from a rate that a probe could not show to pass to the next to try below, while nothing passes
+STEP = 1.1  # from a rate that passes to the next to try above, while nothing fails; and down, while nothing passes
 PRECISION = 1.04  # highest failing over highest passing rate at which a peak is known well enough
 MOST_PROBES = 10  # per candidate
 MOST_VAIN = 4  # that prove nothing, ever further down; then the next candidate is tried
@@ -329,13 +328,13 @@ class _Search:
         for standing in shortlist:
             if standing.peak_rps:
                 return None
-            hurried = self._left_seconds() < TWO * (self._start_of(standing) + self._decisive_s(standing.estimated_rps))
             rps = standing.estimated_rps * SURE
             if standing.failing_rps:  # the more often it failed, the further down
-                rps = min(rps, standing.failing_rps / NEAR ** max(1, standing.tries - 1))
+                rps = min(rps, standing.failing_rps / STEP ** max(1, standing.tries - 1))
             if rps < self._leading_rps(standing, shortlist):
                 continue  # proven there, it would still be dearer than another
-            if standing.tries < MOST_VAIN and (probe := self._decisive(standing, rps, share=1.0 if hurried else 0.0)):
+            share = 1.0 if self._hurried(standing, standing.estimated_rps) else 0.0
+            if standing.tries < MOST_VAIN and (probe := self._decisive(standing, rps, share=share)):
                 return probe
         return None
 
@@ -345,13 +344,14 @@ class _Search:
         if leader is None or leader.tries >= MOST_PROBES:
             return None
         rps = math.sqrt(leader.peak_rps * min(leader.estimated_rps, leader.missed_rps))
+        share = 1.0 if self._hurried(leader, rps) else PATIENT
         if leader.failing_rps and leader.failing_rps <= rps:
-            again = self._decisive(leader, leader.failing_rps, share=PATIENT)
+            again = self._decisive(leader, leader.failing_rps, share=share)
             if again is not None and again.seconds > leader.lasted_s(leader.failing_rps):  # it may only have lacked time
                 rps = leader.failing_rps
             else:
                 rps = math.sqrt(leader.peak_rps * leader.failing_rps)
-        return self._decisive(leader, rps, share=PATIENT) if rps > PRECISION * leader.peak_rps else None
+        return self._decisive(leader, rps, share=share) if rps > PRECISION * leader.peak_rps else None
 
     def _challenge(self, shortlist: list[Standing], *, likely: bool = False) -> Load | None:
         """Whoever should be cheaper than the cheapest claim is tried at the rate that would make it so.
@@ -380,6 +380,10 @@ class _Search:
                 return self._decisive(standing, math.sqrt(passing * failing))
         return None
 
+    def _hurried(self, standing: Standing, rps: float) -> bool:
+        """Whether what is left does for one probe only, near the peak."""
+        return self._left_seconds() - self._reserved_seconds() < TWO * (self._start_of(standing) + self._decisive_s(rps))
+
     def _decisive(self, standing: Standing, rps: float, *, share: float = 0.0) -> Load | None:
         """A probe that can decide; None, if there is no time left for it.
 
@@ -387,9 +391,8 @@ class _Search:
         """
         rps = min(rps, standing.ceiling_rps)
         decisive_s = self._decisive_s(rps)
-        proven = any(s.peak_rps for s in self._in())
-        left_s = self._left_seconds() - self._start_of(standing) - (2 * self._verify_seconds() if proven else 0.0)
-        if left_s < decisive_s * (1 if proven else HURRIED) and any(s.evidence for s in self._in()):
+        left_s = self._left_seconds() - self._start_of(standing) - self._reserved_seconds()
+        if left_s < decisive_s * (1 if self._reserved_seconds() else HURRIED) and any(s.evidence for s in self._in()):
             return None
         return self._load(standing, rps, max(decisive_s, min(PROOF * decisive_s, left_s / 2), share * left_s), "peak")
 
@@ -498,6 +501,10 @@ class _Search:
 
     def _scout_seconds(self) -> float:
         return min(SCOUT_SECONDS, max(LEAST_SECONDS, SCOUT_SHARE * self._question.seconds))
+
+    def _reserved_seconds(self) -> float:
+        """For the last two runs; nothing, while no rate is proven: that comes first."""
+        return 2 * self._verify_seconds() if any(standing.peak_rps for standing in self._in()) else 0.0
 
     def _verify_seconds(self) -> float:
         return verify_seconds(self._question)

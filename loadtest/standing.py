@@ -9,7 +9,10 @@ from loadtest.statistics import falling
 NEAR_LIMIT = 0.9  # of the SLO's limit: a server whose p99 comes so near, and holds it, is at its peak
 STALLED = 0.9  # of the required share: a short run between the two may have met a stall
 LIKELY_ERROR = 0.1  # of an estimate that nothing bounds from above
-COLLAPSED = 0.75  # of a rate at which a server answers hardly anybody in time; rates are tried by predictions, that good
+# Of a rate at which a server answers hardly anybody in time: the middle of where its peak may be, as rates are tried by
+# predictions, good to 25 %. The oftener that was wrong, the less they are worth.
+COLLAPSED = 0.87
+BURST = 0.95  # of a rate that a burst of misses may have spoilt; no more is expected of one that failed
 
 
 @dataclass(slots=True, eq=False)
@@ -143,10 +146,10 @@ class Standing:
             last = {run.rps: run for run in self._told}.values()
             full = [run.rps for run in last if run.rps >= held and run.p99_ms > NEAR_LIMIT * self.limit_ms]
             return max(held, min(self.predicted_rps * self.bias, self.ceiling_rps, *full))
-        if held:
-            return math.sqrt(held * missed)
         # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.
-        return missed * min(0.95, max(COLLAPSED, self._shares[missed]))
+        collapses = [run.rps for run in self.evidence if run.verdict == "fail" and (run.attainment or 0.0) < COLLAPSED]
+        below = min(BURST, max(COLLAPSED ** len(collapses), self._shares[missed])) if missed in collapses else BURST
+        return max(below * missed, math.sqrt(held * missed))  # what holds never lowers it
 
     @property
     def likely_rps(self) -> float:

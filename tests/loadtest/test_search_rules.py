@@ -200,15 +200,15 @@ def test_the_oftener_it_fails_the_further_down_it_is_tried() -> None:
         return load(asked, known(asked, 1700, (500.0,), *runs)).rps
 
     near = [run("c0", 425), run("c0", 410), run("c0", 380)]  # held, and were not proven
-    assert tried(near[0]) == pytest.approx(425 / 1.07)
-    assert tried(*near[:2]) == pytest.approx(410 / 1.07)
-    assert tried(*near) == pytest.approx(380 / 1.07**2)
+    assert tried(near[0]) == pytest.approx(425 / 1.1)
+    assert tried(*near[:2]) == pytest.approx(410 / 1.1)
+    assert tried(*near) == pytest.approx(380 / 1.1**2)
     missed = [run("c0", rps, "fail", 0.98) for rps in (460, 430, 400)]
     assert tried(*missed[:1]) == pytest.approx(0.8 * 0.95 * 460)
     assert tried(*missed[:2]) == pytest.approx(0.8 * 0.95 * 430)
     assert tried(*missed) == pytest.approx(0.8 * 0.95 * 400)
     assert tried(*missed, run("c0", 390, purpose="round")) == pytest.approx(0.8 * math.sqrt(390 * 400))
-    assert tried(*missed[:2], run("c0", 300)) == pytest.approx(300 / 1.07**2)
+    assert tried(*missed[:2], run("c0", 300)) == pytest.approx(300 / 1.1**2)
 
 
 def test_after_four_vain_tries_the_next_candidate_is_tried() -> None:
@@ -321,6 +321,13 @@ def test_a_claim_far_below_the_estimate_is_raised_with_half_of_the_time() -> Non
     found = load(asked, known(asked, 1700, (500.0,), run("c0", 400, "pass")))
     # 40 s are kept for the overload and the recovery.
     assert found == Load("c0", pytest.approx(math.sqrt(400 * 500)), pytest.approx(0.5 * (1700 - 5 - 40)), "peak")
+
+
+def test_what_is_left_for_one_probe_only_goes_into_that_one() -> None:
+    asked = asking(1.0)  # 5 s are for its start, 40 s for the overload and the recovery; 4.5 times 17.5 s are 78.75 s
+    for left_s, seconds in ((118.8, 0.5 * 73.8), (118.7, 73.7)):
+        found = load(asked, known(asked, left_s, (500.0,), run("c0", 400, "pass")))
+        assert (found.rps, found.seconds) == (pytest.approx(math.sqrt(400 * 500)), pytest.approx(seconds, rel=0.02))
 
 
 @pytest.mark.parametrize(("peak_rps", "next_rps"), [(476, 500), (480, 500), (481, 1.1 * 481)])

@@ -134,8 +134,8 @@ def test_a_bracket_is_estimated_at_its_middle() -> None:
     assert (found.estimated_rps, found.likely_rps) == (pytest.approx(440), 484)
     near = standing(run(400, "pass"), run(410, "fail", MISSED))
     assert near.likely_rps == 410
-    wide = standing(run(100, "pass"), run(900, "fail", MISSED))
-    assert wide.likely_rps == pytest.approx(330)
+    wide = standing(run(300, "pass"), run(400, "fail", 0.8))
+    assert (wide.estimated_rps, wide.likely_rps) == (pytest.approx(348), pytest.approx(382.8))
 
 
 def test_without_an_upper_bound_the_prediction_counts_with_what_others_showed_of_predictions() -> None:
@@ -160,9 +160,23 @@ def test_a_short_run_that_missed_by_little_bounds_the_estimate_though_a_stall_ma
     assert standing(unclear, run(430), predicted=500.0).estimated_rps == 450
 
 
-@pytest.mark.parametrize(("share", "factor"), [(0.1, 0.75), (0.7, 0.75), (0.8, 0.8), (0.98, 0.95)])
+@pytest.mark.parametrize(("share", "factor"), [(0.1, 0.87), (0.8, 0.87), (0.86, 0.87), (0.9, 0.95), (0.98, 0.95)])
 def test_who_only_missed_is_estimated_by_what_it_served_in_time(share: float, factor: float) -> None:
     assert standing(run(400, "fail", share), predicted=500.0).estimated_rps == pytest.approx(factor * 400)
+
+
+def test_the_oftener_a_server_collapsed_the_further_down_its_peak_may_be() -> None:
+    assert standing(run(600, "fail", 0.1), run(400, "fail", 0.1)).estimated_rps == pytest.approx(0.87**2 * 400)
+    assert standing(run(400, "fail", 0.9), run(600, "fail", 0.1)).estimated_rps == pytest.approx(0.95 * 400)
+
+
+def test_a_burst_of_misses_that_decides_nothing_is_no_collapse() -> None:
+    assert standing(run(400, share=0.83), predicted=500.0).estimated_rps == pytest.approx(0.95 * 400)
+
+
+@pytest.mark.parametrize(("held_rps", "estimated"), [(200, 348), (300, 348), (310, math.sqrt(310 * 400))])
+def test_what_holds_does_not_lower_the_estimate(held_rps: float, estimated: float) -> None:
+    assert standing(run(400, "fail", 0.1), run(held_rps, "pass")).estimated_rps == pytest.approx(estimated)
 
 
 def test_misses_says_why_one_may_not_win() -> None:

@@ -79,8 +79,8 @@ class Standing:
         return sum(run.purpose == "peak" and run.valid and not run.failure for run in self.runs)
 
     def lasted_s(self, rps: float) -> float:
-        """How long its longest run at that rate was; 0 if there was none."""
-        return max((run.seconds - run.start_s for run in self._told if run.rps == rps), default=0.0)
+        """How long its runs at that rate were together; 0 if there was none."""
+        return sum(run.seconds - run.start_s for run in self._told if run.rps == rps)
 
     @property
     def invalid_runs(self) -> list[Measured]:

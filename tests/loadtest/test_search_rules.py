@@ -349,7 +349,7 @@ def test_a_rate_that_may_only_have_lacked_time_is_tried_again_for_longer() -> No
     assert (ended.purpose, ended.rps) == ("overload", 600)
 
 
-def test_a_rate_that_had_as_much_time_already_is_not_tried_again_but_one_nearer_to_the_claim() -> None:
+def test_a_rate_that_had_as_much_time_in_all_is_not_tried_again_but_one_nearer_to_the_claim() -> None:
     asked = asking(1.0)
     runs = run("c0", 400, "pass"), run("c0", 440, seconds=61.0, start_s=1.0)
     other_s = 61 + 1 + 40  # spent on that run; for a start and to verify
@@ -359,6 +359,10 @@ def test_a_rate_that_had_as_much_time_already_is_not_tried_again_but_one_nearer_
 
     assert tried(119) == ("c0", math.sqrt(400 * 440), "peak")  # half of it is shorter than 60 s
     assert tried(121) == ("c0", 440, "peak")
+    runs = *runs, run("c0", 440, seconds=21.0, start_s=1.0)
+    other_s += 21  # and a second run, of 20 s
+    assert tried(159) == ("c0", math.sqrt(400 * 440), "peak")
+    assert tried(161) == ("c0", 440, "peak")
 
 
 def test_a_bracket_is_halved_until_it_is_within_4_percent() -> None:

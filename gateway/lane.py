@@ -178,10 +178,11 @@ class Lane:
 
     def forecast(self, request: InferRequest, now_ns: int) -> Forecast:
         """When the request would be done, were it submitted now."""
+        # While others have all workers, one that nobody here uses still counts as alive: it waits for them.
+        free_slots = self.runner.free_slots or int(not self._running and self.runner.lives)
         if self._shared is None:
-            return self.batcher.forecast(request, now_ns, self.runner.free_slots)
-        # While others have all workers, one of the runner's that nobody uses still counts as alive: it waits for them.
-        free_slots = min(self.runner.free_slots, max(self._shared.free, int(not self._running)))
+            return self.batcher.forecast(request, now_ns, free_slots)
+        free_slots = min(free_slots, max(self._shared.free, int(not self._running)))
         forecast = self.batcher.forecast(request, now_ns, free_slots)
         return forecast._replace(wait_ns=max(forecast.wait_ns, self._shared.wait_ns(now_ns)))
 
@@ -260,7 +261,7 @@ class Lane:
     @property
     def _lives(self) -> bool:
         """Whether a session is there, or will be as soon as it is needed."""
-        return bool(self._running) or self.runner.free_slots > 0 or self.runner.cold
+        return bool(self._running) or self.runner.lives or self.runner.cold
 
     def give_up(self, error: GatewayError) -> None:
         """Answer all that is here with an error, whether it runs or waits; what runs is cancelled where that can be done."""
@@ -333,6 +334,8 @@ class Lane:
             self._timer = self._clock.call_at(wake_at_ns, self._woken)
         if self._waiting and self.runner.cold:
             self.runner.wake()
+        elif self.batcher.has_work and not self.runner.free_slots:
+            self.runner.want()
         return step.batches
 
     def _start(self, batch: Batch, now_ns: int) -> None:

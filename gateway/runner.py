@@ -86,6 +86,15 @@ class BatchRunner(Protocol):
         ...
 
     @property
+    def lives(self) -> bool:
+        """Whether a session is there, be it busy, or lent to another process until this one is to `want` it."""
+        ...
+
+    def want(self) -> None:
+        """Something waits, and no slot is free: have one back that was lent."""
+        ...
+
+    @property
     def cold(self) -> bool:
         """No session lives, and none comes before `wake` was called: what is started waits for a cold start."""
         ...

@@ -115,6 +115,12 @@ class WorkerPool:
         return bool(self._idle or self._busy) or self._failed_rebuilds < _REBUILDS_BEFORE_UNAVAILABLE
 
     @property
+    def lives(self) -> bool:
+        return bool(self._idle or self._busy)
+
+    def want(self) -> None: ...
+
+    @property
     def cold_start_ns(self) -> None:
         return None
 

@@ -9,7 +9,9 @@ The wire: frames of a length (8 bytes), a number (4), a kind (1), little-endian,
 version and a nonce; then each proves with HMAC-SHA256 over both greetings that it knows the token, the one that connects first.
 The token is the replica's, and told through Ray, to whoever may call its actors. TCP is authenticated so, but not encrypted.
 
-What is in flight is bounded by whoever asks: an ingress has no more batches here than the replica leases it slots. An answer in
+What is in flight is bounded by whoever asks: an ingress has no more batches here than the replica leases it slots. It says who
+it is and that it wants some (WANT), is told how many it has (SLOTS, in order with its answers), and says that it knows (KNOWN)
+once it has had the chance to use them, in order with its batches. An answer in
 parts is a frame for each of them, then the answer. The replica's session waits once it is PARTS_AHEAD of the client, wherever
 on the way those parts are: the ingress says what was taken.
 """
@@ -29,16 +31,18 @@ from gateway.cluster.arena import SHARED_FROM_BYTES, Arena, Offer, Window
 from gateway.errors import BackendFailed
 from gateway.protocols.tensors import Buffer
 
-VERSION: Final = 2
+VERSION: Final = 3
 TOKEN_BYTES: Final = 32
 
 _HEAD: Final = struct.Struct("<QIB")
 _GREETING: Final = struct.Struct("<4sH32s")
 _MAGIC: Final = b"GWCH"
-_GREET, _PROVE, _RUN, _CANCEL, _ANSWER, _PART, _TAKEN, _OFFER, _ACCEPT, _RELEASE = range(10)
+_GREET, _PROVE, _RUN, _CANCEL, _ANSWER, _PART, _TAKEN, _OFFER, _ACCEPT, _RELEASE, _WANT, _SLOTS, _KNOWN = range(13)
 _SHARED: Final = 0x80  # added to the kind of a frame whose payload lies in the sender's arena
 _LIES: Final = struct.Struct("<QQ")  # offset and size there
 _OFFERED: Final = struct.Struct("<Ii32s")
+_WANTED: Final = struct.Struct("<d")
+_SLOTS_TOLD: Final = struct.Struct("<I?")
 
 _MOST_BYTES: Final = (1 << 31) - 1  # of a frame, as Serve's gRPC server takes
 _MOST_UNKNOWN_BYTES: Final = 64  # of a frame from somebody who has not proved anything
@@ -84,6 +88,19 @@ Answer = Callable[[Sequence[Buffer]], None]
 Run = Callable[[Buffer, Answer, Answer], Running]
 """Begins to answer a frame: gets where the answer goes, and where its parts do."""
 OnPart = Callable[[Buffer], None]
+
+
+class Tenant(NamedTuple):
+    """What becomes of an ingress's channel at its replica. want: it has so many batches that wait. known: it knows what it was
+    told, by number. gone: the channel has ended."""
+
+    want: Callable[[float], None]
+    known: Callable[[int], None]
+    gone: Callable[[], None]
+
+
+Enter = Callable[[str, Callable[[int, int, bool], None]], Tenant]
+"""An ingress has said its name: gets that, and where it is told its slots, a number, and whether any session lives."""
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -307,6 +324,7 @@ class Channel(_Connection):
         self._numbers = 0
         self._asked: dict[int, tuple[asyncio.Future[Buffer], OnPart | None]] = {}
         self.on_end: Callable[[], None] = _nothing
+        self.on_slots: Callable[[int, bool], None] = lambda slots, lives: None
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.is_open = False
 
@@ -359,7 +377,21 @@ class Channel(_Connection):
     def close(self) -> None:
         self._transport.close()
 
+    def want(self, ingress: str, batches: float) -> None:
+        """Tell the replica who this is, and how many batches wait. It answers by `on_slots`, now and whenever that changes."""
+        if self.is_open:
+            self._send(_WANT, 0, (_WANTED.pack(batches) + ingress.encode(),))
+
+    def _knows(self, number: int) -> None:
+        if self.is_open:
+            self._send(_KNOWN, number, ())
+
     def frame(self, kind: int, number: int, payload: Buffer) -> None:
+        if kind == _SLOTS:
+            self.on_slots(*_SLOTS_TOLD.unpack(payload))
+            # Once whoever was told has had the chance to send a batch.
+            self._loop.call_soon(self._loop.call_soon, self._knows, number)
+            return
         answer, on_part = self._asked.get(number, (None, None))
         if answer is None or answer.done():
             return  # nobody waits for it any more
@@ -402,12 +434,13 @@ class Channel(_Connection):
 class ChannelServer:
     """A replica's end: listens, and runs what trusted ingresses send. Life: start -> drained -> close."""
 
-    def __init__(self, run: Run, *, greeting_s: float = GREETING_S, most_unknown: int = _MOST_UNKNOWN) -> None:
+    def __init__(self, run: Run, enter: Enter, *, greeting_s: float = GREETING_S, most_unknown: int = _MOST_UNKNOWN) -> None:
         """greeting_s: for a connection to prove that it knows the token. most_unknown: connections that have not yet."""
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self.greeting_s = greeting_s
         self._most_unknown = most_unknown
         self._run = run
+        self._enter = enter
         self._unix = ""
         self._listeners: list[asyncio.Server] = []
         self._tcp: dict[str, int] = {}  # host -> port
@@ -474,6 +507,7 @@ class _Incoming(_Connection):
         self._refused = refused
         self.running: dict[int, Running] = {}
         self._untaken: dict[int, int] = {}  # parts that were sent, by number
+        self._tenant: Tenant | None = None
 
     @property
     def is_trusted(self) -> bool:
@@ -493,7 +527,13 @@ class _Incoming(_Connection):
                 self._untaken[number] -= 1
                 _try(self.running[number].taken)
             return
-        if kind == _CANCEL:
+        if kind == _WANT and len(payload) > _WANTED.size:
+            if self._tenant is None:
+                self._tenant = self._server._enter(str(payload[_WANTED.size :], "utf-8"), self._tell_slots)
+            self._tenant.want(_WANTED.unpack_from(payload)[0])
+        elif kind == _KNOWN and self._tenant is not None:
+            self._tenant.known(number)
+        elif kind == _CANCEL:
             if number in self.running:  # else the answer has left
                 _try(self.running[number].cancel)
         elif kind == _RUN and number not in self.running:
@@ -508,10 +548,16 @@ class _Incoming(_Connection):
     def ended(self, why: str) -> None:
         running, self.running = self.running, {}
         self._untaken.clear()
+        if self._tenant is not None:
+            self._tenant.gone()
         for run in running.values():
             _try(run.cancel)
         self._server._connections.discard(self)
         self._server.changed()
+
+    def _tell_slots(self, slots: int, number: int, lives: bool) -> None:
+        if not self._transport.is_closing():
+            self._send(_SLOTS, number, (_SLOTS_TOLD.pack(slots, lives),))
 
     def _part(self, number: int, pieces: Sequence[Buffer]) -> None:
         if number in self.running:

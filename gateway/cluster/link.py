@@ -103,7 +103,8 @@ class Link:
     """The connection to one replica.
 
     busy: batches of ours there. used_s: when the last one ended, made_s: when this was made, by the loop's time. leased: how
-    many it lets us have. up: it answers. listed: Serve means it to stay. fault: why it could not load its model again, if so.
+    many it lets us have. lives: whether it has a session, be it leased to others. up: it answers. listed: Serve means it to
+    stay. fault: why it could not load its model again, if so.
     no_channel: why there is none, where the model needs one: each batch fails for it.
 
     Life: made on the running loop -> start … -> retire or close.
@@ -119,9 +120,11 @@ class Link:
     fault: str = ""
     no_channel: str = ""
     leased: int = 0
+    lives: bool = False
     content: str = ""
     spec: ModelSpec = field(init=False)
     made_s: float = field(init=False)
+    _wanted: bool = False  # the replica knows that we want a slot
     _left: bool = False  # what becomes of the replica is no news any more
     _lost: bool = False
     _serve_channel: grpc.aio.Channel = field(init=False)
@@ -130,6 +133,7 @@ class Link:
     _told_of_channel: bool = False  # that there is none
     _handle: Any = field(init=False)  # the generated stub's method, which is not typed
     _attending: asyncio.Task[None] = field(init=False)
+    _wanting: asyncio.Task[None] | None = None
     _calls: set[Call] = field(default_factory=set)
     _watchdog: asyncio.TimerHandle | None = None  # over calls by the channel
     _requests: set[Any] = field(default_factory=set)  # grpc.aio calls
@@ -160,6 +164,26 @@ class Link:
     @property
     def free(self) -> int:
         return max(0, self.slots - self.busy)
+
+    def want(self) -> None:
+        """Something waits, and no slot here is ours."""
+        if not self.up or self.leased or self._wanted:
+            return
+        self._wanted = True
+        if self._channel is not None and self._channel.is_open:
+            self._channel.want(self.ingress, 1.0)
+        else:
+            self._wanting = asyncio.get_running_loop().create_task(self._want_by_serve())
+
+    async def _want_by_serve(self) -> None:
+        with contextlib.suppress(LinkLost, InternalError):  # `attend` finds out as well
+            await self._request(_WANT, msgspec.msgpack.encode((self.ingress, 1.0)), _PING_S)
+
+    def _told_slots(self, slots: int, lives: bool) -> None:
+        self.leased, self.lives = slots, lives
+        if slots:
+            self._wanted = False
+        self.on_change()
 
     def start(
         self, frame: Sequence[Buffer], timeout_s: float, on_end: Callable[[Outcome], None], on_part: OnPart | None = None
@@ -256,7 +280,7 @@ class Link:
     async def close(self, *, release: bool = False) -> None:
         """release: the model is unloaded: the replica, if no other ingress uses it, frees it before this returns."""
         self._left = True
-        for task in (self._attending, self._opening):
+        for task in (self._attending, self._opening, self._wanting):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -278,7 +302,7 @@ class Link:
             question = msgspec.msgpack.encode((self.ingress, known))
             try:
                 answer = await self._request(_ATTEND, question, ATTEND_S + CALL_MARGIN_S)
-                known, self.content, spec, self.fault = _attendance_decoder.decode(answer)
+                slots, self.content, spec, self.fault, lives = _attendance_decoder.decode(answer)
             except (LinkLost, InternalError, msgspec.MsgspecError) as exc:
                 log.debug("%s: %s", self.replica_id, exc)
                 known = None
@@ -291,9 +315,11 @@ class Link:
                 self._set_up(False, changed=True)
                 await asyncio.sleep(_RETRY_LOAD_S)
                 continue
-            self.leased = known
+            known = slots
             self.spec = ModelSpec(*msgspec.structs.astuple(spec))
             has_channel = self._channel is not None and self._channel.is_open
+            if not has_channel:
+                self.leased, self.lives, self._wanted = slots, lives, self._wanted and not slots
             if not has_channel and (self._opening is None or self._opening.done()):
                 self._opening = asyncio.get_running_loop().create_task(self._open_channel())
                 if self.spec.decoupled and not self.no_channel:
@@ -311,6 +337,9 @@ class Link:
             else:
                 self._channel = await Channel.connect(token, unix=endpoints.unix)
             self._channel.on_end = self._doubt
+            self._channel.on_slots = self._told_slots
+            self._wanted = False
+            self._channel.want(self.ingress, 0.0)
             if self.no_channel:
                 self.no_channel = ""
                 self.on_change()
@@ -376,10 +405,13 @@ class Link:
         return True
 
 
-def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str = "") -> bytes:
-    """What `attend` of a replica returns. slots: leased to the ingress that asks. fault: why there is no model; else empty."""
+def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str = "", *, lives: bool) -> bytes:
+    """What `attend` of a replica returns.
+
+    slots: leased to the ingress that asks. fault: why there is no model; else empty. lives: whether any session does.
+    """
     told = _Spec(spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes, spec.reads_parameters, spec.decoupled)
-    return msgspec.msgpack.encode((slots, content, told, fault))
+    return msgspec.msgpack.encode((slots, content, told, fault, lives))
 
 
 def channel_answer(token: bytes, endpoints: Endpoints) -> bytes:
@@ -402,7 +434,7 @@ class _Spec(msgspec.Struct, array_like=True):
     decoupled: bool = False
 
 
-_attendance_decoder = msgspec.msgpack.Decoder(tuple[int, str, _Spec, str])
+_attendance_decoder = msgspec.msgpack.Decoder(tuple[int, str, _Spec, str, bool])
 
 
 def _metadata(method: str) -> bytes:
@@ -422,6 +454,7 @@ def _metadata(method: str) -> bytes:
 
 _RUN: Final = _metadata("run")
 _ATTEND: Final = _metadata("attend")
+_WANT: Final = _metadata("want")
 _RELEASE: Final = _metadata("release")
 _CHANNEL: Final = _metadata("channel")
 _NO_KWARGS: Final = pickle.dumps({})

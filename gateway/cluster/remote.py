@@ -139,8 +139,16 @@ class RemoteRunner:
         return not (self._given_up or self._aborted)
 
     @property
+    def lives(self) -> bool:
+        return any(link.up and link.lives for link in self._usable)
+
+    @property
     def cold(self) -> bool:
         return self._to_zero and not self._usable
+
+    def want(self) -> None:
+        for link in self._usable:
+            link.want()
 
     def wake(self) -> None:
         if self._to_zero and self._wishing is None:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -17,13 +16,13 @@ import msgspec
 import ray
 
 from backends.base import LastPart, ModelSpec, Tensors, trace_of, words_of
-from gateway.batching.leases import Demand, share
-from gateway.clock import LoopClock
-from gateway.cluster.channel import Answer, ChannelServer, Running, check_size
+from gateway.batching.leases import Lease, Leases
+from gateway.clock import LoopClock, Timer
+from gateway.cluster.channel import Answer, ChannelServer, Running, Tenant, check_size
 from gateway.cluster.link import ATTEND_S, attend_answer, channel_answer
 from gateway.config import Backend, Model
 from gateway.console import Speech, set_up
-from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError
+from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, InternalError
 from gateway.frames import decode_frame, encode_frame
 from gateway.garbage import leave_out, take_in
 from gateway.protocols.tensors import Buffer
@@ -31,13 +30,12 @@ from gateway.runner import Execution
 from gateway.supervisor import outlive_signals
 from gateway.workers import WorkerPool
 
-# An ingress that does not come back to `attend` no longer has a share after this; what it said of its queue is as old at most.
+# An ingress that does not come back to `attend` no longer has a share after this.
 _FORGET_S: Final = 3.0
-# How often slots are dealt anew between several ingresses, by what each had run and has waiting.
-_DEAL_S: Final = 0.25
 _HORIZON_WITHOUT_SLO_MS: Final = 50.0
 
 _question = msgspec.msgpack.Decoder(tuple[str, int | None])
+_wish = msgspec.msgpack.Decoder(tuple[str, float])
 
 
 def _node_address() -> str:
@@ -49,17 +47,17 @@ def _node_address() -> str:
 class _Asked:
     """A batch that an ingress waits for: what a pool runs.
 
-    part: where the parts of its answer go; None: it has none. pool: that runs it; None: it waits. counted_s: up to when its run
-    is counted as the ingress's. fault: why a part could not be sent, and the run was cancelled.
+    part: where the parts of its answer go; None: it has none. lease: whose slot it fills. counted_ns: up to when its run is
+    counted there. fault: why a part could not be sent, and the run was cancelled.
     """
 
     inputs: Tensors
     told: Mapping[str, object]
-    ingress: str
     on_end: Callable[[Execution], None]
     part: Answer | None
-    pool: WorkerPool | None = None
-    counted_s: float = 0.0
+    pool: WorkerPool
+    lease: Lease
+    counted_ns: int
     fault: BackendFailed | None = None
 
     def concat(self) -> Tensors:
@@ -96,20 +94,18 @@ class Replica:
         self._model = model
         self._content = content
         self._name = f"{model.name}:{model.version}/{backend.label}"
-        self._waiting: deque[_Asked] = deque()
         self._running: set[_Asked] = set()
-        self._channel = ChannelServer(self._begin)
+        self._channel = ChannelServer(self._begin, self._let_in)
         self._channel_host = channel_host
         # who sends
         self._attending: dict[str, int] = {}  # ingress -> its open calls
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
-        self._queues: dict[str, tuple[float, float]] = {}  # ingress -> batches that wait there, when it said so
-        # slots leased to each; since they were dealt
-        self._slots: dict[str, int] = {}
-        self._spent_s: dict[str, float] = {}
-        self._dealt_s = time.monotonic()
-        self._batch_s = 0.0  # the last one took
+        # what they may send
+        self._leases = Leases(round((model.slo.p99_ms if model.slo else _HORIZON_WITHOUT_SLO_MS) / 2 * 1e6))
+        self._tell: dict[str, Callable[[int, int, bool], None]] = {}  # by the channel, where there is one
+        self._lives = False  # whether any session does, as it was told
+        self._dealing: Timer | None = None
         # since the last report to the autoscaler
         self._busy_s = 0.0
         self._counted_s = self._reported_s = time.monotonic()
@@ -154,14 +150,14 @@ class Replica:
     async def attend(self, question: bytes) -> bytes:
         """Tell the caller's slots and the model's spec, once the slots are not those it knows or a while has passed."""
         ingress, known = _question.decode(question)
-        self._enter(ingress)
-        fault = ""
+        self._enter(ingress, known)
+        fault, lives = "", self._lives
         try:
             if not self._loaded:
                 fault = await self._load()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ATTEND_S):
-                    while not fault and ingress in self._attending and known == self._slots[ingress]:
+                    while not fault and ingress in self._attending and self._knows(ingress, known) and lives == self._lives:
                         await self._changed.wait()
         except asyncio.CancelledError:  # the connection has ended
             self._leave(ingress)
@@ -170,7 +166,18 @@ class Replica:
             self._attending[ingress] -= 1
             if not self._attending[ingress]:
                 self._leaving[ingress] = self._loop.call_later(_FORGET_S, self._forget, ingress)
-        return attend_answer(self._slots.get(ingress, 0), self._content, self._spec, fault)
+        lease = self._leases.of.get(ingress)
+        return attend_answer(lease.told if lease else 0, self._content, self._spec, fault, lives=self._lives)
+
+    def _knows(self, ingress: str, known: int | None) -> bool:
+        """Whether an ingress was told by its channel, or by `attend`, what there is to tell."""
+        return known is not None and (ingress in self._tell or known == self._leases.of[ingress].told)
+
+    async def want(self, question: bytes) -> bytes:
+        """An ingress that has no channel, and no slot, tells how many batches wait there."""
+        ingress, batches = _wish.decode(question)
+        self._wanted(ingress, batches)
+        return b""
 
     async def release(self, ingress: bytes) -> bytes:
         """An ingress has unloaded the model: if no other attends, return when its memory is free."""
@@ -191,13 +198,13 @@ class Replica:
             raise BackendUnreachable(f"{self._name}: all sessions are lost and cannot be rebuilt")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Batches that ran at once on average since the last report, and batches that wait here and at the ingresses."""
+        """Batches that ran at once on average since the last report, and batches that wait at the ingresses."""
         self._count_busy()
         now_s = time.monotonic()
         elapsed_s, self._reported_s = now_s - self._reported_s, now_s
         busy_s, self._busy_s = self._busy_s, 0.0
-        queued = sum(self._queue_of(ingress, now_s) for ingress in self._queues)
-        return {"busy": busy_s / max(elapsed_s, 1e-6), "queued": queued + len(self._waiting)}
+        queued = sum(lease.wants for lease in self._leases.of.values())
+        return {"busy": busy_s / max(elapsed_s, 1e-6), "queued": queued}
 
     def __del__(self) -> Coroutine[Any, Any, None] | None:
         # Serve awaits what this returns, after the last call has been answered; then the interpreter calls it as well.
@@ -214,6 +221,8 @@ class Replica:
         """End the sessions; nobody waits any more for what they may run. A second call does nothing."""
         if not self._closed:
             self._closed = True
+            if self._dealing is not None:
+                self._dealing.cancel()
             await self._channel.close()
             if self._loading is not None:
                 self._loading.cancel()
@@ -223,7 +232,7 @@ class Replica:
     # the model
 
     async def _open(self) -> None:
-        self._pool.on_change = self._sessions_changed
+        self._pool.on_change = self._deal
         self._spec = await self._pool.open()
         self._loaded = True
 
@@ -246,7 +255,7 @@ class Replica:
                     self._pool = self._new_pool()
         finally:
             self._loading = None
-        self._sessions_changed()
+        self._deal()
         return fault
 
     # batches
@@ -299,14 +308,20 @@ class Replica:
     def _submit(self, frame: Buffer, received_ns: int, on_end: Callable[[Execution], None], part: Answer | None) -> Running:
         inputs, extra = decode_frame(frame)
         self._check_parts(extra.get("in_parts", False), part)  # an ingress of an older version does not say
-        rows = extra["rows"]
-        ingress = extra["ingress"]
-        self._queues[ingress] = (extra["left_rows"] / max(1, rows), time.monotonic())
-        asked = _Asked(inputs, extra["parameters"], ingress, on_end, part if self._spec.decoupled else None)
-        # Ingresses know their slots, so a batch only waits while their shares are being dealt anew or a session is rebuilt.
-        self._waiting.append(asked)
-        self._start_waiting()
-        return Running(functools.partial(self._cancel, asked), functools.partial(self._taken, asked))
+        if not self._pool.free_slots:
+            # It was lost while the batch was on its way: no more is leased than lives.
+            error = BackendUnreachable(f"{self._name}: the session that the batch was for is lost; it was not begun")
+            on_end(Execution(received_ns, received_ns, error=error, session_lost=True))
+            return Running()
+        now_ns = self._clock.now_ns()
+        lease = self._leases.begin(extra["ingress"], extra["left_rows"] / max(1, extra["rows"]), now_ns)
+        answers = part if self._spec.decoupled else None
+        asked = _Asked(inputs, extra["parameters"], on_end, answers, self._pool, lease, now_ns)
+        self._count_busy()
+        self._running.add(asked)
+        self._pool.start(asked, self._ended, None if asked.part is None else self._part_made)
+        self._deal()
+        return Running(functools.partial(self._pool.cancel, asked), functools.partial(self._pool.taken, asked))
 
     def _check_parts(self, expected: bool, part: Answer | None) -> None:
         """Raises: InternalError, if its ingress cannot get the answer as the model gives it."""
@@ -320,15 +335,6 @@ class Replica:
                 f"{self._name}: the model answers {here}, its ingress expects that it does {there}: load it again"
             )
 
-    def _start_waiting(self) -> None:
-        while self._waiting and self._pool.free_slots:
-            asked = self._waiting.popleft()
-            self._count_busy()
-            asked.pool = self._pool
-            asked.counted_s = time.monotonic()
-            self._running.add(asked)
-            self._pool.start(asked, self._ended, None if asked.part is None else self._part_made)
-
     def _part_made(self, asked: "_Asked", outputs: Tensors) -> None:
         if asked.fault is not None:
             return
@@ -339,42 +345,15 @@ class Replica:
             asked.part(pieces)
         except Exception as exc:
             asked.fault = self._unsent(exc)
-            self._cancel(asked)
-
-    def _cancel(self, asked: "_Asked") -> None:
-        """Do not start it, or end it early where its session can."""
-        if asked.pool is not None:
             asked.pool.cancel(asked)
-        elif asked in self._waiting:
-            self._waiting.remove(asked)
-            now_ns = self._clock.now_ns()
-            asked.on_end(Execution(now_ns, now_ns, error=Cancelled("nobody waits for the batch any more")))
-
-    def _taken(self, asked: "_Asked") -> None:
-        if asked.pool is not None:
-            asked.pool.taken(asked)
 
     def _ended(self, asked: "_Asked", execution: Execution) -> None:
         self._count_busy(ended=1)
-        self._batch_s = (execution.finished_ns - execution.started_ns) / 1e9
         self._running.discard(asked)
-        self._count_spent(asked, time.monotonic())
-        asked.on_end(execution if asked.fault is None else replace(execution, error=asked.fault))
-        if time.monotonic() - self._dealt_s > _DEAL_S:
-            self._deal()
-        if execution.session_lost:
-            self._sessions_changed()
-        else:
-            self._start_waiting()
-
-    def _sessions_changed(self) -> None:
-        self._start_waiting()
-        if not self._pool.available:
-            now_ns = self._clock.now_ns()
-            error = BackendUnreachable(f"{self._name}: all sessions are lost")
-            while self._waiting:
-                self._waiting.popleft().on_end(Execution(now_ns, now_ns, error=error, session_lost=True))
+        self._count_spent(asked, self._clock.now_ns())
+        self._leases.end(asked.lease, execution.finished_ns - execution.started_ns)
         self._deal()
+        asked.on_end(execution if asked.fault is None else replace(execution, error=asked.fault))
 
     def _count_busy(self, *, ended: int = 0) -> None:
         """Add the time since the last call, in which nothing changed. ended: batches that the pool has just ceased to count."""
@@ -382,50 +361,76 @@ class Replica:
         self._busy_s += (self._pool.busy + ended) * (now_s - self._counted_s)
         self._counted_s = now_s
 
-    def _count_spent(self, asked: "_Asked", now_s: float) -> None:
-        """Add what a batch took since it was counted last to what its ingress did: it may run for longer than leases stand."""
-        self._spent_s[asked.ingress] = self._spent_s.get(asked.ingress, 0.0) + now_s - asked.counted_s
-        asked.counted_s = now_s
+    def _count_spent(self, asked: "_Asked", now_ns: int) -> None:
+        """Add what a batch took since it was counted last: it may run for longer than leases stand."""
+        asked.lease.spent_ns += now_ns - asked.counted_ns
+        asked.counted_ns = now_ns
 
     # attendance
 
     def _deal(self) -> None:
-        """Lease the live sessions to the ingresses. One that has nothing to do keeps one slot, to say so when that changes."""
-        now_s = time.monotonic()
-        window_s, self._dealt_s = max(_DEAL_S, now_s - self._dealt_s), now_s
-        for asked in self._running:
-            self._count_spent(asked, now_s)
-        spent_s, self._spent_s = self._spent_s, {}
-        if not self._attending:
-            self._slots = {}
-            return
+        """Lease the live sessions to the ingresses, and tell those for whom that changes something."""
+        now_ns = self._clock.now_ns()
+        if self._leases.count_due(now_ns):
+            for asked in self._running:
+                self._count_spent(asked, now_ns)
+            self._leases.count(now_ns)
         sessions = self._pool.free_slots + self._pool.busy
-        slo_ms = self._model.slo.p99_ms if self._model.slo else _HORIZON_WITHOUT_SLO_MS
-        demands = [
-            Demand(
-                arriving=spent_s.get(ingress, 0.0) / window_s,
-                waiting_ns=self._queue_of(ingress, now_s) * self._batch_s * 1e9,
-                held=self._slots.get(ingress, 0),
-            )
-            for ingress in self._attending
-        ]
-        dealt = share(sessions, demands, round(slo_ms / 2 * 1e6))
-        slots = {ingress: max(1, part) if sessions else 0 for ingress, part in zip(self._attending, dealt, strict=True)}
-        if slots != self._slots:
-            self._slots = slots
+        changed, again_ns = self._leases.deal(sessions, self._pool.busy, now_ns)
+        if bool(sessions) != self._lives:
+            self._lives = bool(sessions)
+            changed = list(self._leases.of)
+        for ingress in changed:
+            self._tell_slots(ingress)
+        if changed:
             self._changed.set()
             self._changed = asyncio.Event()
+        if self._dealing is not None:
+            self._dealing.cancel()
+        self._dealing = self._clock.call_at(again_ns, self._deal) if again_ns is not None and not self._closed else None
 
-    def _queue_of(self, ingress: str, now_s: float) -> float:
-        batches, at_s = self._queues.get(ingress, (0.0, 0.0))
-        return batches if now_s - at_s < _FORGET_S else 0.0
+    def _tell_slots(self, ingress: str) -> None:
+        if ingress in self._tell:
+            lease = self._leases.of[ingress]
+            self._tell[ingress](lease.told, lease.number, self._lives)
 
-    def _enter(self, ingress: str) -> None:
+    def _let_in(self, ingress: str, tell: Callable[[int, int, bool], None]) -> Tenant:
+        """An ingress has opened a channel: from now on it is told its slots there."""
+        self._tell[ingress] = tell
+
+        def known(number: int) -> None:
+            self._leases.know(ingress, number)
+            self._deal()
+
+        def gone() -> None:
+            if self._tell.get(ingress) is tell:
+                del self._tell[ingress]
+                if ingress in self._leases.of:
+                    self._leases.of[ingress].ordered = False
+
+        if ingress in self._leases.of:
+            self._leases.of[ingress].ordered = True
+            self._tell_slots(ingress)
+        return Tenant(functools.partial(self._wanted, ingress), known, gone)
+
+    def _wanted(self, ingress: str, batches: float) -> None:
+        if ingress in self._leases.of:
+            self._leases.of[ingress].wants = batches
+            self._deal()
+
+    def _enter(self, ingress: str, known: int | None) -> None:
+        """known: how many slots an ingress that has no channel knows of."""
         if ingress in self._leaving:
             self._leaving.pop(ingress).cancel()
         self._attending[ingress] = self._attending.get(ingress, 0) + 1
-        if ingress not in self._slots:
-            self._deal()
+        lease = self._leases.of.get(ingress)
+        if lease is None:
+            lease = self._leases.enter(ingress, self._clock.now_ns())
+            lease.ordered = ingress in self._tell
+            self._tell_slots(ingress)
+        elif known == lease.told and not lease.ordered:
+            self._leases.know(ingress, lease.number)
+        self._deal()
 
     def _leave(self, ingress: str) -> None:
         if ingress in self._attending:
@@ -438,5 +443,7 @@ class Replica:
         if timer is not None:
             timer.cancel()
         self._attending.pop(ingress, None)
-        self._queues.pop(ingress, None)
+        self._leases.leave(ingress)
+        if ingress in self._tell:
+            self._tell[ingress](0, 0, self._lives)
         self._deal()

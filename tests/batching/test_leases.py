@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batching.leases import Demand, share
+from gateway.batching.leases import Demand, Lease, Leases, share
 
 MS = 1_000_000
 HORIZON_NS = 50 * MS
@@ -71,3 +71,255 @@ def test_an_idle_process_gives_its_slots_up() -> None:
     assert share(4, [Demand(0, 0, held=3), Demand(0.1, 0, held=1)], HORIZON_NS) == (0, 4)
     assert share(4, [Demand(0, 1 * MS), Demand(0, 0)], HORIZON_NS) == (4, 0)
     assert share(7, [Demand(0, 0)] * 3, HORIZON_NS) == (3, 2, 2)
+
+
+class World:
+    """One replica and processes that know what they were told `delay` events later, in simulated time.
+
+    Checks after every event that no batch lacks a session.
+    """
+
+    def __init__(self, slots: int, *names: str, ordered: bool = True) -> None:
+        self.leases = Leases(HORIZON_NS)
+        self.slots = slots
+        self.now_ns = 0
+        self.running: list[tuple[str, Lease, int]] = []
+        self.mail: dict[str, list[tuple[int, int]]] = {name: [] for name in names}  # told, number, not read yet
+        self.believed = dict.fromkeys(names, 0)
+        self.again_ns: int | None = None
+        for name in names:
+            self.leases.enter(name, 0)
+            self.leases.of[name].ordered = ordered
+        self.deal()
+        self.now_ns = 1000 * MS
+
+    def deal(self) -> None:
+        if self.leases.count_due(self.now_ns):
+            self.leases.count(self.now_ns)
+        changed, self.again_ns = self.leases.deal(self.slots, len(self.running), self.now_ns)
+        for name in changed:
+            self.mail[name].append((self.leases.of[name].told, self.leases.of[name].number))
+        assert sum(lease.told for lease in self.leases.of.values()) <= self.slots
+
+    def busy(self, name: str) -> int:
+        return sum(of == name for of, _, _ in self.running)
+
+    def read(self, name: str) -> None:
+        """Everything it was told, and then its word that it knows."""
+        for told, number in self.mail[name]:
+            self.believed[name] = told
+            self.leases.know(name, number)
+        self.mail[name].clear()
+        self.deal()
+
+    def want(self, name: str, batches: float = 1.0) -> None:
+        self.leases.of[name].wants = batches
+        self.deal()
+
+    def begin(self, name: str, left: float = 0.0) -> None:
+        assert self.busy(name) < self.believed[name], "the process has no slot that it knows of"
+        assert len(self.running) < self.slots, "a batch without a session"
+        self.running.append((name, self.leases.begin(name, left, self.now_ns), self.now_ns))
+        self.deal()
+
+    def end(self, name: str, took_ns: int = 10 * MS) -> None:
+        index = next(i for i, (of, _, _) in enumerate(self.running) if of == name)
+        _, lease, _ = self.running.pop(index)
+        self.now_ns += took_ns
+        lease.spent_ns += took_ns
+        self.leases.end(lease, took_ns)
+        self.deal()
+        self.read(name)  # what it was told before the answer comes before it
+
+    def told(self) -> tuple[int, ...]:
+        return tuple(lease.told for lease in self.leases.of.values())
+
+
+def test_a_process_alone_has_every_slot() -> None:
+    world = World(3, "a")
+    assert world.told() == (3,)
+
+
+def test_a_slot_passes_once_its_process_knows() -> None:
+    world = World(1, "a", "b")
+    world.read("a")
+    world.want("b")
+    assert world.told() == (0, 0)  # a may have sent a batch by now
+    world.read("a")
+    assert world.told() == (0, 1)
+
+
+def test_a_slot_passes_when_its_batch_ends_and_its_process_need_not_say_that_it_knows() -> None:
+    world = World(1, "a", "b")
+    world.read("a")
+    world.begin("a")
+    world.want("b")
+    assert world.told() == (0, 0)
+    name, lease, _ = world.running.pop()
+    world.leases.end(lease, 10 * MS)
+    world.deal()
+    assert (name, world.told()) == ("a", (0, 1))
+
+
+def test_a_slot_of_a_process_that_is_told_late_passes_only_when_it_says_that_it_knows() -> None:
+    world = World(1, "a", "b", ordered=False)
+    world.read("a")
+    world.begin("a")
+    world.want("b")
+    _, lease, _ = world.running.pop()
+    world.leases.end(lease, 10 * MS)
+    world.deal()
+    assert world.told() == (0, 0)
+    world.read("a")
+    assert world.told() == (0, 1)
+
+
+def test_one_slot_goes_round_among_all_that_have_work() -> None:
+    names = ("a", "b", "c")
+    world = World(1, *names)
+    for name in names:
+        world.want(name, 9.0)
+    order = []
+    for _ in range(12):
+        for name in names:
+            world.read(name)
+        (name,) = [name for name in names if world.believed[name]]
+        world.begin(name, 9.0)
+        order.append(name)
+        world.end(name)
+    assert "".join(order) == "abc" * 4
+
+
+def test_a_slot_that_is_not_used_goes_on_after_a_moment_and_does_not_come_back_unasked() -> None:
+    world = World(1, "a", "b", "c")
+    world.read("a")
+    world.want("b")
+    world.want("c")
+    world.read("a")
+    assert world.told() == (0, 1, 0)
+    world.now_ns += 100 * MS
+    world.deal()
+    assert world.told() == (0, 1, 0)  # b may not know yet
+    world.read("b")
+    assert world.told() == (0, 0, 0)
+    world.read("b")
+    assert world.told() == (0, 0, 1)
+    world.read("c")
+    world.begin("c")
+    world.end("c")
+    assert world.told() == (0, 0, 1)
+
+
+def test_an_idle_process_keeps_a_slot_where_there_are_plenty_and_none_where_the_others_need_them() -> None:
+    world = World(4, "a", "b")
+    for name in ("a", "b"):
+        world.read(name)
+    world.now_ns += 1000 * MS
+    for _ in range(30):
+        world.begin("a")
+        world.end("a")
+        world.read("b")
+    assert world.told() == (3, 1)
+    for _ in range(40):
+        while world.busy("a") < world.believed["a"]:
+            world.begin("a", 4.0)
+        world.end("a", 5 * MS)
+    assert world.told() == (3, 0)  # b does not know yet
+    world.read("b")
+    assert world.told() == (4, 0)
+
+
+def test_a_slot_that_its_process_may_fill_in_a_moment_stays_for_that_moment() -> None:
+    world = World(1, "a", "b")
+    world.read("a")
+    world.want("b")
+    world.read("a")
+    world.read("b")
+    world.want("a")
+    assert world.told() == (0, 1)
+    assert world.again_ns is not None
+    world.now_ns = world.again_ns
+    world.deal()
+    world.read("b")
+    assert world.told() == (1, 0)
+
+
+def test_of_a_process_that_never_says_that_it_knows_no_more_is_expected_after_a_second() -> None:
+    world = World(1, "a", "b")
+    world.want("b")
+    assert (world.told(), world.again_ns) == ((0, 0), 2000 * MS)
+    world.now_ns = 2000 * MS
+    world.deal()
+    assert world.told() == (0, 1)
+
+
+def test_what_a_process_runs_that_has_left_still_takes_its_session() -> None:
+    world = World(2, "a", "b")
+    world.read("a")
+    world.begin("a")
+    world.leases.leave("a")
+    world.mail.pop("a")
+    world.deal()
+    assert world.told() == (1,)
+    _, lease, _ = world.running.pop()
+    world.leases.end(lease, MS)
+    world.deal()
+    assert world.told() == (2,)
+
+
+def test_a_lost_session_takes_a_lease_with_it() -> None:
+    world = World(2, "a")
+    world.read("a")
+    world.slots = 1
+    world.deal()
+    assert world.told() == (1,)
+    world.slots = 0
+    world.deal()
+    assert world.told() == (0,)
+    world.slots = 1
+    world.deal()
+    assert world.told() == (1,)
+
+
+@given(
+    slots=st.integers(1, 5),
+    processes=st.integers(1, 4),
+    ordered=st.booleans(),
+    events=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["want", "begin", "end", "read", "wait"]), st.integers(0, 5)), max_size=80
+    ),
+)
+def test_no_batch_ever_lacks_a_session_and_whoever_wants_gets_one(
+    slots: int, processes: int, ordered: bool, events: list[tuple[int, str, int]]
+) -> None:
+    names = [str(index) for index in range(processes)]
+    world = World(slots, *names, ordered=ordered)
+    for index, event, amount in events:
+        name = names[index % processes]
+        world.now_ns += 100_000
+        if event == "want":
+            world.want(name, amount)
+        elif event == "read":
+            world.read(name)
+        elif event == "wait":
+            world.now_ns += amount * 100 * MS
+            world.deal()
+        elif event == "begin" and world.busy(name) < world.believed[name]:
+            world.begin(name, amount)
+        elif event == "end" and world.busy(name):
+            world.end(name)
+    for name in names:  # everybody has work from now on, and does it
+        world.want(name, 1.0)
+    served: set[str] = set()
+    for _ in range(60):
+        for name in names:
+            world.read(name)
+            world.want(name)
+            if world.busy(name) < world.believed[name]:
+                world.begin(name, 1.0)
+                served.add(name)
+        if world.running:
+            world.end(world.running[0][0])
+        world.now_ns += 6 * MS
+        world.deal()
+    assert served == set(names)

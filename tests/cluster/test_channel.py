@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from gateway.cluster import channel as wire
-from gateway.cluster.channel import Answer, Channel, ChannelLost, ChannelServer, Endpoints, Running, check_size
+from gateway.cluster.channel import Answer, Channel, ChannelLost, ChannelServer, Endpoints, Running, Tenant, check_size
 from gateway.errors import BackendFailed
 from gateway.protocols.tensors import Buffer
 from tests.engine.pools import until_true
@@ -24,13 +24,25 @@ class Echo:
     """A replica that answers what it gets: at once, or when the test calls what is held, and gives parts."""
 
     def __init__(self, *, holds: bool = False, **limits: Any) -> None:
-        self.server = ChannelServer(self._run, **limits)
+        self.server = ChannelServer(self._run, self._enter, **limits)
+        self.entered: list[str] = []
+        self.heard: list[object] = []
+        self.tell: Callable[[int, int, bool], None]
         self.frames: list[bytes] = []
         self.cancelled: list[bytes] = []
         self.held: list[Callable[[], None]] = []
         self.parts: list[Answer] = []
         self.taken: list[bytes] = []
         self._holds = holds
+
+    def _enter(self, ingress: str, tell: Callable[[int, int, bool], None]) -> Tenant:
+        self.entered.append(ingress)
+        self.tell = tell
+        return Tenant(
+            lambda batches: self.heard.append(("wants", batches)),
+            lambda number: self.heard.append(("knows", number)),
+            lambda: self.heard.append("gone"),
+        )
 
     def _run(self, frame: Buffer, answer: Answer, part: Answer) -> Running:
         content = bytes(frame)
@@ -46,6 +58,10 @@ class Echo:
 def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     for run in (asyncio.run, uvloop.run):
         run(asyncio.wait_for(test(), 20))
+
+
+def nobody_enters(ingress: str, tell: Callable[[int, int, bool], None]) -> Tenant:
+    raise AssertionError(ingress)
 
 
 async def opened(echo: Echo, how: str = "unix") -> Channel:
@@ -127,6 +143,36 @@ def test_an_answer_that_comes_late_goes_to_whoever_asked_for_it() -> None:
     on_both_loops(test)
 
 
+def test_slots_are_told_in_order_with_answers_and_known_once_they_could_be_used() -> None:
+    async def test() -> None:
+        echo = Echo(holds=True)
+        channel = await opened(echo)
+        told: list[object] = []
+        channel.on_slots = lambda slots, lives: told.append((slots, lives))
+        channel.want("me", 0.0)
+        channel.want("me", 2.5)
+        await until_true(lambda: len(echo.heard) == 2)
+        assert (echo.entered, echo.heard) == (["me"], [("wants", 0.0), ("wants", 2.5)])
+        question = channel.ask((b"batch",))
+        question.answer.add_done_callback(lambda _: told.append("answer"))
+        await until_true(lambda: echo.held)
+        echo.tell(0, 7, True)
+        echo.held[0]()
+        echo.tell(1, 8, False)
+        await until_true(lambda: len(echo.heard) == 4)
+        assert told == [(0, True), (1, False), "answer"] or told == [(0, True), "answer", (1, False)]
+        assert echo.heard[2:] == [("knows", 7), ("knows", 8)]
+        channel.on_slots = lambda slots, lives: asyncio.get_running_loop().call_soon(channel.ask, (b"at once",)) and None
+        echo.tell(1, 9, True)
+        await until_true(lambda: ("knows", 9) in echo.heard)
+        assert echo.frames[-1] == b"at once"
+        await closed(echo, channel)
+        assert echo.heard[-1] == "gone"
+        echo.tell(1, 10, True)  # to nobody
+
+    on_both_loops(test)
+
+
 def test_a_cancelled_question_is_told_to_the_replica_and_a_late_answer_harms_nobody() -> None:
     async def test() -> None:
         echo = Echo(holds=True)
@@ -183,7 +229,7 @@ def test_a_run_that_raises_costs_its_connection_and_the_next_one_works(caplog: p
         return Running()
 
     async def test() -> None:
-        server = ChannelServer(run)
+        server = ChannelServer(run, nobody_enters)
         endpoints = await server.start()
         channel = await Channel.connect(server.token, unix=endpoints.unix)
         with pytest.raises(ChannelLost):
@@ -213,7 +259,7 @@ def test_a_run_that_cannot_be_cancelled_costs_no_other(ends: str, caplog: pytest
             held.append(lambda: answer((frame,)))
             return Running(cancel)
 
-        server = ChannelServer(run)
+        server = ChannelServer(run, nobody_enters)
         endpoints = await server.start()
         channel = await Channel.connect(server.token, unix=endpoints.unix)
         questions = [channel.ask((content,)) for content in (b"bad", b"good")]

@@ -68,12 +68,12 @@ def simulated(test: Callable[[WireLink], Coroutine[Any, Any, None]]) -> None:
 def test_a_replica_of_another_version_is_understood_where_it_says_less_or_more() -> None:
     spec = ["python", [], [], 8, [], True]
     for fields, decoupled in ((spec, False), ([*spec, True], True), ([*spec, True, "and more"], True)):
-        answer = msgspec.msgpack.encode((2, "content", fields, ""))
-        slots, content, found, fault = _attendance_decoder.decode(answer)
-        assert (slots, content, fault) == (2, "content", "")
+        answer = msgspec.msgpack.encode((2, "content", fields, "", True))
+        slots, content, found, fault, lives = _attendance_decoder.decode(answer)
+        assert (slots, content, fault, lives) == (2, "content", "", True)
         assert (found.max_rows, found.decoupled) == (8, decoupled)
     spec_of_ours = ModelSpec("python", (), (), 8, decoupled=True)
-    _, _, found, _ = _attendance_decoder.decode(attend_answer(2, "content", spec_of_ours))
+    _, _, found, _, _ = _attendance_decoder.decode(attend_answer(2, "content", spec_of_ours, lives=True))
     assert ModelSpec(*msgspec.structs.astuple(found)) == spec_of_ours
 
 

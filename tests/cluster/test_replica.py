@@ -57,7 +57,7 @@ def frame(value: float = 1.0, *, ingress: str = "a", left_rows: int = 0) -> byte
 
 async def attend(replica: Replica, ingress: str, known: int | None, platform: str = "synthetic") -> int:
     answer = await replica.attend(msgspec.msgpack.encode((ingress, known)))
-    slots, content, spec, fault = msgspec.msgpack.decode(answer)
+    slots, content, spec, fault, _ = msgspec.msgpack.decode(answer)
     assert (content, fault) == ("content", "")
     assert (spec[0], spec[6]) == (platform, platform == "python")  # decoupled: that of this file
     return int(slots)
@@ -89,13 +89,16 @@ def test_an_error_is_data(value: float | None, error: str, lost: bool) -> None:
     run(test)
 
 
-def test_batches_past_the_sessions_wait_their_turn() -> None:
+def test_a_batch_past_the_sessions_is_given_back_not_begun() -> None:
     async def test() -> None:
         replica = await open_replica(fixed_ms=5.0, sessions=2)
-        answers = await asyncio.gather(*(replica.run(frame(float(i))) for i in range(6)))
-        assert [decode_frame(answer)[0]["OUTPUT0"][0, 0] for answer in answers] == [0, 1, 2, 3, 4, 5]
+        answers = await asyncio.gather(*(replica.run(frame(float(i))) for i in range(3)))
+        assert [decode_frame(answer)[0]["OUTPUT0"][0, 0] for answer in answers[:2]] == [0, 1]
+        _, extra = decode_frame(answers[2])
+        assert (extra["error"], extra["session_lost"], extra["self_inflicted"]) == ("BackendUnreachable", True, False)
+        assert extra["message"].endswith("it was not begun")
         stats = await replica.record_autoscaling_stats()
-        assert 1.0 < stats["busy"] <= 2.0
+        assert 0.0 < stats["busy"] <= 2.0
         assert stats["queued"] == 0
         await replica.close()
 
@@ -108,9 +111,10 @@ def test_an_ingress_learns_its_slots_when_they_change() -> None:
         assert await attend(replica, "a", None) == 4
         first = asyncio.create_task(attend(replica, "a", 4))
         await asyncio.sleep(0)
-        assert await attend(replica, "b", None) == 2  # nobody has anything to do: even parts
-        assert await first == 2
+        assert await attend(replica, "b", None) == 0  # a may have sent batches, until it knows
+        assert await first == 2  # nobody has anything to do: even parts
         second = asyncio.create_task(attend(replica, "a", 2))
+        assert await attend(replica, "b", 0) == 2
         open_call = asyncio.create_task(attend(replica, "b", 2))
         await asyncio.sleep(0)
         open_call.cancel()  # as when the connection of b ends
@@ -120,17 +124,26 @@ def test_an_ingress_learns_its_slots_when_they_change() -> None:
     run(test)
 
 
-def test_slots_follow_the_load_and_an_idle_ingress_keeps_one() -> None:
+def test_slots_follow_the_load_and_come_back_to_an_ingress_that_wants_one() -> None:
     async def test() -> None:
         replica = await open_replica(sessions=4, fixed_ms=10.0)
         await attend(replica, "a", None)
         await attend(replica, "b", None)
+        assert await attend(replica, "a", 4) == 2
         busy = asyncio.create_task(attend(replica, "a", 2))
+        idle = asyncio.create_task(attend(replica, "b", 0))
         while not busy.done():
             await asyncio.gather(*(replica.run(frame(ingress="a", left_rows=8)) for _ in range(2)))
+            if idle.done():
+                idle = asyncio.create_task(attend(replica, "b", await idle))
         assert await busy == 4
-        assert await attend(replica, "b", None) == 1
         assert (await replica.record_autoscaling_stats())["queued"] == 4  # 8 rows in batches of 2
+        less = asyncio.create_task(attend(replica, "a", 4))
+        await replica.want(msgspec.msgpack.encode(("b", 1.0)))
+        assert await less == 3
+        less = asyncio.create_task(attend(replica, "a", 3))
+        assert await idle == 1
+        less.cancel()
         await replica.close()
 
     run(test)
@@ -161,7 +174,7 @@ def test_the_model_is_freed_when_the_last_ingress_releases_it_and_loaded_when_on
         assert replica._pool is not loaded
         assert (loaded.free_slots, replica._pool.free_slots) == (0, 0)
         await replica.check_health()  # an unloaded model is no reason to be replaced
-        assert await asyncio.gather(attend(replica, "a", None), attend(replica, "b", None)) == [1, 1]
+        assert await asyncio.gather(attend(replica, "a", None), attend(replica, "b", None)) == [1, 0]
         outputs, _ = decode_frame(await replica.run(frame(3.0)))
         assert outputs["OUTPUT0"].tolist() == [[3.0] * 16] * 2
         await replica.close()
@@ -189,7 +202,7 @@ def test_an_open_call_of_an_ingress_that_releases_the_model_does_not_keep_it() -
 def test_a_model_that_is_not_loaded_at_start_is_loaded_when_an_ingress_attends_and_a_failure_is_told() -> None:
     async def test() -> None:
         replica = await open_replica(load_at_start=False, fail_opens=1)
-        slots, _, _, fault = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
+        slots, _, _, fault, _ = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
         assert (slots, "failed to load" in fault) == (0, True)
         await replica.close()
 
@@ -212,7 +225,7 @@ def test_a_model_that_exits_when_it_loads_is_a_failed_load(isolation: str, load_
             return
         replica = await open_replica(load_at_start=False, **backend)
         for _ in range(2):
-            slots, _, _, fault = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
+            slots, _, _, fault, _ = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
             assert (slots, fault) == (0, "m:1/python: failed to load: SystemExit: 3")
         await replica.close()
 
@@ -333,10 +346,10 @@ def test_a_long_stream_counts_as_busy_while_it_runs_and_is_waited_for_at_the_end
         question = channel.ask(encode_frame({"INPUT0": np.zeros((1, 16), np.float32)}, about), parts.append)
         await until_true(lambda: len(parts) == PARTS_AHEAD)
         await replica.record_autoscaling_stats()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
         assert (await replica.record_autoscaling_stats())["busy"] == pytest.approx(1.0, abs=0.01)
-        assert await attend(replica, "b", None, platform="python") == 1
-        assert replica._slots["a"] == 2  # though nothing of its has ended yet, it has all the work
+        assert await attend(replica, "b", None, platform="python") == 0
+        assert replica._leases.of["a"].told == 2  # though nothing of its has ended yet, it has all the work
         ending = asyncio.ensure_future(replica._end())
         await asyncio.sleep(0.05)
         assert not ending.done()

@@ -42,6 +42,12 @@ class SimulatedRunner:
     def free_slots(self) -> int:
         return self.slots - self._busy
 
+    @property
+    def lives(self) -> bool:
+        return self.slots > 0
+
+    def want(self) -> None: ...
+
     def wake(self) -> None:
         self.woken += 1
 

@@ -96,6 +96,12 @@ class Sessions:
     def cold(self) -> bool:
         return self.to_zero and not self.live
 
+    @property
+    def lives(self) -> bool:
+        return self.live > 0
+
+    def want(self) -> None: ...
+
     def wake(self) -> None:
         self.woken += 1
         self.on_wake()

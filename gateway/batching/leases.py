@@ -176,6 +176,9 @@ class Leases:
         leases = list(self.of.values())
         if not leases:
             return [], None
+        for lease in leases:
+            if lease.told > lease.running and not lease.keeps_until_ns(now_ns):
+                lease.wants = 0.0  # it has what it wants, and does not use it
         if sum(lease.works for lease in leases) > slots:
             self._parts = ()
             parts: Sequence[int] = self._by_turns(slots, now_ns)
@@ -225,9 +228,6 @@ class Leases:
             parts[process] += kept
             slots -= kept
         parts[in_turn[-1][0]] += slots
-        for process, lease in in_turn:
-            if parts[process] < lease.told and not lease.running:
-                lease.wants = 0.0  # it did not use what it had
         return list(parts.values())
 
     def _move(self, parts: Mapping[str, int], slots: int, now_ns: int) -> list[str]:

@@ -203,6 +203,7 @@ class Replica:
         now_s = time.monotonic()
         elapsed_s, self._reported_s = now_s - self._reported_s, now_s
         busy_s, self._busy_s = self._busy_s, 0.0
+        self._deal()  # or what an ingress wanted, and does not need any more, would count
         queued = sum(lease.wants for lease in self._leases.of.values())
         return {"busy": busy_s / max(elapsed_s, 1e-6), "queued": queued}
 

@@ -40,7 +40,8 @@ def serve_ours(port: int) -> None:
     import uvloop
 
     from gateway.config import Limits
-    from gateway.http_server import Exchange, HttpServer
+    from gateway.http_server import HttpServer
+    from gateway.wire.exchange import Exchange
 
     def answer(exchange: Exchange) -> None:
         assert len(exchange.body) == len(BODY)

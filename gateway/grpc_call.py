@@ -14,8 +14,8 @@ from google.protobuf.message import EncodeError, Message
 
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotReady, TooLarge
 from gateway.http2 import Headers, Receiver, header_block
-from gateway.http_server import inflate
 from gateway.protocols.grpc import STATUS, trailers
+from gateway.wire.compression import inflate
 
 ENCODINGS: Final = (b"identity", b"gzip", b"deflate")
 _LONGEST_TEXT: Final = 6 << 10  # of an error, quoted: clients refuse metadata of more than 8 KiB

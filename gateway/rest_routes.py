@@ -13,7 +13,6 @@ import orjson
 from gateway.config import Limits
 from gateway.descriptions import describe_welcome
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, Unavailable, Unsupported
-from gateway.http_server import JSON, Exchange
 from gateway.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.openapi import describe_api
 from gateway.protocols.generate import GenerateCodec
@@ -21,6 +20,7 @@ from gateway.protocols.rest import STATUS, ModelCodec, ReadRegion, error_body, h
 from gateway.protocols.tensors import Buffer
 from gateway.repository import Repository
 from gateway.types import InferRequest
+from gateway.wire.exchange import JSON, Exchange
 
 _BINARY: Final = b"application/octet-stream"
 _EVENTS: Final = b"text/event-stream; charset=utf-8"

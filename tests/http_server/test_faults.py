@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gateway.http_server import Exchange
+from gateway.wire.exchange import Exchange
 from tests.http_server.serving import Client, Holder, Served, digest, echo, get, post, serving
 
 

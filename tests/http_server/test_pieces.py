@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from gateway.http_server import Exchange
+from gateway.wire.exchange import Exchange
 from tests.http_server.serving import Client, Holder, Served, get, post, serving
 
 EVENTS = b"text/event-stream"
@@ -309,7 +309,7 @@ def test_garbage_behind_pieces_is_refused_after_them() -> None:
         client.receive_head()
         assert client.receive_chunk() == b"one"
         client.send(b"\0\r\n\r\n")
-        served.wait_for(lambda: len(next(iter(served.server.connections))._exchanges) == 2)
+        served.wait_for(lambda: len(next(iter(served.server.connections)).http._exchanges) == 2)
         served.call(exchange.finish)
         assert client.receive_chunk() == b""
         assert client.receive().status == 400

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.http_server import Exchange, choose_encoding, inflate
+from gateway.wire.compression import choose_encoding, inflate
+from gateway.wire.exchange import Exchange
 from tests.http_server.serving import Holder, Served, digest, echo, get, post, serving
 
 

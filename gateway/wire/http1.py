@@ -1,0 +1,481 @@
+"""The server's side of an HTTP/1.1 connection, without I/O: bytes in; requests to a handler, and bytes, out.
+
+Theory of operation
+-------------------
+A `RequestReader` makes requests of the bytes that come; each becomes an `Exchange`. At most `limits.pipelined_requests` of a
+connection are with the handler at once, what was read beyond them waits in a backlog (at most one read), and reading pauses
+meanwhile. Answers may come in any order; they are written in the order of the requests. A fault in the stream (bad syntax, a
+limit, a timeout) becomes one last exchange with its error, so that the requests before it still get their answers; then the
+connection is ended.
+
+An answer may come in pieces (`Exchange.begin`): each is written when it is there, as a chunk; HTTP/1.0 knows none, there the
+end of the connection ends the answer. Until its turn comes, what was written is held. Meanwhile, and while the outlet holds a
+byte of it, `Exchange.backlog` is true: the writer waits for `on_drained`. The outlet is asked to tell of every byte
+(`Outlet.tell_of_every_byte`) while such an answer is being written.
+
+Whoever owns the socket feeds `receive` and `filled`, writes what the `Outlet` gets, and keeps the time: what a client may take
+for a head or a body is told by `reader.phase`, and ended by `refuse`.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from gateway.config import Limits
+from gateway.errors import GatewayError
+from gateway.protocols.rest import STATUS, error_body
+from gateway.protocols.tensors import Buffer
+from gateway.wire.compression import WINDOW_BITS, deflate, inflate
+from gateway.wire.exchange import REASONS, Exchange, Handler, Pieces
+from gateway.wire.requests import BODY, DEAF, FILLING, HEAD, IDLE, PHASES, RequestReader
+
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LAST_CHUNK: Final = b"0\r\n\r\n"
+_WRITE_NOW_BYTES: Final = 64 << 10  # an answer of more does not wait for those of the same read
+# A body of 4 KiB inflates to 4 MiB at most (deflate's best is 1032:1): some milliseconds. More is done off the loop.
+_INFLATE_INLINE_BYTES: Final = 4 << 10
+_DEFLATE_INLINE_BYTES: Final = 16 << 10
+_DEFLATE_FROM_BYTES: Final = 1 << 10  # below it, the time costs more than the bytes
+_ONE_BUFFER: Final = (bytes, bytearray, memoryview)
+
+log = logging.getLogger(__name__)
+
+
+class Outlet(Protocol):
+    """Where a connection's bytes go, and what it asks of who owns the socket."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and wait for the client."""
+
+    def write(self, parts: list[Buffer]) -> None:
+        """Send bytes; the buffers do not change any more."""
+
+    def tell_of_every_byte(self, wanted: bool) -> None:
+        """Call `resume_writing` each time that nothing waits for the client any more; or only behind much that did."""
+
+    def pause_reading(self) -> None:
+        """Give no more bytes until `resume_reading`."""
+
+    def resume_reading(self) -> None:
+        """Give bytes again."""
+
+    def end(self) -> None:
+        """Nothing more is written: let the client read its answers, then close."""
+
+    def close(self) -> None:
+        """Close once what was written has left."""
+
+    def run(self, work: Callable[[], bytes], done: Callable[[Callable[[], bytes]], None]) -> None:
+        """Do work that takes long where it holds nobody up, then call done with what gives its result or raises."""
+
+
+class Http1Connection:
+    """One connection: see the module's theory of operation.
+
+    draining: set when the server is to end: the last answer closes the connection. last_arrival_ns: of a request, by `clock`.
+    """
+
+    __slots__ = (
+        "_answered_requests", "_backlog", "_clock", "_congested", "_continue_due", "_exchanges", "_gathering", "_handler",
+        "_limits", "_outlet", "_pumping", "_reading", "draining", "last_arrival_ns", "reader",
+    )  # fmt: skip
+
+    def __init__(self, handler: Handler, limits: Limits, outlet: Outlet, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """handler: called with each whole request; it answers through the exchange, at once or later."""
+        self.reader = RequestReader(self, limits)
+        self.draining = False
+        self.last_arrival_ns = clock()
+        self._handler = handler
+        self._limits = limits
+        self._outlet = outlet
+        self._clock = clock
+        self._exchanges: deque[Exchange] = deque()  # with the handler, or answered behind one that is not
+        self._backlog: deque[Exchange] = deque()  # read, and not yet given to the handler
+        self._gathering = False  # small answers wait until all that came is read, then leave in one write
+        self._pumping = False
+        self._reading = True
+        self._congested = False
+        self._continue_due = False
+        self._answered_requests = 0
+
+    def __repr__(self) -> str:
+        phase = PHASES[self.reader.phase]
+        return f"<Http1Connection {phase}: {len(self._exchanges)} open, {len(self._backlog)} waiting>"
+
+    @property
+    def reading(self) -> bool:
+        """Whether more bytes are wanted now."""
+        return self._reading
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being read or answered."""
+        return self._is_last()
+
+    @property
+    def between_requests(self) -> bool:
+        """Whether the client is to send the next request."""
+        return self.reader.phase == IDLE and not self._exchanges and not self._backlog
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and wait for the client."""
+        return self._outlet.unsent
+
+    # what comes
+
+    def receive(self, data: memoryview) -> None:
+        """Take bytes that the client sent; they are the caller's again when this returns."""
+        self._gathering = True
+        self.reader.feed(data)
+        self._gathering = False
+        if self._exchanges:
+            if self._exchanges[0].head is not None or self._exchanges[0].pieces is not None:
+                self._flush()
+            if self._backlog or len(self._exchanges) >= self._limits.pipelined_requests:
+                self._update_reading()
+
+    def filled(self, size: int) -> None:
+        """So many bytes that the client sent were written to `reader.buffer`."""
+        self.reader.filled(size)
+
+    def pause_writing(self) -> None:
+        """Much waits for the client."""
+        self._congested = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        """Little does any more; or nothing, where every byte is to be told of."""
+        self._congested = False
+        self._drained()
+        self._pump()
+        self._update_reading()
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer a fault of the stream after all that came before it, and read no more."""
+        self.reader.refuse(status, message)
+
+    def cut_off(self) -> None:
+        """Answer what is in flight, what waits and what is being read with an error, then close."""
+        if self._is_last():
+            self._outlet.close()
+            return
+        fault = 503, "the server is shutting down"
+        for exchange in self._backlog:
+            exchange.fault = exchange.fault or fault
+        if self.reader.phase in (HEAD, BODY, FILLING):
+            self.refuse(*fault)
+        else:
+            self.reader.stop()
+        if self._exchanges and (pieces := self._exchanges[0].pieces) is not None and pieces.written:
+            self._cut_short()
+            return
+        open_ = [exchange for exchange in self._exchanges if exchange.head is None and not exchange.compressing]
+        for exchange in open_:
+            exchange.pieces = None  # of which nothing has left, nor may, when the answers before it do
+        for exchange in open_:
+            exchange.respond(fault[0], error_body(fault[1]))
+            exchange.connection = None  # an answer that comes yet finds nobody
+            _give_up(exchange)
+
+    def lost(self) -> None:
+        """The client is gone, or was cut off. Nothing may be called any more."""
+        self.reader.close()
+        self._leave()
+        del self._outlet  # it refers to this connection: free both now, not when the collector comes by
+
+    # the reader's calls
+
+    def arrived(
+        self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: Buffer, keep_alive: bool, http_1_0: bool
+    ) -> None:
+        exchange = Exchange(self, method, target, headers, body, keep_alive)
+        exchange.arrival_ns = self.last_arrival_ns = self._clock()
+        exchange.http_1_0 = http_1_0
+        self._continue_due = False
+        if self._backlog or self._congested or len(self._exchanges) >= self._limits.pipelined_requests:
+            self._backlog.append(exchange)
+        else:
+            self._exchanges.append(exchange)
+            self._handle(exchange)
+
+    def continue_expected(self) -> None:
+        if self._exchanges or self._backlog:
+            self._continue_due = True  # it must not come before the answers to earlier requests
+        else:
+            self._outlet.write([_CONTINUE])
+
+    def refused(self, status: int, message: str) -> None:
+        fault = Exchange(self, b"", b"", {}, b"", keep_alive=False)
+        fault.fault = status, message
+        self._backlog.append(fault)
+        self._pump()
+
+    # handling
+
+    def _handle(self, exchange: Exchange) -> None:
+        if b"content-encoding" in exchange.headers and exchange.headers[b"content-encoding"] != b"identity":
+            self._inflate(exchange)
+            return
+        try:
+            self._handler(exchange)
+        except BaseException:
+            self.failed(exchange)
+
+    def failed(self, exchange: Exchange) -> None:
+        """The handler broke its contract: the client still gets its one answer, the operator the trace."""
+        log.exception("%s %s failed", exchange.method, exchange.path)
+        if exchange.pieces is not None and exchange.pieces.written:
+            self._cut_short()
+            return
+        exchange.pieces = None  # of which nothing has left
+        if exchange.head is None and not exchange.compressing:
+            exchange.respond(500, error_body("internal error"))
+
+    def _inflate(self, exchange: Exchange) -> None:
+        encoding = exchange.headers[b"content-encoding"].strip().lower().removeprefix(b"x-")
+        if encoding not in WINDOW_BITS:
+            message = f"unsupported Content-Encoding {encoding.decode('latin-1')!r}, expected gzip or deflate"
+            exchange.respond(501, error_body(message), headers=b"Accept-Encoding: gzip, deflate\r\n")
+            return
+        work = partial(inflate, encoding, exchange.body, self._limits.body_bytes)
+        if len(exchange.body) <= _INFLATE_INLINE_BYTES:
+            self._inflated(exchange, work)
+        else:
+            self._outlet.run(work, partial(self._inflated, exchange))
+
+    def _inflated(self, exchange: Exchange, result: Callable[[], bytes]) -> None:
+        try:
+            exchange.body = result()
+        except GatewayError as exc:
+            exchange.respond(STATUS[exc.code], error_body(exc.message))
+            return
+        except BaseException:  # no memory for it, say
+            self.failed(exchange)
+            return
+        if exchange.connection is not None:
+            del exchange.headers[b"content-encoding"]
+            self._handle(exchange)
+
+    def _pump(self) -> None:
+        """Give the handler what waits in the backlog, as far as it may."""
+        if self._pumping:
+            return  # an answer within a handler's call: the loop below goes on after it
+        self._pumping = True
+        backlog, exchanges = self._backlog, self._exchanges
+        while backlog and not self._congested and len(exchanges) < self._limits.pipelined_requests:
+            exchange = backlog.popleft()
+            exchanges.append(exchange)
+            if exchange.fault is None:
+                self._handle(exchange)
+            else:
+                status, message = exchange.fault
+                exchange.respond(status, error_body(message))
+        self._pumping = False
+
+    # answering
+
+    def take(
+        self, exchange: Exchange, status: int, body: Buffer | Sequence[Buffer], content_type: bytes, headers: bytes
+    ) -> None:
+        """Take the one answer to an exchange (called by it)."""
+        if exchange.head is not None or exchange.compressing or exchange.pieces is not None:
+            exchange.check_open()
+        if isinstance(body, _ONE_BUFFER):
+            parts: Sequence[Buffer] = (body,)
+            length = len(body)
+        else:
+            parts = body
+            length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        if length >= _DEFLATE_FROM_BYTES and status == 200 and (encoding := exchange.encoding):
+            headers += b"Content-Encoding: " + encoding + b"\r\n"
+            work = partial(deflate, encoding, parts)
+            done = partial(self._deflated, exchange, content_type, headers)
+            exchange.compressing = True
+            if length > _DEFLATE_INLINE_BYTES:
+                self._outlet.run(work, done)
+            else:
+                done(work)
+            return
+        exchange.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b" % (
+            status, REASONS.get(status, b""), content_type, length, headers,
+        )  # fmt: skip
+        exchange.parts = parts
+        exchange.length = length
+        if self._exchanges[0] is exchange and (not self._gathering or length > _WRITE_NOW_BYTES):
+            self._flush()
+
+    def _deflated(self, exchange: Exchange, content_type: bytes, headers: bytes, result: Callable[[], bytes]) -> None:
+        exchange.compressing = False
+        exchange.compress = False
+        try:
+            body = result()
+        except BaseException:
+            log.exception("the answer to %s %s could not be compressed", exchange.method, exchange.path)
+            exchange.respond(500, error_body("internal error"))
+        else:
+            exchange.respond(200, body, content_type, headers)
+
+    def _flush(self) -> None:
+        """Write the answers whose turn it is."""
+        exchanges = self._exchanges
+        limit = self._limits.requests_per_connection
+        out: list[Buffer] = []
+        last = False
+        while not last and exchanges and (head := exchanges[0].head) is not None:
+            exchange = exchanges.popleft()
+            self._answered_requests += 1
+            last = not exchange.keep_alive
+            # Of what is on its way already nothing is dropped: the connection ends with the last answer to it.
+            if (self.draining or limit) and self._ends_soon() and self._is_last():
+                last = True
+            if last:
+                head += b"Connection: close\r\n"
+            elif exchange.http_1_0:  # such a client keeps the connection only if it is told so
+                head += b"Connection: keep-alive\r\n"
+            out.append(head + b"\r\n")
+            if exchange.method != b"HEAD":
+                out += exchange.parts
+            if exchange.length > _WRITE_NOW_BYTES:
+                self._outlet.write(out)
+                out = []
+        if out:
+            self._outlet.write(out)
+        if last:
+            self._end()
+            return
+        if self._backlog:
+            self._pump()
+        if not self._reading:
+            self._update_reading()
+        if self._continue_due and not exchanges and not self._backlog:
+            self._continue_due = False
+            self._outlet.write([_CONTINUE])
+        if exchanges and (pieces := exchanges[0].pieces) is not None and pieces.held:
+            held, pieces.held = pieces.held, []
+            self._write_pieces(exchanges[0], pieces, held)
+            if not self.unsent:
+                self._drained()
+
+    def take_piece(self, exchange: Exchange, piece: Buffer) -> None:
+        """Take a piece of an answer (called by its exchange)."""
+        pieces = exchange.pieces
+        if pieces is None:
+            raise RuntimeError(f"{exchange!r} has no answer in pieces that goes on")
+        if self._exchanges[0] is exchange and not self._gathering and not pieces.held:
+            self._write_pieces(exchange, pieces, [piece])
+        else:
+            pieces.held.append(piece)
+
+    def finish(self, exchange: Exchange) -> None:
+        """Take the end of an answer in pieces (called by its exchange)."""
+        pieces, exchange.pieces = exchange.pieces, None
+        if pieces is None:
+            raise RuntimeError(f"{exchange!r} has no answer in pieces that goes on")
+        if not pieces.written:  # all of it is here: an answer like others, of known length
+            exchange.length = sum(map(len, pieces.held))
+            exchange.head = pieces.head + b"Content-Length: %d\r\n" % exchange.length
+            exchange.parts = pieces.held
+            if self._exchanges[0] is exchange and not self._gathering:
+                self._flush()
+            return
+        exchange.head = pieces.head
+        self._write_pieces(exchange, pieces, pieces.held, end=True)
+        self._exchanges.popleft()
+        self._outlet.tell_of_every_byte(False)
+        if pieces.last or (self._ends_soon() and self._is_last()):
+            self._leave()  # what an old client has asked for behind an answer that ends with the connection
+            self._end()
+        else:
+            self._flush()
+
+    def _write_pieces(self, exchange: Exchange, pieces: Pieces, more: list[Buffer], *, end: bool = False) -> None:
+        """Write pieces whose turn it is, behind the head if it is not written; end: they are the last."""
+        chunked = not exchange.http_1_0
+        out: list[Buffer] = []
+        if not pieces.written:
+            pieces.written = True
+            self._outlet.tell_of_every_byte(True)
+            self._answered_requests += 1
+            pieces.last = not exchange.keep_alive or not chunked or (self._ends_soon() and self._is_last(besides=1))
+            head = pieces.head
+            if chunked:
+                head += b"Transfer-Encoding: chunked\r\n"
+            if pieces.last:
+                head += b"Connection: close\r\n"
+                self.reader.stop()
+            out.append(head + b"\r\n")
+        if exchange.method != b"HEAD":
+            for piece in more:
+                out += (b"%x\r\n" % len(piece), piece, b"\r\n") if chunked else (piece,)
+            if end and chunked:
+                out.append(_LAST_CHUNK)
+        if out:
+            self._outlet.write(out)
+
+    def _drained(self) -> None:
+        """Tell who writes an answer in pieces, if it is such a one's turn, that all of it has left."""
+        exchange = self._exchanges[0] if self._exchanges else None
+        if exchange is None or exchange.pieces is None or not exchange.pieces.written or exchange.on_drained is None:
+            return
+        try:
+            exchange.on_drained()
+        except BaseException:
+            self.failed(exchange)
+
+    # ending
+
+    def _cut_short(self) -> None:
+        """End an answer that has begun, and the connection: without the last chunk, which tells the client."""
+        self.reader.stop()
+        self._outlet.close()
+        self._leave()
+
+    def _end(self) -> None:
+        """The last answer is written."""
+        self.reader.stop()
+        self._outlet.end()
+        self._update_reading()
+
+    def _leave(self) -> None:
+        """Tell those who answer that nobody waits any more."""
+        waiting = [exchange for exchange in self._exchanges if exchange.head is None]
+        for exchange in (*self._exchanges, *self._backlog):
+            exchange.connection = None
+        self._exchanges.clear()
+        self._backlog.clear()
+        for exchange in waiting:
+            _give_up(exchange)
+
+    def _ends_soon(self) -> bool:
+        """Whether the connection is to end with its last answer."""
+        limit = self._limits.requests_per_connection
+        return self.draining or 0 < limit <= self._answered_requests
+
+    def _is_last(self, besides: int = 0) -> bool:
+        """Whether no request, besides so many, is in flight or, as far as is known, on its way."""
+        if self._gathering or self._backlog or len(self._exchanges) != besides:
+            return False
+        return self.reader.phase in (IDLE, DEAF)
+
+    def _update_reading(self) -> None:
+        wanted = not self._congested and not self._backlog and len(self._exchanges) < self._limits.pipelined_requests
+        if wanted is not self._reading:
+            self._reading = wanted
+            if wanted:
+                self._outlet.resume_reading()
+            else:
+                self._outlet.pause_reading()
+
+
+def _give_up(exchange: Exchange) -> None:
+    """Tell who answers it that nobody waits any more; others must hear of it whatever that raises."""
+    if exchange.on_disconnect is not None:
+        try:
+            exchange.on_disconnect()
+        except BaseException:
+            log.exception("%s %s could not be given up", exchange.method, exchange.path)

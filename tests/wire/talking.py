@@ -1,0 +1,75 @@
+"""An `Http1Connection` without a socket or a loop: what it writes is kept, what it asks for is noted."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from gateway.config import Limits
+from gateway.protocols.tensors import Buffer
+from gateway.wire.exchange import Handler
+from gateway.wire.http1 import Http1Connection
+
+
+class Kept:
+    """An outlet. taken: whether the client takes what is written; work: what was asked for, where it is not done at once."""
+
+    def __init__(self, *, taken: bool = True, at_once: bool = True) -> None:
+        self.written = bytearray()
+        self.unsent = 0
+        self.reading = True
+        self.ended = False
+        self.closed = False
+        self.work: list[Callable[[], None]] = []
+        self._taken = taken
+        self._at_once = at_once
+
+    def write(self, parts: list[Buffer]) -> None:
+        assert not self.ended
+        for part in parts:
+            self.written += part
+            self.unsent += 0 if self._taken else len(part)
+
+    def tell_of_every_byte(self, wanted: bool) -> None: ...
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    def end(self) -> None:
+        self.ended = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def run(self, work: Callable[[], bytes], done: Callable[[Callable[[], bytes]], None]) -> None:
+        if self._at_once:
+            done(work)
+        else:
+            self.work.append(lambda: done(work))
+
+
+def connect(handler: Handler, limits: Limits | None = None, outlet: Kept | None = None) -> tuple[Http1Connection, Kept]:
+    outlet = outlet or Kept()
+    return Http1Connection(handler, limits or Limits(), outlet), outlet
+
+
+def send(connection: Http1Connection, data: bytes) -> None:
+    """Give a connection bytes as a socket would: to where it wants them."""
+    rest = memoryview(data)
+    while rest:
+        buffer = connection.reader.buffer
+        if buffer is None:
+            connection.receive(rest)
+            return
+        size = min(len(rest), len(buffer))
+        buffer[:size] = rest[:size]
+        connection.filled(size)
+        rest = rest[size:]
+
+
+def split(data: bytes, cuts: list[int]) -> list[bytes]:
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[start:end] for start, end in pairwise(edges)]

@@ -1,0 +1,78 @@
+"""Properties of a connection over any bytes, in any pieces: without sockets, threads or a loop."""
+
+import gzip
+import json
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.config import Limits
+from tests.http_server.serving import echo, get, post
+from tests.wire.talking import connect, send, split
+
+LIMITS = Limits(body_bytes=20_000, header_bytes=2000, header_count=20, pipelined_requests=2)
+
+
+def run(pieces: list[bytes]) -> bytes:
+    """What a new connection answers to these reads."""
+    connection, outlet = connect(echo, LIMITS)
+    for piece in pieces:
+        send(connection, piece)
+    assert connection.idle
+    connection.lost()
+    return bytes(outlet.written)
+
+
+def chunked(body: bytes, sizes: list[int]) -> bytes:
+    out, at = b"POST /chunked HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 0
+    for size in sizes:
+        if piece := body[at : at + size]:
+            out += b"%x\r\n%b\r\n" % (len(piece), piece)
+        at += size
+    return out + b"0\r\n\r\n"
+
+
+requests = st.one_of(
+    st.binary(max_size=3000).map(post),
+    st.builds(lambda body: post(gzip.compress(body), "Content-Encoding: gzip"), st.binary(max_size=2000)),
+    st.builds(lambda body: post(body, "Connection: Upgrade", "Upgrade: h2c"), st.binary(max_size=2000)),
+    st.builds(lambda body: post(body, "Expect: 100-continue"), st.binary(max_size=200)),
+    st.builds(chunked, st.binary(max_size=3000), st.lists(st.integers(1, 2000), max_size=5)),
+    st.just(get("/plain")),
+    st.just(b"HEAD / HTTP/1.1\r\n\r\n"),
+)
+
+
+ANY = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+@ANY
+@given(st.lists(requests, min_size=1, max_size=6), st.lists(st.integers(0, 1 << 20), max_size=20))
+def test_the_way_a_stream_is_cut_does_not_matter(stream: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(stream)
+    # Whether `100 Continue` is sent depends on how much has come already, as it should; the rest does not.
+    whole, pieces = (run(reads).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"") for reads in ([data], split(data, cuts)))
+    assert whole == pieces
+    assert whole.count(b"HTTP/1.1 200 OK\r\n") == len(stream)
+
+
+@ANY
+@given(st.lists(st.one_of(requests, st.binary(max_size=300)), max_size=6), st.lists(st.integers(0, 1 << 20), max_size=20))
+def test_no_bytes_break_the_reader(stream: list[bytes], cuts: list[int]) -> None:
+    answers = run(split(b"".join(stream), cuts))
+    assert statuses(answers) <= {100, 200, 400, 413, 417, 431, 501}
+
+
+@ANY
+@given(requests, st.integers(0, 1 << 20), st.binary(max_size=8), st.integers(0, 8))
+def test_a_mutated_request_never_fails_the_server(request_bytes: bytes, at: int, insert: bytes, drop: int) -> None:
+    at %= len(request_bytes) + 1
+    answers = run([request_bytes[:at] + insert + request_bytes[at + drop :] + get("/next")])
+    assert statuses(answers) <= {100, 200, 400, 413, 417, 431, 501}
+
+
+def statuses(answers: bytes) -> set[int]:
+    for error in re.findall(rb'\{"error".*?\}', answers):
+        json.loads(error)
+    return {int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", answers)}

@@ -11,6 +11,7 @@ A fault in the stream (bad syntax, a limit) is told once, as `RequestSink.refuse
 """
 
 import logging
+import re
 from typing import Final, Protocol
 
 import httptools
@@ -24,7 +25,8 @@ from gateway.protocols.tensors import Buffer
 PHASES: Final = ("IDLE", "HEAD", "BODY", "FILLING", "DEAF")
 IDLE, HEAD, BODY, FILLING, DEAF = range(len(PHASES))
 
-_UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"connection", b"http2-settings"))
+_UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"http2-settings"))
+_HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+;=%:\[\]-]*")  # RFC 3986, section 3.2.2; a comma would join two of them
 
 log = logging.getLogger(__name__)
 
@@ -52,30 +54,9 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_body",
-        "_body_bytes",
-        "_chunked",
-        "_content",
-        "_content_bytes",
-        "_filled",
-        "_head_fed",
-        "_head_is_new",
-        "_header_bytes",
-        "_header_count",
-        "_headers",
-        "_http_1_0",
-        "_keep_alive",
-        "_limits",
-        "_method",
-        "_parser",
-        "_refusal",
-        "_sink",
-        "_target",
-        "_upgrading",
-        "_url",
-        "buffer",
-        "phase",
-        "requests",
+        "_body", "_body_bytes", "_chunked", "_content", "_content_bytes", "_filled", "_head_fed", "_head_is_new",
+        "_header_bytes", "_header_count", "_headers", "_host", "_http_1_0", "_keep_alive", "_limits", "_method", "_parser",
+        "_refusal", "_sink", "_target", "_upgrading", "_url", "buffer", "phase", "requests",
     )  # fmt: skip
 
     def __init__(self, sink: RequestSink, limits: Limits) -> None:
@@ -91,6 +72,7 @@ class RequestReader:
         self._header_bytes = 0
         self._head_fed = 0
         self._head_is_new = True
+        self._host = b" "  # the last that was looked at; this is none
         self._method = b""
         self._target = b""
         self._keep_alive = True
@@ -182,8 +164,14 @@ class RequestReader:
         """Parse the head again as if it had not offered another protocol (RFC 9110, section 7.8); its body comes next."""
         if self.phase != BODY:
             return
-        lines = [self._method + b" " + self._url + b" HTTP/1.1"]
-        lines += (name + b": " + value for name, value in self._headers.items() if name not in _UPGRADE_FIELDS)
+        version = self._parser.get_http_version().encode()
+        lines = [self._method + b" " + self._url + b" HTTP/" + version]
+        for name, value in self._headers.items():
+            if name == b"connection":
+                options = (option.strip() for option in value.split(b","))
+                lines.append(b"Connection: " + b", ".join(option for option in options if option.lower() != b"upgrade"))
+            elif name not in _UPGRADE_FIELDS:
+                lines.append(name + b": " + value)
         self._parser = httptools.HttpRequestParser(self)
         self._parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
@@ -231,14 +219,37 @@ class RequestReader:
         self._body = []
         self._body_bytes = 0
         self._chunked = b"transfer-encoding" in headers
+        if self._chunked:
+            self._check_coding(headers[b"transfer-encoding"])
         length = headers.get(b"content-length")
         self._content_bytes = 0 if length is None else int(length)
         if self._content_bytes > limits.body_bytes:
             self._stop(413, self._body_fault(self._content_bytes))
+        host = headers.get(b"host")
+        if host != self._host:
+            self._check_host(host)
         if b"upgrade" in headers and parser.should_upgrade():
             self._upgrading = True
         elif b"expect" in headers:
             self._expect(headers[b"expect"])
+
+    def _check_coding(self, codings: bytes) -> None:
+        """RFC 9112, section 6.1."""
+        if self._parser.get_http_version() == "1.0":
+            self._stop(400, "a request of HTTP/1.0 has no Transfer-Encoding: send a Content-Length")
+        *others, last = codings.lower().split(b",")
+        if others and last.strip() == b"chunked":  # where it is not the last, the parser knows no end
+            self._stop(501, f"Transfer-Encoding {codings.decode('latin-1')!r}: expected chunked alone")
+
+    def _check_host(self, host: bytes | None) -> None:
+        """RFC 9112, section 3.2."""
+        if host is None:
+            if self._parser.get_http_version() != "1.0":
+                self._stop(400, "the request has no Host header: expected one")
+            return
+        if _HOST.fullmatch(host) is None:
+            self._stop(400, f"Host header: got {host.decode('latin-1')!r}, expected one host, or host:port")
+        self._host = host
 
     def _expect(self, expectation: bytes) -> None:
         if expectation.lower() != b"100-continue":

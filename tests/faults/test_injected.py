@@ -278,7 +278,9 @@ async def ask_rest(port: int | None, model: str, value: float) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [value] * 4}
     body = orjson.dumps({"inputs": [tensor]})
-    writer.write(b"POST /v2/models/%b/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (model.encode(), len(body), body))
+    writer.write(
+        b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%b" % (model.encode(), len(body), body)
+    )
     head = await reader.readuntil(b"\r\n\r\n")
     found = re.search(rb"Content-Length: (\d+)", head)
     assert found is not None

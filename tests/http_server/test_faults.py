@@ -33,10 +33,10 @@ def assert_refused(client: Client, status: int, *words: str) -> None:
 def test_a_large_body_is_refused_before_it_is_read() -> None:
     with serving(echo, body_bytes=1000) as served:
         with served.connect() as client:
-            client.send(b"POST /x HTTP/1.1\r\nContent-Length: 1001\r\n\r\n")
+            client.send(b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 1001\r\n\r\n")
             assert_refused(client, 413, "1001", "1000", "server.limits.body_bytes")
         with served.connect() as client:
-            client.send(b"POST /x HTTP/1.1\r\nContent-Length: 99999999999\r\nExpect: 100-continue\r\n\r\n")
+            client.send(b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 99999999999\r\nExpect: 100-continue\r\n\r\n")
             assert_refused(client, 413)
         with served.connect() as client:
             assert client.ask(post(b"x" * 1000)).status == 200
@@ -51,7 +51,7 @@ def test_a_client_that_sends_a_refused_body_all_the_same_reads_the_refusal() -> 
 
 def test_a_large_chunked_body_is_refused() -> None:
     with serving(echo, body_bytes=1000) as served, served.connect() as client:
-        client.send(b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1F4\r\n" + b"x" * 500 + b"\r\n")
+        client.send(b"POST /x HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1F4\r\n" + b"x" * 500 + b"\r\n")
         client.send(b"1F5\r\n" + b"x" * 501 + b"\r\n")
         assert_refused(client, 413, "1000")
 
@@ -60,9 +60,9 @@ def test_a_large_chunked_body_is_refused() -> None:
 @pytest.mark.parametrize(
     ("head", "word"),
     [
-        (b"GET /x HTTP/1.1\r\nA: " + b"b" * 5000 + b"\r\n\r\n", "header_bytes"),
-        (b"GET /x HTTP/1.1\r\n" + b"A: b\r\n" * 101 + b"\r\n", "header_count"),
-        (b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\n\r\n", "header_bytes"),
+        (b"GET /x HTTP/1.1\r\nHost: t\r\nA: " + b"b" * 5000 + b"\r\n\r\n", "header_bytes"),
+        (b"GET /x HTTP/1.1\r\nHost: t\r\n" + b"A: b\r\n" * 101 + b"\r\n", "header_count"),
+        (b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nHost: t\r\n\r\n", "header_bytes"),
         (b"G" + b"E" * 5000, ""),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_large_head_is_refused(head: bytes, word: str, at_once: bool) -> None:
 
 def test_a_head_that_never_ends_is_refused() -> None:
     with serving(echo, header_bytes=4096) as served, served.connect() as client:
-        client.send(b"GET /x HTTP/1.1\r\nA: ")
+        client.send(b"GET /x HTTP/1.1\r\nHost: t\r\nA: ")
         for _ in range(9):
             time.sleep(0.002)
             client.send(b"b" * 500)
@@ -93,7 +93,7 @@ def test_a_head_that_never_ends_is_refused() -> None:
 
 def test_large_trailers_are_refused() -> None:
     with serving(echo, header_bytes=4096) as served, served.connect() as client:
-        client.send(b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"A: bcdefghijk\r\n" * 1000)
+        client.send(b"POST /x HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"A: bcdefghijk\r\n" * 1000)
         assert_refused(client, 431)
 
 
@@ -130,7 +130,7 @@ def test_a_slow_head_is_given_up(part: bytes) -> None:
 @pytest.mark.parametrize("framing", [b"Content-Length: 10", b"Transfer-Encoding: chunked"])
 def test_a_slow_body_is_given_up(framing: bytes) -> None:
     with serving(echo, body_timeout_s=0.05, header_timeout_s=5) as served, served.connect() as client:
-        client.send(b"POST /x HTTP/1.1\r\n" + framing + b"\r\n\r\n3\r\nabc")
+        client.send(b"POST /x HTTP/1.1\r\nHost: t\r\n" + framing + b"\r\n\r\n3\r\nabc")
         assert_refused(client, 408, "body", "0.05 s")
 
 
@@ -216,15 +216,15 @@ def test_requests_wait_while_a_client_does_not_read() -> None:
         b"\x00" * 100,
         b"HELLO\r\n\r\n",
         b"GET /x HTTP/9.9\r\n\r\n",
-        b"GET /x\x00y HTTP/1.1\r\n\r\n",
-        b"GET /x HTTP/1.1\r\nno colon\r\n\r\n",
-        b"GET /x HTTP/1.1\r\nA\x00: b\r\n\r\n",
-        b"POST /x HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-        b"POST /x HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-        b"POST /x HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
-        b"POST /x HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /x HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nabc",
-        b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        b"GET /x\x00y HTTP/1.1\r\nHost: t\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nHost: t\r\nno colon\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nHost: t\r\nA\x00: b\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: -1\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+        b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: gzip\r\n\r\nabc",
+        b"POST /x HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
     ],
 )
 def test_garbage_is_refused(garbage: bytes) -> None:
@@ -256,7 +256,7 @@ def test_garbage_behind_waiting_requests_is_answered_after_them() -> None:
 
 def test_connect_is_no_request_for_us() -> None:
     with serving(echo) as served, served.connect() as client:
-        client.send(b"CONNECT host:443 HTTP/1.1\r\n\r\n")
+        client.send(b"CONNECT host:443 HTTP/1.1\r\nHost: t\r\n\r\n")
         assert_refused(client, 501)
 
 
@@ -269,7 +269,7 @@ def test_a_client_that_leaves_in_mid_body_leaves_nothing() -> None:
             b"GET",
             post(b"x" * 1000)[:-1],
             post(b"x" * 1_000_000)[:500_000],
-            b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n",
+            b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n",
         ):
             client = served.connect()
             client.send(part)

@@ -85,13 +85,13 @@ def test_the_handler_gets_a_bounded_number_of_pipelined_requests() -> None:
 
 def test_thousands_of_pipelined_requests_do_not_recurse() -> None:
     with serving(echo, pipelined_requests=2) as served, served.connect() as client:
-        client.send(b"GET / HTTP/1.1\r\n\r\n" * 5000)
+        client.send(b"GET / HTTP/1.1\r\nHost: t\r\n\r\n" * 5000)
         assert all(client.receive().status == 200 for _ in range(5000))
 
 
 def test_100_continue_is_sent_before_the_body(echoing: Served) -> None:
     with echoing.connect() as client:
-        client.send(b"POST /x HTTP/1.1\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        client.send(b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
         assert client.receive().status == 100
         assert client.ask(b"abc").json()["digest"] == digest(b"abc")
 
@@ -99,7 +99,7 @@ def test_100_continue_is_sent_before_the_body(echoing: Served) -> None:
 def test_100_continue_waits_for_earlier_answers() -> None:
     holder = Holder()
     with serving(holder) as served, served.connect() as client:
-        client.send(get("/first") + b"POST /second HTTP/1.1\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        client.send(get("/first") + b"POST /second HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
         served.wait_for(lambda: len(holder.held) == 1)
         served.call(lambda: holder.held[0].respond(200, b"first"))
         assert client.receive().body == b"first"
@@ -128,15 +128,15 @@ def test_connection_close_is_kept(echoing: Served) -> None:
 
 def test_head_has_the_length_and_no_body(echoing: Served) -> None:
     with echoing.connect() as client:
-        client.send(b"HEAD /x HTTP/1.1\r\n\r\n")
+        client.send(b"HEAD /x HTTP/1.1\r\nHost: t\r\n\r\n")
         assert int(client.receive(head=True).headers["content-length"]) > 0
         assert client.ask(get()).status == 200
 
 
 def test_an_absolute_target_is_its_path(echoing: Served) -> None:
     with echoing.connect() as client:
-        assert client.ask(b"GET http://host:80/p/q?r HTTP/1.1\r\n\r\n").json()["path"] == "/p/q"
-        assert client.ask(b"GET http://host HTTP/1.1\r\n\r\n").json()["path"] == "/"
+        assert client.ask(b"GET http://host:80/p/q?r HTTP/1.1\r\nHost: t\r\n\r\n").json()["path"] == "/p/q"
+        assert client.ask(b"GET http://host HTTP/1.1\r\nHost: t\r\n\r\n").json()["path"] == "/"
 
 
 @pytest.mark.parametrize("body", [b"", b"hello"])

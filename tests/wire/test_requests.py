@@ -1,0 +1,119 @@
+"""What the reader makes of a stream: requests, or one fault. Without sockets, threads or a loop."""
+
+from typing import NamedTuple
+
+import pytest
+
+from gateway.config import Limits
+from gateway.protocols.tensors import Buffer
+from gateway.wire.requests import RequestReader
+
+
+class Request(NamedTuple):
+    method: bytes
+    target: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    keep_alive: bool
+
+
+class Told:
+    """A sink that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.faults: list[tuple[int, str]] = []
+
+    def arrived(
+        self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: Buffer, keep_alive: bool, http_1_0: bool
+    ) -> None:
+        assert not self.faults
+        self.requests.append(Request(method, target, headers, bytes(body), keep_alive))
+
+    def continue_expected(self) -> None: ...
+
+    def refused(self, status: int, message: str) -> None:
+        self.faults.append((status, message))
+
+
+def read(*reads: bytes, limits: Limits | None = None) -> Told:
+    told = Told()
+    reader = RequestReader(told, limits or Limits())
+    for data in reads:
+        rest = memoryview(data)
+        while rest:
+            if reader.buffer is None:
+                reader.feed(rest)
+                break
+            size = min(len(rest), len(reader.buffer))
+            reader.buffer[:size] = rest[:size]
+            reader.filled(size)
+            rest = rest[size:]
+    return told
+
+
+def refused(data: bytes) -> tuple[int, str]:
+    """The fault that is found in a stream of no whole request."""
+    told = read(data)
+    assert not told.requests
+    (fault,) = told.faults
+    return fault
+
+
+def request(data: bytes) -> Request:
+    """The one request of a stream without fault."""
+    told = read(data)
+    assert not told.faults, told.faults
+    (only,) = told.requests
+    return only
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "no Host header"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", "'a, b'"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", "expected one host"),
+        (b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", "expected one host"),
+        (b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n", "expected one host, or host:port"),
+    ],
+)
+def test_a_request_names_one_host(head: bytes, words: str) -> None:
+    status, message = refused(head)
+    assert status == 400
+    assert words in message
+
+
+@pytest.mark.parametrize("host", [b"localhost:8000", b"a_b.example", b"127.0.0.1", b"[::1]:8000", b"", b"%C3%A9:1"])
+def test_a_host_may_be_a_name_or_an_address(host: bytes) -> None:
+    assert request(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n").headers[b"host"] == host
+
+
+def test_an_old_client_need_not_name_a_host() -> None:
+    assert request(b"GET / HTTP/1.0\r\n\r\n").target == b"/"
+
+
+def test_a_body_is_not_handed_on_in_a_coding_that_is_not_undone() -> None:
+    head = b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: %b\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+    status, message = refused(head % b"gzip, chunked")
+    assert status == 501
+    assert "'gzip, chunked'" in message
+    assert request(head % b"Chunked").body == b"abc"
+
+
+def test_an_old_client_sends_no_chunks() -> None:
+    status, message = refused(b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+    assert status == 400
+    assert "Content-Length" in message
+
+
+@pytest.mark.parametrize(("connection", "kept"), [(b"Upgrade, close", False), (b"close, upgrade", False), (b"Upgrade", True)])
+def test_an_offer_of_another_protocol_leaves_the_rest_of_connection_as_it_is(connection: bytes, kept: bool) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: t\r\nConnection: %b\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc"
+    found = request(head % connection)
+    assert (found.body, found.keep_alive) == (b"abc", kept)
+
+
+def test_an_offer_of_another_protocol_by_an_old_client_leaves_it_old() -> None:
+    told = read(b"GET / HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" * 2)
+    assert [found.keep_alive for found in told.requests] == [False]

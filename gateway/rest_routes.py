@@ -26,6 +26,7 @@ _BINARY: Final = b"application/octet-stream"
 _EVENTS: Final = b"text/event-stream; charset=utf-8"
 _NOT_KEPT: Final = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"  # nor by proxies: nginx would gather the events
 _PATHS_REMEMBERED: Final = 4096  # a client that invents paths must not fill the memory
+_LONGEST_REMEMBERED: Final = 512  # bytes; 4096 of 30 kB held 254 MB
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 Action = Callable[[Exchange, "Route"], None]
@@ -137,13 +138,16 @@ class RestRoutes:
 
     def _remember(self, path: bytes) -> Route:
         route = self._parse(path)
-        if len(self._routes) >= _PATHS_REMEMBERED:
-            self._routes.clear()
-        self._routes[path] = route
+        if len(path) <= _LONGEST_REMEMBERED:
+            if len(self._routes) >= _PATHS_REMEMBERED:
+                self._routes.clear()
+            self._routes[path] = route
         return route
 
     def _parse(self, path: bytes) -> Route:
         """Raises: NotFound."""
+        if path == b"*":
+            return Route({b"OPTIONS": self._options})
         # Split before unquoting: a quoted slash belongs to a name.
         try:
             parts = [unquote(part, errors="strict") for part in path.decode("ascii").split("/")[1:]]
@@ -184,6 +188,9 @@ class RestRoutes:
 
     def _server_metadata(self, exchange: Exchange, route: Route) -> None:
         _respond_json(exchange, self._repository.server_metadata())
+
+    def _options(self, exchange: Exchange, route: Route) -> None:
+        exchange.respond(200, headers=b"Allow: GET, HEAD, POST, OPTIONS\r\n")
 
     def _welcome(self, exchange: Exchange, route: Route) -> None:
         """Not of the protocol: for whoever looks at the address in a browser."""

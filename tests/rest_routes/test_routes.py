@@ -5,6 +5,7 @@ import json
 import socket
 import struct
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -168,9 +169,29 @@ def test_another_method_is_told_which_is_allowed(served: Served, method: str, pa
     assert (answer.status, answer.headers["allow"]) == (405, allowed)
 
 
+def test_options_of_the_server_are_told(served: Served) -> None:
+    answer = ask(served, "OPTIONS", "*")
+    assert (answer.status, answer.headers["allow"]) == (200, "GET, HEAD, POST, OPTIONS")
+    assert ask(served, "GET", "*").status == 405
+
+
 def test_what_is_not_offered_says_so(served: Served) -> None:
     for method, path in (("GET", "/v2/logging"), ("POST", "/v2/trace/setting"), ("GET", "/v2/models/echo/trace/setting")):
         assert ask(served, method, path, b"{}" if method == "POST" else None).status == 501
+
+
+def test_long_paths_are_not_kept(served: Served) -> None:
+    ask(served, "GET", "/v2")
+    tracemalloc.start()
+    try:
+        connection = http.client.HTTPConnection(served.url, timeout=10)
+        for number in range(100):
+            connection.request("GET", f"/v2/models/{number:030000}/ready")
+            assert connection.getresponse().read()
+        connection.close()
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20  # each is 30 kB, and so is the name in it
+    finally:
+        tracemalloc.stop()
 
 
 # inference
@@ -306,7 +327,7 @@ def test_an_overfull_queue_is_503_with_retry_after(served: Served) -> None:
 def test_a_client_that_leaves_takes_its_request_out_of_the_queue(served: Served) -> None:
     lane = served.repository.model("slow").lanes[0]
     body = json.dumps(row()).encode()
-    request = b"POST /v2/models/slow/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    request = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     clients = []
     for count in range(1, 4):
         client = socket.create_connection(("127.0.0.1", served.port), timeout=10)

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from gateway.config import Limits
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, TooLarge
 from gateway.protocols.rest import STATUS, error_body
 from gateway.protocols.tensors import Buffer
 from gateway.wire.compression import WINDOW_BITS, deflate, inflate
@@ -35,8 +35,8 @@ from gateway.wire.requests import BODY, DEAF, FILLING, HEAD, IDLE, PHASES, Reque
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _WRITE_NOW_BYTES: Final = 64 << 10  # an answer of more does not wait for those of the same read
-# A body of 4 KiB inflates to 4 MiB at most (deflate's best is 1032:1): some milliseconds. More is done off the loop.
-_INFLATE_INLINE_BYTES: Final = 4 << 10
+_INFLATE_INLINE_BYTES: Final = 4 << 10  # a longer body, or one of which comes more than so much, is inflated off the loop
+_INFLATED_INLINE_BYTES: Final = 64 << 10
 _DEFLATE_INLINE_BYTES: Final = 16 << 10
 _DEFLATE_FROM_BYTES: Final = 1 << 10  # below it, the time costs more than the bytes
 _ONE_BUFFER: Final = (bytes, bytearray, memoryview)
@@ -242,16 +242,22 @@ class Http1Connection:
             message = f"unsupported Content-Encoding {encoding.decode('latin-1')!r}, expected gzip or deflate"
             exchange.respond(501, error_body(message), headers=b"Accept-Encoding: gzip, deflate\r\n")
             return
-        work = partial(inflate, encoding, exchange.body, self._limits.body_bytes)
+        most_bytes = self._limits.body_bytes
+        work = partial(inflate, encoding, exchange.body, most_bytes)
         if len(exchange.body) <= _INFLATE_INLINE_BYTES:
-            self._inflated(exchange, work)
+            little = partial(inflate, encoding, exchange.body, min(most_bytes, _INFLATED_INLINE_BYTES))
+            self._inflated(exchange, little, otherwise=work)
         else:
             self._outlet.run(work, partial(self._inflated, exchange))
 
-    def _inflated(self, exchange: Exchange, result: Callable[[], bytes]) -> None:
+    def _inflated(self, exchange: Exchange, result: Callable[[], bytes], otherwise: Callable[[], bytes] | None = None) -> None:
+        """otherwise: the work that takes long, if the result is too large to be had here."""
         try:
             exchange.body = result()
         except GatewayError as exc:
+            if otherwise is not None and isinstance(exc, TooLarge):
+                self._outlet.run(otherwise, partial(self._inflated, exchange))
+                return
             exchange.respond(STATUS[exc.code], error_body(exc.message))
             return
         except BaseException:  # no memory for it, say

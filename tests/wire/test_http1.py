@@ -4,12 +4,13 @@ import gzip
 import json
 import re
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Limits
 from tests.http_server.serving import echo, get, post
-from tests.wire.talking import connect, send, split
+from tests.wire.talking import Kept, connect, send, split
 
 LIMITS = Limits(body_bytes=20_000, header_bytes=2000, header_count=20, pipelined_requests=2)
 
@@ -76,3 +77,13 @@ def statuses(answers: bytes) -> set[int]:
     for error in re.findall(rb'\{"error".*?\}', answers):
         json.loads(error)
     return {int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", answers)}
+
+
+@pytest.mark.parametrize(("size", "off_the_loop"), [(1000, False), (60_000, False), (70_000, True), (1_000_000, True)])
+def test_a_body_that_inflates_to_much_is_not_inflated_where_others_wait(size: int, off_the_loop: bool) -> None:
+    connection, outlet = connect(echo, outlet=Kept(at_once=False))
+    send(connection, post(gzip.compress(bytes(size)), "Content-Encoding: gzip"))  # of 1 kB at most
+    assert bool(outlet.work) is off_the_loop
+    for work in outlet.work:
+        work()
+    assert f'"length": {size}'.encode() in outlet.written

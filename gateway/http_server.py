@@ -113,8 +113,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     """The socket and the clock of one connection. http: what is said on it."""
 
     __slots__ = (
-        "_added_bytes", "_deadline", "_idle_timer", "_limits", "_loop", "_server", "_stall_timer", "_timed", "_transport",
-        "_write_paused", "http",
+        "_deadline", "_idle_timer", "_limits", "_loop", "_server", "_stall_timer", "_timed", "_transport", "_written_bytes",
+        "http",
     )  # fmt: skip
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -123,8 +123,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._limits = server.limits
         self._loop = loop
         self._transport: asyncio.Transport
-        self._write_paused = False
-        self._added_bytes = 0  # to those that already waited for the client when its writing was looked at
+        self._written_bytes = 0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -177,15 +176,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._time_request()
 
     def pause_writing(self) -> None:
-        self._write_paused = True
         self.http.pause_writing()
-        self._watch_writing()
 
     def resume_writing(self) -> None:
-        self._write_paused = False
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
         self.http.resume_writing()
 
     # the connection's calls
@@ -196,12 +189,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size()
 
     def write(self, parts: list[Buffer]) -> None:
-        if self._write_paused:
-            self._added_bytes += sum(map(len, parts))
         if len(parts) == 2 and len(parts[1]) <= _JOIN_BYTES:
-            self._transport.write(b"".join(parts))
+            data = b"".join(parts)
+            self._written_bytes += len(data)
+            self._transport.write(data)
         else:
+            self._written_bytes += sum(map(len, parts))
             self._transport.writelines(_coalesce(parts))
+        if self._stall_timer is None:
+            self._watch_writing()
 
     def tell_of_every_byte(self, wanted: bool) -> None:
         transport = self._transport
@@ -232,7 +228,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def run(self, work: Callable[[], bytes], done: Callable[[Callable[[], bytes]], None]) -> None:
-        self._loop.run_in_executor(None, work).add_done_callback(lambda future: done(future.result))
+        try:
+            future = self._loop.run_in_executor(None, work)
+        except RuntimeError:  # no thread can be started: an answer that holds others up is better than none
+            done(work)
+        else:
+            future.add_done_callback(lambda future: done(future.result))
 
     # the server's calls
 
@@ -290,14 +291,19 @@ class HttpConnection(asyncio.BufferedProtocol):
         )
         http.refuse(408, f"the {what} of the request did not arrive within {limit:g} s (server.limits.{key})")
 
-    def _watch_writing(self, unsent_bytes: int | None = None) -> None:
-        """Cut off a client that has taken nothing of its answers for body_timeout_s."""
-        now_unsent = self.unsent
-        if unsent_bytes is not None and now_unsent >= unsent_bytes + self._added_bytes:
-            self.abort()
-        else:
-            self._added_bytes = 0
-            self._stall_timer = self._loop.call_later(self._limits.body_timeout_s, self._watch_writing, now_unsent)
+    def _watch_writing(self) -> None:
+        """Look in body_timeout_s whether the client has taken any of its answers. (No timer per answer.)"""
+        taken_bytes = self._written_bytes - self.unsent
+        self._stall_timer = self._loop.call_later(self._limits.body_timeout_s, self._check_writing, taken_bytes)
+
+    def _check_writing(self, taken_bytes: int) -> None:
+        """Cut off a client that has taken nothing for body_timeout_s of what waits for it."""
+        self._stall_timer = None
+        if unsent := self.unsent:
+            if self._written_bytes - unsent == taken_bytes:
+                self.abort()
+            else:
+                self._watch_writing()
 
     def _check_idle(self) -> None:
         """Close if nothing happened for idle_timeout_s, else look again when that may be so. (No timer per request.)"""

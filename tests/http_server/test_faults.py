@@ -177,6 +177,24 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         served.wait_for(lambda: not served.server.connections)
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_client_that_leaves_a_little_of_its_answers_is_cut_off(last: bool) -> None:
+    holder = Holder()
+    with serving(holder, body_timeout_s=0.2) as served, served.connect() as client:
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.send(get() * 63 + get("/x", *["Connection: close"] * last))
+        served.wait_for(lambda: len(holder.held) == 64)
+        (connection,) = served.server.connections
+        for exchange in holder.held:
+            if served.call(lambda: connection.unsent):
+                break
+            served.call(lambda exchange=exchange: exchange.respond(200, b"x" * 200_000))
+        assert 0 < served.call(lambda: connection.unsent) <= 200_200  # far from where writing pauses
+        if last:
+            served.call(lambda: [exchange.respond(200) for exchange in holder.held if exchange.head is None])
+        served.wait_for(lambda: not served.server.connections)
+
+
 @pytest.mark.slow
 def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
     def flood(exchange: Exchange) -> None:

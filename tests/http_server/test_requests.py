@@ -1,7 +1,9 @@
 """What the listener makes of well-formed requests."""
 
+import asyncio
 import gzip
 import json
+import random
 import socket
 import zlib
 from collections.abc import Iterator
@@ -250,6 +252,18 @@ def test_compressed_answers_keep_their_order() -> None:
 )  # fmt: skip
 def test_the_encoding_is_negotiated(accepted: str, chosen: bytes) -> None:
     assert choose_encoding(accepted.encode()) == chosen
+
+
+def test_compressed_bodies_are_read_and_written_also_where_no_thread_can_be_had() -> None:
+    def answer(exchange: Exchange) -> None:
+        exchange.respond(200, bytes(exchange.body))
+
+    body = random.Random(1).randbytes(100_000)
+    with serving(answer) as served, served.connect() as client:
+        asyncio.run_coroutine_threadsafe(served.loop.shutdown_default_executor(), served.loop).result(5)
+        for _ in range(2):
+            got = client.ask(post(gzip.compress(body), "Content-Encoding: gzip", "Accept-Encoding: gzip"))
+            assert (got.status, gzip.decompress(got.body)) == (200, body)
 
 
 # faults of the handler

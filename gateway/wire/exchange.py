@@ -53,19 +53,20 @@ class Exchange:
     """One request and the place for its one answer: all at once by `respond`, or in pieces: `begin`, `write` …, `finish`.
 
     method, path, query, headers: as bytes; path is still percent-quoted, header names are lower case.
-    body: decompressed; the handler's to keep. arrival_ns: `time.monotonic_ns` when the message was complete.
+    body: decompressed; the handler's to keep; gone here once it is answered.
+    arrival_ns: `time.monotonic_ns` when the message was complete.
     on_disconnect: set by the handler that waits; called once if the client goes away first. Then `respond` does nothing.
     compress: whether the answer may be, if the client accepts it; the handler may say no. One in pieces never is.
     on_drained: set by a handler that writes pieces; called each time that `backlog` has become false.
 
     The connection's alone: connection (None, once nobody waits), keep_alive, http_1_0; fault: no request, but what was wrong
     with the stream here; head (without its last line; None, until it is answered), parts and length: the answer; pieces: until
-    they are all there; compressing: there is an answer, to be compressed.
+    they are all there; compressing: there is an answer, to be compressed; held_bytes: what it makes the connection hold.
     """
 
     __slots__ = (
-        "arrival_ns", "body", "compress", "compressing", "connection", "fault", "head", "headers", "http_1_0", "keep_alive",
-        "length", "method", "on_disconnect", "on_drained", "parts", "path", "pieces", "query",
+        "arrival_ns", "body", "compress", "compressing", "connection", "fault", "head", "headers", "held_bytes", "http_1_0",
+        "keep_alive", "length", "method", "on_disconnect", "on_drained", "parts", "path", "pieces", "query",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +80,7 @@ class Exchange:
         self.parts: Sequence[Buffer] = ()
         self.length = 0
         self.compressing = False
+        self.held_bytes = 0
         self.pieces: Pieces | None = None
         self.method = method
         self.path, _, self.query = target.partition(b"?")

@@ -25,18 +25,16 @@ from functools import partial
 from typing import Final, Protocol
 
 from gateway.config import Limits
-from gateway.errors import GatewayError, TooLarge
-from gateway.protocols.rest import STATUS, error_body
+from gateway.protocols.rest import error_body
 from gateway.protocols.tensors import Buffer
-from gateway.wire.compression import WINDOW_BITS, deflate, inflate
+from gateway.wire.coding import inflate_body, is_coded
+from gateway.wire.compression import deflate
 from gateway.wire.exchange import REASONS, Exchange, Handler, Pieces
 from gateway.wire.requests import BODY, DEAF, FILLING, HEAD, IDLE, PHASES, RequestReader
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _WRITE_NOW_BYTES: Final = 64 << 10  # an answer of more does not wait for those of the same read
-_INFLATE_INLINE_BYTES: Final = 4 << 10  # a longer body, or one of which comes more than so much, is inflated off the loop
-_INFLATED_INLINE_BYTES: Final = 64 << 10
 _DEFLATE_INLINE_BYTES: Final = 16 << 10
 _DEFLATE_FROM_BYTES: Final = 1 << 10  # below it, the time costs more than the bytes
 _ONE_BUFFER: Final = (bytes, bytearray, memoryview)
@@ -77,11 +75,12 @@ class Http1Connection:
     """One connection: see the module's theory of operation.
 
     draining: set when the server is to end: the last answer closes the connection. last_arrival_ns: of a request, by `clock`.
+    held_bytes: of the requests that the handler has, and of answers that wait for their turn.
     """
 
     __slots__ = (
         "_answered_requests", "_backlog", "_clock", "_congested", "_continue_due", "_exchanges", "_gathering", "_handler",
-        "_limits", "_outlet", "_pumping", "_reading", "draining", "last_arrival_ns", "reader",
+        "_limits", "_outlet", "_pumping", "_reading", "draining", "held_bytes", "last_arrival_ns", "reader",
     )  # fmt: skip
 
     def __init__(self, handler: Handler, limits: Limits, outlet: Outlet, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -101,6 +100,7 @@ class Http1Connection:
         self._congested = False
         self._continue_due = False
         self._answered_requests = 0
+        self.held_bytes = 0  # see _hold
 
     def __repr__(self) -> str:
         phase = PHASES[self.reader.phase]
@@ -136,7 +136,7 @@ class Http1Connection:
         if self._exchanges:
             if self._exchanges[0].head is not None or self._exchanges[0].pieces is not None:
                 self._flush()
-            if self._backlog or len(self._exchanges) >= self._limits.pipelined_requests:
+            if self._backlog or not self._has_room():
                 self._update_reading()
 
     def filled(self, size: int) -> None:
@@ -197,11 +197,10 @@ class Http1Connection:
         exchange.arrival_ns = self.last_arrival_ns = self._clock()
         exchange.http_1_0 = http_1_0
         self._continue_due = False
-        if self._backlog or self._congested or len(self._exchanges) >= self._limits.pipelined_requests:
+        if self._backlog or not self._has_room():
             self._backlog.append(exchange)
         else:
-            self._exchanges.append(exchange)
-            self._handle(exchange)
+            self._begin(exchange)
 
     def continue_expected(self) -> None:
         if self._exchanges or self._backlog:
@@ -217,10 +216,19 @@ class Http1Connection:
 
     # handling
 
+    def _begin(self, exchange: Exchange) -> None:
+        self._exchanges.append(exchange)
+        self._hold(exchange, len(exchange.body))
+        if exchange.fault is not None:
+            status, message = exchange.fault
+            exchange.respond(status, error_body(message))
+        elif is_coded(exchange):
+            self._hold(exchange, self._limits.body_bytes)  # so much it may become
+            inflate_body(exchange, self._limits.body_bytes, self._outlet.run, self._inflated)
+        else:
+            self._handle(exchange)
+
     def _handle(self, exchange: Exchange) -> None:
-        if b"content-encoding" in exchange.headers and exchange.headers[b"content-encoding"] != b"identity":
-            self._inflate(exchange)
-            return
         try:
             self._handler(exchange)
         except BaseException:
@@ -236,51 +244,18 @@ class Http1Connection:
         if exchange.head is None and not exchange.compressing:
             exchange.respond(500, error_body("internal error"))
 
-    def _inflate(self, exchange: Exchange) -> None:
-        encoding = exchange.headers[b"content-encoding"].strip().lower().removeprefix(b"x-")
-        if encoding not in WINDOW_BITS:
-            message = f"unsupported Content-Encoding {encoding.decode('latin-1')!r}, expected gzip or deflate"
-            exchange.respond(501, error_body(message), headers=b"Accept-Encoding: gzip, deflate\r\n")
-            return
-        most_bytes = self._limits.body_bytes
-        work = partial(inflate, encoding, exchange.body, most_bytes)
-        if len(exchange.body) <= _INFLATE_INLINE_BYTES:
-            little = partial(inflate, encoding, exchange.body, min(most_bytes, _INFLATED_INLINE_BYTES))
-            self._inflated(exchange, little, otherwise=work)
-        else:
-            self._outlet.run(work, partial(self._inflated, exchange))
-
-    def _inflated(self, exchange: Exchange, result: Callable[[], bytes], otherwise: Callable[[], bytes] | None = None) -> None:
-        """otherwise: the work that takes long, if the result is too large to be had here."""
-        try:
-            exchange.body = result()
-        except GatewayError as exc:
-            if otherwise is not None and isinstance(exc, TooLarge):
-                self._outlet.run(otherwise, partial(self._inflated, exchange))
-                return
-            exchange.respond(STATUS[exc.code], error_body(exc.message))
-            return
-        except BaseException:  # no memory for it, say
-            self.failed(exchange)
-            return
-        if exchange.connection is not None:
-            del exchange.headers[b"content-encoding"]
-            self._handle(exchange)
+    def _inflated(self, exchange: Exchange) -> None:
+        self._handle(exchange)
+        if exchange.connection is not None and exchange.head is None:
+            self._hold(exchange, len(exchange.body))
 
     def _pump(self) -> None:
         """Give the handler what waits in the backlog, as far as it may."""
         if self._pumping:
             return  # an answer within a handler's call: the loop below goes on after it
         self._pumping = True
-        backlog, exchanges = self._backlog, self._exchanges
-        while backlog and not self._congested and len(exchanges) < self._limits.pipelined_requests:
-            exchange = backlog.popleft()
-            exchanges.append(exchange)
-            if exchange.fault is None:
-                self._handle(exchange)
-            else:
-                status, message = exchange.fault
-                exchange.respond(status, error_body(message))
+        while self._backlog and self._has_room():
+            self._begin(self._backlog.popleft())
         self._pumping = False
 
     # answering
@@ -314,6 +289,9 @@ class Http1Connection:
         exchange.length = length
         if self._exchanges[0] is exchange and (not self._gathering or length > _WRITE_NOW_BYTES):
             self._flush()
+        else:
+            exchange.body = b""  # what it has asked is over, though its answer waits
+            self._hold(exchange, length)
 
     def _deflated(self, exchange: Exchange, content_type: bytes, headers: bytes, result: Callable[[], bytes]) -> None:
         exchange.compressing = False
@@ -334,6 +312,7 @@ class Http1Connection:
         last = False
         while not last and exchanges and (head := exchanges[0].head) is not None:
             exchange = exchanges.popleft()
+            self.held_bytes -= exchange.held_bytes
             self._answered_requests += 1
             last = not exchange.keep_alive
             # Of what is on its way already nothing is dropped: the connection ends with the last answer to it.
@@ -386,12 +365,15 @@ class Http1Connection:
             exchange.length = sum(map(len, pieces.held))
             exchange.head = pieces.head + b"Content-Length: %d\r\n" % exchange.length
             exchange.parts = pieces.held
+            exchange.body = b""
+            self._hold(exchange, exchange.length)
             if self._exchanges[0] is exchange and not self._gathering:
                 self._flush()
             return
         exchange.head = pieces.head
         self._write_pieces(exchange, pieces, pieces.held, end=True)
         self._exchanges.popleft()
+        self.held_bytes -= exchange.held_bytes
         self._outlet.tell_of_every_byte(False)
         if pieces.last or (self._ends_soon() and self._is_last()):
             self._leave()  # what an old client has asked for behind an answer that ends with the connection
@@ -454,6 +436,7 @@ class Http1Connection:
             exchange.connection = None
         self._exchanges.clear()
         self._backlog.clear()
+        self.held_bytes = 0
         for exchange in waiting:
             _give_up(exchange)
 
@@ -468,8 +451,27 @@ class Http1Connection:
             return False
         return self.reader.phase in (IDLE, DEAF)
 
+    # what is bounded
+
+    def _has_room(self) -> bool:
+        """Whether the handler may get one request more: all that a connection may make us hold is decided here."""
+        if not self._exchanges:
+            return not self._congested
+        limits = self._limits
+        few = len(self._exchanges) < limits.pipelined_requests and self.held_bytes < limits.body_bytes
+        return few and not self._congested
+
+    def _hold(self, exchange: Exchange, size: int) -> None:
+        """Count what an exchange makes us hold: its body, or its answer that waits."""
+        more = size - exchange.held_bytes
+        self.held_bytes += more
+        exchange.held_bytes = size
+        if more < 0 and not self._reading and not self._gathering:
+            self._pump()
+            self._update_reading()
+
     def _update_reading(self) -> None:
-        wanted = not self._congested and not self._backlog and len(self._exchanges) < self._limits.pipelined_requests
+        wanted = not self._backlog and self._has_room()
         if wanted is not self._reading:
             self._reading = wanted
             if wanted:

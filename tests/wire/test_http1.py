@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Limits
+from gateway.wire.exchange import Exchange
 from tests.http_server.serving import echo, get, post
 from tests.wire.talking import Kept, connect, send, split
 
@@ -87,3 +89,44 @@ def test_a_body_that_inflates_to_much_is_not_inflated_where_others_wait(size: in
     for work in outlet.work:
         work()
     assert f'"length": {size}'.encode() in outlet.written
+
+
+def test_an_answered_request_that_waits_for_its_turn_holds_its_answer_alone() -> None:
+    exchanges: list[Exchange] = []
+    connection, _ = connect(exchanges.append)
+    send(connection, get() + post(gzip.compress(bytes(60_000)), "Content-Encoding: gzip") * 20)
+    assert [len(exchange.body) for exchange in exchanges] == [0] + [60_000] * 20
+    for exchange in exchanges[1:]:
+        exchange.respond(200, b"answered")
+    assert [len(exchange.body) for exchange in exchanges] == [0] * 21
+    assert connection.held_bytes == 20 * len(b"answered")
+    exchanges[0].respond(200)
+    assert connection.held_bytes == 0
+
+
+@pytest.mark.parametrize("coding", [(), ("Content-Encoding: gzip",)])
+def test_what_a_connection_makes_us_hold_is_bounded(coding: tuple[str, ...]) -> None:
+    exchanges: list[Exchange] = []
+    limits = Limits(body_bytes=1_000_000)
+    connection, outlet = connect(exchanges.append, limits)
+    body = random.Random(1).randbytes(300_000)
+    for _ in range(40):
+        send(connection, post(gzip.compress(body) if coding else body, *coding))
+        if not outlet.reading:
+            break
+    assert len(exchanges) == 4
+    assert connection.held_bytes == 1_200_000
+    for number in range(12):
+        while not outlet.reading:
+            exchanges.pop(0).respond(200, b"%d" % number)
+        send(connection, post(body))
+        assert connection.held_bytes <= 1_300_000
+
+
+def test_one_body_of_a_connection_is_inflated_at_a_time() -> None:
+    exchanges: list[Exchange] = []
+    connection, outlet = connect(exchanges.append, outlet=Kept(at_once=False))
+    send(connection, post(gzip.compress(bytes(10_000_000)), "Content-Encoding: gzip") * 3)
+    for number in range(3):
+        assert (len(exchanges), len(outlet.work)) == (number, 1)
+        outlet.work.pop()()

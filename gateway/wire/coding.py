@@ -1,0 +1,54 @@
+"""What Content-Encoding asks of a request: its body is inflated, where that holds nobody up, or refused."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from gateway.errors import GatewayError, TooLarge
+from gateway.protocols.rest import STATUS, error_body
+from gateway.wire.compression import WINDOW_BITS, inflate
+from gateway.wire.exchange import Exchange
+
+_INLINE_BYTES: Final = 4 << 10  # a longer body, or one of which comes more than so much, is inflated off the loop
+_INFLATED_INLINE_BYTES: Final = 64 << 10
+
+# Does work that takes long where it holds nobody up, then calls the other with what gives its result or raises.
+Run = Callable[[Callable[[], bytes], Callable[[Callable[[], bytes]], None]], None]
+
+
+def is_coded(exchange: Exchange) -> bool:
+    return b"content-encoding" in exchange.headers and exchange.headers[b"content-encoding"] != b"identity"
+
+
+def inflate_body(exchange: Exchange, most_bytes: int, run: Run, done: Callable[[Exchange], None]) -> None:
+    """Inflate a coded body, then call done, which may be at once; or answer with what is wrong with it."""
+    encoding = exchange.headers[b"content-encoding"].strip().lower().removeprefix(b"x-")
+    if encoding not in WINDOW_BITS:
+        message = f"unsupported Content-Encoding {encoding.decode('latin-1')!r}, expected gzip or deflate"
+        exchange.respond(501, error_body(message), headers=b"Accept-Encoding: gzip, deflate\r\n")
+        return
+    body = exchange.body
+    here = len(body) <= _INLINE_BYTES
+
+    def take(result: Callable[[], bytes]) -> None:
+        nonlocal here
+        try:
+            exchange.body = result()
+        except GatewayError as exc:
+            if here and isinstance(exc, TooLarge):
+                here = False
+                run(partial(inflate, encoding, body, most_bytes), take)
+            else:
+                exchange.respond(STATUS[exc.code], error_body(exc.message))
+            return
+        except BaseException:  # no memory for it, say
+            exchange.failed()
+            return
+        if exchange.connection is not None:
+            del exchange.headers[b"content-encoding"]
+            done(exchange)
+
+    if here:
+        take(partial(inflate, encoding, body, min(most_bytes, _INFLATED_INLINE_BYTES)))
+    else:
+        run(partial(inflate, encoding, body, most_bytes), take)

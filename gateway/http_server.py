@@ -113,8 +113,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     """The socket and the clock of one connection. http: what is said on it."""
 
     __slots__ = (
-        "_deadline", "_idle_timer", "_limits", "_loop", "_server", "_stall_timer", "_timed", "_transport", "_written_bytes",
-        "http",
+        "_deadline", "_idle_timer", "_limits", "_loop", "_next_turn", "_server", "_stall_timer", "_timed", "_transport",
+        "_written_bytes", "http",
     )  # fmt: skip
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -127,6 +127,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._next_turn: asyncio.Handle | None = None
         self._timed = (0, False)  # which head or body the deadline is of
 
     def __repr__(self) -> str:
@@ -151,10 +152,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._idle_timer = self._loop.call_later(self._limits.idle_timeout_s, self._check_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._deadline, self._idle_timer, self._stall_timer):
-            if timer is not None:
-                timer.cancel()
-        self._deadline = self._idle_timer = self._stall_timer = None
+        for handle in (self._deadline, self._idle_timer, self._stall_timer, self._next_turn):
+            if handle is not None:
+                handle.cancel()
+        self._deadline = self._idle_timer = self._stall_timer = self._next_turn = None
         self._server.closed(self)
         self.http.lost()
 
@@ -215,6 +216,13 @@ class HttpConnection(asyncio.BufferedProtocol):
     def resume_reading(self) -> None:
         if not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def call_again(self) -> None:
+        self._next_turn = self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self.http.go_on()
+        self._time_request()
 
     def end(self) -> None:
         """Stop talking, listen a moment, close."""

@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-A `RequestReader` makes requests of the bytes that come; each becomes an `Exchange`. At most `limits.pipelined_requests` of a
-connection are with the handler at once, what was read beyond them waits in a backlog (at most one read), and reading pauses
-meanwhile. Answers may come in any order; they are written in the order of the requests. A fault in the stream (bad syntax, a
-limit, a timeout) becomes one last exchange with its error, so that the requests before it still get their answers; then the
-connection is ended.
+A `RequestReader` makes requests of the bytes that come; each becomes an `Exchange`. The handler gets as many at once as
+`_has_room` says; what was read beyond them waits in a backlog, and reading pauses meanwhile. What takes long is done in turns
+of some milliseconds (`go_on`), so that other connections are served in between. Answers may come in any order; they are written
+in the order of the requests. A fault in the stream (bad syntax, a limit, a timeout) becomes one last exchange with its error,
+so that the requests before it still get their answers; then the connection is ended.
 
 An answer may come in pieces (`Exchange.begin`): each is written when it is there, as a chunk; HTTP/1.0 knows none, there the
 end of the connection ends the answer. Until its turn comes, what was written is held. Meanwhile, and while the outlet holds a
@@ -37,6 +37,7 @@ _LAST_CHUNK: Final = b"0\r\n\r\n"
 _WRITE_NOW_BYTES: Final = 64 << 10  # an answer of more does not wait for those of the same read
 _DEFLATE_INLINE_BYTES: Final = 16 << 10
 _DEFLATE_FROM_BYTES: Final = 1 << 10  # below it, the time costs more than the bytes
+_TURN_NS: Final = 5_000_000  # and the request that it is used up with
 _ONE_BUFFER: Final = (bytes, bytearray, memoryview)
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,9 @@ class Outlet(Protocol):
     def resume_reading(self) -> None:
         """Give bytes again."""
 
+    def call_again(self) -> None:
+        """Call `go_on` soon, once others had their turn."""
+
     def end(self) -> None:
         """Nothing more is written: let the client read its answers, then close."""
 
@@ -79,8 +83,9 @@ class Http1Connection:
     """
 
     __slots__ = (
-        "_answered_requests", "_backlog", "_clock", "_congested", "_continue_due", "_exchanges", "_gathering", "_handler",
-        "_limits", "_outlet", "_pumping", "_reading", "draining", "held_bytes", "last_arrival_ns", "reader",
+        "_answered_requests", "_backlog", "_called", "_clock", "_congested", "_continue_due", "_exchanges", "_gathering",
+        "_handler", "_limits", "_outlet", "_reading", "_turn_began_ns", "_unread", "draining", "held_bytes", "last_arrival_ns",
+        "reader",
     )  # fmt: skip
 
     def __init__(self, handler: Handler, limits: Limits, outlet: Outlet, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -95,7 +100,9 @@ class Http1Connection:
         self._exchanges: deque[Exchange] = deque()  # with the handler, or answered behind one that is not
         self._backlog: deque[Exchange] = deque()  # read, and not yet given to the handler
         self._gathering = False  # small answers wait until all that came is read, then leave in one write
-        self._pumping = False
+        self._unread = bytearray()  # what came and is not yet read
+        self._turn_began_ns = 0  # 0: with the first request that it reads
+        self._called = False
         self._reading = True
         self._congested = False
         self._continue_due = False
@@ -119,7 +126,7 @@ class Http1Connection:
     @property
     def between_requests(self) -> bool:
         """Whether the client is to send the next request."""
-        return self.reader.phase == IDLE and not self._exchanges and not self._backlog
+        return self.reader.phase == IDLE and not self._exchanges and not self._backlog and not self._unread
 
     @property
     def unsent(self) -> int:
@@ -130,30 +137,59 @@ class Http1Connection:
 
     def receive(self, data: memoryview) -> None:
         """Take bytes that the client sent; they are the caller's again when this returns."""
-        self._gathering = True
-        self.reader.feed(data)
-        self._gathering = False
-        if self._exchanges:
-            if self._exchanges[0].head is not None or self._exchanges[0].pieces is not None:
-                self._flush()
-            if self._backlog or not self._has_room():
-                self._update_reading()
+        self._turn_began_ns = 0
+        if self._unread:  # although reading is paused
+            self._unread += data
+        else:
+            self._read(data)
 
     def filled(self, size: int) -> None:
         """So many bytes that the client sent were written to `reader.buffer`."""
+        self._turn_began_ns = 0
         self.reader.filled(size)
+
+    def go_on(self) -> None:
+        """Take another turn, which was asked for by `Outlet.call_again`."""
+        self._called = False
+        self._turn_began_ns = self._clock()
+        backlog = self._backlog
+        while backlog and self._has_room() and not self._turn_is_over():
+            self._gathering = True
+            while backlog and self._has_room() and not self._turn_is_over():
+                self._begin(backlog.popleft())
+            self._gathering = False
+            self._flush()
+        if self._unread and not backlog and self._has_room() and not self._turn_is_over():
+            data, self._unread = self._unread, bytearray()
+            self._read(memoryview(data))
+        self._settle()
+
+    def _read(self, data: memoryview) -> None:
+        self._gathering = True
+        feed = self.reader.feed
+        at = feed(data)
+        while at < len(data):
+            if self._backlog or self._turn_is_over():
+                self._unread += data[at:]
+                break
+            at += feed(data[at:])
+        self._gathering = False
+        exchanges = self._exchanges
+        if exchanges and (exchanges[0].head is not None or exchanges[0].pieces is not None):
+            self._flush()
+        if self._backlog or self._unread or (exchanges and not self._has_room()):
+            self._settle()
 
     def pause_writing(self) -> None:
         """Much waits for the client."""
         self._congested = True
-        self._update_reading()
+        self._settle()
 
     def resume_writing(self) -> None:
         """Little does any more; or nothing, where every byte is to be told of."""
         self._congested = False
         self._drained()
-        self._pump()
-        self._update_reading()
+        self._settle()
 
     def refuse(self, status: int, message: str) -> None:
         """Answer a fault of the stream after all that came before it, and read no more."""
@@ -167,7 +203,7 @@ class Http1Connection:
         fault = 503, "the server is shutting down"
         for exchange in self._backlog:
             exchange.fault = exchange.fault or fault
-        if self.reader.phase in (HEAD, BODY, FILLING):
+        if self._unread or self.reader.phase in (HEAD, BODY, FILLING):
             self.refuse(*fault)
         else:
             self.reader.stop()
@@ -194,10 +230,15 @@ class Http1Connection:
         self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: Buffer, keep_alive: bool, http_1_0: bool
     ) -> None:
         exchange = Exchange(self, method, target, headers, body, keep_alive)
-        exchange.arrival_ns = self.last_arrival_ns = self._clock()
+        exchange.arrival_ns = self.last_arrival_ns = now_ns = self._clock()
         exchange.http_1_0 = http_1_0
         self._continue_due = False
-        if self._backlog or not self._has_room():
+        if not self._turn_began_ns:
+            self._turn_began_ns = now_ns
+        # Alone, as most are, it costs no look at what is bounded.
+        if self._backlog or (
+            (self._exchanges or self._congested) and (now_ns - self._turn_began_ns >= _TURN_NS or not self._has_room())
+        ):
             self._backlog.append(exchange)
         else:
             self._begin(exchange)
@@ -211,18 +252,22 @@ class Http1Connection:
     def refused(self, status: int, message: str) -> None:
         fault = Exchange(self, b"", b"", {}, b"", keep_alive=False)
         fault.fault = status, message
-        self._backlog.append(fault)
-        self._pump()
+        self._unread.clear()
+        if self._backlog or not self._has_room():
+            self._backlog.append(fault)
+        else:
+            self._begin(fault)
 
     # handling
 
     def _begin(self, exchange: Exchange) -> None:
         self._exchanges.append(exchange)
-        self._hold(exchange, len(exchange.body))
+        exchange.held_bytes = size = len(exchange.body)
+        self.held_bytes += size
         if exchange.fault is not None:
             status, message = exchange.fault
             exchange.respond(status, error_body(message))
-        elif is_coded(exchange):
+        elif b"content-encoding" in exchange.headers and is_coded(exchange):
             self._hold(exchange, self._limits.body_bytes)  # so much it may become
             inflate_body(exchange, self._limits.body_bytes, self._outlet.run, self._inflated)
         else:
@@ -248,15 +293,6 @@ class Http1Connection:
         self._handle(exchange)
         if exchange.connection is not None and exchange.head is None:
             self._hold(exchange, len(exchange.body))
-
-    def _pump(self) -> None:
-        """Give the handler what waits in the backlog, as far as it may."""
-        if self._pumping:
-            return  # an answer within a handler's call: the loop below goes on after it
-        self._pumping = True
-        while self._backlog and self._has_room():
-            self._begin(self._backlog.popleft())
-        self._pumping = False
 
     # answering
 
@@ -333,10 +369,8 @@ class Http1Connection:
         if last:
             self._end()
             return
-        if self._backlog:
-            self._pump()
         if not self._reading:
-            self._update_reading()
+            self._settle()
         if self._continue_due and not exchanges and not self._backlog:
             self._continue_due = False
             self._outlet.write([_CONTINUE])
@@ -426,8 +460,9 @@ class Http1Connection:
     def _end(self) -> None:
         """The last answer is written."""
         self.reader.stop()
+        self._unread.clear()
         self._outlet.end()
-        self._update_reading()
+        self._settle()
 
     def _leave(self) -> None:
         """Tell those who answer that nobody waits any more."""
@@ -436,6 +471,7 @@ class Http1Connection:
             exchange.connection = None
         self._exchanges.clear()
         self._backlog.clear()
+        self._unread.clear()
         self.held_bytes = 0
         for exchange in waiting:
             _give_up(exchange)
@@ -447,7 +483,7 @@ class Http1Connection:
 
     def _is_last(self, besides: int = 0) -> bool:
         """Whether no request, besides so many, is in flight or, as far as is known, on its way."""
-        if self._gathering or self._backlog or len(self._exchanges) != besides:
+        if self._gathering or self._backlog or self._unread or len(self._exchanges) != besides:
             return False
         return self.reader.phase in (IDLE, DEAF)
 
@@ -466,12 +502,24 @@ class Http1Connection:
         more = size - exchange.held_bytes
         self.held_bytes += more
         exchange.held_bytes = size
-        if more < 0 and not self._reading and not self._gathering:
-            self._pump()
-            self._update_reading()
+        if more < 0 and not self._reading:
+            self._settle()
 
-    def _update_reading(self) -> None:
-        wanted = not self._backlog and self._has_room()
+    def _turn_is_over(self) -> bool:
+        """Whether others must be let in between: no connection holds the loop for long."""
+        now_ns = self._clock()
+        if not self._turn_began_ns:
+            self._turn_began_ns = now_ns
+        return now_ns - self._turn_began_ns >= _TURN_NS
+
+    def _settle(self) -> None:
+        """Go on with what waits, in another turn; or read on; or wait for an answer, or for the client to take some."""
+        waiting = bool(self._backlog or self._unread)
+        room = self._has_room()
+        if waiting and room and not self._called:
+            self._called = True
+            self._outlet.call_again()
+        wanted = room and not waiting
         if wanted is not self._reading:
             self._reading = wanted
             if wanted:

@@ -25,8 +25,11 @@ from gateway.protocols.tensors import Buffer
 PHASES: Final = ("IDLE", "HEAD", "BODY", "FILLING", "DEAF")
 IDLE, HEAD, BODY, FILLING, DEAF = range(len(PHASES))
 
+_SLICE_BYTES: Final = 32 << 10  # 1300 of the shortest requests, 6 ms
 _UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"http2-settings"))
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+;=%:\[\]-]*")  # RFC 3986, section 3.2.2; a comma would join two of them
+
+_NOTHING: Final = memoryview(b"")
 
 log = logging.getLogger(__name__)
 
@@ -81,23 +84,28 @@ class RequestReader:
         self._chunked = False
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._content = memoryview(b"")
+        self._content = _NOTHING
         self._filled = 0
         self._upgrading = False
         self._refusal: tuple[int, str] | None = None
 
-    def feed(self, data: memoryview) -> None:
-        """Read bytes of the stream; they are the caller's again when this returns."""
+    def feed(self, data: memoryview) -> int:
+        """Read some bytes of the stream: how many of these. They are the caller's again when this returns.
+
+        What takes the parser long is read in slices, so that the caller may do something else in between.
+        """
         if self.phase == DEAF:
-            return
+            return len(data)
         requests = self.requests
+        part = data if len(data) <= _SLICE_BYTES else data[:_SLICE_BYTES]
+        size = len(part)
         try:
             while True:
                 try:
-                    self._parser.feed_data(data)
+                    self._parser.feed_data(part)
                     break
                 except httptools.HttpParserUpgrade as exc:
-                    data = data[exc.args[0] :]
+                    part = part[exc.args[0] :]
                     self._decline_upgrade()
         except httptools.HttpParserCallbackError as exc:
             if self._refusal is None:
@@ -109,9 +117,9 @@ class RequestReader:
         phase = self.phase
         if phase == HEAD:
             if not self._head_is_new:
-                self._head_fed += len(data)
+                self._head_fed += size
             elif self.requests == requests:
-                self._head_fed = len(data)
+                self._head_fed = size
             else:  # behind the end of another message: how much of this read is the head's is not known
                 self._head_fed = 0
             self._head_is_new = False
@@ -119,7 +127,8 @@ class RequestReader:
             if head_bytes > self._limits.header_bytes or self._header_count > self._limits.header_count:
                 self.refuse(431, self._head_fault(head_bytes))
         elif phase == BODY and not self._chunked:
-            self._fill()
+            return size + self._fill(data[size:])
+        return size
 
     def filled(self, size: int) -> None:
         """So many bytes of the stream were written to `buffer`."""
@@ -139,7 +148,7 @@ class RequestReader:
         """Read no more."""
         self.phase = DEAF
         self.buffer = None
-        self._content = memoryview(b"")
+        self._content = _NOTHING
         self._body = []
 
     def close(self) -> None:
@@ -147,10 +156,14 @@ class RequestReader:
         self.stop()
         del self._parser, self._sink
 
-    def _fill(self) -> None:
-        """Have the rest of the body written to where it stays: no parsing, no copy."""
-        # numpy, since bytearray would write the zeros first.
-        self._content = memoryview(np.empty(self._content_bytes, np.uint8))  # type: ignore[arg-type]  # an ndarray is a buffer
+    def _fill(self, more: memoryview) -> int:
+        """Have the rest of the body written to where it stays, without parsing. Returns how much there is of it in more."""
+        try:  # numpy, since bytearray would write the zeros first
+            content = np.empty(self._content_bytes, np.uint8)
+        except MemoryError:
+            self.refuse(503, f"there is no memory for a request body of {self._content_bytes} bytes")
+            return len(more)
+        self._content = memoryview(content)  # type: ignore[arg-type]  # an ndarray is a buffer
         self._filled = 0
         for piece in self._body:
             self._content[self._filled : self._filled + len(piece)] = piece
@@ -158,7 +171,10 @@ class RequestReader:
         self._body = []
         self._parser = httptools.HttpRequestParser(self)  # the old one waits for this body
         self.phase = FILLING
-        self.buffer = self._content[self._filled :]
+        size = min(len(more), self._content_bytes - self._filled)
+        self._content[self._filled : self._filled + size] = more[:size]
+        self.filled(size)
+        return size
 
     def _decline_upgrade(self) -> None:
         """Parse the head again as if it had not offered another protocol (RFC 9110, section 7.8); its body comes next."""
@@ -280,9 +296,8 @@ class RequestReader:
     def _complete(self, body: Buffer) -> None:
         self.requests += 1
         self._body = []
-        if self.buffer is not None:
-            self.buffer = None
-            self._content = memoryview(b"")
+        self.buffer = None
+        self._content = _NOTHING
         keep_alive = self._keep_alive
         self.phase = IDLE if keep_alive else DEAF  # its last, by its own word
         self._sink.arrived(self._method, self._target, self._headers, body, keep_alive, self._http_1_0)

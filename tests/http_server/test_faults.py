@@ -223,6 +223,22 @@ def test_requests_wait_while_a_client_does_not_read() -> None:
         assert all(len(client.receive().body) == 4_000_000 for _ in range(100))
 
 
+def test_a_client_that_sends_thousands_of_requests_lets_others_in_between() -> None:
+    handled: list[bytes] = []
+
+    def slow(exchange: Exchange) -> None:
+        time.sleep(0.002)
+        handled.append(exchange.path)
+        exchange.respond(200)
+
+    with serving(slow) as served, served.connect() as client, served.connect() as other:
+        client.send(get("/many") * 500)
+        served.wait_for(lambda: len(handled) > 0)
+        other.ask(get("/other"))
+        assert handled.index(b"/other") < 200
+        assert all(client.receive().status == 200 for _ in range(500))
+
+
 # garbage
 
 

@@ -18,6 +18,7 @@ class Kept:
         self.reading = True
         self.ended = False
         self.closed = False
+        self.called = False
         self.work: list[Callable[[], None]] = []
         self._taken = taken
         self._at_once = at_once
@@ -38,6 +39,16 @@ class Kept:
         assert not self.reading
         self.reading = True
 
+    def call_again(self) -> None:
+        assert not self.called
+        self.called = True
+
+    def give_turns(self, connection: Http1Connection) -> None:
+        """All that it asks for."""
+        while self.called:
+            self.called = False
+            connection.go_on()
+
     def end(self) -> None:
         self.ended = True
 
@@ -56,8 +67,13 @@ def connect(handler: Handler, limits: Limits | None = None, outlet: Kept | None 
     return Http1Connection(handler, limits or Limits(), outlet), outlet
 
 
-def send(connection: Http1Connection, data: bytes) -> None:
-    """Give a connection bytes as a socket would: to where it wants them."""
+def send(connection: Http1Connection, outlet: Kept, data: bytes) -> None:
+    """Give a connection bytes as a socket would: to where it wants them; and all the turns that it asks for."""
+    give(connection, data)
+    outlet.give_turns(connection)
+
+
+def give(connection: Http1Connection, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         buffer = connection.reader.buffer

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import re
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.config import Limits
 from gateway.wire.exchange import Exchange
+from gateway.wire.http1 import Http1Connection
 from tests.http_server.serving import echo, get, post
-from tests.wire.talking import Kept, connect, send, split
+from tests.wire.talking import Kept, connect, give, send, split
 
 LIMITS = Limits(body_bytes=20_000, header_bytes=2000, header_count=20, pipelined_requests=2)
 
@@ -21,7 +23,7 @@ def run(pieces: list[bytes]) -> bytes:
     """What a new connection answers to these reads."""
     connection, outlet = connect(echo, LIMITS)
     for piece in pieces:
-        send(connection, piece)
+        send(connection, outlet, piece)
     assert connection.idle
     connection.lost()
     return bytes(outlet.written)
@@ -84,7 +86,7 @@ def statuses(answers: bytes) -> set[int]:
 @pytest.mark.parametrize(("size", "off_the_loop"), [(1000, False), (60_000, False), (70_000, True), (1_000_000, True)])
 def test_a_body_that_inflates_to_much_is_not_inflated_where_others_wait(size: int, off_the_loop: bool) -> None:
     connection, outlet = connect(echo, outlet=Kept(at_once=False))
-    send(connection, post(gzip.compress(bytes(size)), "Content-Encoding: gzip"))  # of 1 kB at most
+    send(connection, outlet, post(gzip.compress(bytes(size)), "Content-Encoding: gzip"))  # of 1 kB at most
     assert bool(outlet.work) is off_the_loop
     for work in outlet.work:
         work()
@@ -93,8 +95,8 @@ def test_a_body_that_inflates_to_much_is_not_inflated_where_others_wait(size: in
 
 def test_an_answered_request_that_waits_for_its_turn_holds_its_answer_alone() -> None:
     exchanges: list[Exchange] = []
-    connection, _ = connect(exchanges.append)
-    send(connection, get() + post(gzip.compress(bytes(60_000)), "Content-Encoding: gzip") * 20)
+    connection, outlet = connect(exchanges.append)
+    send(connection, outlet, get() + post(gzip.compress(bytes(60_000)), "Content-Encoding: gzip") * 20)
     assert [len(exchange.body) for exchange in exchanges] == [0] + [60_000] * 20
     for exchange in exchanges[1:]:
         exchange.respond(200, b"answered")
@@ -111,7 +113,7 @@ def test_what_a_connection_makes_us_hold_is_bounded(coding: tuple[str, ...]) -> 
     connection, outlet = connect(exchanges.append, limits)
     body = random.Random(1).randbytes(300_000)
     for _ in range(40):
-        send(connection, post(gzip.compress(body) if coding else body, *coding))
+        send(connection, outlet, post(gzip.compress(body) if coding else body, *coding))
         if not outlet.reading:
             break
     assert len(exchanges) == 4
@@ -119,14 +121,59 @@ def test_what_a_connection_makes_us_hold_is_bounded(coding: tuple[str, ...]) -> 
     for number in range(12):
         while not outlet.reading:
             exchanges.pop(0).respond(200, b"%d" % number)
-        send(connection, post(body))
+            outlet.give_turns(connection)
+        send(connection, outlet, post(body))
         assert connection.held_bytes <= 1_300_000
 
 
 def test_one_body_of_a_connection_is_inflated_at_a_time() -> None:
     exchanges: list[Exchange] = []
     connection, outlet = connect(exchanges.append, outlet=Kept(at_once=False))
-    send(connection, post(gzip.compress(bytes(10_000_000)), "Content-Encoding: gzip") * 3)
+    send(connection, outlet, post(gzip.compress(bytes(10_000_000)), "Content-Encoding: gzip") * 3)
     for number in range(3):
         assert (len(exchanges), len(outlet.work)) == (number, 1)
         outlet.work.pop()()
+        outlet.give_turns(connection)
+
+
+def test_what_came_in_one_read_is_handled_in_turns() -> None:
+    now_ns = 0
+    handled: list[bytes] = []
+
+    def slow(exchange: Exchange) -> None:
+        nonlocal now_ns
+        now_ns += 2_000_000
+        handled.append(exchange.path)
+        exchange.respond(200, b"made")
+
+    outlet = Kept()
+    connection = Http1Connection(slow, Limits(), outlet, clock=lambda: now_ns)
+    give(connection, b"".join(get(f"/{number}") for number in range(5000)))  # 150 kB
+    turns = 1
+    while outlet.called:
+        assert len(handled) <= 6 * turns
+        assert not outlet.reading
+        outlet.called = False
+        connection.go_on()
+        turns += 1
+    assert handled == [b"/%d" % number for number in range(5000)]
+    assert outlet.written.count(b"HTTP/1.1 200 OK") == 5000
+    assert outlet.reading
+    assert connection.idle
+
+
+def test_of_one_read_few_requests_are_made_before_they_are_wanted() -> None:
+    exchanges: list[Exchange] = []
+    connection, outlet = connect(exchanges.append)
+    read = b"GET / HTTP/1.1\r\nHost:\r\n\r\n" * 10_000
+    tracemalloc.start()
+    try:
+        send(connection, outlet, read)
+        assert tracemalloc.get_traced_memory()[0] < len(read) + 4_000_000  # 10 000 exchanges take 17 MB
+    finally:
+        tracemalloc.stop()
+    assert len(exchanges) == 64
+    for number in range(10_000):
+        exchanges[number].respond(200)
+        outlet.give_turns(connection)
+    assert outlet.written.count(b"HTTP/1.1 200 OK") == 10_000

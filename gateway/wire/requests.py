@@ -82,7 +82,7 @@ class RequestReader:
         self._http_1_0 = False
         self._content_bytes = 0
         self._chunked = False
-        self._body: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._body_bytes = 0
         self._content = _NOTHING
         self._filled = 0
@@ -149,7 +149,7 @@ class RequestReader:
         self.phase = DEAF
         self.buffer = None
         self._content = _NOTHING
-        self._body = []
+        self._body = b""
 
     def close(self) -> None:
         """Let go of what refers to this: it is freed now, not when the collector comes by. Nothing may be called any more."""
@@ -164,11 +164,9 @@ class RequestReader:
             self.refuse(503, f"there is no memory for a request body of {self._content_bytes} bytes")
             return len(more)
         self._content = memoryview(content)  # type: ignore[arg-type]  # an ndarray is a buffer
-        self._filled = 0
-        for piece in self._body:
-            self._content[self._filled : self._filled + len(piece)] = piece
-            self._filled += len(piece)
-        self._body = []
+        self._filled = len(self._body)
+        self._content[: self._filled] = self._body
+        self._body = b""
         self._parser = httptools.HttpRequestParser(self)  # the old one waits for this body
         self.phase = FILLING
         size = min(len(more), self._content_bytes - self._filled)
@@ -232,7 +230,7 @@ class RequestReader:
         self._keep_alive = keep_alive = parser.should_keep_alive()
         self._http_1_0 = (b"connection" in headers or not keep_alive) and parser.get_http_version() == "1.0"
         self.phase = BODY
-        self._body = []
+        self._body = b""
         self._body_bytes = 0
         self._chunked = b"transfer-encoding" in headers
         if self._chunked:
@@ -277,7 +275,12 @@ class RequestReader:
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.body_bytes:
             self._stop(413, self._body_fault(self._body_bytes))
-        self._body.append(body)
+        if not self._body:
+            self._body = body
+            return
+        if isinstance(self._body, bytes):  # not a list: a chunk of two bytes would take 48
+            self._body = bytearray(self._body)
+        self._body += body
 
     def on_message_complete(self) -> None:
         if self.phase == DEAF:
@@ -285,8 +288,7 @@ class RequestReader:
         if self._upgrading:
             self._upgrading = False  # its body is still to come: see _decline_upgrade
             return
-        pieces = self._body
-        self._complete(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        self._complete(self._body)
 
     def _stop(self, status: int, message: str) -> None:
         """Leave the parser from within one of its callbacks."""
@@ -295,7 +297,7 @@ class RequestReader:
 
     def _complete(self, body: Buffer) -> None:
         self.requests += 1
-        self._body = []
+        self._body = b""
         self.buffer = None
         self._content = _NOTHING
         keep_alive = self._keep_alive

@@ -26,7 +26,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config import Limits
 from gateway.grpc_call import GrpcCall, OneMessage
-from gateway.http2 import Http2Connection, Http2Stream
+from gateway.http2 import Http2Connection
+from gateway.wire.http2 import Stream
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 ANSWER = pb.ModelInferResponse(
@@ -61,7 +62,7 @@ class Prepared(OneMessage):
 async def serve_own() -> None:
     limits = Limits()
 
-    def answer(stream: Http2Stream) -> None:
+    def answer(stream: Stream) -> None:
         call = GrpcCall(stream, limits.body_bytes)
         call.listen(Prepared(call))
 

@@ -13,9 +13,10 @@ from urllib.parse import quote_from_bytes
 from google.protobuf.message import EncodeError, Message
 
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotReady, TooLarge
-from gateway.http2 import Headers, Receiver, header_block
 from gateway.protocols.grpc import STATUS, trailers
 from gateway.wire.compression import inflate
+from gateway.wire.http2 import Receiver
+from gateway.wire.http2_headers import Headers, header_block
 
 ENCODINGS: Final = (b"identity", b"gzip", b"deflate")
 _LONGEST_TEXT: Final = 6 << 10  # of an error, quoted: clients refuse metadata of more than 8 KiB
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
-    """What a call needs of the stream it runs on: `http2.Http2Stream`, or one in memory."""
+    """What a call needs of the stream it runs on: `wire.http2.Stream`, or one in memory."""
 
     headers: Headers
     receiver: Receiver

@@ -22,13 +22,14 @@ from tritonclient.grpc import service_pb2_grpc
 from gateway.config import Limits
 from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.grpc_call import ENCODINGS, GrpcCall, OneMessage, Stream
-from gateway.http2 import Http2Connection, header_block
+from gateway.http2 import Http2Connection
 from gateway.http_server import last_words_s
 from gateway.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.lane import OnPart
 from gateway.protocols.grpc import ModelCodec, ReadRegion
 from gateway.repository import Repository
 from gateway.types import InferRequest
+from gateway.wire.http2_headers import header_block
 
 Reply = TypeVar("Reply", bound=Message)
 

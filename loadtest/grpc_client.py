@@ -15,7 +15,9 @@ from itertools import takewhile
 from typing import Final
 from urllib.parse import unquote
 
-from loadtest import http2
+from gateway.wire.http2_client import ClientConnection
+from gateway.wire.http2_frames import CANCEL
+from gateway.wire.http2_headers import Headers, header_block
 from loadtest.dialler import Dialler
 from loadtest.http_client import CLOSE_S, CLOSED
 from loadtest.recorder import GRPC, MALFORMED, OK, REFUSED, RESET, RequestLog, status_name
@@ -23,7 +25,6 @@ from loadtest.recorder import GRPC, MALFORMED, OK, REFUSED, RESET, RequestLog, s
 SERVICE: Final = "inference.GRPCInferenceService"
 METHOD: Final = "ModelInfer"
 _SAMPLE_CHARACTERS: Final = 300
-_CREDIT_AFTER: Final = 1 << 30  # of received bytes; the window is twice that
 _UNKNOWN: Final = 2  # the gRPC code for codes that nobody knows
 _LAST_CODE: Final = 16
 
@@ -60,7 +61,7 @@ class GrpcClient:
             ("user-agent", "loadtest"),
             *metadata,
         ]
-        self.headers = http2.encode_headers(headers)
+        self.headers = header_block(*((name.encode(), value.encode()) for name, value in headers))
         # A gRPC message on the wire: not compressed, its length, itself.
         self.messages = [b"\0" + len(message).to_bytes(4, "big") + message for message in requests]
         self.log = log
@@ -168,30 +169,18 @@ class GrpcClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One HTTP/2 connection. rows: the request that each open stream carries."""
+    """One HTTP/2 connection: the transport, and what its answers mean. rows: the request that each open stream carries."""
 
     def __init__(self, client: GrpcClient) -> None:
         self._client = client
-        self._reader = http2.FrameReader()
-        self._next_stream = 1
+        self._core = ClientConnection(self, self._flush)
         self.rows: dict[int, int] = {}
-        # per connection, the peer's limits
-        self._most_streams = 1 << 31
-        self._frame_size = http2.DEFAULT_FRAME_SIZE
-        self._stream_window = http2.DEFAULT_WINDOW
-        self._window = http2.DEFAULT_WINDOW
         self._going_away = False
-        # per message that did not fit into the windows: stream -> (what is left, its stream's window), in order
-        self._unsent: dict[int, tuple[bytes, int]] = {}
-        # per header block that continues in the next frame
-        self._block = b""
-        self._block_flags = 0
-        self._uncredited = 0
 
     @property
     def has_room(self) -> bool:
         """Not on a connection that ended, either: its protocol may be told later."""
-        return len(self.rows) < self._most_streams and not self._going_away and not self._transport.is_closing()
+        return len(self.rows) < self._core.most_streams and not self._going_away and not self._transport.is_closing()
 
     @property
     def is_closing(self) -> bool:
@@ -199,113 +188,85 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self._transport = transport
-        transport.write(http2.PREFACE + http2.opening({http2.ENABLE_PUSH: 0}))
+        self._flush()
 
     def abort(self) -> None:
         self._transport.abort()
 
     def send(self, row: int) -> None:
         client, log = self._client, self._client.log
-        stream = self._next_stream
-        self._next_stream += 2
-        self.rows[stream] = row
         message = client.messages[log.payload[row]]
-        size = len(message)
         log.sent[row] = time.monotonic_ns() - client.start_ns
-        head = http2.frame(http2.HEADERS, http2.END_HEADERS, stream, client.headers)
-        if size <= self._window and size <= self._stream_window and size <= self._frame_size and not self._unsent:
-            self._window -= size
-            self._transport.write(head + http2.frame(http2.DATA, http2.END_STREAM, stream, message))
-        else:
-            self._transport.write(head)
-            self._unsent[stream] = message, self._stream_window
-            self._send_rest()
-
-    def _send_rest(self) -> None:
-        """Send of the waiting messages what the windows let through, oldest first."""
-        for stream, (rest, window) in list(self._unsent.items()):
-            while rest and (size := min(len(rest), window, self._window, self._frame_size)) > 0:
-                chunk, rest = rest[:size], rest[size:]
-                self._window -= size
-                window -= size
-                self._transport.write(http2.frame(http2.DATA, 0 if rest else http2.END_STREAM, stream, chunk))
-            if rest:
-                self._unsent[stream] = rest, window
-            else:
-                del self._unsent[stream]
+        self.rows[self._core.ask(client.headers, message)] = row
 
     def cancel(self, rows: Container[int]) -> None:
         # Streams are in the order of their requests, the oldest first: all of them at each sweep would be too many.
         for stream in [stream for stream, _ in takewhile(lambda each: each[1] in rows, self.rows.items())]:
-            self._transport.write(http2.frame(http2.RST_STREAM, 0, stream, http2.CANCEL.to_bytes(4, "big")))
+            self._core.cancel(stream, CANCEL)
             self._forget(stream)
         self._client.room(self)
 
+    def _flush(self) -> None:
+        """At once: a request has been sent when that is stamped."""
+        self._transport.write(b"".join(self._core.take()))
+
     def _forget(self, stream: int) -> int | None:
-        self._unsent.pop(stream, None)
+        self._core.drop(stream)
         row = self.rows.pop(stream, None)
         if self._going_away and not self.rows:
             self._transport.close()
         return row
 
     def data_received(self, data: bytes) -> None:
+        core = self._core
         try:
-            for kind, flags, stream, payload in self._reader.feed(data):
-                self._handle(kind, flags, stream, payload)
+            core.receive(data)
+            if core.aborted:
+                raise ValueError(core.fault)
+            if core.out:
+                self._flush()
         except (ValueError, IndexError) as exc:
             self.abort()
             self._end(MALFORMED, str(exc))
         except Exception as exc:
             self._client.on_fault(exc)
 
-    def _handle(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == http2.DATA:
-            self._uncredited += len(payload)
-            if self._uncredited > _CREDIT_AFTER:
-                self._transport.write(http2.frame(http2.WINDOW_UPDATE, 0, 0, self._uncredited.to_bytes(4, "big")))
-                self._uncredited = 0
-            if flags & http2.END_STREAM:
-                self._failed(stream, MALFORMED, "the answer ended without a gRPC status")
-        elif kind == http2.HEADERS:
-            block = http2.unpadded(flags, payload)
-            if flags & http2.END_HEADERS:
-                self._headers(stream, block, ended=bool(flags & http2.END_STREAM))
-            else:
-                self._block, self._block_flags = block, flags
-        elif kind == http2.CONTINUATION:
-            self._block += payload
-            if flags & http2.END_HEADERS:
-                self._headers(stream, self._block, ended=bool(self._block_flags & http2.END_STREAM))
-        elif kind == http2.RST_STREAM:
-            self._failed(stream, RESET, f"the server reset the stream, HTTP/2 error {int.from_bytes(payload, 'big')}")
-        elif kind == http2.WINDOW_UPDATE:
-            self._widen(stream, int.from_bytes(payload, "big"))
-        elif kind == http2.SETTINGS and not flags & http2.ACK:
-            self._settle(payload)
-        elif kind == http2.PING and not flags & http2.ACK:
-            self._transport.write(http2.frame(http2.PING, http2.ACK, 0, payload))
-        elif kind == http2.GOAWAY:
-            self._go_away(int.from_bytes(payload[:4], "big"))
+    # what the answers are
 
-    def _headers(self, stream: int, block: bytes, *, ended: bool) -> None:
-        headers = http2.decode_headers(block)
+    def headers(self, stream: int, headers: Headers, ended: bool) -> None:
         if not ended:
-            status = headers.get(":status", "200")
-            if status != "200":
+            status = headers.get(b":status", b"200")
+            if status != b"200":
                 self._failed(stream, _http_status(status), "not a gRPC answer")
             return
-        code = headers.get("grpc-status")
-        if code == "0":
+        code = headers.get(b"grpc-status")
+        if code == b"0":
             row = self._forget(stream)
             if row is not None:
                 self._client.room(self)
                 self._client.on_done(row, OK)
         elif code is None:
-            status = headers.get(":status", "200")
-            self._failed(stream, _http_status(status) if status != "200" else MALFORMED, "no gRPC status")
+            status = headers.get(b":status", b"200")
+            self._failed(stream, _http_status(status) if status != b"200" else MALFORMED, "no gRPC status")
         else:
             number = int(code) if 0 < int(code) <= _LAST_CODE else _UNKNOWN
-            self._failed(stream, GRPC + number, unquote(headers.get("grpc-message", "")))
+            self._failed(stream, GRPC + number, unquote(headers.get(b"grpc-message", b"").decode()))
+
+    def data_ended(self, stream: int) -> None:
+        self._failed(stream, MALFORMED, "the answer ended without a gRPC status")
+
+    def reset(self, stream: int, code: int) -> None:
+        self._failed(stream, RESET, f"the server reset the stream, HTTP/2 error {code}")
+
+    def going_away(self, last: int) -> None:
+        self._going_away = True
+        for stream in [stream for stream in self.rows if stream > last]:
+            self._failed(stream, RESET, "the server is going away")
+        if not self.rows:
+            self._transport.close()
+
+    def room(self) -> None:
+        self._client.room(self)
 
     def _failed(self, stream: int, status: int, message: str) -> None:
         row = self._forget(stream)
@@ -313,38 +274,8 @@ class _Connection(asyncio.Protocol):
             self._client.room(self)
             self._client.fail(row, status, message)
 
-    def _widen(self, stream: int, size: int) -> None:
-        if stream == 0:
-            self._window += size
-        elif stream in self._unsent:
-            rest, window = self._unsent[stream]
-            self._unsent[stream] = rest, window + size
-        if self._unsent:
-            self._send_rest()
-
-    def _settle(self, payload: bytes) -> None:
-        for at in range(0, len(payload), 6):
-            key, value = int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big")
-            if key == http2.MAX_CONCURRENT_STREAMS:
-                self._most_streams = value
-            elif key == http2.MAX_FRAME_SIZE:
-                self._frame_size = value
-            elif key == http2.INITIAL_WINDOW_SIZE:
-                # RFC 9113, 6.9.2: it changes the windows of open streams too.
-                change, self._stream_window = value - self._stream_window, value
-                self._unsent = {stream: (rest, window + change) for stream, (rest, window) in self._unsent.items()}
-        self._transport.write(http2.frame(http2.SETTINGS, http2.ACK, 0))
-        self._send_rest()
-        self._client.room(self)
-
-    def _go_away(self, last_stream: int) -> None:
-        self._going_away = True
-        for stream in [stream for stream in self.rows if stream > last_stream]:
-            self._failed(stream, RESET, "the server is going away")
-        if not self.rows:
-            self._transport.close()
-
     def connection_lost(self, exc: Exception | None) -> None:
+        self._core.lost()
         self._end(RESET, str(exc or CLOSED))
 
     def _end(self, status: int, message: str) -> None:
@@ -357,6 +288,6 @@ class _Connection(asyncio.Protocol):
             self._client.on_fault(fault)
 
 
-def _http_status(text: str) -> int:
+def _http_status(text: bytes) -> int:
     status = int(text)
     return status if 100 <= status <= 999 else MALFORMED

@@ -7,13 +7,29 @@ Requests are not parsed but counted by the length that their first one had, beca
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import uvloop
 from tritonclient.grpc import service_pb2
 
-from loadtest import http2
+from gateway.wire.http2 import Connection, Stream
+from gateway.wire.http2_frames import (
+    DATA,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    HEADER_TABLE_SIZE,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MOST_WINDOW,
+    PREFACE,
+    Broken,
+    frame,
+    settings,
+    window_update,
+)
+from gateway.wire.http2_headers import header_block
 
 MODEL: Final = "null"
 
@@ -75,56 +91,69 @@ async def start_grpc(port: int = 0) -> asyncio.Server:
 
 
 class _GrpcConnection(asyncio.Protocol):
-    """Tells methods apart by their literal name in the header block (C-core's first call on a connection has it so)."""
-
-    _HEAD: Final = http2.encode_headers([(":status", "200"), ("content-type", "application/grpc")])
-    _TAIL: Final = http2.encode_headers([("grpc-status", "0")])
-    _UNIMPLEMENTED: Final = http2.encode_headers(
-        [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "12")]
-    )
-
     def __init__(self, answers: dict[bytes, bytes]) -> None:
-        self._answers = {name: b"\0" + len(answer).to_bytes(4, "big") + answer for name, answer in answers.items()}
-        self._reader = http2.FrameReader()
-        self._preface = len(http2.PREFACE)
-        self._named: dict[int, bytes] = {}  # streams of other methods than infer
-        self._received = 0
+        self._core = _Null(answers, lambda: None)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self._transport = transport
-        transport.write(http2.opening({}))
+        self._flush()
 
     def data_received(self, data: bytes) -> None:
-        skip = min(self._preface, len(data))
-        self._preface -= skip
-        for kind, flags, stream, payload in self._reader.feed(data[skip:]):
-            if kind == http2.HEADERS:
-                for method in (b"ModelMetadata", b"ModelStatistics", b"RepositoryIndex"):
-                    if method in payload:
-                        self._named[stream] = method
-            elif kind == http2.DATA:
-                self._received += len(payload)
-                if flags & http2.END_STREAM:
-                    self._answer(stream)
-            elif kind == http2.SETTINGS and not flags & http2.ACK:
-                self._transport.write(http2.frame(http2.SETTINGS, http2.ACK, 0))
-            elif kind == http2.PING and not flags & http2.ACK:
-                self._transport.write(http2.frame(http2.PING, http2.ACK, 0, payload))
+        self._core.receive(data)
+        self._flush()
+
+    def _flush(self) -> None:
+        if out := self._core.take():
+            self._transport.write(b"".join(out))
+        if self._core.aborted:
+            self._transport.abort()
+
+
+class _Null(Connection):
+    """Tells methods apart by their literal name in the header block (C-core's first call on a connection has it so)."""
+
+    _HEAD: Final = header_block((b"content-type", b"application/grpc"), status=200)
+    _TAIL: Final = header_block((b"grpc-status", b"0"))
+    _UNIMPLEMENTED: Final = header_block((b"content-type", b"application/grpc"), (b"grpc-status", b"12"), status=200)
+    _OPENING: Final = settings({HEADER_TABLE_SIZE: 0, INITIAL_WINDOW_SIZE: MOST_WINDOW})
+
+    def __init__(self, answers: dict[bytes, bytes], wake: Callable[[], None]) -> None:
+        super().__init__(wake, expected=PREFACE, header_bytes=1 << 20)
+        self._answers = {name: b"\0" + len(answer).to_bytes(4, "big") + answer for name, answer in answers.items()}
+        self._named: dict[int, bytes] = {}  # streams of other methods than infer
+        self._received = 0
+        self.out += (self._OPENING, window_update(0, MOST_WINDOW - DEFAULT_WINDOW))
+
+    def _on_block(self, number: int, block: bytes, ended: bool) -> None:
+        for method in (b"ModelMetadata", b"ModelStatistics", b"RepositoryIndex"):
+            if method in block:
+                self._named[number] = method
+
+    def _on_data(self, flags: int, number: int, payload: bytes) -> None:
+        self._received += len(payload)
+        if flags & END_STREAM:
+            self._answer(number)
 
     def _answer(self, stream: int) -> None:
         message = self._answers.get(self._named.pop(stream, b""))
         if message is None:
-            ended = http2.END_HEADERS | http2.END_STREAM
-            self._transport.write(http2.frame(http2.HEADERS, ended, stream, self._UNIMPLEMENTED))
+            self.write(frame(HEADERS, END_HEADERS | END_STREAM, stream, self._UNIMPLEMENTED))
             return
-        self._transport.write(
-            http2.frame(http2.HEADERS, http2.END_HEADERS, stream, self._HEAD)
-            + http2.frame(http2.DATA, 0, stream, message)
-            + http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, self._TAIL)
+        self.write(
+            frame(HEADERS, END_HEADERS, stream, self._HEAD)
+            + frame(DATA, 0, stream, message)
+            + frame(HEADERS, END_HEADERS | END_STREAM, stream, self._TAIL)
         )
-        if self._received > http2.LARGEST_WINDOW // 2:
-            self._transport.write(http2.frame(http2.WINDOW_UPDATE, 0, 0, self._received.to_bytes(4, "big")))
+        if self._received > MOST_WINDOW // 2:
+            self.write(window_update(0, self._received))
             self._received = 0
+
+    def _on_broken(self, fault: Broken) -> None:
+        self.aborted = True
+
+    def sent_all(self, stream: Stream) -> None: ...
+
+    def forget(self, stream: Stream) -> None: ...
 
 
 async def _serve() -> None:

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config import Limits
 from gateway.grpc_server import GrpcServer
-from gateway.http2 import PREFACE, frame_head
+from gateway.wire.http2_frames import PREFACE, frame_head
 from tests.grpc_server.serving import MODELS, Served, infer_request, on_loop, serving
 
 pytestmark = pytest.mark.slow
@@ -214,7 +214,14 @@ async def test_connections_over_the_limit_are_closed() -> None:
 @on_loop
 async def test_what_is_over_is_freed_without_the_collector() -> None:
     def alive() -> list[str]:
-        ours = ("gateway.http2", "gateway.grpc_call", "gateway.grpc_server")
+        ours = (
+            "gateway.http2",
+            "gateway.wire.http2",
+            "gateway.wire.http2_server",
+            "gateway.wire.http2_headers",
+            "gateway.grpc_call",
+            "gateway.grpc_server",
+        )
         return [type(each).__qualname__ for each in gc.get_objects() if type(each).__module__ in ours]
 
     async with serving() as served:

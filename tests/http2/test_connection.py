@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Limits
-from gateway.http2 import PREFACE, Http2Connection, Http2Stream, frame_head, header_block
+from gateway.http2 import Http2Connection
+from gateway.wire.http2 import Stream
+from gateway.wire.http2_frames import PREFACE, frame_head
+from gateway.wire.http2_headers import header_block
 from tests.simulation import SimulatedClock, run_simulated
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -67,7 +70,7 @@ class Wire(asyncio.Transport):
 class Echo:
     """Answers a body with itself."""
 
-    def __init__(self, stream: Http2Stream, resets: list[Http2Stream]) -> None:
+    def __init__(self, stream: Stream, resets: list[Stream]) -> None:
         self.stream = stream
         self.resets = resets
         self.body = b""
@@ -90,14 +93,14 @@ class Peer:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.wire = Wire()
-        self.streams: list[Http2Stream] = []
-        self.resets: list[Http2Stream] = []
+        self.streams: list[Stream] = []
+        self.resets: list[Stream] = []
         self.connection = Http2Connection(limits or Limits(), self._echo, lambda connection: None)
         self.connection.connection_made(self.wire)
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()
 
-    def _echo(self, stream: Http2Stream) -> None:
+    def _echo(self, stream: Stream) -> None:
         self.streams.append(stream)
         stream.receiver = Echo(stream, self.resets)
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import hpack
 import pytest
 import uvloop
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
-from loadtest import http2, nullserver
+from loadtest import nullserver
 from loadtest.generator import measure
 from loadtest.results import LoadSpec, RunResult, Slo
 
@@ -189,19 +188,3 @@ def test_the_null_server_answers_grpcs_own_client_and_ours() -> None:
             return await measure(replace(SPEC, model="null", target=f"127.0.0.1:{port}"))
 
     assert uvloop.run(scenario()).succeeded == 50
-
-
-def test_frames_are_cut_the_same_however_they_arrive() -> None:
-    wire = http2.settings({1: 0}) + http2.frame(http2.DATA, 1, 3, b"abc") + http2.frame(http2.PING, 0, 0, bytes(8))
-    whole = list(http2.FrameReader().feed(wire))
-    reader = http2.FrameReader()
-    pieces = [found for at in range(len(wire)) for found in reader.feed(wire[at : at + 1])]
-    assert whole == pieces
-    assert whole[1] == (http2.DATA, 1, 3, b"abc")
-
-
-@pytest.mark.parametrize("length", [0, 1, 126, 127, 128, 254, 255, 300, 70_000])
-def test_header_blocks_are_what_hpack_reads(length: int) -> None:
-    headers = [(":path", "/a"), ("x", "v" * length)]
-    decoder = hpack.Decoder(max_header_list_size=1 << 20)
-    assert [(str(name), str(value)) for name, value in decoder.decode(http2.encode_headers(headers))] == headers

@@ -25,7 +25,23 @@ import psutil
 import pytest
 import uvloop
 
-from loadtest import http2
+from gateway.wire.http2_frames import (
+    ACK,
+    CANCEL,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADER_TABLE_SIZE,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    frame,
+    reset,
+    settings,
+)
+from gateway.wire.http2_headers import header_block
 from loadtest.cli import main
 from loadtest.errors import ExitCode
 from loadtest.generator import measure
@@ -43,7 +59,7 @@ PAYLOAD = str(Path(__file__).parent / "payload.json")
 KINDS = (*AT_THE_TARGET, "SIGINT", "SIGTERM", "SIGKILL", "kill a sender")
 BODY = b'{"outputs":[]}'
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
-OK_TAIL = http2.encode_headers([("grpc-status", "0")])
+OK_TAIL = header_block((b"grpc-status", b"0"))
 COMMANDS = multiprocessing.get_context("forkserver")
 
 
@@ -116,34 +132,39 @@ class _Grpc(_Http):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self.reader = http2.FrameReader()
-        self.preface = len(http2.PREFACE)
+        self.rest = b""
+        self.preface = len(PREFACE)
         self.unknown: set[int] = set()  # streams that ask for statistics
         self.waiting: set[int] = set()  # answered, and not given up
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.write(http2.opening({}))
+        transport.write(settings({HEADER_TABLE_SIZE: 0}))
+
+    def frames(self, data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+        self.rest += data
+        while len(self.rest) >= 9 and len(self.rest) >= (end := 9 + int.from_bytes(self.rest[:3])):
+            head, payload, self.rest = self.rest[:9], self.rest[9:end], self.rest[end:]
+            yield head[3], head[4], int.from_bytes(head[5:]), payload
 
     def data_received(self, data: bytes) -> None:
         skip = min(self.preface, len(data))
         self.preface -= skip
-        ended = http2.END_HEADERS | http2.END_STREAM
-        for kind, flags, stream, payload in self.reader.feed(data[skip:]):
-            if kind == http2.HEADERS and b"ModelStatistics" in payload:
+        for kind, flags, stream, payload in self.frames(data[skip:]):
+            if kind == HEADERS and b"ModelStatistics" in payload:
                 self.unknown.add(stream)
-                self.transport.write(http2.frame(http2.RST_STREAM, 0, stream, http2.CANCEL.to_bytes(4, "big")))
-            elif kind == http2.DATA and stream not in self.unknown and not self.target.stalled:
+                self.transport.write(reset(stream, CANCEL))
+            elif kind == DATA and stream not in self.unknown and not self.target.stalled:
                 self.waiting.add(stream)
-                ping = http2.frame(http2.PING, 0, 0, stream.to_bytes(8, "big"))
-                self.transport.write(http2.frame(http2.HEADERS, ended, stream, OK_TAIL) + ping)
-            elif kind == http2.RST_STREAM:
+                ping = frame(PING, 0, 0, stream.to_bytes(8, "big"))
+                self.transport.write(frame(HEADERS, END_HEADERS | END_STREAM, stream, OK_TAIL) + ping)
+            elif kind == RST_STREAM:
                 self.waiting.discard(stream)
-            elif kind == http2.PING and flags & http2.ACK and int.from_bytes(payload, "big") in self.waiting:
+            elif kind == PING and flags & ACK and int.from_bytes(payload, "big") in self.waiting:
                 self.waiting.remove(int.from_bytes(payload, "big"))
                 self.target.took()
-            elif kind == http2.SETTINGS and not flags & http2.ACK:
-                self.transport.write(http2.frame(http2.SETTINGS, http2.ACK, 0))
+            elif kind == SETTINGS and not flags & ACK:
+                self.transport.write(frame(SETTINGS, ACK, 0))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,433 @@
+"""What both sides of an HTTP/2 connection do, without I/O: bytes are handed in, what is to be sent lies in `out`.
+
+Bytes are cut into frames, header blocks put together, windows kept; what a frame means to a server or a client is told by the
+methods that begin with `_on_`. Nothing here knows sockets or timers: a shell hands in what came, sends what lies there, and
+looks at `closing` and `aborted` when it has. Section numbers are those of RFC 9113.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from gateway.wire.http2_frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_FRAME_BYTES,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    ENHANCE_YOUR_CALM,
+    FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
+    GOAWAY,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
+    MOST_WINDOW,
+    PADDED,
+    PING,
+    PROTOCOL_ERROR,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTING,
+    SETTINGS,
+    WINDOW_UPDATE,
+    WITH_PRIORITY,
+    WORD,
+    Broken,
+    expect_size,
+    frame_head,
+    reset,
+    unpadded,
+    window_update,
+)
+from gateway.wire.http2_headers import TOLERANCE, Headers
+
+FRAME_BYTES: Final = 65_536  # the longest frame taken: a longer one costs copies while it arrives, a shorter one loops
+
+
+class Receiver(Protocol):
+    """What a stream tells its handler."""
+
+    def take(self, data: bytes, ended: bool) -> None:
+        """The body's next bytes, and whether these are its last."""
+
+    def reset(self) -> None:
+        """The client went away or took the request back. Nothing comes after it."""
+
+    def drained(self) -> None:
+        """More can be sent: what was sent before has left, after it had to wait for the client."""
+
+    def cut_off(self) -> None:
+        """The server ends: answer now."""
+
+
+class _Nobody:
+    """Receives for streams that are over, so that these and their handlers are freed without the cyclic collector."""
+
+    def take(self, data: bytes, ended: bool) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def drained(self) -> None: ...
+
+    def cut_off(self) -> None: ...
+
+
+NOBODY: Final[Receiver] = _Nobody()
+
+
+class Stream:
+    """One request and its answer. The handler sets the receiver when it gets the stream. headers: names in lower case."""
+
+    __slots__ = ("_connection", "_granted", "_last", "_outbox", "ended", "headers", "number", "receive_window", "receiver")
+
+    def __init__(self, connection: "Connection", number: int, headers: Headers, receive_window: int) -> None:
+        self._connection = connection
+        self._granted = 0  # by the other side, beyond its initial window
+        self._outbox: deque[memoryview] | None = None  # most bodies never wait
+        self._last: bytes | None = None  # the frame that ends our side, behind what waits
+        self.number = number
+        self.receive_window = receive_window
+        self.ended = False  # by the other side
+        self.headers = headers
+        self.receiver: Receiver = NOBODY
+
+    @property
+    def backlog(self) -> bool:
+        """Whether something that was sent still waits for the other side."""
+        return bool(self._outbox) or self._connection.write_paused
+
+    def send_headers(self, block: bytes, *, end: bool = False) -> None:
+        """Send a header block. end: it is the whole answer. A block is sent in one frame: keep it below 16 KiB."""
+        flags = END_HEADERS | END_STREAM if end else END_HEADERS
+        self._connection.write(frame_head(len(block), HEADERS, flags, self.number) + block)
+        if end:
+            self._connection.sent_all(self)
+
+    def send_data(self, data: bytes) -> None:
+        """Send bytes of a body, as the other side's windows let them."""
+        size = len(data)
+        connection = self._connection
+        if (
+            not self._outbox
+            and size <= connection.send_window
+            and size <= connection.peer_frame_bytes
+            and size <= connection.initial_window + self._granted
+        ):
+            self._granted -= size
+            connection.send_window -= size
+            connection.write(frame_head(size, DATA, 0, self.number))
+            connection.write(data)
+        else:
+            if self._outbox is None:
+                self._outbox = deque()
+            self._outbox.append(memoryview(data))
+            self.pump()
+
+    def finish(self, trailers: bytes) -> None:
+        """End the body with a header block, once it has left."""
+        if self._outbox:
+            self._last = frame_head(len(trailers), HEADERS, END_HEADERS | END_STREAM, self.number) + trailers
+        else:
+            self.send_headers(trailers, end=True)
+
+    def end(self) -> None:
+        """End the body without trailers, once it has left."""
+        self._last = frame_head(0, DATA, END_STREAM, self.number)
+        if not self._outbox:
+            self.pump()
+
+    def widen(self, size: int) -> bool:
+        """Take a WINDOW_UPDATE; returns whether something waits for it. Raises: Broken."""
+        self._granted += size
+        if self._connection.initial_window + self._granted > MOST_WINDOW:
+            raise Broken(FLOW_CONTROL_ERROR, f"the window of stream {self.number} is too large")
+        return bool(self._outbox)
+
+    def pump(self) -> None:
+        """Send on, when a window may have opened (called by the connection)."""
+        connection = self._connection
+        outbox = self._outbox
+        moved = False
+        while outbox:
+            head = outbox[0]
+            own = connection.initial_window + self._granted
+            size = min(len(head), own, connection.send_window, connection.peer_frame_bytes)
+            if size <= 0 and len(head):
+                connection.blocked(self, moved=moved, by_connection=own > 0)
+                return
+            moved = True
+            self._granted -= size
+            connection.send_window -= size
+            connection.write(frame_head(size, DATA, 0, self.number))
+            connection.write(bytes(head[:size]))
+            if size == len(head):
+                outbox.popleft()
+            else:
+                outbox[0] = head[size:]
+        connection.unblocked(self)
+        if self._last is not None:
+            connection.write(self._last)
+            connection.sent_all(self)
+        else:
+            self.receiver.drained()
+
+    def credit(self, size: int) -> None:
+        """Let the other side send so many bytes more on this stream."""
+        self.receive_window += size
+        if not self.ended and size:
+            self._connection.write(window_update(self.number, size))
+
+    def reset(self, code: int) -> None:
+        """End the stream on our side."""
+        self._connection.write(reset(self.number, code))
+        self._connection.forget(self)
+
+
+class Connection(ABC):
+    """Life: receive and take, until `closing` or `aborted`, then lost.
+
+    out: to be sent, in order. closing: to be closed once that has left. aborted: to be cut at once.
+    """
+
+    def __init__(self, wake: Callable[[], None], *, expected: bytes, header_bytes: int, frame_bytes: int = FRAME_BYTES) -> None:
+        """wake: called once when there is something to take that was written outside of `receive`.
+
+        expected: what the other side sends before its frames. header_bytes: of a header block, of which four times as much
+        ends the connection. frame_bytes: the longest frame taken.
+        """
+        self._wake = wake
+        self._woken = False
+        self.out: list[bytes] = []
+        self.closing = False
+        self.aborted = False
+        # reading
+        self._expected = expected
+        self._rest = b""
+        self._reading = False
+        self._frame_bytes = frame_bytes
+        self._most_block_bytes = header_bytes * TOLERANCE
+        self._block: bytearray | None = None  # a header block whose end is still to come
+        self._block_stream = 0
+        self._block_ends = False
+        # sending
+        self.write_paused = False
+        self.send_window = DEFAULT_WINDOW
+        self.initial_window = DEFAULT_WINDOW
+        self.peer_frame_bytes = DEFAULT_FRAME_BYTES
+        self._blocked: dict[Stream, None] = {}  # have something to send, which no window takes
+        self._ready: dict[Stream, None] = {}  # of these, those whose own window is open
+
+    # what comes
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes as they come, in any pieces."""
+        if self.closing or self.aborted:
+            return
+        if self._rest:
+            data = self._rest + data
+        self._reading = True
+        try:
+            self._rest = data[self._read(data) :]
+            if self._ready:
+                self._pump()
+        except Broken as exc:
+            self._rest = b""
+            self._on_broken(exc)
+        finally:
+            self._reading = False
+
+    def _read(self, data: bytes) -> int:
+        """Handle every whole frame; returns how many bytes they took."""
+        at, end = 0, len(data)
+        if self._expected:
+            if not self._expected.startswith(data[: len(self._expected)]):
+                self.out.clear()
+                self.aborted = True
+                return end
+            if end < len(self._expected):
+                return 0
+            at = len(self._expected)
+            self._expected = b""
+        while end - at >= 9:
+            length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+            if length > self._frame_bytes:
+                raise Broken(FRAME_SIZE_ERROR, f"a frame of {length} bytes, expected at most {self._frame_bytes}")
+            start = at + 9
+            after = start + length
+            if after > end:
+                break
+            kind = data[at + 3]
+            number = int.from_bytes(data[at + 5 : start]) & MOST_WINDOW
+            if self._block is not None and (kind != CONTINUATION or number != self._block_stream):
+                raise Broken(PROTOCOL_ERROR, "a header block was not continued")  # 6.10
+            self._frame(kind, data[at + 4], number, data[start:after])
+            at = after
+            if self.closing or self.aborted:
+                return end
+        return at
+
+    def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if kind == DATA:
+            self._on_data(flags, number, payload)
+        elif kind == HEADERS:
+            self._headers(flags, number, payload)
+        elif kind == WINDOW_UPDATE:
+            expect_size(payload, 4)
+            increment = int.from_bytes(payload) & MOST_WINDOW
+            if increment == 0:
+                raise Broken(PROTOCOL_ERROR, "a window update of 0")
+            if number == 0:
+                self.send_window += increment
+                if self.send_window > MOST_WINDOW:
+                    raise Broken(FLOW_CONTROL_ERROR, "the connection's window is too large")
+            else:
+                self._on_window_update(number, increment)
+        elif kind == RST_STREAM:
+            expect_size(payload, 4)
+            self._on_reset(number, int.from_bytes(payload))
+        elif kind == PING:
+            expect_size(payload, 8)
+            if not flags & ACK:
+                self.write(frame_head(8, PING, ACK, 0) + payload)
+        elif kind == SETTINGS:
+            self._settings(flags, number, payload)
+        elif kind == CONTINUATION:
+            if self._block is None:
+                raise Broken(PROTOCOL_ERROR, "a continuation of no header block")
+            self._block += payload
+            self._block_part(flags)
+        elif kind == GOAWAY:
+            self._on_go_away(int.from_bytes(payload[:4]) & MOST_WINDOW)
+        elif kind == PUSH_PROMISE:
+            raise Broken(PROTOCOL_ERROR, "a push, which nobody asked for")
+        # PRIORITY asks nothing of us, and unknown kinds are to be ignored (4.1).
+
+    def _headers(self, flags: int, number: int, payload: bytes) -> None:
+        if flags & PADDED:
+            payload = unpadded(payload)
+        if flags & WITH_PRIORITY:
+            if len(payload) < 5:
+                raise Broken(FRAME_SIZE_ERROR, "a header frame that ends within its priority")
+            payload = payload[5:]
+        if flags & END_HEADERS:
+            self._on_block(number, payload, bool(flags & END_STREAM))
+        else:
+            self._block_stream = number
+            self._block_ends = bool(flags & END_STREAM)
+            self._block = bytearray(payload)
+            self._block_part(flags)
+
+    def _block_part(self, flags: int) -> None:
+        block = self._block
+        assert block is not None
+        if len(block) > self._most_block_bytes:
+            raise Broken(ENHANCE_YOUR_CALM, f"a header block of {len(block)} bytes (server.limits.header_bytes)")
+        if flags & END_HEADERS:
+            self._block = None
+            self._on_block(self._block_stream, bytes(block), self._block_ends)
+
+    def _settings(self, flags: int, number: int, payload: bytes) -> None:
+        if number or len(payload) % 6:
+            raise Broken(FRAME_SIZE_ERROR, "settings that are none")
+        if flags & ACK:
+            return
+        for key, value in SETTING.iter_unpack(payload):
+            if key == INITIAL_WINDOW_SIZE:
+                if value > MOST_WINDOW:
+                    raise Broken(FLOW_CONTROL_ERROR, f"an initial window of {value} bytes")
+                self.initial_window = value  # also of the streams that are open (6.9.2)
+            elif key == MAX_FRAME_SIZE:
+                if not DEFAULT_FRAME_BYTES <= value < 1 << 24:
+                    raise Broken(PROTOCOL_ERROR, f"a largest frame of {value} bytes")
+                self.peer_frame_bytes = value
+            else:
+                self._on_setting(key, value)
+        self.write(frame_head(0, SETTINGS, ACK, 0))
+        self._ready |= self._blocked
+
+    @abstractmethod
+    def _on_data(self, flags: int, number: int, payload: bytes) -> None:
+        """A DATA frame, its padding still in it."""
+
+    @abstractmethod
+    def _on_block(self, number: int, block: bytes, ended: bool) -> None:
+        """A whole header block."""
+
+    def _on_window_update(self, number: int, size: int) -> None:  # noqa: B027  # not all care
+        """More may be sent on a stream."""
+
+    def _on_reset(self, number: int, code: int) -> None:  # noqa: B027  # not all care
+        """The other side has ended a stream."""
+
+    def _on_go_away(self, last_stream: int) -> None:  # noqa: B027  # not all care
+        """The other side takes no more streams."""
+
+    def _on_setting(self, key: int, value: int) -> None:  # noqa: B027  # not all care
+        """Another setting than those of windows and frames."""
+
+    @abstractmethod
+    def _on_broken(self, fault: Broken) -> None:
+        """The other side has broken the protocol."""
+
+    # what leaves
+
+    def write(self, data: bytes) -> None:
+        """Send bytes with what else leaves now."""
+        self.out.append(data)
+        if not self._reading and not self._woken:
+            self._woken = True
+            self._wake()
+
+    def take(self) -> list[bytes]:
+        """What is to be sent. It is the caller's to send."""
+        self._woken = False
+        out, self.out = self.out, []
+        return out
+
+    def go_away(self, code: int, text: str, last_stream: int) -> None:
+        """6.8."""
+        payload = WORD.pack(last_stream) + WORD.pack(code) + text.encode()
+        self.write(frame_head(len(payload), GOAWAY, 0, 0) + payload)
+
+    def lost(self) -> None:
+        """There is nobody to send to any more."""
+        self.aborted = True
+        self._blocked.clear()
+        self._ready.clear()
+        self._wake = _nothing  # or the shell and this would hold each other until the cyclic collector comes
+
+    def _pump(self) -> None:
+        """Send on with the streams that can, in the order in which they had to wait."""
+        ready = self._ready
+        while ready and self.send_window > 0:
+            stream = next(iter(ready))
+            del ready[stream]
+            stream.pump()
+
+    # called by streams
+
+    def blocked(self, stream: Stream, *, moved: bool, by_connection: bool) -> None:
+        """No window takes what it has to send. moved: something of it was, before. by_connection: its own window would."""
+        self._blocked[stream] = None
+        if by_connection:
+            self._ready[stream] = None
+
+    def unblocked(self, stream: Stream) -> None:
+        """All it had to send has left, or nobody waits for that."""
+        self._blocked.pop(stream, None)
+        self._ready.pop(stream, None)
+
+    @abstractmethod
+    def sent_all(self, stream: Stream) -> None:
+        """Our side of a stream has ended."""
+
+    @abstractmethod
+    def forget(self, stream: Stream) -> None:
+        """A stream is over on our side."""
+
+
+def _nothing() -> None: ...

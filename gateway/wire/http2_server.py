@@ -110,6 +110,7 @@ class ServerConnection(Connection):
         now = self._now() + _CLOCK_STEP_S
         if (self._expected and now >= self._preface_due) or now >= self._frame_due:
             self.aborted = True
+            self.next_due = inf
             return
         for stream, due in list(self._stalled.items()):
             if now < due:

@@ -16,12 +16,14 @@ from gateway.wire.http2_frames import (
     DATA,
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW,
+    ENABLE_PUSH,
     END_HEADERS,
     END_STREAM,
     ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
     GOAWAY,
+    HEADER_TABLE_SIZE,
     HEADERS,
     INITIAL_WINDOW_SIZE,
     MAX_FRAME_SIZE,
@@ -43,7 +45,7 @@ from gateway.wire.http2_frames import (
     unpadded,
     window_update,
 )
-from gateway.wire.http2_headers import TOLERANCE, Headers
+from gateway.wire.http2_headers import DEFAULT_TABLE_BYTES, SIZE_UPDATE, TOLERANCE, Headers
 
 FRAME_BYTES: Final = 65_536  # the longest frame taken: a longer one costs copies while it arrives, a shorter one loops
 
@@ -82,13 +84,25 @@ NOBODY: Final[Receiver] = _Nobody()
 class Stream:
     """One request and its answer. The handler sets the receiver when it gets the stream. headers: names in lower case."""
 
-    __slots__ = ("_connection", "_granted", "_last", "_outbox", "ended", "headers", "number", "receive_window", "receiver")
+    __slots__ = (
+        "_connection",
+        "_ends",
+        "_granted",
+        "_outbox",
+        "_trailers",
+        "ended",
+        "headers",
+        "number",
+        "receive_window",
+        "receiver",
+    )
 
     def __init__(self, connection: "Connection", number: int, headers: Headers, receive_window: int) -> None:
         self._connection = connection
         self._granted = 0  # by the other side, beyond its initial window
         self._outbox: deque[memoryview] | None = None  # most bodies never wait
-        self._last: bytes | None = None  # the frame that ends our side, behind what waits
+        self._ends = False  # behind what waits
+        self._trailers: bytes | None = None  # likewise
         self.number = number
         self.receive_window = receive_window
         self.ended = False  # by the other side
@@ -103,9 +117,13 @@ class Stream:
     def send_headers(self, block: bytes, *, end: bool = False) -> None:
         """Send a header block. end: it is the whole answer. A block is sent in one frame: keep it below 16 KiB."""
         flags = END_HEADERS | END_STREAM if end else END_HEADERS
-        self._connection.write(frame_head(len(block), HEADERS, flags, self.number) + block)
+        connection = self._connection
+        if connection.block_prefix:
+            block = connection.block_prefix + block
+            connection.block_prefix = b""
+        connection.write(frame_head(len(block), HEADERS, flags, self.number) + block)
         if end:
-            self._connection.sent_all(self)
+            connection.sent_all(self)
 
     def send_data(self, data: bytes) -> None:
         """Send bytes of a body, as the other side's windows let them."""
@@ -130,13 +148,13 @@ class Stream:
     def finish(self, trailers: bytes) -> None:
         """End the body with a header block, once it has left."""
         if self._outbox:
-            self._last = frame_head(len(trailers), HEADERS, END_HEADERS | END_STREAM, self.number) + trailers
+            self._trailers = trailers
         else:
             self.send_headers(trailers, end=True)
 
     def end(self) -> None:
         """End the body without trailers, once it has left."""
-        self._last = frame_head(0, DATA, END_STREAM, self.number)
+        self._ends = True
         if not self._outbox:
             self.pump()
 
@@ -169,8 +187,10 @@ class Stream:
             else:
                 outbox[0] = head[size:]
         connection.unblocked(self)
-        if self._last is not None:
-            connection.write(self._last)
+        if self._trailers is not None:
+            self.send_headers(self._trailers, end=True)
+        elif self._ends:
+            connection.write(frame_head(0, DATA, END_STREAM, self.number))
             connection.sent_all(self)
         else:
             self.receiver.drained()
@@ -218,6 +238,8 @@ class Connection(ABC):
         self.send_window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
         self.peer_frame_bytes = DEFAULT_FRAME_BYTES
+        self.block_prefix = b""  # the next header block sent begins with it
+        self._table_empty = False  # the other side has been told that our blocks need no table
         self._blocked: dict[Stream, None] = {}  # have something to send, which no window takes
         self._ready: dict[Stream, None] = {}  # of these, those whose own window is open
 
@@ -291,6 +313,8 @@ class Connection(ABC):
             self._on_reset(number, int.from_bytes(payload))
         elif kind == PING:
             expect_size(payload, 8)
+            if number:
+                raise Broken(PROTOCOL_ERROR, f"a ping of stream {number}, expected 0")
             if not flags & ACK:
                 self.write(frame_head(8, PING, ACK, 0) + payload)
         elif kind == SETTINGS:
@@ -331,7 +355,9 @@ class Connection(ABC):
             self._on_block(self._block_stream, bytes(block), self._block_ends)
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
-        if number or len(payload) % 6:
+        if number:
+            raise Broken(PROTOCOL_ERROR, f"settings of stream {number}, expected 0")
+        if len(payload) % 6 or (flags & ACK and payload):
             raise Broken(FRAME_SIZE_ERROR, "settings that are none")
         if flags & ACK:
             return
@@ -344,6 +370,14 @@ class Connection(ABC):
                 if not DEFAULT_FRAME_BYTES <= value < 1 << 24:
                     raise Broken(PROTOCOL_ERROR, f"a largest frame of {value} bytes")
                 self.peer_frame_bytes = value
+            elif key == HEADER_TABLE_SIZE:
+                # RFC 7541 4.2: a smaller table must be answered; an empty one, which ours is anyway, fits all that may follow.
+                if value < DEFAULT_TABLE_BYTES and not self._table_empty:
+                    self._table_empty = True
+                    self.block_prefix = SIZE_UPDATE
+            elif key == ENABLE_PUSH:
+                if value > 1:
+                    raise Broken(PROTOCOL_ERROR, f"ENABLE_PUSH of {value}, expected 0 or 1")
             else:
                 self._on_setting(key, value)
         self.write(frame_head(0, SETTINGS, ACK, 0))

@@ -81,6 +81,9 @@ class ClientConnection(Connection):
             and not self._unsent
         ):  # fmt: skip
             self.send_window -= size
+            if self.block_prefix:
+                block = self.block_prefix + block
+                self.block_prefix = b""
             head = frame_head(len(block), HEADERS, END_HEADERS, number)
             self.write(head + block + frame_head(size, DATA, END_STREAM, number) + body)
         else:

@@ -9,6 +9,7 @@ from gateway.wire.http2_frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, Brok
 
 Headers = dict[bytes, bytes]
 
+DEFAULT_TABLE_BYTES: Final = 4096  # RFC 9113 6.5.2
 SIZE_UPDATE: Final = b"\x20"  # RFC 7541 6.3: from here on the table is empty, and stays so
 _BLOCKS_REMEMBERED: Final = 256
 # What is longer than the limit is decoded, to keep the table, and refused; what is so much longer ends the connection.

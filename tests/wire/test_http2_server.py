@@ -240,6 +240,26 @@ def test_a_client_that_takes_its_answer_bit_by_bit_gets_it() -> None:
     assert not peer.resets
 
 
+@pytest.mark.parametrize("size", [0, 1, 1024, 4095])
+def test_the_first_block_after_a_smaller_header_table_says_that_it_fits(size: int) -> None:
+    peer = open_peer()
+    peer.send(peer.headers(1), data(1, b"a", end=True))
+    assert not peer.received()[0].payload.startswith(b"\x20")
+    peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x1, size) * 2), peer.headers(3), data(3, b"b", end=True))
+    peer.decoder.max_allowed_table_size = size
+    _, head, _, tail = peer.received()
+    assert head.payload.startswith(b"\x20")
+    assert not tail.payload.startswith(b"\x20")
+    assert peer.fields(head)[":status"] == "200"  # a decoder that insists on it reads on
+    assert peer.fields(tail) == {"grpc-status": "0"}
+
+
+def test_a_header_table_of_the_usual_size_or_more_changes_nothing() -> None:
+    peer = open_peer()
+    peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x1, 4096) + struct.pack(">HI", 0x1, 65536)), peer.headers(1, end=True))
+    assert peer.fields(peer.received()[1]) == {":status": "200", "x-path": "/echo"}
+
+
 def test_pings_and_settings_are_acknowledged() -> None:
     peer = open_peer()
     peer.send(frame(PING, 0, b"12345678"), frame(SETTINGS), frame(PING, 0, b"12345678", ACK), frame(SETTINGS, 0, b"", ACK))
@@ -354,7 +374,10 @@ BROKEN: dict[str, tuple[list[bytes], int]] = {
     "a window that overflows": ([frame(WINDOW_UPDATE, 0, word((1 << 31) - 1))], 3),
     "an initial window that overflows": ([frame(SETTINGS, 0, struct.pack(">HI", 0x4, 1 << 31))], 3),
     "a frame size out of range": ([frame(SETTINGS, 0, struct.pack(">HI", 0x5, 1))], 1),
-    "settings of a stream": ([frame(SETTINGS, 1)], 6),
+    "settings of a stream": ([frame(SETTINGS, 1)], 1),
+    "an acknowledgement of settings that says more": ([frame(SETTINGS, 0, bytes(6), ACK)], 6),
+    "a push that is neither on nor off": ([frame(SETTINGS, 0, struct.pack(">HI", 0x2, 2))], 1),
+    "a ping of a stream": ([frame(PING, 1, bytes(8))], 1),
     "settings of a wrong size": ([frame(SETTINGS, 0, b"x")], 6),
     "a ping of a wrong size": ([frame(PING, 0, b"x")], 6),
     "a window update of a wrong size": ([frame(WINDOW_UPDATE, 0, b"x")], 6),

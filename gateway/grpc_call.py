@@ -3,10 +3,12 @@
 Source: gRPC over HTTP2 (grpc/doc/PROTOCOL-HTTP2.md).
 """
 
+import asyncio
 import logging
 import re
 import time
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Final, Protocol
 from urllib.parse import quote_from_bytes
 
@@ -19,11 +21,14 @@ from gateway.wire.http2 import Receiver
 from gateway.wire.http2_headers import Headers, header_block
 
 ENCODINGS: Final = (b"identity", b"gzip", b"deflate")
+# A message of 4 KiB inflates to 4 MiB at most (deflate's best is 1032:1): some milliseconds. More is done off the loop.
+_INFLATE_INLINE_BYTES: Final = 4 << 10
 _LONGEST_TEXT: Final = 6 << 10  # of an error, quoted: clients refuse metadata of more than 8 KiB
 _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-_HEAD: Final = header_block((b"content-type", b"application/grpc"), status=200)
+_ALWAYS: Final = ((b"content-type", b"application/grpc"), (b"grpc-accept-encoding", b"identity,deflate,gzip"))
+_HEAD: Final = header_block(*_ALWAYS, status=200)
 _OK: Final = header_block((b"grpc-status", b"0"))
 
 log = logging.getLogger(__name__)
@@ -98,7 +103,9 @@ class OneMessage(ABC):
 class GrpcCall:
     """One RPC. over: answered or cancelled; nothing more is sent."""
 
-    __slots__ = ("_begun", "_buffer", "_handler", "_most_bytes", "arrival_ns", "over", "stream")
+    __slots__ = (
+        "_begun", "_buffer", "_ended", "_handler", "_held", "_most_bytes", "_timeout_s", "arrival_ns", "over", "stream",
+    )  # fmt: skip
 
     def __init__(self, stream: Stream, most_bytes: int) -> None:
         """most_bytes: the longest message, compressed or not."""
@@ -108,6 +115,9 @@ class GrpcCall:
         self._begun = False
         self._most_bytes = most_bytes
         self._buffer: bytearray | None = None  # most messages come whole
+        self._held = False
+        self._ended = False  # by the client, while held
+        self._timeout_s: float | None = None
         self._handler: CallHandler | None = None
 
     def listen(self, handler: CallHandler) -> None:
@@ -115,15 +125,31 @@ class GrpcCall:
         self._handler = handler
         self.stream.receiver = self
 
-    def remaining_s(self, now_ns: int) -> float | None:
-        """Until the call's deadline; None if it has none. Raises: InvalidArgument."""
-        text = self.stream.headers.get(b"grpc-timeout")
-        if text is None:
-            return None
+    def hold(self) -> None:
+        """Tell no further message until `go_on`: their bytes stay as they came, and keep the client's window closed."""
+        self._held = True
+
+    def go_on(self) -> None:
+        """Tell messages again, those that came meanwhile first."""
+        if self._held:
+            self._held = False
+            self.take(b"", self._ended)
+
+    def deafen(self) -> None:
+        """Tell what has come, and nothing that comes from now on."""
+        self.stream.receiver = _Deaf(self)
+
+    def set_timeout(self, text: bytes) -> None:
+        """text: of the header grpc-timeout. Raises: InvalidArgument."""
         match = _TIMEOUT.fullmatch(text)
         if match is None:
             raise InvalidArgument(f"grpc-timeout {text.decode(errors='replace')!r}: expected up to 8 digits and one of HMSmun")
-        return int(match[1]) * _UNIT_S[match[2]] - (now_ns - self.arrival_ns) * 1e-9
+        self._timeout_s = int(match[1]) * _UNIT_S[match[2]]
+
+    def remaining_s(self, now_ns: int) -> float | None:
+        """Until the call's deadline; None if it has none."""
+        timeout_s = self._timeout_s
+        return None if timeout_s is None else timeout_s - (now_ns - self.arrival_ns) * 1e-9
 
     def reply(self, message: Message) -> None:
         """Answer a unary call."""
@@ -162,7 +188,7 @@ class GrpcCall:
         if self._begun:
             self.stream.finish(header_block(*fields))
         else:
-            self.stream.send_headers(header_block((b"content-type", b"application/grpc"), *fields, status=200), end=True)
+            self.stream.send_headers(header_block(*_ALWAYS, *fields, status=200), end=True)
 
     # the stream's receiver
 
@@ -170,7 +196,11 @@ class GrpcCall:
         """Cut length-prefixed messages."""
         try:
             self._cut(data)
-            if ended and self._handler is not None:
+            if not ended:
+                return
+            if self._held:
+                self._ended = True
+            elif self._handler is not None:
                 if self._buffer:
                     raise InvalidArgument(f"the call ends within a message, {len(self._buffer)} bytes after its begin")
                 self._handler.end()
@@ -217,14 +247,22 @@ class GrpcCall:
         handler = self._handler
         if handler is None:
             return
-        if not self._buffer and len(data) >= 5 and int.from_bytes(data[1:5]) == len(data) - 5 <= self._most_bytes:
-            handler.message(self._inflated(data[0], data[5:]), len(data))  # one whole message, as most are
+        if (
+            not self._buffer
+            and not self._held
+            and len(data) >= 5
+            and int.from_bytes(data[1:5]) == len(data) - 5 <= self._most_bytes
+        ):  # one whole message, as most are
+            if data[0]:
+                self._inflate(data[0], data[5:], len(data))
+            else:
+                handler.message(data[5:], len(data))
             return
         if self._buffer is None:
             self._buffer = bytearray()
         buffer = self._buffer
         buffer += data
-        while len(buffer) >= 5 and not self.over:
+        while len(buffer) >= 5 and not self._held and not self.over:
             size = int.from_bytes(buffer[1:5])
             if size > self._most_bytes:
                 raise TooLarge(f"a message of {size} bytes, expected at most {self._most_bytes} (server.limits.body_bytes)")
@@ -233,15 +271,60 @@ class GrpcCall:
             message = bytes(memoryview(buffer)[5 : size + 5])
             flag = buffer[0]
             del buffer[: size + 5]
-            handler.message(self._inflated(flag, message), size + 5)
+            if flag:
+                self._inflate(flag, message, size + 5)
+            else:
+                handler.message(message, size + 5)
 
-    def _inflated(self, flag: int, message: bytes) -> bytes:
-        if flag == 0:
-            return message
+    def _inflate(self, flag: int, message: bytes, size: int) -> None:
+        """Tell a compressed message; one that may take long is inflated off the loop, and the call held for that long."""
         encoding = self.stream.headers.get(b"grpc-encoding", b"identity")
-        if flag != 1 or encoding == b"identity":
-            raise InvalidArgument(f"a message with the flag {flag} and grpc-encoding {encoding.decode()}")
-        return inflate(encoding, message, self._most_bytes)
+        if flag != 1:
+            raise InvalidArgument(f"a message with the flag {flag}, expected 0 or 1")
+        if encoding == b"identity":  # grpc/doc/compression.md
+            raise InternalError("a message is flagged as compressed, but its call has no grpc-encoding")
+        work = partial(inflate, encoding, message, self._most_bytes)
+        if len(message) <= _INFLATE_INLINE_BYTES:
+            assert self._handler is not None
+            self._handler.message(work(), size)
+            return
+        self.hold()
+        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(lambda done: self._inflated(done, size))
+
+    def _inflated(self, done: asyncio.Future[bytes], size: int) -> None:
+        handler = self._handler
+        try:
+            message = done.result()
+            if handler is None:  # the call is over
+                return
+            self._held = False
+            handler.message(message, size)
+            if not self._held:
+                self.take(b"", self._ended)
+        except GatewayError as exc:
+            self._end_with(exc)
+        except BaseException:  # no memory for it, say
+            self.failed()
+
+
+class _Deaf:
+    """Receives for a call that is told nothing new."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: GrpcCall) -> None:
+        self._call = call
+
+    def take(self, data: bytes, ended: bool) -> None: ...
+
+    def reset(self) -> None:
+        self._call.reset()
+
+    def drained(self) -> None:
+        self._call.drained()
+
+    def cut_off(self) -> None:
+        self._call.cut_off()
 
 
 def _quoted(text: str) -> bytes:

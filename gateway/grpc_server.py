@@ -43,6 +43,9 @@ _FINAL: Final = "triton_final_response"
 _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 _STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
 
+# Their messages are the same, field by field.
+_REFLECTION: Final = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
+
 _NOT_GRPC: Final = header_block(status=415)
 
 log = logging.getLogger(__name__)
@@ -62,6 +65,7 @@ class GrpcServer:
         self._streams: set[_InferStream] = set()
         self._watches: set[_HealthWatch] = set()
         self._looking: asyncio.TimerHandle | None = None
+        self._ready = False  # as watchers were told
         self._listener: asyncio.Server | None = None
         self._calls = self._table()
 
@@ -143,12 +147,11 @@ class GrpcServer:
         parse_check = _parser(health_pb2.HealthCheckRequest)
         calls[f"/{_HEALTH}/Check".encode()] = self._unary(parse_check, check)
         calls[f"/{_HEALTH}/Watch".encode()] = lambda call: call.listen(
-            _HealthWatch(call, parse_check, self._health, self._watch)
+            _HealthWatch(call, parse_check, self._watch, self._watches.discard)
         )
-        services = reflection.ReflectionServicer((_SERVICE, _HEALTH, reflection.SERVICE_NAME))
-        calls[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo".encode()] = lambda call: call.listen(
-            _ReflectionCall(call, services)
-        )
+        services = reflection.ReflectionServicer((_SERVICE, _HEALTH, *_REFLECTION))
+        for service in _REFLECTION:
+            calls[f"/{service}/ServerReflectionInfo".encode()] = lambda call: call.listen(_ReflectionCall(call, services))
         return calls
 
     def _health(self, service: str) -> Any:
@@ -158,23 +161,29 @@ class GrpcServer:
         return states(status=states.SERVING if self._repository.ready() else states.NOT_SERVING)
 
     def _watch(self, watch: "_HealthWatch") -> None:
+        watch.tell(self._health(watch.service))
         self._watches.add(watch)
+        self._tell_watches()
         if self._looking is None:
             self._look()
 
     def _look(self) -> None:
-        """Tell watchers what has changed. On a timer while there are any: sessions come and go without a word to listeners."""
+        """See what has changed. On a timer while there are watchers: sessions come and go without a word to listeners."""
         self._looking = None
-        for watch in list(self._watches):
-            watch.look()
-            if watch.over:
-                self._watches.discard(watch)
+        self._tell_watches()
         if self._watches:
             self._looking = asyncio.get_running_loop().call_later(_WATCH_S, self._look)
 
+    def _tell_watches(self) -> None:
+        ready = self._repository.ready()
+        if ready != self._ready:
+            self._ready = ready
+            for watch in list(self._watches):
+                watch.tell(self._health(watch.service))
+
     def _end_watches(self) -> None:
-        for watch in self._watches:
-            watch.shut_down()
+        while self._watches:
+            self._watches.pop().shut_down()
 
     def open(self, stream: Stream) -> None:
         """Begin to serve a call, whose headers are here."""
@@ -190,6 +199,13 @@ class GrpcServer:
         elif headers.get(b"grpc-encoding", b"identity") not in ENCODINGS:
             call.fail(Unsupported("unknown grpc-encoding, expected identity, gzip or deflate"))
         else:
+            timeout = headers.get(b"grpc-timeout")
+            if timeout is not None:
+                try:
+                    call.set_timeout(timeout)
+                except InvalidArgument as exc:
+                    call.fail(exc)
+                    return
             begin(call)
 
     def _unary(self, parse: Callable[[bytes], Any], act: Callable[[Any], Awaitable[Message]]) -> Callable[[GrpcCall], None]:
@@ -362,7 +378,7 @@ class _InferStream:
         """open_streams: of the server, which shuts them down."""
         self._call = call
         self._endpoints = endpoints
-        self._waiting: deque[tuple[bytes, int]] = deque()
+        self._waiting: tuple[bytes, int] | None = None  # the next message; those behind it are the call's to keep
         self._running: deque[_Turn] = deque()  # in their order
         self._in_parts: list[_Turn] = []
         self._sending = False
@@ -374,12 +390,13 @@ class _InferStream:
     def shut_down(self) -> None:
         """Answer what came, then end."""
         self._farewell = NotReady("the server is shutting down", retry_after_s=1.0)
+        self._call.deafen()
         self.drained()
 
     def message(self, data: bytes, size: int) -> None:
-        if self._farewell is None:
-            self._waiting.append((data, size))
-            self.drained()
+        self._waiting = data, size
+        self._call.hold()
+        self.drained()
 
     def end(self) -> None:
         self._ended = True
@@ -387,7 +404,7 @@ class _InferStream:
 
     def cancel(self) -> None:
         self._open_streams.discard(self)
-        self._waiting.clear()
+        self._waiting = None
         for inference in (*self._running, *self._in_parts):
             inference.cancel()
 
@@ -419,9 +436,13 @@ class _InferStream:
             for inference in [inference for inference in in_parts if inference.replies is not None]:
                 in_parts.remove(inference)
                 self._send(inference)
-            if not self._waiting or len(running) + len(in_parts) >= _STREAM_IN_FLIGHT or call.stream.backlog:
+            if len(running) + len(in_parts) >= _STREAM_IN_FLIGHT or call.stream.backlog:
                 break
-            data, size = self._waiting.popleft()
+            if self._waiting is None:
+                call.go_on()
+            if self._waiting is None:
+                break
+            (data, size), self._waiting = self._waiting, None
             call.stream.credit(size)
             inference = _Turn(self._endpoints, call, data, self.drained)
             running.append(inference)
@@ -457,42 +478,37 @@ class _HealthWatch(OneMessage):
         self,
         call: GrpcCall,
         parse: Callable[[bytes], Any],
-        health: Callable[[str], Any],
         begin: "Callable[[_HealthWatch], None]",
+        end: "Callable[[_HealthWatch], None]",
     ) -> None:
-        """health: the state of a service, as a HealthCheckResponse. begin: has `look` called from now on."""
+        """begin: tells it the state of its service, now and at each change, until end."""
         super().__init__(call)
         self._parse = parse
-        self._health = health
         self._begin = begin
-        self._service = ""
+        self._end = end
         self._told: int | None = None
-
-    @property
-    def over(self) -> bool:
-        return self._call.over
+        self.service = ""
 
     def start(self, data: bytes) -> None:
-        self._service = self._parse(data).service
-        self.look()
+        self.service = self._parse(data).service
         self._begin(self)
 
-    def look(self) -> None:
-        """Send the state if it is not what was sent last."""
-        self._tell(self._health(self._service))
+    def cancel(self) -> None:
+        self._end(self)
 
     def shut_down(self) -> None:
-        self._tell(health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING))
+        self.tell(health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING))
         self._call.fail(NotReady("the server is shutting down", retry_after_s=1.0))
 
-    def _tell(self, state: Any) -> None:
+    def tell(self, state: Any) -> None:
+        """Send a HealthCheckResponse, if it is not what was sent last."""
         if state.status != self._told:
             self._told = state.status
             self._call.send(state)
 
 
 class _ReflectionCall:
-    """ServerReflectionInfo: an answer for each request, at once."""
+    """ServerReflectionInfo: an answer for each request, as soon as those before have left."""
 
     def __init__(self, call: GrpcCall, services: Any) -> None:
         """services: a ReflectionServicer, whose stubs know nothing of what it yields."""
@@ -504,13 +520,16 @@ class _ReflectionCall:
         request = _parser(reflection_pb2.ServerReflectionRequest)(data)
         for reply in self._services.ServerReflectionInfo(iter([request]), None):
             self._call.send(reply)
+        if self._call.stream.backlog:
+            self._call.hold()
 
     def end(self) -> None:
         self._call.finish()
 
     def cancel(self) -> None: ...
 
-    def drained(self) -> None: ...
+    def drained(self) -> None:
+        self._call.go_on()
 
 
 class InferenceServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # untyped in tritonclient

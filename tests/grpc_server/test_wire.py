@@ -5,18 +5,23 @@ import contextlib
 import gc
 import gzip
 import random
+import tracemalloc
 import zlib
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote
 
 import grpc
 import hpack
 import pytest
 from grpc import StatusCode
+from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config import Limits
 from gateway.grpc_server import GrpcServer
+from gateway.repository import Repository
+from gateway.wire.http2 import NOBODY, Receiver
 from gateway.wire.http2_frames import PREFACE, frame_head
 from tests.grpc_server.serving import MODELS, Served, infer_request, on_loop, serving
 
@@ -25,6 +30,9 @@ pytestmark = pytest.mark.slow
 DATA, HEADERS, RST_STREAM, SETTINGS = 0, 1, 3, 4
 END_STREAM, END_HEADERS = 0x1, 0x4
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+LIVE = "/inference.GRPCInferenceService/ServerLive"
+REFLECTION = "grpc.reflection.{}.ServerReflection"
 GOOD = infer_request(value=7, request_id="x").SerializeToString()
 
 
@@ -109,13 +117,15 @@ async def test_a_message_that_inflates_beyond_the_limit_is_refused() -> None:
         ((framed(GOOD) * 2,), {}, StatusCode.INVALID_ARGUMENT, "takes one message, got more"),
         ((framed(GOOD)[:-1],), {}, StatusCode.INVALID_ARGUMENT, "ends within a message"),
         ((b"\0\0",), {}, StatusCode.INVALID_ARGUMENT, "ends within a message"),
-        ((framed(GOOD, 1),), {}, StatusCode.INVALID_ARGUMENT, "flag 1 and grpc-encoding identity"),
+        ((framed(GOOD, 1),), {}, StatusCode.INTERNAL, "flagged as compressed, but its call has no grpc-encoding"),
+        ((framed(GOOD, 1),), {"grpc_encoding": "identity"}, StatusCode.INTERNAL, "flagged as compressed"),
         ((framed(GOOD, 9),), {}, StatusCode.INVALID_ARGUMENT, "flag 9"),
         ((framed(b"\xff" * 9),), {}, StatusCode.INVALID_ARGUMENT, "the request is no inference.ModelInferRequest"),
         ((framed(b"\xff" * 20, 1),), {"grpc_encoding": "gzip"}, StatusCode.INVALID_ARGUMENT, "no valid gzip data"),
         ((framed(GOOD),), {"grpc_encoding": "snappy"}, StatusCode.UNIMPLEMENTED, "expected identity, gzip or deflate"),
         ((framed(GOOD),), {"grpc_timeout": "soon"}, StatusCode.INVALID_ARGUMENT, "grpc-timeout 'soon'"),
         ((framed(GOOD),), {"grpc_timeout": "123456789S"}, StatusCode.INVALID_ARGUMENT, "grpc-timeout"),
+        ((framed(b""),), {"grpc_timeout": "1s", "path": LIVE}, StatusCode.INVALID_ARGUMENT, "grpc-timeout '1s'"),
         ((framed(GOOD),), {"path": "/inference.GRPCInferenceService/Nothing"}, StatusCode.UNIMPLEMENTED, "unknown method"),
         ((framed(b""),), {}, StatusCode.NOT_FOUND, "Request for unknown model: '' is not found; models here: 'echo', 'later'"),
         ((b"\0\xff\xff\xff\xff",), {"ends": False}, StatusCode.INVALID_ARGUMENT, "a message of 4294967295 bytes"),
@@ -241,3 +251,155 @@ async def test_what_is_over_is_freed_without_the_collector() -> None:
             assert sorted(alive()) == before
         finally:
             gc.enable()
+
+
+@on_loop
+async def test_answers_and_errors_say_which_compressions_are_read() -> None:
+    async with serving() as served:
+        for answer in (await ask(served, framed(GOOD)), await ask(served, framed(GOOD), grpc_encoding="snappy")):
+            assert answer.fields["grpc-accept-encoding"] == "identity,deflate,gzip"
+
+
+@on_loop
+async def test_a_stream_that_fails_on_bad_bytes_is_forgotten() -> None:
+    async with serving() as served:
+        for pieces in ((framed(GOOD, 9),), (framed(GOOD), b"\0\xff\xff\xff\xff"), (framed(GOOD)[:9],), (framed(GOOD, 1),)):
+            assert (await ask(served, *pieces, path=STREAM_INFER)).status is not StatusCode.OK
+        assert not served.server._streams
+
+
+@on_loop
+async def test_reflection_is_there_in_both_versions() -> None:
+    request = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    async with serving() as served:
+        for version in ("v1", "v1alpha"):
+            answer = await ask(served, framed(request), path=f"/{REFLECTION.format(version)}/ServerReflectionInfo")
+            reply = reflection_pb2.ServerReflectionResponse.FromString(answer.body[5:])
+            names = {service.name for service in reply.list_services_response.service}
+            assert {REFLECTION.format("v1"), REFLECTION.format("v1alpha")} < names
+
+
+class SlowStream:
+    """Its client reads when a test says so."""
+
+    def __init__(self, path: str, **headers: str) -> None:
+        self.headers = {b":method": b"POST", b":path": path.encode(), b"content-type": b"application/grpc"}
+        self.headers |= {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+        self.receiver: Receiver = NOBODY
+        self.backlog = False
+        self.reads = True
+        self.sent: list[bytes] = []
+        self.over = False
+
+    def send_headers(self, block: bytes, *, end: bool = False) -> None:
+        self.over |= end
+
+    def send_data(self, data: bytes) -> None:
+        self.sent.append(data)
+        self.backlog = not self.reads
+
+    def finish(self, trailers: bytes) -> None:
+        self.over = True
+
+    def credit(self, size: int) -> None: ...
+
+
+@on_loop
+async def test_reflection_waits_for_a_client_that_does_not_read() -> None:
+    request = framed(reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString())
+    async with serving() as served:
+        stream = SlowStream(f"/{REFLECTION.format('v1alpha')}/ServerReflectionInfo")
+        stream.reads = False
+        served.server.open(stream)
+        stream.receiver.take(request * 1000, False)
+        stream.receiver.take(request, True)
+        assert len(stream.sent) == 1
+        stream.backlog = False
+        stream.receiver.drained()
+        assert len(stream.sent) == 2
+        stream.backlog, stream.reads = False, True
+        stream.receiver.drained()
+        assert len(stream.sent) == 1001
+        assert stream.over
+
+
+@on_loop
+async def test_what_a_stream_cannot_begin_stays_in_the_bytes_it_came_in() -> None:
+    """A message of five bytes is a hundred as an object: the client's window bounds the bytes."""
+    async with serving() as served:
+        stream = SlowStream(STREAM_INFER)
+        stream.backlog = True
+        served.server.open(stream)
+        stream.receiver.take(framed(b"") * 100_000, False)
+        (call,) = served.server._streams
+        tracemalloc.start()
+        stream.receiver.take(framed(b"") * 100_000, False)
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert held < 1_000_000
+        stream.receiver.reset()
+        assert call not in served.server._streams
+
+
+@on_loop
+async def test_a_message_that_may_take_long_to_inflate_is_inflated_off_the_loop() -> None:
+    async with serving() as served:
+        for size, at_once in ((1000, True), (50_000_000, False)):
+            stream = SlowStream(INFER, grpc_encoding="gzip")
+            served.server.open(stream)
+            stream.receiver.take(framed(gzip.compress(bytes(size)), 1), True)
+            assert stream.over is at_once
+            while not stream.over:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.001)
+
+
+@on_loop
+async def test_messages_behind_one_that_is_inflated_keep_their_order() -> None:
+    message = infer_request(value=1, rows=8, request_id="x" * 9000).SerializeToString()
+    async with serving() as served:
+        big = framed(gzip.compress(random.Random(0).randbytes(9000) + message), 1)
+        stream = SlowStream(STREAM_INFER, grpc_encoding="gzip")
+        served.server.open(stream)
+        stream.receiver.take(big + framed(GOOD) + big, False)
+        stream.receiver.take(framed(GOOD), True)
+        while not stream.over:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.001)
+        replies = [pb.ModelStreamInferResponse.FromString(data[5:]) for data in stream.sent]
+        assert [reply.infer_response.id for reply in replies] == ["", "x", "", "x"]
+
+
+class Counted:
+    """A repository that counts how often it is asked whether it is ready."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self.asked = 0
+        self.is_ready = True
+
+    def ready(self) -> bool:
+        self.asked += 1
+        return self.is_ready
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._repository, name)
+
+
+@on_loop
+async def test_watchers_of_the_health_cost_nothing_while_it_does_not_change() -> None:
+    async with serving() as served:
+        repository = Counted(served.repository)
+        server = GrpcServer(repository, Limits())  # type: ignore[arg-type]
+        streams = [SlowStream("/grpc.health.v1.Health/Watch") for _ in range(500)]
+        for stream in streams:
+            server.open(stream)
+            stream.receiver.take(framed(b""), True)
+        assert all(len(stream.sent) == 1 for stream in streams)
+        repository.asked = 0
+        await asyncio.sleep(0.6)
+        assert 1 <= repository.asked <= 4
+        repository.is_ready = False
+        await asyncio.sleep(0.4)
+        assert all(len(stream.sent) == 2 for stream in streams)
+        for stream in streams:
+            stream.receiver.reset()
+        assert not server._watches

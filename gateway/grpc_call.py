@@ -14,7 +14,7 @@ from urllib.parse import quote_from_bytes
 
 from google.protobuf.message import EncodeError, Message
 
-from gateway.errors import GatewayError, InternalError, InvalidArgument, NotReady, TooLarge
+from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidArgument, NotReady, TooLarge
 from gateway.protocols.grpc import STATUS, trailers
 from gateway.wire.compression import inflate
 from gateway.wire.http2 import Receiver
@@ -214,6 +214,10 @@ class GrpcCall:
         log.exception("a gRPC call failed")
         self._end_with(InternalError("internal error"))
 
+    def late(self) -> None:
+        if not self._held and (self._buffer or isinstance(self._handler, OneMessage)):
+            self._end_with(DeadlineExceeded("the message did not end in time (server.limits.body_timeout_s)"))
+
     def cut_off(self) -> None:
         self._end_with(NotReady("the server is shutting down", retry_after_s=1.0))
 
@@ -308,20 +312,26 @@ class GrpcCall:
 
 
 class _Deaf:
-    """Receives for a call that is told nothing new."""
+    """Receives for a call that is told nothing new, but that there is nothing."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_deaf_to_some")
 
     def __init__(self, call: GrpcCall) -> None:
         self._call = call
+        self._deaf_to_some = False
 
-    def take(self, data: bytes, ended: bool) -> None: ...
+    def take(self, data: bytes, ended: bool) -> None:
+        self._deaf_to_some |= bool(data)
+        if ended and not self._deaf_to_some:
+            self._call.take(b"", True)
 
     def reset(self) -> None:
         self._call.reset()
 
     def drained(self) -> None:
         self._call.drained()
+
+    def late(self) -> None: ...
 
     def cut_off(self) -> None:
         self._call.cut_off()

@@ -60,23 +60,46 @@ class Http2Connection(asyncio.Protocol):
             self._on_closed(self)
 
     def data_received(self, data: bytes) -> None:
-        self._core.receive(data)
+        core = self._core
+        core.receive(data)
         self._flush()
+        if core.more and self._transport is not None:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        core, transport = self._core, self._transport
+        if transport is None or core.write_paused:
+            return
+        if core.more:
+            core.receive(b"")
+            self._flush()
+            self._loop.call_soon(self._read_on)
+        elif not transport.is_closing():
+            transport.resume_reading()
 
     def pause_writing(self) -> None:
-        self._core.write_paused = True
-        self._write_timer = self._loop.call_later(self._body_timeout_s, self.abort)
+        self._core.pause()
         if self._transport is not None:
             self._transport.pause_reading()
+            self._watch_writing(self._transport.get_write_buffer_size() + 1)
+
+    def _watch_writing(self, unread_before: int) -> None:
+        """Cut the connection when its client has taken nothing for as long as it may."""
+        if self._transport is None:
+            return
+        unread = self._transport.get_write_buffer_size()
+        if unread >= unread_before:
+            self._transport.abort()
+        else:
+            self._write_timer = self._loop.call_later(self._body_timeout_s, self._watch_writing, unread)
 
     def resume_writing(self) -> None:
-        self._core.write_paused = False
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-        if self._transport is not None:
-            self._transport.resume_reading()
-        self._core.drained()
+        self._core.resume()
+        self._read_on()
 
     # of the server
 
@@ -112,6 +135,8 @@ class Http2Connection(asyncio.Protocol):
                 transport.writelines(out)
             else:
                 transport.write(b"".join(out))
+        if core.ready and core.room:
+            core.send_on()
         if core.aborted:
             transport.abort()
         elif core.closing:

@@ -47,6 +47,8 @@ from gateway.wire.http2_frames import (
 )
 from gateway.wire.http2_headers import DEFAULT_TABLE_BYTES, SIZE_UPDATE, TOLERANCE, Headers
 
+_WORK_AT_ONCE: Final = 128  # frames handled before others get their turn; a header block that is new counts more
+_UNLIMITED: Final = 1 << 62
 FRAME_BYTES: Final = 65_536  # the longest frame taken: a longer one costs copies while it arrives, a shorter one loops
 
 
@@ -62,6 +64,9 @@ class Receiver(Protocol):
     def drained(self) -> None:
         """More can be sent: what was sent before has left, after it had to wait for the client."""
 
+    def late(self) -> None:
+        """Nothing has come for long, and the body has not ended."""
+
     def cut_off(self) -> None:
         """The server ends: answer now."""
 
@@ -75,6 +80,8 @@ class _Nobody:
 
     def drained(self) -> None: ...
 
+    def late(self) -> None: ...
+
     def cut_off(self) -> None: ...
 
 
@@ -85,17 +92,9 @@ class Stream:
     """One request and its answer. The handler sets the receiver when it gets the stream. headers: names in lower case."""
 
     __slots__ = (
-        "_connection",
-        "_ends",
-        "_granted",
-        "_outbox",
-        "_trailers",
-        "ended",
-        "headers",
-        "number",
-        "receive_window",
-        "receiver",
-    )
+        "_connection", "_ends", "_granted", "_outbox", "_trailers",
+        "ended", "headers", "number", "receive_window", "receiver", "unsent", "window_seen",
+    )  # fmt: skip
 
     def __init__(self, connection: "Connection", number: int, headers: Headers, receive_window: int) -> None:
         self._connection = connection
@@ -105,14 +104,22 @@ class Stream:
         self._trailers: bytes | None = None  # likewise
         self.number = number
         self.receive_window = receive_window
+        self.unsent = 0  # bytes in the outbox
+        self.window_seen = -1  # of what is received, at the last look
         self.ended = False  # by the other side
         self.headers = headers
         self.receiver: Receiver = NOBODY
 
     @property
     def backlog(self) -> bool:
-        """Whether something that was sent still waits for the other side."""
-        return bool(self._outbox) or self._connection.write_paused
+        """Whether something that was sent still waits for the other side. Who finds that is told when it has left."""
+        if self._outbox:
+            return True
+        connection = self._connection
+        if connection.write_paused:
+            connection.told_when_drained[self] = None
+            return True
+        return False
 
     def send_headers(self, block: bytes, *, end: bool = False) -> None:
         """Send a header block. end: it is the whole answer. A block is sent in one frame: keep it below 16 KiB."""
@@ -134,15 +141,21 @@ class Stream:
             and size <= connection.send_window
             and size <= connection.peer_frame_bytes
             and size <= connection.initial_window + self._granted
+            and size <= connection.room
         ):
             self._granted -= size
             connection.send_window -= size
+            connection.room -= size
             connection.write(frame_head(size, DATA, 0, self.number))
             connection.write(data)
+        elif connection.unsent and connection.unsent + size > connection.most_unsent:
+            connection.overflowed(self)
         else:
             if self._outbox is None:
                 self._outbox = deque()
             self._outbox.append(memoryview(data))
+            self.unsent += size
+            connection.unsent += size
             self.pump()
 
     def finish(self, trailers: bytes) -> None:
@@ -173,13 +186,16 @@ class Stream:
         while outbox:
             head = outbox[0]
             own = connection.initial_window + self._granted
-            size = min(len(head), own, connection.send_window, connection.peer_frame_bytes)
+            size = min(len(head), own, connection.send_window, connection.peer_frame_bytes, connection.room)
             if size <= 0 and len(head):
-                connection.blocked(self, moved=moved, by_connection=own > 0)
+                connection.blocked(self, moved=moved, by_itself=own <= 0)
                 return
             moved = True
             self._granted -= size
+            self.unsent -= size
             connection.send_window -= size
+            connection.room -= size
+            connection.unsent -= size
             connection.write(frame_head(size, DATA, 0, self.number))
             connection.write(bytes(head[:size]))
             if size == len(head):
@@ -198,6 +214,7 @@ class Stream:
     def credit(self, size: int) -> None:
         """Let the other side send so many bytes more on this stream."""
         self.receive_window += size
+        self._connection.release(size)
         if not self.ended and size:
             self._connection.write(window_update(self.number, size))
 
@@ -210,7 +227,8 @@ class Stream:
 class Connection(ABC):
     """Life: receive and take, until `closing` or `aborted`, then lost.
 
-    out: to be sent, in order. closing: to be closed once that has left. aborted: to be cut at once.
+    out: to be sent, in order. closing: to be closed once that has left. aborted: to be cut at once. more: frames have come that
+    wait for their turn: receive nothing on. ready: bodies wait for what is in `out` to leave: send on then.
     """
 
     def __init__(self, wake: Callable[[], None], *, expected: bytes, header_bytes: int, frame_bytes: int = FRAME_BYTES) -> None:
@@ -228,6 +246,8 @@ class Connection(ABC):
         self._expected = expected
         self._rest = b""
         self._reading = False
+        self._work = 0  # that may still be done before others get their turn
+        self.more = False
         self._frame_bytes = frame_bytes
         self._most_block_bytes = header_bytes * TOLERANCE
         self._block: bytearray | None = None  # a header block whose end is still to come
@@ -235,27 +255,34 @@ class Connection(ABC):
         self._block_ends = False
         # sending
         self.write_paused = False
+        self.room = _UNLIMITED  # bytes of bodies that may be put into `out` before it is taken
+        self.room_each = _UNLIMITED
+        self.unsent = 0  # bytes of bodies that wait for windows or room
+        self.most_unsent = _UNLIMITED
+        self.told_when_drained: dict[Stream, None] = {}
         self.send_window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
         self.peer_frame_bytes = DEFAULT_FRAME_BYTES
         self.block_prefix = b""  # the next header block sent begins with it
         self._table_empty = False  # the other side has been told that our blocks need no table
         self._blocked: dict[Stream, None] = {}  # have something to send, which no window takes
-        self._ready: dict[Stream, None] = {}  # of these, those whose own window is open
+        self.ready: dict[Stream, None] = {}  # of these, those whose own window is open
 
     # what comes
 
     def receive(self, data: bytes) -> None:
         """Take bytes as they come, in any pieces."""
+        self.more = False
         if self.closing or self.aborted:
             return
         if self._rest:
             data = self._rest + data
         self._reading = True
+        self._work = _WORK_AT_ONCE
         try:
             self._rest = data[self._read(data) :]
-            if self._ready:
-                self._pump()
+            if self.ready:
+                self.send_on()
         except Broken as exc:
             self._rest = b""
             self._on_broken(exc)
@@ -290,6 +317,10 @@ class Connection(ABC):
             at = after
             if self.closing or self.aborted:
                 return end
+            self._work -= 1
+            if self._work <= 0:
+                self.more = end - at >= 9
+                break
         return at
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
@@ -381,7 +412,7 @@ class Connection(ABC):
             else:
                 self._on_setting(key, value)
         self.write(frame_head(0, SETTINGS, ACK, 0))
-        self._ready |= self._blocked
+        self.ready |= self._blocked
 
     @abstractmethod
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
@@ -419,6 +450,8 @@ class Connection(ABC):
     def take(self) -> list[bytes]:
         """What is to be sent. It is the caller's to send."""
         self._woken = False
+        if not self.write_paused:
+            self.room = self.room_each
         out, self.out = self.out, []
         return out
 
@@ -431,29 +464,53 @@ class Connection(ABC):
         """There is nobody to send to any more."""
         self.aborted = True
         self._blocked.clear()
-        self._ready.clear()
+        self.ready.clear()
+        self.told_when_drained.clear()
         self._wake = _nothing  # or the shell and this would hold each other until the cyclic collector comes
 
-    def _pump(self) -> None:
-        """Send on with the streams that can, in the order in which they had to wait."""
-        ready = self._ready
-        while ready and self.send_window > 0:
+    def pause(self) -> None:
+        """The shell can send no more for now."""
+        self.write_paused = True
+        self.room = 0
+
+    def resume(self) -> None:
+        """The shell can send again."""
+        self.write_paused = False
+        self.room = self.room_each
+        self.send_on()
+        told, self.told_when_drained = self.told_when_drained, {}
+        for stream in told:
+            stream.receiver.drained()
+
+    def send_on(self) -> None:
+        """Send on with the streams that can, each in its turn."""
+        ready = self.ready
+        while ready and self.send_window > 0 and self.room > 0:
             stream = next(iter(ready))
             del ready[stream]
             stream.pump()
 
     # called by streams
 
-    def blocked(self, stream: Stream, *, moved: bool, by_connection: bool) -> None:
-        """No window takes what it has to send. moved: something of it was, before. by_connection: its own window would."""
+    def blocked(self, stream: Stream, *, moved: bool, by_itself: bool) -> None:
+        """Something waits to be sent. moved: some of it was, before. by_itself: for its own window, not the connection's."""
         self._blocked[stream] = None
-        if by_connection:
-            self._ready[stream] = None
+        if not by_itself:
+            self.ready[stream] = None
 
     def unblocked(self, stream: Stream) -> None:
         """All it had to send has left, or nobody waits for that."""
         self._blocked.pop(stream, None)
-        self._ready.pop(stream, None)
+        self.ready.pop(stream, None)
+        self.told_when_drained.pop(stream, None)
+        self.unsent -= stream.unsent
+        stream.unsent = 0
+
+    def overflowed(self, stream: Stream) -> None:  # noqa: B027  # clients hold what they ask
+        """More waits to be sent than may."""
+
+    def release(self, size: int) -> None:  # noqa: B027  # likewise
+        """So many bytes that were received are held no longer."""
 
     @abstractmethod
     def sent_all(self, stream: Stream) -> None:

@@ -131,7 +131,7 @@ class ClientConnection(Connection):
     def _on_window_update(self, number: int, size: int) -> None:
         stream = self._unsent.get(number)
         if stream is not None and stream.widen(size):
-            self._ready[stream] = None
+            self.ready[stream] = None
 
     def _on_go_away(self, last_stream: int) -> None:
         self._answers.going_away(last_stream)

@@ -12,6 +12,7 @@ from gateway.wire.http2_frames import (
     CANCEL,
     DEFAULT_WINDOW,
     END_STREAM,
+    ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
     INITIAL_WINDOW_SIZE,
     MAX_CONCURRENT_STREAMS,
@@ -20,10 +21,12 @@ from gateway.wire.http2_frames import (
     MOST_WINDOW,
     NO_ERROR,
     PADDED,
+    PING,
     PREFACE,
     PROTOCOL_ERROR,
     REFUSED_STREAM,
     Broken,
+    frame,
     reset,
     settings,
     unpadded,
@@ -32,7 +35,12 @@ from gateway.wire.http2_frames import (
 from gateway.wire.http2_headers import HeaderReader, header_block
 
 MOST_STREAMS: Final = 1024  # open at once, of one connection
-_CREDIT_AFTER: Final = 1 << 29  # received bytes after which the connection's window is opened again
+# Of a connection, in messages of the longest kind: bodies of open requests, and as much of answers that wait for the client.
+MESSAGES_HELD: Final = 2
+_MOST_ABANDONED: Final = 1000  # requests taken back in the read that brought them, beyond those answered
+_AT_ONCE: Final = 1 << 20  # bytes of answers given to the transport before it has a say
+_BLOCK_BYTES_A_FRAME: Final = 64  # of a new header block: decoding as much takes as long as handling a frame
+_LEAVE_S: Final = 1.0  # from the word that an idle connection is to be closed until it is
 _CLOCK_STEP_S: Final = 0.001  # of an event loop's clock: its timers may be early by so much
 _TOO_LARGE: Final = header_block(status=431)
 
@@ -54,7 +62,11 @@ class Bounds(Protocol):
 
     @property
     def body_timeout_s(self) -> float:
-        """For the rest of a frame, or until a client takes something of what it asked for."""
+        """For the next part of a body, or until a client takes something of what it asked for."""
+
+    @property
+    def idle_timeout_s(self) -> float:
+        """Without a request; and until a client with requests that says nothing is asked whether it is there."""
 
 
 class ServerConnection(Connection):
@@ -74,11 +86,27 @@ class ServerConnection(Connection):
         self._streams: dict[int, Stream] = {}
         self._last_stream = 0
         self._draining = False
-        self._received = 0
+        self._abandoned = 0
+        self._read_from = 0  # the last stream before this read
+        # what is held of bodies: the window is as wide as may be held, and opens when that is let go
+        held = min(MOST_WINDOW, MESSAGES_HELD * self._receive_window)
+        self._receive_left = held
+        self._released = 0
+        self._credit_after = held // 4
+        # of answers
+        self.room = self.room_each = _AT_ONCE
+        self.most_unsent = held
+        self._delay_from = held // 8
+        self._delayed: dict[Stream, None] = {}  # not begun, since so much of answers waits
         # what is waited for, until when
         self.next_due = inf  # no later than any of these
         self._preface_due = self._due_in(bounds.header_timeout_s)
         self._frame_due = inf  # while a frame or header block is here in part
+        self._look_due = self._due_in(bounds.body_timeout_s)
+        self._leave_due = inf  # after it was said
+        self._heard = False  # since the last look
+        self._quiet_since = self._now()
+        self._asked = False  # whether the client is there
         self._stalled: dict[Stream, float] = {}  # while the client's windows take nothing of an answer; the first are due first
         opening = {
             MAX_CONCURRENT_STREAMS: MOST_STREAMS,
@@ -86,16 +114,23 @@ class ServerConnection(Connection):
             MAX_FRAME_SIZE: FRAME_BYTES,
             MAX_HEADER_LIST_SIZE: bounds.header_bytes,
         }
-        self.out += (settings(opening), window_update(0, MOST_WINDOW - DEFAULT_WINDOW))
+        self.out += (settings(opening), window_update(0, held - DEFAULT_WINDOW))
 
     def __repr__(self) -> str:
         return f"<ServerConnection: {len(self._streams)} streams, last {self._last_stream}>"
 
     def receive(self, data: bytes) -> None:
+        self._heard = True
+        self._read_from = self._last_stream
+        waited = len(self._rest)
         super().receive(data)
-        if not self._rest and self._block is None:
+        if self._delayed:
+            self._begin_delayed()
+        if self._block is None and not self._rest:
             self._frame_due = inf
-        elif self._frame_due == inf:
+        elif self._frame_due == inf or (
+            self._block is None and len(self._rest) < waited + len(data)
+        ):  # another frame has begun
             self._frame_due = self._due_in(self._bounds.body_timeout_s)
 
     # time
@@ -115,12 +150,49 @@ class ServerConnection(Connection):
         for stream, due in list(self._stalled.items()):
             if now < due:
                 break
-            receiver = stream.receiver
-            stream.reset(CANCEL)
-            receiver.reset()
+            self._give_up(stream, CANCEL)
+        if now >= self._look_due:
+            self._look_due = now + self._bounds.body_timeout_s
+            self._look(now)
+        if now >= self._leave_due:
+            self._leave_due = inf
+            self.drain()
+        if self._delayed:
+            self._begin_delayed()
         self.next_due = min(
-            self._preface_due if self._expected else inf, self._frame_due, next(iter(self._stalled.values()), inf)
+            self._preface_due if self._expected else inf,
+            self._frame_due,
+            next(iter(self._stalled.values()), inf),
+            self._look_due,
+            self._leave_due,
         )
+
+    def _look(self, now: float) -> None:
+        """See who has not stirred since the last look."""
+        for stream in list(self._streams.values()):
+            if stream.ended:
+                continue
+            if stream.window_seen == stream.receive_window:
+                stream.receiver.late()
+            else:
+                stream.window_seen = stream.receive_window
+        if self._heard:
+            self._heard = self._asked = False
+            self._quiet_since = now
+        elif self._asked:
+            self.aborted = True
+        elif now - self._quiet_since >= self._bounds.idle_timeout_s:
+            if self._streams:
+                self._asked = True
+                self.write(frame(PING, 0, 0, bytes(8)))
+            elif not self._draining:
+                self.go_away(NO_ERROR, "nothing was asked for long (server.limits.idle_timeout_s)", MOST_WINDOW)
+                self._leave_due = now + _LEAVE_S
+
+    def _give_up(self, stream: Stream, code: int) -> None:
+        receiver = stream.receiver
+        stream.reset(code)
+        receiver.reset()
 
     # the end
 
@@ -129,15 +201,11 @@ class ServerConnection(Connection):
         streams = list(self._streams.values())
         self._streams.clear()
         self._stalled.clear()
+        self._delayed.clear()
         super().lost()
         for stream in streams:
             receiver, stream.receiver = stream.receiver, NOBODY
             receiver.reset()
-
-    def drained(self) -> None:
-        """The shell can send again: tell every handler."""
-        for stream in list(self._streams.values()):
-            stream.receiver.drained()
 
     def announce_drain(self) -> None:
         """6.8: ask for no new streams; those already under way are still taken."""
@@ -152,6 +220,8 @@ class ServerConnection(Connection):
 
     def cut_off(self) -> None:
         """End every stream with an answer now, whatever it waits for."""
+        self._delay_from = self.most_unsent
+        self._begin_delayed()
         for stream in list(self._streams.values()):
             stream.receiver.cut_off()
 
@@ -166,9 +236,26 @@ class ServerConnection(Connection):
 
     # streams
 
-    def blocked(self, stream: Stream, *, moved: bool, by_connection: bool) -> None:
-        super().blocked(stream, moved=moved, by_connection=by_connection)
-        if moved or stream not in self._stalled:
+    def send_on(self) -> None:
+        super().send_on()
+        if self._delayed and not self._reading:
+            self._begin_delayed()
+
+    def _begin_delayed(self) -> None:
+        while self._delayed and self.unsent <= self._delay_from:
+            stream = next(iter(self._delayed))
+            del self._delayed[stream]
+            kept, stream.receiver = stream.receiver, NOBODY
+            assert isinstance(kept, _Kept)
+            self._on_stream(stream)
+            if stream.number in self._streams and (kept.body or stream.ended):
+                stream.receiver.take(bytes(kept.body), stream.ended)
+
+    def blocked(self, stream: Stream, *, moved: bool, by_itself: bool) -> None:
+        super().blocked(stream, moved=moved, by_itself=by_itself)
+        if not by_itself and self.send_window > 0:  # it is the transport that takes nothing
+            self._stalled.pop(stream, None)
+        elif moved or stream not in self._stalled:
             self._stalled.pop(stream, None)
             self._stalled[stream] = self._due_in(self._bounds.body_timeout_s)
 
@@ -176,16 +263,41 @@ class ServerConnection(Connection):
         super().unblocked(stream)
         self._stalled.pop(stream, None)
 
+    def overflowed(self, stream: Stream) -> None:
+        self._give_up(stream, ENHANCE_YOUR_CALM)
+
+    def release(self, size: int) -> None:
+        self._released += size
+        if self._released >= self._credit_after or (self._receive_left < FRAME_BYTES and self._released):
+            self.write(window_update(0, self._released))
+            self._receive_left += self._released
+            self._released = 0
+
+    def _make_room(self) -> None:
+        """The window is as good as closed. If no request in it is whole, none ever could be: the youngest goes."""
+        self.release(0)
+        holding = [stream for stream in self._streams.values() if stream.receive_window < self._receive_window]
+        if self._receive_left < FRAME_BYTES and holding and not any(stream.ended for stream in holding):
+            self._give_up(holding[-1], ENHANCE_YOUR_CALM)
+
     def sent_all(self, stream: Stream) -> None:
+        if self._abandoned:
+            self._abandoned -= 1
         if not stream.ended:
             # 8.1: the whole answer is there; the client need not send on.
             self.write(reset(stream.number, NO_ERROR))
         self.forget(stream)
 
     def forget(self, stream: Stream) -> None:
-        self._streams.pop(stream.number, None)
-        if self._blocked:
+        if self._streams.pop(stream.number, None) is None:
+            return
+        self._released += self._receive_window - stream.receive_window
+        if self._released >= self._credit_after or self._receive_left < FRAME_BYTES:
+            self.release(0)
+        if self._blocked or self.told_when_drained:
             self.unblocked(stream)
+        if self._delayed:
+            self._delayed.pop(stream, None)
         stream.receiver = NOBODY
         if self._draining:
             self._close_if_done()
@@ -194,14 +306,14 @@ class ServerConnection(Connection):
 
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
         size = len(payload)
-        self._received += size
-        if self._received >= _CREDIT_AFTER:
-            self.write(window_update(0, self._received))
-            self._received = 0
+        self._receive_left -= size
+        if self._receive_left < 0:
+            raise Broken(FLOW_CONTROL_ERROR, "more data than the connection's window")
         stream = self._streams.get(number)
         if stream is None:
             if number == 0 or number > self._last_stream:
                 raise Broken(PROTOCOL_ERROR, f"data for stream {number}, which is not open")
+            self.release(size)
             return  # we have answered or reset it; what was under way is dropped
         if stream.ended:
             raise Broken(PROTOCOL_ERROR, f"data for stream {number} after its end")
@@ -212,9 +324,14 @@ class ServerConnection(Connection):
             payload = unpadded(payload)
         stream.ended = ended = bool(flags & END_STREAM)
         stream.receiver.take(payload, ended)
+        if self._receive_left < FRAME_BYTES:
+            self._make_room()
 
     def _on_block(self, number: int, block: bytes, ended: bool) -> None:
-        headers = self._headers_of.known(block) or self._headers_of.read(block)
+        headers = self._headers_of.known(block)
+        if headers is None:
+            self._work -= len(block) // _BLOCK_BYTES_A_FRAME
+            headers = self._headers_of.read(block)
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC clients have none to say
             if stream.ended or not ended:
@@ -237,6 +354,10 @@ class ServerConnection(Connection):
         if headers is None:
             stream.send_headers(_TOO_LARGE, end=True)
             return
+        if self.unsent > self._delay_from:
+            stream.receiver = _Kept()
+            self._delayed[stream] = None
+            return
         self._on_stream(stream)
         if ended and number in self._streams:
             stream.receiver.take(b"", True)
@@ -247,6 +368,10 @@ class ServerConnection(Connection):
             receiver = stream.receiver
             self.forget(stream)
             receiver.reset()
+            if number > self._read_from:
+                self._abandoned += 1
+                if self._abandoned > _MOST_ABANDONED:
+                    raise Broken(ENHANCE_YOUR_CALM, f"{self._abandoned} requests taken back at once")
         elif number == 0 or number > self._last_stream:
             raise Broken(PROTOCOL_ERROR, f"reset of stream {number}, which is not open")
 
@@ -254,6 +379,26 @@ class ServerConnection(Connection):
         stream = self._streams.get(number)
         if stream is not None:
             if stream.widen(size):
-                self._ready[stream] = None
+                self.ready[stream] = None
         elif number > self._last_stream:
             raise Broken(PROTOCOL_ERROR, f"a window update for stream {number}, which is not open")
+
+
+class _Kept:
+    """Receives for a request that is not begun."""
+
+    __slots__ = ("body",)
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+
+    def take(self, data: bytes, ended: bool) -> None:
+        self.body += data
+
+    def reset(self) -> None: ...
+
+    def drained(self) -> None: ...
+
+    def late(self) -> None: ...
+
+    def cut_off(self) -> None: ...

@@ -2,6 +2,7 @@
 
 import itertools
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 import hpack
@@ -36,9 +37,10 @@ class Frame(NamedTuple):
 class Echo:
     """Answers a body with itself."""
 
-    def __init__(self, stream: Stream, resets: list[Stream]) -> None:
+    def __init__(self, stream: Stream, resets: list[Stream], told_late: list[Stream]) -> None:
         self.stream = stream
         self.resets = resets
+        self.told_late = told_late
         self.body = b""
 
     def take(self, data: bytes, ended: bool) -> None:
@@ -53,6 +55,9 @@ class Echo:
 
     def drained(self) -> None: ...
 
+    def late(self) -> None:
+        self.told_late.append(self.stream)
+
     def cut_off(self) -> None: ...
 
 
@@ -63,13 +68,14 @@ class Peer:
         self.now = 0.0
         self.streams: list[Stream] = []
         self.resets: list[Stream] = []
+        self.late: list[Stream] = []
         self.connection = ServerConnection(limits or Limits(), self._echo, lambda: None, lambda: self.now)
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()
 
     def _echo(self, stream: Stream) -> None:
         self.streams.append(stream)
-        stream.receiver = Echo(stream, self.resets)
+        stream.receiver = Echo(stream, self.resets, self.late)
 
     @property
     def over(self) -> bool:
@@ -77,6 +83,8 @@ class Peer:
 
     def send(self, *frames: bytes, preface: bytes = b"") -> None:
         self.connection.receive(preface + b"".join(frames))
+        while self.connection.more:
+            self.connection.receive(b"")
 
     def passes(self, seconds: float) -> None:
         """Time does; what becomes due is told."""
@@ -126,6 +134,11 @@ def open_peer(limits: Limits | None = None) -> Peer:
 
 def body_of(frames: list[Frame], stream: int = 1) -> bytes:
     return b"".join(each.payload for each in frames if each.kind == DATA and each.stream == stream)
+
+
+def windows(frames: list[Frame]) -> int:
+    """What the client may send more, of the connection."""
+    return sum(int.from_bytes(each.payload) for each in frames if each.kind == WINDOW_UPDATE and each.stream == 0)
 
 
 def goaway_code(frames: list[Frame]) -> int:
@@ -258,6 +271,246 @@ def test_a_header_table_of_the_usual_size_or_more_changes_nothing() -> None:
     peer = open_peer()
     peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x1, 4096) + struct.pack(">HI", 0x1, 65536)), peer.headers(1, end=True))
     assert peer.fields(peer.received()[1]) == {":status": "200", "x-path": "/echo"}
+
+
+# What one client may hold, or have done
+
+
+def test_bodies_of_open_requests_hold_as_much_as_the_window_of_the_connection() -> None:
+    peer = Peer(Limits(body_bytes=1 << 20))
+    peer.send(frame(SETTINGS), preface=PREFACE)
+    window = 65_535 + windows(peer.received())
+    assert window == 2 * ((1 << 20) + 65_536)
+    peer.connection._on_stream = lambda stream: None  # nobody answers
+    peer.send(*(peer.headers(1 + 2 * i) for i in range(4)), data(1, b"x", end=True))
+    for number in range(32):
+        peer.send(data(3 + 2 * (number % 3), bytes(65_536)))
+    assert windows(peer.received()) == 0
+    peer.send(*[data(3, bytes(30_000))] * 5)
+    assert goaway_code(peer.received()) == 3
+
+
+def test_the_window_of_the_connection_opens_when_requests_are_answered() -> None:
+    peer = open_peer(Limits(body_bytes=100_000))
+    left = most = 2 * (100_000 + 65_536)
+    for number in range(1, 400, 2):
+        peer.send(peer.headers(number), data(number, bytes(50_000)), data(number, bytes(50_000), end=True))
+        peer.send(frame(WINDOW_UPDATE, 0, word(100_000)), frame(WINDOW_UPDATE, number, word(100_000)))
+        frames = peer.received()
+        left += windows(frames) - 100_000
+        assert len(body_of(frames, number)) == 100_000
+        assert 100_000 < left <= most
+
+
+def test_requests_that_fill_the_window_and_do_not_end_make_room_for_each_other() -> None:
+    peer = open_peer(Limits(body_bytes=100_000))
+    for number in (1, 3, 5):
+        peer.send(peer.headers(number), data(number, bytes(60_000)))
+    peer.send(data(1, bytes(60_000)), data(3, bytes(60_000)))
+    assert Frame(RST_STREAM, 0, 5, word(0xB)) in peer.received()
+    assert peer.resets == [peer.streams[2]]
+    peer.send(data(1, b"", end=True), frame(WINDOW_UPDATE, 1, word(120_000)), frame(WINDOW_UPDATE, 0, word(120_000)))
+    assert len(body_of(peer.received())) == 120_000
+
+
+def test_what_waits_for_a_client_that_takes_nothing_is_bounded() -> None:
+    peer = open_peer(Limits(body_bytes=1 << 20))
+    most = 2 * ((1 << 20) + 65_536)
+    peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 0)))
+    peer.connection._on_stream = peer.streams.append
+    peer.send(*(peer.headers(1 + 2 * i, end=True) for i in range(100)))
+    for stream in peer.streams:
+        stream.send_data(bytes(100_000))
+    assert most - 100_000 < peer.connection.unsent <= most
+    resets = [each for each in peer.received() if each.kind == RST_STREAM]
+    assert len(resets) == 100 - most // 100_000
+    assert {each.payload for each in resets} == {word(0xB)}
+
+
+def test_one_answer_may_be_as_long_as_it_is() -> None:
+    peer = open_peer(Limits(body_bytes=1000))
+    peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 0)))
+    peer.connection._on_stream = peer.streams.append
+    peer.send(peer.headers(1, end=True))
+    peer.streams[0].send_data(bytes(10_000_000))
+    assert peer.connection.unsent == 10_000_000
+    assert peer.received()[-1].kind == SETTINGS
+
+
+def test_requests_wait_while_much_of_the_answers_before_does() -> None:
+    peer = open_peer(Limits(body_bytes=1 << 20))
+    peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 0)))
+    for number in (1, 3, 5, 7):
+        peer.send(peer.headers(number), *([data(number, bytes(50_000))] * 4), data(number, b"", end=True))
+    peer.send(peer.headers(9), frame(RST_STREAM, 9, word(8)))
+    assert [stream.number for stream in peer.streams] == [1, 3]
+    answers = []
+    for number in (1, 3, 5, 7):
+        peer.send(frame(WINDOW_UPDATE, 0, word(1 << 20)), frame(WINDOW_UPDATE, number, word(200_000)))
+        answers += peer.received()
+    assert [stream.number for stream in peer.streams] == [1, 3, 5, 7]
+    assert [len(body_of(answers, number)) for number in (1, 3, 5, 7)] == [200_000] * 4
+    assert peer.connection.unsent == 0
+
+
+def test_requests_that_wait_are_begun_when_the_server_ends() -> None:
+    peer = open_peer(Limits(body_bytes=1000))
+    peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 0)))
+    peer.send(peer.headers(1), data(1, bytes(60_000)), data(1, b"", end=True), peer.headers(3))
+    assert len(peer.streams) == 1
+    peer.connection.cut_off()
+    assert len(peer.streams) == 2
+
+
+def test_answers_are_given_to_the_transport_bit_by_bit() -> None:
+    peer = open_peer()
+    peer.send(frame(WINDOW_UPDATE, 0, word(1 << 30)), frame(SETTINGS, 0, struct.pack(">HI", 0x4, 1 << 30)))
+    peer.connection._on_stream = peer.streams.append
+    peer.send(*(peer.headers(1 + 2 * i, end=True) for i in range(100)))
+    for stream in peer.streams:
+        stream.send_data(bytes(100_000))
+    taken = len(body_of(peer.received(), 1))
+    assert taken == 100_000
+    peer.connection.pause()
+    peer.connection.send_on()
+    assert peer.received() == []
+    peer.connection.resume()
+    while peer.connection.unsent or peer.connection.out:
+        size = sum(len(each.payload) for each in peer.received() if each.kind == DATA)
+        assert size <= 1 << 20
+        peer.connection.send_on()
+
+
+@pytest.mark.parametrize("kind", ["ping", "data", "window", "settings", "priority"])
+def test_much_that_comes_at_once_is_handled_in_turns(kind: str) -> None:
+    peer = open_peer()
+    peer.send(peer.headers(1))
+    one = {
+        "ping": frame(PING, 0, bytes(8)),
+        "data": data(1),
+        "window": frame(WINDOW_UPDATE, 0, word(1)),
+        "settings": frame(SETTINGS),
+        "priority": frame(PRIORITY, 1, bytes(5)),
+    }[kind]
+    peer.connection.receive(one * 1000)
+    turns = 1
+    while peer.connection.more:
+        peer.connection.receive(b"")
+        turns += 1
+    assert turns == 8
+    assert not peer.over
+
+
+def test_header_blocks_that_are_new_take_more_of_a_turn() -> None:
+    peer = open_peer()
+    peer.connection.receive(b"".join(peer.headers(1 + 2 * i, fields=[*FIELDS, ("x", str(i) * 3000)]) for i in range(20)))
+    assert len(peer.streams) < 10
+    while peer.connection.more:
+        peer.connection.receive(b"")
+    assert len(peer.streams) == 20
+
+
+def test_what_waits_for_windows_is_looked_at_once_a_read() -> None:
+    """Counted, not timed."""
+    peer = open_peer()
+    peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 0)))
+    peer.send(*(peer.headers(1 + 2 * i) + data(1 + 2 * i, b"xy", end=True) for i in range(1000)))
+    looks = 0
+
+    def counting(connection: ServerConnection) -> Callable[..., None]:
+        blocked = connection.blocked
+
+        def count(stream: Stream, *, moved: bool, by_itself: bool) -> None:
+            nonlocal looks
+            looks += 1
+            blocked(stream, moved=moved, by_itself=by_itself)
+
+        return count
+
+    peer.connection.blocked = counting(peer.connection)  # type: ignore[method-assign]
+    peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 0) * 10_000))
+    assert looks == 1000
+    peer.send(*[frame(WINDOW_UPDATE, 0, word(1))] * 100)
+    assert looks == 1000
+    peer.send(*[frame(WINDOW_UPDATE, 1, word(1))] * 2)
+    assert looks == 1000
+    assert peer.connection.unsent == 1998
+
+
+def test_requests_taken_back_as_they_come_end_the_connection_in_the_end() -> None:
+    peer = open_peer()
+    for number in range(1, 2000, 2):
+        peer.send(peer.headers(number), frame(RST_STREAM, number, word(8)))
+    assert not peer.over
+    peer.send(peer.headers(2001), frame(RST_STREAM, 2001, word(8)))
+    assert goaway_code(peer.received()) == 0xB
+
+
+def test_requests_taken_back_later_or_among_others_do_not() -> None:
+    peer = open_peer()
+    for number in range(1, 5000, 2):
+        peer.send(peer.headers(number))
+        peer.send(frame(RST_STREAM, number, word(8)))
+    for number in range(5001, 10_000, 4):
+        peer.send(peer.headers(number), frame(RST_STREAM, number, word(8)), peer.headers(number + 2, end=True))
+    assert not peer.over
+
+
+def test_a_connection_without_requests_is_closed_after_a_word() -> None:
+    peer = open_peer(Limits(idle_timeout_s=120, body_timeout_s=60))
+    peer.passes(100)
+    peer.send(peer.headers(1, end=True))
+    peer.received()
+    peer.passes(119)
+    assert peer.received() == []
+    peer.passes(100)
+    first, last = peer.received()
+    assert (goaway_code([first]), int.from_bytes(first.payload[:4])) == (0, (1 << 31) - 1)
+    assert (goaway_code([last]), int.from_bytes(last.payload[:4])) == (0, 1)
+    assert peer.over
+
+
+def test_a_request_that_crosses_that_word_is_answered() -> None:
+    peer = open_peer(Limits(idle_timeout_s=120, body_timeout_s=60))
+    while not peer.received():
+        peer.passes(0.5)
+    peer.send(peer.headers(1))
+    peer.passes(2)
+    assert not peer.over
+    peer.send(data(1, b"x", end=True))
+    assert body_of(peer.received()) == b"x"
+    assert peer.over
+
+
+def test_a_client_with_requests_that_says_nothing_is_asked_whether_it_is_there() -> None:
+    peer = open_peer(Limits(idle_timeout_s=120, body_timeout_s=60))
+    peer.send(peer.headers(1))
+    peer.passes(200)
+    assert peer.received() == [Frame(PING, 0, 0, bytes(8))]
+    peer.send(frame(PING, 0, bytes(8), ACK))
+    peer.passes(150)
+    assert not peer.over
+    peer.passes(200)
+    assert peer.connection.aborted
+
+
+def test_a_body_that_does_not_go_on_is_told_late_and_one_that_does_is_not() -> None:
+    peer = open_peer(Limits(body_timeout_s=60))
+    peer.send(peer.headers(1), data(1, b"a"), peer.headers(3), data(3, b"a"), peer.headers(5))
+    for _ in range(4):
+        peer.passes(50)
+        peer.send(data(3, b"b"))
+    assert set(peer.late) == {peer.streams[0], peer.streams[2]}
+
+
+def test_a_long_upload_is_not_cut_off_while_it_goes_on() -> None:
+    peer = open_peer(Limits(body_timeout_s=60))
+    peer.send(peer.headers(1))
+    whole = data(1, b"x" * 1000) * 10
+    for at in range(0, len(whole), 300):  # a read never ends where a frame does
+        peer.send(whole[at : at + 300])
+        peer.passes(10)
+    assert not peer.over
 
 
 def test_pings_and_settings_are_acknowledged() -> None:

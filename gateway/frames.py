@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from backends.base import Tensors
+from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import datatype_of
 from gateway.protocols.tensors import Buffer, tensor_from_bytes, tensor_to_bytes
 
@@ -42,3 +42,36 @@ def decode_frame(frame: Buffer) -> tuple[Tensors, dict[str, Any]]:
         tensors[name] = tensor_from_bytes(name, datatype, shape, view[at : at + size])
         at += size
     return tensors, extra
+
+
+def spec_to_plain(spec: ModelSpec) -> dict[str, Any]:
+    """What a model takes and gives, for the extra of a frame."""
+
+    def plain(tensor: TensorSpec) -> list[Any]:
+        return [tensor.name, tensor.datatype, tensor.shape, tensor.optional, tensor.labels]
+
+    return {
+        "platform": spec.platform,
+        "inputs": [plain(tensor) for tensor in spec.inputs],
+        "outputs": [plain(tensor) for tensor in spec.outputs],
+        "max_rows": spec.max_rows,
+        "row_sizes": spec.row_sizes,
+        "reads_parameters": spec.reads_parameters,
+        "decoupled": spec.decoupled,
+    }
+
+
+def spec_from_plain(plain: dict[str, Any]) -> ModelSpec:
+    def tensor(fields: list[Any]) -> TensorSpec:
+        name, datatype, shape, optional, labels = fields
+        return TensorSpec(name, datatype, tuple(shape), optional, tuple(labels))
+
+    return ModelSpec(
+        platform=plain["platform"],
+        inputs=tuple(tensor(fields) for fields in plain["inputs"]),
+        outputs=tuple(tensor(fields) for fields in plain["outputs"]),
+        max_rows=plain["max_rows"],
+        row_sizes=tuple(plain["row_sizes"]),
+        reads_parameters=plain["reads_parameters"],
+        decoupled=plain["decoupled"],
+    )

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from gateway.errors import GatewayError, InternalError, Unsupported
+from gateway.errors import Cancelled, GatewayError, InternalError, Unsupported
 from gateway.lane import OnPart, Place
 from gateway.metrics import EndpointMetrics
 from gateway.protocols.tensors import Buffer
@@ -79,7 +79,7 @@ class Endpoints(Generic[C]):
 class Inference(ABC, Generic[C, Reply]):
     """See the module. Life: made -> start -> `answer` or `refuse`, once, perhaps within start. On the event loop's thread."""
 
-    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_endpoints", "_place", "_request")
+    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_endpoints", "_give_up_decoding", "_place", "_request")
 
     def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
         self._endpoints = endpoints
@@ -88,6 +88,7 @@ class Inference(ABC, Generic[C, Reply]):
         self._endpoint: Endpoint[C] | None = None
         self._request: InferRequest | None = None
         self._place: Place | None = None
+        self._give_up_decoding: Callable[[], None] | None = None
 
     # what a protocol gives
 
@@ -96,8 +97,11 @@ class Inference(ABC, Generic[C, Reply]):
         """The model that is asked. Raises: GatewayError."""
 
     @abstractmethod
-    def decode(self, codec: C, read_region: Callable[[RegionRef], Buffer]) -> InferRequest:
-        """What it is asked. Raises: GatewayError."""
+    def decode(self, codec: C, read_region: Callable[[RegionRef], Buffer]) -> InferRequest | Callable[[], None]:
+        """What it is asked. Raises: GatewayError.
+
+        Where that takes long, it is told to `decoded` later, and this returns what gives up finding out.
+        """
 
     @abstractmethod
     def answer(self, reply: Reply) -> None:
@@ -109,12 +113,20 @@ class Inference(ABC, Generic[C, Reply]):
 
     # its life
 
-    def start(self) -> None:
+    def start(self, decoded: InferRequest | None = None) -> None:
+        """decoded: what was begun before."""
         repository = self._endpoints.repository
         try:
-            endpoint = self._endpoint = self.find(self._endpoints)
+            endpoint = self.find(self._endpoints)
+            if endpoint is not self._endpoint:  # or models have changed meanwhile: begin anew
+                decoded = None
+            self._endpoint = endpoint
             on_part = self._parts(endpoint) if endpoint.served.spec.decoupled else None
-            request = self._request = self.decode(endpoint.codec, repository.regions.read)
+            request = decoded or self.decode(endpoint.codec, repository.regions.read)
+            if not isinstance(request, InferRequest):
+                self._give_up_decoding = request
+                return
+            self._request = request
             self._decoded_ns = time.monotonic_ns()
             self._place = repository.infer(endpoint.served, request, self._done, on_part)
         except GatewayError as exc:
@@ -127,6 +139,17 @@ class Inference(ABC, Generic[C, Reply]):
         """Nobody waits for it any more."""
         if self._place is not None:
             self._place.cancel()
+        elif self._give_up_decoding is not None:
+            self._give_up_decoding()
+            self._done(Cancelled("the client cancelled the request"))
+
+    def decoded(self, outcome: InferRequest | GatewayError) -> None:
+        """Go on with what took long to decode."""
+        self._give_up_decoding = None
+        if isinstance(outcome, InferRequest):
+            self.start(outcome)
+        else:
+            self._done(outcome)
 
     def _parts(self, endpoint: Endpoint[C]) -> OnPart:
         """What gets the parts of a decoupled model's answer. Raises: Unsupported, where they cannot be sent."""
@@ -138,6 +161,7 @@ class Inference(ABC, Generic[C, Reply]):
     def _done(self, outcome: InferResponse | GatewayError | None) -> None:
         encoding_ns = time.monotonic_ns()
         self._place = None  # or this and its place would hold each other until the cyclic collector comes
+        self._give_up_decoding = None
         endpoint = self._endpoint
         if isinstance(outcome, InferResponse):
             assert endpoint is not None

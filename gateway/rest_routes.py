@@ -12,8 +12,9 @@ import orjson
 
 from gateway.config import Limits
 from gateway.descriptions import describe_welcome
-from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, Unavailable, Unsupported
+from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unavailable, Unsupported
 from gateway.inference import Endpoint, Endpoints, Inference, StreamedInference
+from gateway.long_bodies import LONG_BYTES, LongBodies
 from gateway.openapi import describe_api
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.rest import STATUS, ModelCodec, ReadRegion, error_body, header_length
@@ -60,10 +61,16 @@ class RestRoutes:
     """The handler of an `HttpServer`."""
 
     def __init__(
-        self, repository: Repository, limits: Limits, *, expose_metrics: Callable[[], tuple[str, bytes]] | None = None
+        self,
+        repository: Repository,
+        limits: Limits,
+        *,
+        long_bodies: LongBodies,
+        expose_metrics: Callable[[], tuple[str, bytes]] | None = None,
     ) -> None:
         """expose_metrics: content type and body of /metrics; None: there is no such path."""
         self._repository = repository
+        self._long_bodies = long_bodies
         self._expose_metrics = expose_metrics
         self._routes: dict[bytes, Route] = {}
         self._endpoints = Endpoints(
@@ -325,17 +332,17 @@ class RestRoutes:
     # inference
 
     def _infer(self, exchange: Exchange, route: Route) -> None:
-        inference = _RestInference(self._endpoints, exchange, route)
+        inference = _RestInference(self._endpoints, exchange, route, self._long_bodies)
         exchange.on_disconnect = inference.cancel
         inference.start()
 
     def _generate(self, exchange: Exchange, route: Route) -> None:
-        inference = _Generate(self._generate_endpoints, exchange, route)
+        inference = _Generate(self._generate_endpoints, exchange, route, self._long_bodies)
         exchange.on_disconnect = inference.cancel
         inference.start()
 
     def _generate_stream(self, exchange: Exchange, route: Route) -> None:
-        inference = _GenerateStream(self._generate_endpoints, exchange, route)
+        inference = _GenerateStream(self._generate_endpoints, exchange, route, self._long_bodies)
         exchange.on_disconnect = inference.cancel
         exchange.on_drained = inference.drained
         inference.start()
@@ -344,20 +351,23 @@ class RestRoutes:
 class _RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes], int | None]]):
     """An inference that an exchange asks for."""
 
-    __slots__ = ("_exchange", "_route")
+    __slots__ = ("_exchange", "_long_bodies", "_route")
 
-    def __init__(self, endpoints: Endpoints[ModelCodec], exchange: Exchange, route: Route) -> None:
+    def __init__(self, endpoints: Endpoints[ModelCodec], exchange: Exchange, route: Route, long_bodies: LongBodies) -> None:
         super().__init__(endpoints, exchange.arrival_ns)
         self._exchange = exchange
         self._route = route
+        self._long_bodies = long_bodies
 
     def find(self, endpoints: Endpoints[ModelCodec]) -> Endpoint[ModelCodec]:
         return endpoints.find(self._route.name, self._route.version)
 
-    def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest:
+    def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange
         body = exchange.body
         header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
+        if len(body) > LONG_BYTES and (header_bytes is None or header_bytes > LONG_BYTES):
+            return self._long_bodies.decode(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
         return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
 
     def answer(self, reply: tuple[list[Buffer] | Iterator[bytes], int | None]) -> None:
@@ -411,18 +421,22 @@ class _Slices:
 class _Generating(StreamedInference[GenerateCodec, bytes]):
     """An inference by the generate extension that an exchange asks for."""
 
-    __slots__ = ("_exchange", "_route")
+    __slots__ = ("_exchange", "_long_bodies", "_route")
 
-    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route) -> None:
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route, long_bodies: LongBodies) -> None:
         super().__init__(endpoints, exchange.arrival_ns)
         self._exchange = exchange
         self._route = route
+        self._long_bodies = long_bodies
 
     def find(self, endpoints: Endpoints[GenerateCodec]) -> Endpoint[GenerateCodec]:
         return endpoints.find(self._route.name, self._route.version)
 
-    def decode(self, codec: GenerateCodec, read_region: ReadRegion) -> InferRequest:
-        return codec.decode(self._exchange.body, self._exchange.arrival_ns)
+    def decode(self, codec: GenerateCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
+        exchange = self._exchange
+        if len(exchange.body) > LONG_BYTES:
+            return self._long_bodies.decode(codec, exchange.body, None, exchange.arrival_ns, self.decoded)
+        return codec.decode(exchange.body, exchange.arrival_ns)
 
     def refuse(self, error: GatewayError) -> None:
         respond_error(self._ended(), error)
@@ -438,8 +452,8 @@ class _Generate(_Generating):
 
     __slots__ = ("_reply",)
 
-    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route) -> None:
-        super().__init__(endpoints, exchange, route)
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route, long_bodies: LongBodies) -> None:
+        super().__init__(endpoints, exchange, route, long_bodies)
         self._reply: bytes | None = None
 
     def answer(self, reply: bytes) -> None:
@@ -469,8 +483,8 @@ class _GenerateStream(_Generating):
 
     __slots__ = ("_begun",)
 
-    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route) -> None:
-        super().__init__(endpoints, exchange, route)
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route, long_bodies: LongBodies) -> None:
+        super().__init__(endpoints, exchange, route, long_bodies)
         self._begun = False
 
     def answer(self, reply: bytes) -> None:
@@ -533,7 +547,9 @@ def _is_version(text: str) -> bool:
 
 
 def _read_json(body: Buffer, kind: type[_Struct]) -> _Struct:
-    """Read a small JSON object; an empty body is an empty one. Raises: InvalidArgument."""
+    """Read a small JSON object; an empty body is an empty one. Raises: InvalidArgument, TooLarge."""
+    if len(body) > LONG_BYTES:
+        raise TooLarge(f"request body of {len(body)} bytes: expected at most {LONG_BYTES} bytes of what is no inference")
     try:
         return msgspec.json.decode(bytes(body) or b"{}", type=kind)
     except (ValueError, RecursionError) as exc:

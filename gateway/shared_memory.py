@@ -55,14 +55,14 @@ class SharedMemoryRegions:
 
         enabled: False answers everything but a status of all with Unsupported.
         """
-        self._directory = Path(directory)
-        self._enabled = enabled
+        self.directory = Path(directory)
+        self.enabled = enabled
         self._open: dict[str, _Open] = {}
         if enabled:
-            self._directory = private_directory(self._directory)
+            self.directory = private_directory(self.directory)
 
     def __repr__(self) -> str:
-        return f"<SharedMemoryRegions in {self._directory}: {len(self._open)} open here>"
+        return f"<SharedMemoryRegions in {self.directory}: {len(self._open)} open here>"
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Name byte_size bytes of the object `key`, from offset on.
@@ -73,10 +73,10 @@ class SharedMemoryRegions:
         path = self._path(name)
         region = Region(name, key, offset, byte_size)
         os.close(_open_segment(region))
-        if not path.exists() and sum(1 for _ in self._directory.glob("*.json")) >= _MOST_REGIONS:
+        if not path.exists() and sum(1 for _ in self.directory.glob("*.json")) >= _MOST_REGIONS:
             raise InvalidArgument(f"unable to register shared memory region '{name}': {_MOST_REGIONS} are registered already")
         # A link appears whole, and fails where the name is taken: no reader sees half a file, no two writers both win.
-        draft = self._directory / f"{path.stem}.{os.getpid()}.draft"
+        draft = self.directory / f"{path.stem}.{os.getpid()}.draft"
         try:
             draft.write_text(json.dumps(asdict(region)), encoding="utf-8")
             os.link(draft, path)
@@ -91,7 +91,7 @@ class SharedMemoryRegions:
     def unregister(self, name: str = "") -> None:
         """Forget a region; "" forgets all. One that is not registered is no error. Raises: InternalError."""
         self._require_enabled()
-        for path in [self._path(name)] if name else list(self._directory.glob("*.json")):
+        for path in [self._path(name)] if name else list(self.directory.glob("*.json")):
             try:
                 path.unlink(missing_ok=True)
             except OSError as exc:
@@ -109,7 +109,7 @@ class SharedMemoryRegions:
             except FileNotFoundError:
                 raise NotFound(f"Unable to find system shared memory region: '{name}'") from None
         regions = []
-        for path in self._directory.glob("*.json"):
+        for path in self.directory.glob("*.json"):
             try:
                 regions.append(asdict(_read(path)))
             except FileNotFoundError:
@@ -172,7 +172,7 @@ class SharedMemoryRegions:
             self._forget(name)
 
     def _require_enabled(self) -> None:
-        if not self._enabled:
+        if not self.enabled:
             raise Unsupported("system shared memory is switched off on this server (server.system_shared_memory)")
 
     def _path(self, name: str) -> Path:
@@ -183,7 +183,7 @@ class SharedMemoryRegions:
                 f"{len(name)} of them: {name[:32]!r}"
             )
         # A client's name may hold any character; its digest is a file name.
-        return self._directory / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
+        return self.directory / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
 
     def _resolve(self, ref: RegionRef) -> tuple[_Open, int]:
         """The open region and where in its object the slice starts."""

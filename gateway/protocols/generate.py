@@ -49,8 +49,8 @@ class GenerateCodec:
         self.model = model
         self.version = version
         self.spec = spec
-        self._ragged = ragged
-        self._json_depth = json_depth
+        self.ragged = ragged
+        self.json_depth = json_depth
         tensors = (*(tensor for tensor in spec.inputs if not tensor.optional), *spec.outputs)
         self._without_json = next((tensor for tensor in tensors if tensor.datatype in WITHOUT_JSON), None)
         self._model = {"model_name": orjson.dumps(model), "model_version": orjson.dumps(version)}
@@ -103,7 +103,7 @@ class GenerateCodec:
         return InferRequest(
             self.model, self.version, request_id, inputs, rows, arrival_ns, (), parameters,
             deadline_after(arrival_ns, timeout_us) if timeout_us else None, priority,
-            shape_key(spec, self._ragged, inputs, parameters),
+            shape_key(spec, self.ragged, inputs, parameters),
         )  # fmt: skip
 
     def _tensor(self, spec: TensorSpec, field: _Field) -> np.ndarray:
@@ -111,7 +111,7 @@ class GenerateCodec:
         name, datatype = spec.name, spec.datatype
         if not depth_of(field):
             field = msgspec.Raw(b"[%b]" % bytes(field)) if type(field) is msgspec.Raw else [field]
-        lists, depth = lists_from_json(name, datatype, field, self._json_depth)
+        lists, depth = lists_from_json(name, datatype, field, self.json_depth)
         if depth == 1:
             shape = _filled(spec.shape, len(lists))
             flat = lists

@@ -82,6 +82,7 @@ _JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole nu
     "array": "a list",
     "object": "an object",
 }
+_EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]*\]")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # datatype -> struct format, and what its JSON elements are
@@ -90,6 +91,7 @@ _FORMATS: Final = {
     "FP32": "f", "FP64": "d", "BOOL": "?",
 }  # fmt: skip
 _LONG: Final = 1 << 17  # numbers of an output: from about a MiB of text on, an answer is written slice by slice
+_COUNTED_FROM_BYTES: Final = 16 << 10  # of `data`: below it, reading it in vain costs little
 _SLICE: Final = 1 << 15  # numbers: a millisecond or two
 _KINDS: Final[dict[str, type]] = {"BOOL": bool, "FP32": float, "FP64": float, "BYTES": str} | dict.fromkeys(
     (name for name in _FORMATS if "INT" in name), int
@@ -152,10 +154,13 @@ def header_length(value: bytes | None, body_bytes: int) -> int | None:
     return length
 
 
-def lists_from_json(name: str, datatype: str, data: Any, json_depth: int) -> tuple[list[Any], int]:
+def lists_from_json(
+    name: str, datatype: str, data: Any, json_depth: int, check: Callable[[int], object] = lambda count: None
+) -> tuple[list[Any], int]:
     """Read `data`: lists, flat or nested, whose elements are of the datatype's kind, and how deep they are nested, from 1.
 
-    data: `msgspec.Raw`, or already parsed. json_depth: the deepest nesting. Raises: InvalidArgument.
+    data: `msgspec.Raw`, or already parsed. json_depth: the deepest nesting. check: gets the number of elements of long data
+    before they are read, which takes some 30 times its bytes. Raises: InvalidArgument, and what check raises.
     """
     kind = _KINDS.get(datatype)
     if kind is None:
@@ -168,6 +173,8 @@ def lists_from_json(name: str, datatype: str, data: Any, json_depth: int) -> tup
         raise InvalidArgument(f"input '{name}': data: got {what}, expected a list, flat or nested, at most {json_depth} deep")
     try:
         if type(data) is msgspec.Raw:
+            if len(memoryview(data)) > _COUNTED_FROM_BYTES and (count := _elements(bytes(data))) is not None:
+                check(count)
             decoder = _data_decoders.get((kind, depth))
             if decoder is None:
                 decoder = _data_decoders[kind, depth] = msgspec.json.Decoder(_nested(kind, depth))
@@ -193,7 +200,7 @@ def tensor_of_elements(name: str, datatype: str, shape: Sequence[int], flat: lis
 
 def tensor_from_json(name: str, datatype: str, shape: Sequence[int], data: Any, json_depth: int) -> np.ndarray:
     """Shapes: nested or flat `data`, in row-major order -> shape. Raises: InvalidArgument."""
-    flat, depth = lists_from_json(name, datatype, data, json_depth)
+    flat, depth = lists_from_json(name, datatype, data, json_depth, lambda count: check_count(name, datatype, shape, count))
     for _ in range(depth - 1):
         flat = list(chain.from_iterable(flat))
     return tensor_of_elements(name, datatype, shape, flat)
@@ -207,8 +214,8 @@ class ModelCodec:
         self.model = model
         self.version = version
         self.spec = spec
-        self._ragged = ragged
-        self._json_depth = json_depth
+        self.ragged = ragged
+        self.json_depth = json_depth
         self._all_binary = tuple(OutputRequest(output.name, binary=True) for output in spec.outputs)
         self._without_json = next((output for output in spec.outputs if output.datatype in WITHOUT_JSON), None)
         self._order = {output.name: position for position, output in enumerate(spec.outputs)}
@@ -243,13 +250,13 @@ class ModelCodec:
             shape = entry.shape
             check_input(self.spec, self.model, name, entry.datatype, shape)
             if entry.parameters is None and entry.data is not _ABSENT:
-                inputs[name] = tensor_from_json(name, entry.datatype, shape, entry.data, self._json_depth)
+                inputs[name] = tensor_from_json(name, entry.datatype, shape, entry.data, self.json_depth)
                 continue
             if entry.parameters and not OF_TENSORS.issuperset(entry.parameters):
                 check_parameters(entry.parameters, f"input '{name}'", of_tensor=True)
             source = _source(entry)
             if source == "data":
-                inputs[name] = tensor_from_json(name, entry.datatype, shape, entry.data, self._json_depth)
+                inputs[name] = tensor_from_json(name, entry.datatype, shape, entry.data, self.json_depth)
             elif source == "binary_data_size":
                 size = _parameter(entry.parameters, "binary_data_size", int, 0, f"input '{name}'")
                 missing = at + size - len(tail)
@@ -283,7 +290,7 @@ class ModelCodec:
         return InferRequest(
             self.model, self.version, message.id, inputs, rows, arrival_ns, outputs, parameters,
             deadline_after(arrival_ns, timeout_us) if timeout_us else None, priority,
-            shape_key(self.spec, self._ragged, inputs, parameters),
+            shape_key(self.spec, self.ragged, inputs, parameters),
         )  # fmt: skip
 
     def _decode_raw(self, body: Buffer, arrival_ns: int) -> InferRequest:
@@ -320,7 +327,7 @@ class ModelCodec:
         inputs = {spec.name: tensor}
         return InferRequest(
             self.model, self.version, "", inputs, count_rows(self.spec, self.model, inputs), arrival_ns, self._all_binary,
-            shape_key=shape_key(self.spec, self._ragged, inputs),
+            shape_key=shape_key(self.spec, self.ragged, inputs),
         )  # fmt: skip
 
     def _outputs(self, entries: list[_Output], binary: bool) -> tuple[OutputRequest, ...]:
@@ -507,6 +514,16 @@ def depth_of(data: Any) -> int:
             depth += 1
             data = data[0] if data else None
     return depth
+
+
+def _elements(text: bytes) -> int | None:
+    """How many elements lists have that hold neither text nor objects; None: they do hold such.
+
+    text: valid JSON. A list has a comma less than elements, but for an empty one, and is itself an element of another.
+    """
+    if b'"' in text or b"{" in text:
+        return None
+    return text.count(b",") + 1 - len(_EMPTY_LIST.findall(text))
 
 
 def _odd_element(exc: ValueError) -> str:

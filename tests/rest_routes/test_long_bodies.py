@@ -1,0 +1,222 @@
+"""Long JSON bodies, decoded in a process of its own, through the REST edge."""
+
+import asyncio
+import http.client
+import json
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from backends.base import ModelSpec, TensorSpec
+from gateway.errors import InternalError, NotReady
+from gateway.long_bodies import LONG_BYTES, LongBodies
+from gateway.protocols.rest import ModelCodec
+from gateway.shared_memory import SharedMemoryRegions
+from gateway.types import InferRequest
+from tests.rest_routes.serving import TIMEOUT_S, Served, serving
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("regions")) as served:
+        yield served
+
+
+def asked(served: Served, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT_S)
+    try:
+        connection.request("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def infer_body(values: np.ndarray, **more: Any) -> bytes:
+    entry = {"name": "INPUT0", "datatype": "FP32", "shape": list(values.shape), "data": values.tolist()}
+    return json.dumps({**more, "inputs": [entry]}).encode()
+
+
+def values(columns: int = 4096) -> np.ndarray:
+    return np.random.default_rng(columns).standard_normal((8, columns)).astype(np.float32)
+
+
+def nested(declared: int, count: int) -> bytes:
+    """So many lists of one element."""
+    data = b",".join([b"[1]"] * count)
+    return b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,%d],"data":[%b]}]}' % (declared, data)
+
+
+def children() -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process().children():
+        if child.status() != psutil.STATUS_ZOMBIE and "gateway.long_bodies" in child.cmdline():
+            found.append(child)
+    return found
+
+
+def test_a_long_body_is_answered_as_a_short_one_is(served: Served) -> None:
+    sent = values()
+    body = infer_body(sent, id="seven", outputs=[{"name": "OUTPUT0"}])
+    assert len(body) > LONG_BYTES
+    status, answer = asked(served, "/v2/models/wide/infer", body)
+    assert status == 200
+    assert answer["id"] == "seven"
+    (output,) = answer["outputs"]
+    assert output["shape"] == [8, 4096]
+    np.testing.assert_array_equal(np.array(output["data"], np.float32).reshape(8, 4096), sent)
+
+
+def test_text_and_bytes_behind_the_json_come_through_as_well(served: Served) -> None:
+    words = [f"wörd {index}" + "!" * 10_000 for index in range(30)]
+    entry = {"name": "IN", "datatype": "BYTES", "shape": [30, 1], "data": words}
+    status, answer = asked(served, "/v2/models/a+b%20c%C3%A9/infer", json.dumps({"inputs": [entry]}).encode())
+    assert (status, answer["outputs"][0]["data"]) == (200, words)
+
+    numbers = np.arange(4, dtype=np.float32).reshape(2, 2)
+    raw = np.arange(4, dtype=np.int32).tobytes()
+    entries = [
+        {"name": "A", "datatype": "FP32", "shape": [2, 2], "data": numbers.tolist()},
+        {"name": "B", "datatype": "INT32", "shape": [2, 2], "parameters": {"binary_data_size": len(raw)}},
+    ]
+    head = json.dumps({"inputs": entries}).encode() + b" " * LONG_BYTES
+    status, answer = asked(
+        served, "/v2/models/pair/versions/1/infer", head + raw, Inference_Header_Content_Length=str(len(head))
+    )
+    assert status == 200, answer
+    assert answer["outputs"][1]["data"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (infer_body(values(), parameters={"triton_x": 1}), "reserved"),
+        (infer_body(values()).replace(b'"FP32"', b'"INT8"'), "expected FP32"),
+        (infer_body(values()).replace(b"[8, 4096]", b"[8, 4095]"), "got 32768 elements, expected 32760"),
+        (infer_body(values())[:-1], "failed to parse"),
+        (b"[" * 300_000, "malformed"),
+        (b'{"id": "' + b"a" * 300_000, "failed to parse"),
+    ],
+)
+def test_a_long_body_is_refused_in_the_words_of_a_short_one(served: Served, body: bytes, said: str) -> None:
+    status, answer = asked(served, "/v2/models/wide/infer", body)
+    assert status == 400
+    assert said in answer["error"]
+
+
+def test_a_long_request_to_generate_is_answered(served: Served) -> None:
+    sent = values()
+    body = json.dumps({"INPUT0": sent.tolist()}).encode()
+    status, answer = asked(served, "/v2/models/wide/generate", body)
+    assert status == 200
+    np.testing.assert_array_equal(np.array(answer["OUTPUT0"], np.float32).reshape(8, 4096), sent)
+
+
+def test_what_is_no_inference_is_refused_when_it_is_long(served: Served) -> None:
+    status, answer = asked(served, "/v2/repository/index", b'{"x": "' + b"a" * LONG_BYTES + b'"}')
+    assert status == 413
+    assert str(LONG_BYTES) in answer["error"]
+
+
+def test_a_process_that_dies_costs_the_request_that_it_had(served: Served) -> None:
+    assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+    (child,) = children()
+    resource.prlimit(child.pid, resource.RLIMIT_AS, (1, 1))  # no memory for the next
+    status, answer = asked(served, "/v2/models/wide/infer", infer_body(values(100_000)))
+    assert status == 500
+    assert "lost" in answer["error"]
+    assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+    assert [each.pid for each in children()] != [child.pid]
+
+
+def test_a_process_that_ended_while_it_had_nothing_costs_nothing(served: Served) -> None:
+    assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+    (child,) = children()
+    child.kill()
+    psutil.wait_procs([child], TIMEOUT_S)
+    assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+
+
+def test_a_client_that_leaves_while_its_body_is_decoded_is_counted_as_cancelled(served: Served) -> None:
+    assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+    (child,) = children()
+    child.suspend()
+    try:
+        body = infer_body(values())
+        with socket.create_connection(("127.0.0.1", served.port)) as leaving:
+            leaving.sendall(b"POST /v2/models/wide/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        while not asked_cancelled(served):
+            pass
+    finally:
+        child.resume()
+    assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+
+
+def asked_cancelled(served: Served) -> int:
+    """How many requests were cancelled."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT_S)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    lines = (line for line in text.splitlines() if 'code="cancelled"' in line and 'model="wide"' in line)
+    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
+
+
+def test_a_body_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    spec = ModelSpec("x", (TensorSpec("INPUT0", "FP32", (-1, -1)),), (TensorSpec("OUTPUT0", "FP32", (-1, -1)),), 1 << 30)
+    codec = ModelCodec("echo", "1", spec, None, 32)
+
+    async def outcomes() -> list[Any]:
+        bodies = LongBodies(SharedMemoryRegions(tmp_path / "regions"), timeout_s=0.2)
+        found: list[Any] = []
+        try:
+            for body in (nested(4 << 20, 4 << 20), infer_body(values())):
+                done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                bodies.decode(codec, body, None, 0, done.set_result)
+                found.append(await done)
+        finally:
+            bodies.close()
+        with pytest.raises(NotReady):
+            bodies.decode(codec, b"", None, 0, found.append)
+        return found
+
+    late, next_one = asyncio.run(outcomes())
+    assert isinstance(late, InternalError)
+    assert isinstance(next_one, InferRequest)
+    assert next_one.rows == 8
+
+
+def test_others_are_answered_while_a_long_body_is_decoded(served: Served) -> None:
+    """A bound far above what a busy machine adds, and far below the seconds that decoding took."""
+    bomb = nested(4, 4 << 20)
+    answers: list[tuple[int, Any]] = []
+    asking = threading.Thread(target=lambda: answers.append(asked(served, "/v2/models/wide/infer", bomb)))
+    asking.start()
+    slowest = 0.0
+    while not answers:
+        begun = time.monotonic()
+        assert asked(served, "/v2/models/wide/infer", infer_body(values(1)))[0] == 200
+        slowest = max(slowest, time.monotonic() - begun)
+    asking.join()
+    ((status, answer),) = answers
+    assert status == 400
+    assert "expected 4" in answer["error"]
+    assert slowest < 0.5
+
+
+def test_the_process_ends_with_its_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as own:
+        before = {child.pid for child in children()}
+        assert asked(own, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+        (child,) = [child for child in children() if child.pid not in before]
+    assert not child.is_running()

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from gateway.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
 from gateway.protocols.tensors import Buffer
 from gateway.run_dir import private_directory
@@ -122,21 +124,20 @@ class SharedMemoryRegions:
         Raises: NotFound (region), InvalidArgument (outside of the region or of the object), InternalError (the system's fault).
         """
         use, at = self._resolve(ref)
-        parts = []
-        left = ref.byte_size
+        copy = memoryview(np.empty(ref.byte_size, np.uint8))  # type: ignore[arg-type]  # an ndarray is a buffer
+        left = copy
         while left:
             try:
-                part = os.pread(use.descriptor, left, at)  # at most 2 GiB at once
+                got = os.preadv(use.descriptor, [left], at)  # at most 2 GiB at once
             except OSError as exc:
                 raise InternalError(_fault(ref, use, "read", exc)) from exc
-            if not part:
+            if not got:
                 raise InvalidArgument(
                     f"shared memory region '{ref.region}': object '{use.region.key}' is shorter than registered"
                 )
-            parts.append(part)
-            at += len(part)
-            left -= len(part)
-        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+            at += got
+            left = left[got:]
+        return copy
 
     def write(self, ref: RegionRef, buffer: Buffer) -> None:
         """Copy a buffer to the start of a slice of a region.

@@ -19,6 +19,7 @@ from gateway.errors import Code, InvalidArgument, Unavailable
 from gateway.protocols.tensors import (
     OF_TENSORS,
     Buffer,
+    check_bytes,
     check_count,
     check_input,
     check_integer,
@@ -173,6 +174,7 @@ def _inputs(message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_reg
                 raise InvalidArgument(
                     f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
                 )
+            check_bytes(name, datatype, shape, region.byte_size)
             inputs[name] = tensor_from_bytes(name, datatype, shape, read_region(region))
         elif not given:
             inputs[name] = _typed(tensor, model, name, datatype, shape)

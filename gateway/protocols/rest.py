@@ -32,6 +32,7 @@ from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
     OF_TENSORS,
     Buffer,
+    check_bytes,
     check_count,
     check_input,
     check_integer,
@@ -268,6 +269,7 @@ class ModelCodec:
                 at += size
             else:
                 ref = _region(entry.parameters, f"input '{name}'")
+                check_bytes(name, entry.datatype, shape, ref.byte_size)
                 inputs[name] = tensor_from_bytes(name, entry.datatype, shape, read_region(ref))
         if at != len(tail):
             raise InvalidArgument(
@@ -523,7 +525,7 @@ def _elements(text: bytes) -> int | None:
     """
     if b'"' in text or b"{" in text:
         return None
-    return text.count(b",") + 1 - len(_EMPTY_LIST.findall(text))
+    return text.count(b",") + 1 - _EMPTY_LIST.subn(b"", text)[1]
 
 
 def _odd_element(exc: ValueError) -> str:

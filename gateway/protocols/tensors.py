@@ -48,17 +48,25 @@ def tensor_from_bytes(name: str, datatype: str, shape: Sequence[int], buffer: Bu
 
     Raises: InvalidArgument, if the bytes are not exactly those of the shape, or the datatype is unknown.
     """
+    dtype = check_bytes(name, datatype, shape, len(buffer))
+    if dtype is _BYTES:
+        return shaped(name, _bytes_elements(name, prod(shape), buffer), shape)
+    return shaped(name, np.frombuffer(buffer, dtype), shape)
+
+
+def check_bytes(name: str, datatype: str, shape: Sequence[int], got: int) -> np.dtype:
+    """The type of the elements. Raises: InvalidArgument, if so many raw bytes cannot be those of the shape."""
     dtype = numpy_dtype(name, datatype)
     count = prod(shape)
     if dtype is _BYTES:
-        return shaped(name, _bytes_elements(name, count, buffer), shape)
-    expected = count * dtype.itemsize
-    got = len(buffer)
-    if got != expected:
+        # Each element takes at least its length: a shape that promises more cannot be allocated for.
+        if count * 4 > got:
+            raise InvalidArgument(f"input '{name}': {got} bytes cannot hold the {count} BYTES elements of its shape")
+    elif got != (expected := count * dtype.itemsize):
         raise InvalidArgument(
             f"unexpected total byte size {got} for input '{name}', expecting {expected} ({datatype} {list(shape)})"
         )
-    return shaped(name, np.frombuffer(buffer, dtype), shape)
+    return dtype
 
 
 def shaped(name: str, flat: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -137,9 +145,6 @@ def numpy_dtype(name: str, datatype: object) -> np.dtype:
 def _bytes_elements(name: str, count: int, buffer: Buffer) -> np.ndarray:
     view = memoryview(buffer)
     total = len(view)
-    # Each element takes at least its length: a shape that promises more cannot be allocated for.
-    if count * 4 > total:
-        raise InvalidArgument(f"input '{name}': {total} bytes cannot hold the {count} BYTES elements of its shape")
     elements = np.empty(count, dtype=object)
     at = 0
     for i in range(count):

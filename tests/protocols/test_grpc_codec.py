@@ -216,6 +216,14 @@ def test_shared_memory_inputs_take_no_raw_entry() -> None:
     assert request.inputs["INPUT1"].tolist() == [ROW.tolist()]
 
 
+def test_a_region_of_another_size_is_not_read() -> None:
+    message = pair(raw_input_contents=[RAW])
+    message.inputs[0].parameters["shared_memory_region"].CopyFrom(parameter("r"))
+    message.inputs[0].parameters["shared_memory_byte_size"].CopyFrom(parameter(3 << 30))
+    with pytest.raises(InvalidArgument, match="unexpected total byte size 3221225472 for input 'INPUT0', expecting 16"):
+        read(message)
+
+
 def tensor(name: str = "INPUT1", datatype: str = "FP32", shape: tuple[int, ...] = (1, 4), **fields: Any) -> Any:
     return Tensor(name=name, datatype=datatype, shape=shape, **fields)
 

@@ -5,6 +5,7 @@ Expected bytes are those of a real Triton 2.51, but where said.
 
 import json
 import struct
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -426,6 +427,34 @@ def test_a_raw_body_that_fits_no_shape_is_refused(codec: ModelCodec, body: bytes
         decode(codec, body, 0)
 
 
+# long data
+
+
+@pytest.mark.parametrize("element", [b"[1]", b"1", b"[ ], [1, 2]"])
+def test_elements_are_counted_before_they_are_read(element: bytes) -> None:
+    elements = b",".join([element] * (200_000 // len(element)))
+    body = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],"data":[%b]}]}' % elements
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidArgument, match=f"got {elements.count(b'1') + elements.count(b'2')} elements, expected 4"):
+            decode(IDENTITY, body)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_data_with_empty_lists_in_it_is_counted_right() -> None:
+    data = [[1.5] * 8_000] + [[]] * 5 + [[2.5]]
+    request = decode(model(TensorSpec("IN", "FP32", (-1, -1))), one(data, shape=(1, 8_001)))
+    assert request.inputs["IN"].sum() == 12_002.5
+
+
+@pytest.mark.parametrize("odd", ["x", {}, {"a": 1}])
+def test_what_is_no_number_in_long_data_is_named(odd: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"expected FP32 elements, got .* at data\[9000\]"):
+        decode(IDENTITY, one([1] * 9_000 + [odd]))
+
+
 # shared memory
 
 
@@ -449,6 +478,17 @@ def test_inputs_come_from_and_outputs_go_to_regions() -> None:
     assert json.loads(b"".join(parts))["outputs"] == [{"name": "O0", "datatype": "FP32", "shape": [1, 4]}]
     assert head is None
     assert written == [(RegionRef("r", 0, 16), struct.pack("<4f", 1, 2, 3, 4))]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "size", "words"),
+    [("FP32", 3 << 30, "unexpected total byte size 3221225472 for input 'IN', expecting 16"), ("BYTES", 12, "12 bytes cannot")],
+)
+def test_a_region_of_another_size_is_not_read(datatype: str, size: int, words: str) -> None:
+    where = {"shared_memory_region": "r", "shared_memory_byte_size": size}
+    body = as_json(inputs=[{"name": "IN", "datatype": datatype, "shape": [1, 4], "parameters": where}])
+    with pytest.raises(InvalidArgument, match=words):
+        decode(model(TensorSpec("IN", datatype, (-1, 4))), body)
 
 
 # encode

@@ -287,12 +287,12 @@ class Lane:
 
     def _gauges(self) -> LaneGauges:
         live = self.runner.free_slots + len(self._running)
-        service = self.batcher.service
+        service, lengths = self.batcher.service, self.batcher.lengths
         learned = tuple(
             (str(group.length) if isinstance(group, LengthGroup) else "", rows, expected_s, expected_s * curve.spread)
             for group, curve in service.curves.items()
-            # Of other shapes there can be as many as clients think of.
-            if curve.ready and (group is None or isinstance(group, LengthGroup))
+            # Of other shapes, and of lengths beyond the last bucket, there can be as many as clients think of.
+            if curve.ready and (group is None or (isinstance(group, LengthGroup) and group.length in lengths))
             for rows in service.probe_rows
             for expected_s in (curve.expected_ns(rows) / 1e9,)
         )

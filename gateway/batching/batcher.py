@@ -107,6 +107,11 @@ class Batcher:
         assert service is not None
         return service
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The buckets of ragged lengths, by their upper edges. Beyond the last, each length that comes is one of its own."""
+        return (self._ragged.buckets if self._ragged is not None else ()) or _LENGTHS
+
     def probe(self, request: InferRequest, now_ns: int) -> Batch:
         """A batch of this request alone, to be run before traffic: it passes the queue by, and `finished` need not know."""
         rows = request.rows if self._batched else 1

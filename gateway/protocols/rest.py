@@ -83,7 +83,7 @@ _JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole nu
     "array": "a list",
     "object": "an object",
 }
-_EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]*\]")
+_EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]+\]")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # datatype -> struct format, and what its JSON elements are
@@ -525,7 +525,7 @@ def _elements(text: bytes) -> int | None:
     """
     if b'"' in text or b"{" in text:
         return None
-    return text.count(b",") + 1 - _EMPTY_LIST.subn(b"", text)[1]
+    return text.count(b",") + 1 - text.count(b"[]") - sum(1 for _ in _EMPTY_LIST.finditer(text))
 
 
 def _odd_element(exc: ValueError) -> str:

@@ -549,11 +549,11 @@ def test_a_lane_tells_what_waits_and_what_runs() -> None:
     simulate(main)
 
 
-def test_what_was_learned_is_told_for_lengths_but_not_for_every_shape() -> None:
+def test_what_was_learned_is_told_for_buckets_but_not_for_every_length_and_shape() -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock)
         service = bench.lane.batcher.service
-        learned = {None: 10, LengthGroup(None, 64): 20, (("X", (7,)),): 30}
+        learned = {None: 10, LengthGroup(None, 64): 20, (("X", (7,)),): 30, LengthGroup(None, 1_000_003): 40}
         for group in (*learned, LengthGroup(None, 128)):
             service.curve(group)  # of the last nothing is known
         for group, ms in learned.items():

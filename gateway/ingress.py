@@ -17,7 +17,6 @@ from gateway.grpc_server import GrpcServer
 from gateway.http_server import HttpServer
 from gateway.lane import Lane
 from gateway.lane_opener import LaneOpener, OpenRunner
-from gateway.long_bodies import LongBodies
 from gateway.metrics import FLUSH_INTERVAL_S, Metrics
 from gateway.ports import PortClaims
 from gateway.repository import Repository, RepositoryControl
@@ -76,7 +75,6 @@ class Ingress:
             control=control,
             on_change=on_change,
         )
-        self._long_bodies = LongBodies(self.repository.regions)
         self._claims = PortClaims(config.server, owner=owner)
         self._reuse_port = owner is not None
         self._http: HttpServer | None = None
@@ -105,8 +103,7 @@ class Ingress:
     def rest_listener(self) -> HttpServer:
         """Make what answers REST; it listens once it is started, and is drained with the rest. Once, if `start` has not."""
         limits = self._config.server.limits
-        routes = RestRoutes(self.repository, limits, long_bodies=self._long_bodies, expose_metrics=self._expose_metrics)
-        self._http = HttpServer(routes, limits)
+        self._http = HttpServer(RestRoutes(self.repository, limits, expose_metrics=self._expose_metrics), limits)
         return self._http
 
     def grpc_listener(self) -> GrpcServer:
@@ -130,7 +127,6 @@ class Ingress:
         asyncio.get_running_loop().call_soon(self._claims.release)  # after the drains' first steps, which close the listeners
         await draining
         self._give_up()
-        await asyncio.to_thread(self._long_bodies.close)
         try:
             # Of no time at all it would not even be begun, and nothing learned be kept.
             await asyncio.wait_for(self.repository.close(), max(_FREEING_LEAST_S, end_s - time.monotonic()))

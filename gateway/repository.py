@@ -36,6 +36,7 @@ from gateway.errors import (
 )
 from gateway.lane import Lane, OnDone, OnPart, Place
 from gateway.lane_opener import LaneOpener, Opened, close_all
+from gateway.long_bodies import LongBodies
 from gateway.metrics import Metrics
 from gateway.routing.dispatcher import Dispatcher
 from gateway.shared_memory import SharedMemoryRegions
@@ -113,6 +114,7 @@ class Repository:
     ) -> None:
         """opener: makes the lanes of a model. control: None in a process that serves alone. on_change: after `apply`."""
         self.regions = regions
+        self.long_bodies = LongBodies(regions)
         self.metrics = metrics
         self.generation = 0
         self._config = config
@@ -158,6 +160,7 @@ class Repository:
         for end in await asyncio.gather(*(self._unload(served) for served in self._all()), return_exceptions=True):
             if end is not None:
                 log.error("at the end of the server: %s", end)
+        await asyncio.to_thread(self.long_bodies.close)
 
     def give_up(self, error: GatewayError) -> None:
         """Answer every request that is here with an error."""

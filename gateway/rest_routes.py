@@ -14,7 +14,7 @@ from gateway.config import Limits
 from gateway.descriptions import describe_welcome
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unavailable, Unsupported
 from gateway.inference import Endpoint, Endpoints, Inference, StreamedInference
-from gateway.long_bodies import LONG_BYTES, LongBodies
+from gateway.long_bodies import LONG_BYTES
 from gateway.openapi import describe_api
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.rest import STATUS, ModelCodec, ReadRegion, error_body, header_length
@@ -61,16 +61,10 @@ class RestRoutes:
     """The handler of an `HttpServer`."""
 
     def __init__(
-        self,
-        repository: Repository,
-        limits: Limits,
-        *,
-        long_bodies: LongBodies,
-        expose_metrics: Callable[[], tuple[str, bytes]] | None = None,
+        self, repository: Repository, limits: Limits, *, expose_metrics: Callable[[], tuple[str, bytes]] | None = None
     ) -> None:
         """expose_metrics: content type and body of /metrics; None: there is no such path."""
         self._repository = repository
-        self._long_bodies = long_bodies
         self._expose_metrics = expose_metrics
         self._routes: dict[bytes, Route] = {}
         self._endpoints = Endpoints(
@@ -332,17 +326,17 @@ class RestRoutes:
     # inference
 
     def _infer(self, exchange: Exchange, route: Route) -> None:
-        inference = _RestInference(self._endpoints, exchange, route, self._long_bodies)
+        inference = _RestInference(self._endpoints, exchange, route)
         exchange.on_disconnect = inference.cancel
         inference.start()
 
     def _generate(self, exchange: Exchange, route: Route) -> None:
-        inference = _Generate(self._generate_endpoints, exchange, route, self._long_bodies)
+        inference = _Generate(self._generate_endpoints, exchange, route)
         exchange.on_disconnect = inference.cancel
         inference.start()
 
     def _generate_stream(self, exchange: Exchange, route: Route) -> None:
-        inference = _GenerateStream(self._generate_endpoints, exchange, route, self._long_bodies)
+        inference = _GenerateStream(self._generate_endpoints, exchange, route)
         exchange.on_disconnect = inference.cancel
         exchange.on_drained = inference.drained
         inference.start()
@@ -351,13 +345,12 @@ class RestRoutes:
 class _RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes], int | None]]):
     """An inference that an exchange asks for."""
 
-    __slots__ = ("_exchange", "_long_bodies", "_route")
+    __slots__ = ("_exchange", "_route")
 
-    def __init__(self, endpoints: Endpoints[ModelCodec], exchange: Exchange, route: Route, long_bodies: LongBodies) -> None:
+    def __init__(self, endpoints: Endpoints[ModelCodec], exchange: Exchange, route: Route) -> None:
         super().__init__(endpoints, exchange.arrival_ns)
         self._exchange = exchange
         self._route = route
-        self._long_bodies = long_bodies
 
     def find(self, endpoints: Endpoints[ModelCodec]) -> Endpoint[ModelCodec]:
         return endpoints.find(self._route.name, self._route.version)
@@ -367,7 +360,7 @@ class _RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes],
         body = exchange.body
         header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
         if len(body) > LONG_BYTES and (header_bytes is None or header_bytes > LONG_BYTES):
-            return self._long_bodies.decode(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
+            return self._endpoints.repository.long_bodies.decode(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
         return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
 
     def answer(self, reply: tuple[list[Buffer] | Iterator[bytes], int | None]) -> None:
@@ -421,13 +414,12 @@ class _Slices:
 class _Generating(StreamedInference[GenerateCodec, bytes]):
     """An inference by the generate extension that an exchange asks for."""
 
-    __slots__ = ("_exchange", "_long_bodies", "_route")
+    __slots__ = ("_exchange", "_route")
 
-    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route, long_bodies: LongBodies) -> None:
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route) -> None:
         super().__init__(endpoints, exchange.arrival_ns)
         self._exchange = exchange
         self._route = route
-        self._long_bodies = long_bodies
 
     def find(self, endpoints: Endpoints[GenerateCodec]) -> Endpoint[GenerateCodec]:
         return endpoints.find(self._route.name, self._route.version)
@@ -435,7 +427,7 @@ class _Generating(StreamedInference[GenerateCodec, bytes]):
     def decode(self, codec: GenerateCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange
         if len(exchange.body) > LONG_BYTES:
-            return self._long_bodies.decode(codec, exchange.body, None, exchange.arrival_ns, self.decoded)
+            return self._endpoints.repository.long_bodies.decode(codec, exchange.body, None, exchange.arrival_ns, self.decoded)
         return codec.decode(exchange.body, exchange.arrival_ns)
 
     def refuse(self, error: GatewayError) -> None:
@@ -452,8 +444,8 @@ class _Generate(_Generating):
 
     __slots__ = ("_reply",)
 
-    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route, long_bodies: LongBodies) -> None:
-        super().__init__(endpoints, exchange, route, long_bodies)
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route) -> None:
+        super().__init__(endpoints, exchange, route)
         self._reply: bytes | None = None
 
     def answer(self, reply: bytes) -> None:
@@ -483,8 +475,8 @@ class _GenerateStream(_Generating):
 
     __slots__ = ("_begun",)
 
-    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route, long_bodies: LongBodies) -> None:
-        super().__init__(endpoints, exchange, route, long_bodies)
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, route: Route) -> None:
+        super().__init__(endpoints, exchange, route)
         self._begun = False
 
     def answer(self, reply: bytes) -> None:

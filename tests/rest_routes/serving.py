@@ -18,7 +18,6 @@ from gateway.clock import LoopClock
 from gateway.config import Backend, Model, parse_config
 from gateway.http_server import HttpServer
 from gateway.lane_opener import LaneOpener
-from gateway.long_bodies import LongBodies
 from gateway.metrics import Metrics
 from gateway.repository import Repository, RepositoryControl
 from gateway.rest_routes import RestRoutes
@@ -84,7 +83,6 @@ class Served:
     server: HttpServer
     port: int
     loop: asyncio.AbstractEventLoop
-    long_bodies: LongBodies
 
     @property
     def url(self) -> str:
@@ -117,16 +115,13 @@ def serving(directory: Path, text: str = MODELS, *, control: RepositoryControl |
             regions=regions,
             control=control,
         )
-        long_bodies = LongBodies(regions)
         await repository.start()
         limits = config.server.limits
-        routes = RestRoutes(repository, limits, long_bodies=long_bodies, expose_metrics=metrics.expose)
-        server = HttpServer(routes, limits)
-        return Served(repository, server, await server.start("127.0.0.1", 0), loop, long_bodies)
+        server = HttpServer(RestRoutes(repository, limits, expose_metrics=metrics.expose), limits)
+        return Served(repository, server, await server.start("127.0.0.1", 0), loop)
 
     async def stop(served: Served) -> None:
         await served.server.drain(2.0)
-        served.long_bodies.close()
         await served.repository.close()
 
     served = asyncio.run_coroutine_threadsafe(start(), loop).result(TIMEOUT_S)

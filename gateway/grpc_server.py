@@ -26,7 +26,8 @@ from gateway.http2 import Http2Connection
 from gateway.http_server import last_words_s
 from gateway.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.lane import OnPart
-from gateway.protocols.grpc import ModelCodec, ReadRegion
+from gateway.protocols.grpc import ModelCodec, ReadRegion, head_of, parse
+from gateway.protocols.tensors import LONG_BYTES, TakesLong
 from gateway.repository import Repository
 from gateway.types import InferRequest
 from gateway.wire.http2_headers import header_block
@@ -257,7 +258,10 @@ class _OfMessage:
     call: GrpcCall
     _arrival_ns: int
     _data: bytes
+    _endpoints: Endpoints[ModelCodec]
     _message: pb.ModelInferRequest | None
+    _takes_long: bool
+    decoded: Callable[[InferRequest | GatewayError], None]
 
     @property
     def id(self) -> str:
@@ -265,17 +269,27 @@ class _OfMessage:
         return "" if self._message is None else str(self._message.id)
 
     def find(self, endpoints: Endpoints[ModelCodec]) -> Endpoint[ModelCodec]:
-        message = self._message = _parse_infer(self._data)  # type: ignore[misc]  # among the slots of those that inherit
+        data = self._data
+        head = head_of(data) if len(data) > LONG_BYTES else None
+        self._takes_long = head is not None  # type: ignore[misc]  # among the slots of those that inherit
+        message = self._message = parse(data if head is None else head)  # type: ignore[misc]  # likewise
         return endpoints.find(message.model_name, message.model_version)
 
-    def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest:
-        return codec.decode(self._message, self._arrival_ns, self.call.remaining_s(self._arrival_ns), read_region)
+    def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
+        arrival_ns = self._arrival_ns
+        remaining_s = self.call.remaining_s(arrival_ns)
+        if not self._takes_long:
+            try:
+                return codec.decode(self._message, arrival_ns, remaining_s, read_region)
+            except TakesLong:
+                pass  # as that which is long by itself
+        return self._endpoints.repository.long_bodies.message(codec, self._data, arrival_ns, remaining_s, self.decoded)
 
 
 class _GrpcInference(_OfMessage, Inference[ModelCodec, pb.ModelInferResponse]):
     """The one of a call."""
 
-    __slots__ = ("_data", "_message", "call")
+    __slots__ = ("_data", "_message", "_takes_long", "call")
 
     def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes) -> None:
         super().__init__(endpoints, time.monotonic_ns())
@@ -310,7 +324,7 @@ class _InferCall(OneMessage):
 class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
     """One inference of a stream, which sends its replies when it is their turn; parts are sent when they are there."""
 
-    __slots__ = ("_data", "_final", "_message", "_on_reply", "call", "in_parts", "replies")
+    __slots__ = ("_data", "_final", "_message", "_on_reply", "_takes_long", "call", "in_parts", "replies")
 
     def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes, on_reply: Callable[[], None]) -> None:
         super().__init__(endpoints, time.monotonic_ns())
@@ -655,6 +669,3 @@ def _choices(parameters: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_repository_name(name: str) -> None:
     if name:
         raise Unsupported("'repository_name' specification is not supported")
-
-
-_parse_infer: Final = _parser(pb.ModelInferRequest)

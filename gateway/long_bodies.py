@@ -1,8 +1,9 @@
-"""Long JSON bodies are decoded in a process of their own, one after another.
+"""What takes long to decode is decoded in a process of its own, one body after another.
 
-A JSON parser holds the interpreter until it is done, on whatever thread: 22 MB take 0.5 s, and no other client is answered
-meanwhile. So what is longer than `LONG_BYTES` goes to a child, with what the codec knows of the model, and comes back as raw
-tensors, or as the error that the codec raised. The bytes are copied by a thread that waits without the interpreter.
+A parser holds the interpreter until it is done, on whatever thread: 22 MB of JSON take 0.5 s, and no other client is answered
+meanwhile. So JSON longer than `LONG_BYTES`, and what a codec finds to be too much (`TakesLong`), goes to a child, with what the
+codec knows of the model, and comes back as raw tensors, or as the error that the codec raised. A thread copies the bytes; while
+it waits for them, the interpreter is free.
 
 The child starts with the first long body and ends after a while without any. One that dies, or takes too long and is killed,
 costs the request that it had; the next one starts another.
@@ -12,19 +13,22 @@ import asyncio
 import contextlib
 import functools
 import gc
+import importlib
 import logging
 import queue
+import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 
-from backends.base import words_of
+from backends.base import ModelSpec, words_of
 from gateway.child import Child, ChildLost, receive, send, serve
+from gateway.config import Ragged
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
 from gateway.frames import decode_frame, encode_frame, spec_from_plain, spec_to_plain
 from gateway.protocols.generate import GenerateCodec
@@ -33,9 +37,11 @@ from gateway.protocols.tensors import Buffer, shape_key
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest, OutputRequest
 
-LONG_BYTES: Final = 256 << 10  # of JSON: up to here the worst takes 40 ms, and what is usual 2 (2026-11-22, 2 cores)
 _TIMEOUT_S: Final = 60.0
 _IDLE_S: Final = 30.0
+# What the child may take: lists of one number each need 40 bytes for each of JSON.
+_MEMORY_BYTES: Final = 256 << 20
+_MEMORY_PER_BYTE: Final = 64
 
 _ERRORS: Final[dict[str, type[GatewayError]]] = {
     error.__name__: error for error in (InvalidArgument, NotFound, TooLarge, Unsupported, InternalError)
@@ -46,18 +52,24 @@ log = logging.getLogger(__name__)
 Decoded = Callable[[InferRequest | GatewayError], None]
 
 
+class Codec(Protocol):
+    """What a codec knows of its model."""
+
+    model: str
+    version: str
+    spec: ModelSpec
+    ragged: Ragged | None
+
+
 class _Job:
     """One body. done: None once nobody waits for it any more; set and called on the loop."""
 
-    __slots__ = ("arrival_ns", "body", "codec", "done", "header_bytes", "loop")
+    __slots__ = ("about", "body", "codec", "done", "loop")
 
-    def __init__(
-        self, codec: ModelCodec | GenerateCodec, body: Buffer, header_bytes: int | None, arrival_ns: int, done: Decoded
-    ) -> None:
+    def __init__(self, codec: Codec, body: Buffer, about: Mapping[str, Any], done: Decoded) -> None:
         self.codec = codec
         self.body = body
-        self.header_bytes = header_bytes
-        self.arrival_ns = arrival_ns
+        self.about = about
         self.done: Decoded | None = done
         self.loop = asyncio.get_running_loop()
 
@@ -90,19 +102,29 @@ class LongBodies:
         self._thread: threading.Thread | None = None
         self._child: Child | None = None
 
-    def decode(
-        self,
-        codec: ModelCodec | GenerateCodec,
-        body: Buffer,
-        header_bytes: int | None,
-        arrival_ns: int,
-        done: Decoded,
+    def infer(
+        self, codec: ModelCodec, body: Buffer, header_bytes: int | None, arrival_ns: int, done: Decoded
     ) -> Callable[[], None]:
         """Have a body decoded as the codec would; `done` gets the request or the error later, on this loop.
 
         Returns: what to call when nobody waits for it any more; then `done` is not called. Raises: NotReady, once closed.
         """
-        job = _Job(codec, body, header_bytes, arrival_ns, done)
+        about = {"json_depth": codec.json_depth, "header_bytes": header_bytes, "arrival_ns": arrival_ns}
+        return self._put(_Job(codec, body, {"reader": "infer", **about}, done))
+
+    def generate(self, codec: GenerateCodec, body: Buffer, arrival_ns: int, done: Decoded) -> Callable[[], None]:
+        """Likewise, for the generate extension."""
+        about = {"json_depth": codec.json_depth, "arrival_ns": arrival_ns}
+        return self._put(_Job(codec, body, {"reader": "generate", **about}, done))
+
+    def message(
+        self, codec: Codec, data: bytes, arrival_ns: int, remaining_s: float | None, done: Decoded
+    ) -> Callable[[], None]:
+        """Likewise, for a ModelInferRequest of gRPC. remaining_s: as `protocols.grpc.ModelCodec.decode` takes it."""
+        about = {"remaining_s": remaining_s, "arrival_ns": arrival_ns}
+        return self._put(_Job(codec, data, {"reader": "message", **about}, done))
+
+    def _put(self, job: _Job) -> Callable[[], None]:
         with self._lock:
             if self._closed:
                 raise NotReady("the server is shutting down", retry_after_s=1.0)
@@ -156,13 +178,10 @@ class LongBodies:
     def _decode(self, job: _Job) -> InferRequest | GatewayError:
         codec = job.codec
         about = {
-            "codec": "generate" if isinstance(codec, GenerateCodec) else "infer",
+            **job.about,
             "model": codec.model,
             "version": codec.version,
             "spec": spec_to_plain(codec.spec),
-            "json_depth": codec.json_depth,
-            "header_bytes": job.header_bytes,
-            "arrival_ns": job.arrival_ns,
             "regions": str(self._regions.directory),
             "regions_enabled": self._regions.enabled,
             "timeout_s": self._timeout_s,
@@ -178,7 +197,7 @@ class LongBodies:
             return _ERRORS[answer["error"]](answer["message"])
         parameters = answer["parameters"]
         return InferRequest(
-            codec.model, codec.version, answer["id"], inputs, answer["rows"], job.arrival_ns,
+            codec.model, codec.version, answer["id"], inputs, answer["rows"], job.about["arrival_ns"],
             msgspec.convert(answer["outputs"], tuple[OutputRequest, ...]), parameters, answer["deadline_ns"],
             answer["priority"], shape_key(codec.spec, codec.ragged, inputs, parameters),
         )  # fmt: skip
@@ -209,23 +228,34 @@ def _regions(directory: str, enabled: bool) -> SharedMemoryRegions:
     return SharedMemoryRegions(directory, enabled=enabled)
 
 
+def _read(about: Mapping[str, Any], body: memoryview) -> InferRequest:
+    """Raises: GatewayError."""
+    model = about["model"], about["version"], spec_from_plain(about["spec"])
+    read_region = _regions(about["regions"], about["regions_enabled"]).read
+    match about["reader"]:
+        case "generate":
+            generate = GenerateCodec(*model, None, about["json_depth"])
+            return generate.decode(body, about["arrival_ns"])
+        case "message":
+            grpc = importlib.import_module("gateway.protocols.grpc")  # takes long, and few need it
+            request: InferRequest = grpc.ModelCodec(*model, None, at_leisure=True).decode(
+                grpc.parse(bytes(body)), about["arrival_ns"], about["remaining_s"], read_region
+            )
+            return request
+    infer = ModelCodec(*model, None, about["json_depth"], at_leisure=True)
+    return infer.decode(body, about["header_bytes"], about["arrival_ns"], read_region)
+
+
 def _decoded(frame: Buffer) -> Sequence[Buffer]:
     tensors, about = decode_frame(frame)
-    spec = spec_from_plain(about["spec"])
-    signal.setitimer(signal.ITIMER_PROF, about["timeout_s"])  # which ends this process, also within a parser
     body = memoryview(tensors["body"]).toreadonly()  # type: ignore[arg-type]  # an ndarray is a buffer
+    signal.setitimer(signal.ITIMER_PROF, about["timeout_s"])  # which ends this process, also within a parser
     try:
-        if about["codec"] == "generate":
-            generate = GenerateCodec(about["model"], about["version"], spec, None, about["json_depth"])
-            request = generate.decode(body, about["arrival_ns"])
-        else:
-            infer = ModelCodec(about["model"], about["version"], spec, None, about["json_depth"])
-            read_region = _regions(about["regions"], about["regions_enabled"]).read
-            request = infer.decode(body, about["header_bytes"], about["arrival_ns"], read_region)
+        request = _read(about, body)
     except GatewayError as exc:
         return encode_frame({}, {"error": type(exc).__name__, "message": exc.message})
     except MemoryError:
-        return encode_frame({}, {"error": "TooLarge", "message": "the request takes more memory than there is"})
+        return encode_frame({}, {"error": "TooLarge", "message": f"{len(body)} bytes of request take too much memory to read"})
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     extra: dict[str, Any] = {
@@ -244,8 +274,12 @@ def _serve(channel: socket.socket) -> None:
             frame = receive(channel)
         except EOFError:
             return
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = _MEMORY_BYTES + _MEMORY_PER_BYTE * len(frame)
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
         send(channel, _decoded(frame))
         del frame
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
         gc.collect()  # of what errors left: next to nothing
 
 

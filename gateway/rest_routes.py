@@ -14,11 +14,10 @@ from gateway.config import Limits
 from gateway.descriptions import describe_welcome
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unavailable, Unsupported
 from gateway.inference import Endpoint, Endpoints, Inference, StreamedInference
-from gateway.long_bodies import LONG_BYTES
 from gateway.openapi import describe_api
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.rest import STATUS, ModelCodec, ReadRegion, error_body, header_length
-from gateway.protocols.tensors import Buffer
+from gateway.protocols.tensors import LONG_BYTES, Buffer, TakesLong
 from gateway.repository import Repository
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange
@@ -359,9 +358,12 @@ class _RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes],
         exchange = self._exchange
         body = exchange.body
         header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
-        if len(body) > LONG_BYTES and (header_bytes is None or header_bytes > LONG_BYTES):
-            return self._endpoints.repository.long_bodies.decode(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
-        return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
+        if len(body) <= LONG_BYTES or (header_bytes is not None and header_bytes <= LONG_BYTES):
+            try:
+                return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
+            except TakesLong:
+                pass  # as that which is long by itself
+        return self._endpoints.repository.long_bodies.infer(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
 
     def answer(self, reply: tuple[list[Buffer] | Iterator[bytes], int | None]) -> None:
         parts, json_bytes = reply
@@ -427,7 +429,7 @@ class _Generating(StreamedInference[GenerateCodec, bytes]):
     def decode(self, codec: GenerateCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange
         if len(exchange.body) > LONG_BYTES:
-            return self._endpoints.repository.long_bodies.decode(codec, exchange.body, None, exchange.arrival_ns, self.decoded)
+            return self._endpoints.repository.long_bodies.generate(codec, exchange.body, exchange.arrival_ns, self.decoded)
         return codec.decode(exchange.body, exchange.arrival_ns)
 
     def refuse(self, error: GatewayError) -> None:

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any, Final
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from grpc import StatusCode
 from tritonclient.grpc import service_pb2 as pb
 
@@ -17,14 +18,18 @@ from backends.datatypes import NUMPY, datatype_of
 from gateway.config import Ragged
 from gateway.errors import Code, InvalidArgument, Unavailable
 from gateway.protocols.tensors import (
+    LONG_BYTES,
+    LONG_REGION_BYTES,
     OF_TENSORS,
     Buffer,
+    TakesLong,
     check_bytes,
     check_count,
     check_input,
     check_integer,
     check_outputs,
     check_parameters,
+    check_text,
     classify,
     count_rows,
     deadline_after,
@@ -73,17 +78,25 @@ _CONTENTS: Final = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+# Of ModelInferRequest: inputs and outputs; raw_input_contents.
+_TENSOR_FIELDS: Final = (5, 6)
+_RAW_FIELD: Final = 7
+_DELIMITED: Final = 2
+_LONGEST_VARINT: Final = 10
+_MOST_FIELDS: Final = 4096
 _FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
 
 
 class ModelCodec:
     """Reads requests for one model version and writes its answers."""
 
-    def __init__(self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None) -> None:
+    def __init__(self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None, *, at_leisure: bool = False) -> None:
+        """at_leisure: decoding holds up nobody."""
         self.model = model
         self.version = version
         self.spec = spec
-        self._ragged = ragged
+        self.ragged = ragged
+        self._at_leisure = at_leisure
 
     def decode(
         self, message: pb.ModelInferRequest, arrival_ns: int, remaining_s: float | None, read_region: ReadRegion
@@ -91,10 +104,10 @@ class ModelCodec:
         """Read and validate one request.
 
         remaining_s: until the call's own deadline; None when it has none. Inputs are views on the message's bytes, or copies of
-        shared memory. Raises: InvalidArgument, and what read_region raises.
+        shared memory. Raises: InvalidArgument, and what read_region raises; TakesLong, unless at leisure.
         """
         model, spec = self.model, self.spec
-        inputs = _inputs(message, model, spec, read_region)
+        inputs = _inputs(message, model, spec, read_region, at_leisure=self._at_leisure)
         parameters: dict[str, ParameterValue] = {}
         priority = 0
         deadline_ns = None if remaining_s is None else deadline_after(arrival_ns, remaining_s * 1e6)
@@ -120,7 +133,7 @@ class ModelCodec:
             parameters,
             deadline_ns,
             priority,
-            shape_key(spec, self._ragged, inputs, parameters),
+            shape_key(spec, self.ragged, inputs, parameters),
         )
 
     def encode(self, request: InferRequest, response: InferResponse, write_region: WriteRegion) -> pb.ModelInferResponse:
@@ -159,13 +172,65 @@ def trailers(error: Exception) -> tuple[tuple[str, str], ...]:
     return (("retry-after", f"{after_s:g}"), ("grpc-retry-pushback-ms", str(max(1, round(after_s * 1000)))))
 
 
-def _inputs(message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_region: ReadRegion) -> Tensors:
+def parse(data: bytes) -> pb.ModelInferRequest:
+    """Raises: InvalidArgument."""
+    try:
+        return pb.ModelInferRequest.FromString(data)
+    except DecodeError:
+        raise InvalidArgument(f"the request is no {pb.ModelInferRequest.DESCRIPTOR.full_name}") from None
+
+
+def head_of(data: bytes) -> bytes | None:
+    """A message without its tensors, where parsing those would take long; None: it can be parsed as it is.
+
+    What is raw is not looked at, so many bytes are no matter there. Raises: InvalidArgument, for what is no message, or more
+    than one that a model could be asked with.
+    """
+    at = fields = tensors = 0
+    head: list[bytes] = []
+    while at < len(data):
+        begin = at
+        key, at = _varint(data, at)
+        if key & 7 != _DELIMITED:  # no field of this message is another kind; nor has it more fields than 4 bits tell
+            raise InvalidArgument(f"the request is no {pb.ModelInferRequest.DESCRIPTOR.full_name}")
+        size, at = _varint(data, at)
+        at += size
+        fields += 1
+        if fields > _MOST_FIELDS:
+            raise InvalidArgument(f"more than {_MOST_FIELDS} parameters, inputs, outputs and raw contents in one request")
+        field = key >> 3
+        if field in _TENSOR_FIELDS:
+            tensors += size
+        elif field != _RAW_FIELD:
+            head.append(data[begin:at])
+    head_bytes = sum(map(len, head))
+    if head_bytes > LONG_BYTES:
+        raise InvalidArgument(f"{head_bytes} bytes beside the tensors, expected at most {LONG_BYTES}")
+    return b"".join(head) if tensors > LONG_BYTES else None
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and where it ends. Raises: InvalidArgument."""
+    value = shift = 0
+    for byte in data[at : at + _LONGEST_VARINT]:
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise InvalidArgument(f"the request is no {pb.ModelInferRequest.DESCRIPTOR.full_name}")
+
+
+def _inputs(
+    message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_region: ReadRegion, *, at_leisure: bool
+) -> Tensors:
     raw = message.raw_input_contents
     given, used = len(raw), 0
     inputs: Tensors = {}
     for tensor in message.inputs:
         name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
         check_input(spec, model, name, datatype, shape)
+        check_text(name, datatype, shape, at_leisure=at_leisure)
         if name in inputs:
             raise InvalidArgument(f"input '{name}' already exists in request for model '{model}'")
         region = _region(tensor.parameters, f"input '{name}'") if tensor.parameters else None
@@ -175,6 +240,8 @@ def _inputs(message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_reg
                     f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
                 )
             check_bytes(name, datatype, shape, region.byte_size)
+            if region.byte_size > LONG_REGION_BYTES and not at_leisure:
+                raise TakesLong
             inputs[name] = tensor_from_bytes(name, datatype, shape, read_region(region))
         elif not given:
             inputs[name] = _typed(tensor, model, name, datatype, shape)

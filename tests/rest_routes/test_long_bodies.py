@@ -7,6 +7,7 @@ import resource
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import pytest
 
 from backends.base import ModelSpec, TensorSpec
 from gateway.errors import InternalError, NotReady
-from gateway.long_bodies import LONG_BYTES, LongBodies
+from gateway.long_bodies import LongBodies
 from gateway.protocols.rest import ModelCodec
+from gateway.protocols.tensors import LONG_BYTES
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest
 from tests.rest_routes.serving import TIMEOUT_S, Served, serving
@@ -122,6 +124,60 @@ def test_a_long_request_to_generate_is_answered(served: Served) -> None:
     np.testing.assert_array_equal(np.array(answer["OUTPUT0"], np.float32).reshape(8, 4096), sent)
 
 
+def test_many_elements_of_text_behind_the_json_are_answered_up_to_a_limit(tmp_path: Path) -> None:
+    models = """
+    models:
+      - name: words
+        max_rows: 0
+        inputs: [{name: IN, datatype: BYTES, shape: [-1]}]
+        outputs: [{name: OUT, datatype: BYTES, shape: [-1]}]
+        backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]
+    """
+
+    def request(count: int) -> tuple[bytes, str]:
+        raw = b"\1\0\0\0x" * count
+        parameters = {"binary_data_size": len(raw)}
+        entry = {"name": "IN", "datatype": "BYTES", "shape": [count], "parameters": parameters}
+        head = json.dumps({"inputs": [entry]}).encode()
+        return head + raw, str(len(head))
+
+    with serving(tmp_path, models) as own:
+        body, size = request(100_000)
+        status, answer = asked(own, "/v2/models/words/infer", body, Inference_Header_Content_Length=size)
+        assert (status, answer["outputs"][0]["data"]) == (200, ["x"] * 100_000)
+        body, size = request((1 << 18) + 1)
+        status, answer = asked(own, "/v2/models/words/infer", body, Inference_Header_Content_Length=size)
+        assert status == 400
+        assert answer["error"] == "input 'IN': 262145 BYTES elements, expected at most 262144 in one tensor"
+
+
+def test_a_long_region_is_read_elsewhere(served: Served) -> None:
+    key = f"/gateway-test-{uuid.uuid4().hex}"
+    sent = np.arange(10 << 20, dtype=np.float32)
+    segment = Path(f"/dev/shm{key}")
+    segment.write_bytes(sent.tobytes())
+    try:
+        region = json.dumps({"key": key, "byte_size": sent.nbytes}).encode()
+        assert ask_raw(served, "/v2/systemsharedmemory/region/long/register", region) == 200
+        where = {"shared_memory_region": "long", "shared_memory_byte_size": sent.nbytes}
+        entry = {"name": "INPUT0", "datatype": "FP32", "shape": [1, sent.size], "parameters": where}
+        outputs = [{"name": "OUTPUT0", "parameters": where}]
+        body = json.dumps({"inputs": [entry], "outputs": outputs}).encode()
+        status, answer = asked(served, "/v2/models/wide/infer", body)
+        assert status == 200, answer
+        np.testing.assert_array_equal(np.fromfile(segment, np.float32), sent)
+    finally:
+        segment.unlink()
+
+
+def ask_raw(served: Served, path: str, body: bytes) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT_S)
+    connection.request("POST", path, body)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
 def test_what_is_no_inference_is_refused_when_it_is_long(served: Served) -> None:
     status, answer = asked(served, "/v2/repository/index", b'{"x": "' + b"a" * LONG_BYTES + b'"}')
     assert status == 413
@@ -182,12 +238,12 @@ def test_a_body_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
         try:
             for body in (nested(4 << 20, 4 << 20), infer_body(values())):
                 done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-                bodies.decode(codec, body, None, 0, done.set_result)
+                bodies.infer(codec, body, None, 0, done.set_result)
                 found.append(await done)
         finally:
             bodies.close()
         with pytest.raises(NotReady):
-            bodies.decode(codec, b"", None, 0, found.append)
+            bodies.infer(codec, b"", None, 0, found.append)
         return found
 
     late, next_one = asyncio.run(outcomes())

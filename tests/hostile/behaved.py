@@ -1,0 +1,48 @@
+"""A client that behaves. It asks by REST and by gRPC in turn, over one connection each, and writes down how long each took.
+
+A process of its own: what attacks costs its own process must not be taken for the gateway's delay.
+
+    python -m tests.hostile.behaved HOST:PORT HOST:PORT FILE
+"""
+
+import http.client
+import json
+import sys
+import time
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+TIMEOUT_S = 60.0
+_PAUSE_S = 0.002
+_BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}).encode()
+
+
+def main(http_address: str, grpc_address: str, path: str) -> None:
+    connection = http.client.HTTPConnection(http_address, timeout=TIMEOUT_S)
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.insecure_channel(grpc_address))
+    message = pb.ModelInferRequest(model_name="wide", raw_input_contents=[bytes(16)])
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
+
+    def rest() -> None:
+        connection.request("POST", "/v2/models/wide/infer", _BODY)
+        answer = connection.getresponse()
+        told = answer.read()
+        assert answer.status == 200, told
+
+    def rpc() -> None:
+        stub.ModelInfer(message, timeout=TIMEOUT_S)
+
+    with open(path, "w") as log:
+        while True:
+            for ask in (rest, rpc):
+                begun_s = time.monotonic()
+                ask()
+                log.write(f"{begun_s} {time.monotonic() - begun_s}\n")
+                log.flush()
+            time.sleep(_PAUSE_S)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""A gateway as a user starts it, with its defaults, a client that behaves, and what becomes of both during an attack."""
+
+import contextlib
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from tests.served.gateway_process import ROOT, served
+
+MODELS = """
+models:
+  - name: wide
+    inputs: [{name: INPUT0, datatype: FP32, shape: [-1, -1]}]
+    outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1, -1]}]
+    backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]
+  - name: text
+    inputs: [{name: INPUT0, datatype: BYTES, shape: [-1, -1]}]
+    outputs: [{name: OUTPUT0, datatype: BYTES, shape: [-1, -1]}]
+    backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]
+"""
+# What the gateway holds to is 100 ms. Tests share their machine, with attacks among others, and look for seconds.
+MOST_DELAY_S = 1.0
+MOST_MORE_BYTES = 400 << 20  # than an idle gateway, once an attack is over
+_IDLE_ASKED = 400
+_SETTLE_S = 30.0
+
+
+class Address(NamedTuple):
+    """Of a listener."""
+
+    host: str
+    port: int
+
+
+Attack = Callable[[Address, Address], None]
+"""Gets the addresses of REST and gRPC. It leaves nothing behind: what it opened, it has closed."""
+
+
+class Asked(NamedTuple):
+    """A request of the client that behaves."""
+
+    begun_s: float
+    took_s: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """idle_s: the slowest answer of the idle gateway. idle_bytes, idle_files: what its process held then."""
+
+    http: Address
+    grpc: Address
+    process: psutil.Process
+    client: "subprocess.Popen[bytes]"
+    log: Path
+    idle_s: float
+    idle_bytes: int
+    idle_files: int
+
+    def withstands(self, attack: Attack) -> None:
+        """Attack, and see that others were answered in time meanwhile, and that all is as before afterwards."""
+        begun_s = time.monotonic()
+        attack(self.http, self.grpc)
+        ended_s = time.monotonic()
+        asked = asked_after(self.client, self.log, ended_s)
+        slowest_s = max(each.took_s for each in asked if each.begun_s + each.took_s >= begun_s)
+        told = f"the slowest answer to others took {slowest_s:.3f} s, {self.idle_s:.3f} s where all was idle"
+        print(told)  # shown by pytest -rP
+        assert slowest_s < self.idle_s + MOST_DELAY_S, told
+        while (files := self.process.num_fds()) > self.idle_files + 8:  # a few are of the helper's
+            assert time.monotonic() < ended_s + _SETTLE_S, f"{files} files are open, {self.idle_files} were"
+            time.sleep(0.05)
+        while (waiting := self.waiting()) > 0:
+            assert time.monotonic() < ended_s + _SETTLE_S, f"{waiting} requests wait"
+            time.sleep(0.05)
+        more_bytes = self.process.memory_info().rss - self.idle_bytes
+        assert more_bytes < MOST_MORE_BYTES, f"{more_bytes >> 20} MiB more than where all was idle"
+
+    def waiting(self) -> float:
+        """Requests in the queues."""
+        with urllib.request.urlopen(f"http://{self.http.host}:{self.http.port}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("gateway_queue_requests"))
+
+
+def asked_after(client: "subprocess.Popen[bytes]", log: Path, moment_s: float, count: int = 2) -> list[Asked]:
+    """All that the client has asked, once it has asked so often after a moment, and been answered."""
+    while True:
+        assert client.poll() is None, "the client that behaves was not answered"
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        asked = [Asked(*map(float, line.split())) for line in lines if line.endswith("\n")]
+        if sum(each.begun_s >= moment_s for each in asked) >= count:
+            return asked
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def attacked(directory: Path) -> Iterator[Bench]:
+    config = directory / "gateway.yaml"
+    config.write_text(MODELS)
+    log = directory / "asked"
+    with served(config, "--no-ray", log=directory / "gateway.log") as gateway:
+        command = [sys.executable, "-m", "tests.hostile.behaved", gateway.http, gateway.grpc, str(log)]
+        client = subprocess.Popen(command, cwd=ROOT)
+        try:
+            asked = asked_after(client, log, 0.0, _IDLE_ASKED)
+            process = psutil.Process(gateway.process.pid)
+            idle_s = max(each.took_s for each in asked[10:])  # the first ones connect
+            http, grpc = (Address(host, int(port)) for host, port in (a.rsplit(":", 1) for a in gateway[:2]))
+            held = process.memory_info().rss, process.num_fds()
+            yield Bench(http, grpc, process, client, log, idle_s, *held)
+        finally:
+            client.kill()
+            client.wait()

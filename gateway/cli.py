@@ -18,10 +18,11 @@ from gateway.examples import add_parser as add_examples_parser
 from gateway.garbage import collecting_seldom
 from gateway.guess import Guess, guess, is_configuration, written
 from gateway.interrupts import ENDED_AT_ONCE, ctrl_c_ends_at_once
+from gateway.need_of_ray import uses_ray
 from gateway.ports import check_ports
 from gateway.predict import add_parser as add_predict_parser
 from gateway.routing.explain import add_parser as add_route_parser
-from gateway.serving import serve, uses_ray
+from gateway.serving import serve
 
 EXIT_CODES: Final = {
     0: "done; a server: ended by a signal, in order",

@@ -6,7 +6,7 @@ from gateway.config import Config, listening
 from gateway.errors import ConfigError
 from gateway.guess import Example
 from gateway.hosted import Hosted, Source, configuration
-from gateway.serving import need_of_ray
+from gateway.need_of_ray import need_of_ray
 
 
 def run(

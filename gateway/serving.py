@@ -12,32 +12,12 @@ from typing import TYPE_CHECKING
 from gateway.announcement import Announce, announcer
 from gateway.config import Config
 from gateway.console import Speech, step
-from gateway.errors import ConfigError
 from gateway.garbage import collecting_seldom, leave_out, take_in
 from gateway.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
 from gateway.run_dir import fresh_run_dir, make_run_dir
 
 if TYPE_CHECKING:
     from gateway.ingress import Ingress
-
-
-def need_of_ray(config: Config) -> tuple[str, str]:
-    """What of a configuration only Ray can do, and what to write instead of it; two empty texts: nothing."""
-    if config.server.ingress_replicas > 1:
-        return f"server.ingress_replicas is {config.server.ingress_replicas}", "set server.ingress_replicas: 1"
-    for model in config.models:
-        for backend in model.backends:
-            if backend.placement == "replicas":
-                return f"model '{model.name}': backend {backend.label} has placement replicas", "set placement: embedded"
-    return "", ""
-
-
-def uses_ray(config: Config, *, asked: bool, refused: bool) -> bool:
-    """asked, refused: by who starts the gateway. Raises: ConfigError, if it is refused and the configuration needs it."""
-    need, instead = need_of_ray(config)
-    if refused and need:
-        raise ConfigError(f"{need}, which needs Ray: start without --no-ray, or {instead}")
-    return not refused and (asked or bool(need) or config.ray.address is not None)
 
 
 def serve(config: Config, *, on_ray: bool, speech: Speech) -> int:

@@ -11,10 +11,10 @@ ROOT = Path(__file__).parent.parent
 # Floor of each module of the gateway; a module may import modules of lower floors, and of its own package.
 FLOORS = {
     "__version__": -2, "types": -1, "errors": -1, "clock": -1, "console": -1,
-    "wire": 0, "documents": 0, "other_names": 0,
+    "documents": 0, "other_names": 0,
     "config": 1, "run_dir": 1, "interrupts": 1, "garbage": 1,
     "protocols": 2, "batching": 2, "ports": 2, "check": 2, "command_line": 2, "announcement": 3, "supervisor": 2,
-    "triton_repository": 2, "decoration": 2, "guess": 4, "examples": 3,
+    "need_of_ray": 2, "triton_repository": 2, "decoration": 2, "guess": 4, "examples": 3,
     "wire": 3, "frames": 3, "child": 3, "killers": 3, "failure_log": 3, "runner": 3, "shared_memory": 3,
     "session_process": 4, "long_bodies": 4, "metrics": 4,
     "workers": 5, "lane": 5, "probes": 5,

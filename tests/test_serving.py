@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config import Config, parse_config
 from gateway.errors import ConfigError
-from gateway.serving import need_of_ray, uses_ray
+from gateway.need_of_ray import need_of_ray, uses_ray
 
 
 def config(backend: dict[str, Any] | None = None, **parts: Any) -> Config:

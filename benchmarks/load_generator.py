@@ -26,8 +26,8 @@ from pathlib import Path
 import uvloop
 
 from loadtest.generator import measure
+from loadtest.generator_limit import null_server
 from loadtest.results import LoadSpec, RunResult, read_run
-from loadtest.selfcheck import null_server
 from tests.loadtest.scripted_server import scripted_server
 
 CONNECTIONS = 32

@@ -36,6 +36,7 @@ from loadtest.events import (
     Spent,
 )
 from loadtest.generator import Progress
+from loadtest.generator_limit import generator_limit_rps
 from loadtest.journal import Journal
 from loadtest.launchers import Launcher, Running, StartFailed
 from loadtest.launchers.url import get_json, instance_type_of
@@ -46,7 +47,6 @@ from loadtest.profiling import Executions, ProfileFailed, executions, profile, s
 from loadtest.reference import Reference
 from loadtest.results import LoadSpec, RunResult, Slo, to_json
 from loadtest.search import search
-from loadtest.selfcheck import generator_limit_rps
 from loadtest.spec import Spec
 from loadtest.stalls import others_share
 from loadtest.standing import Outcome

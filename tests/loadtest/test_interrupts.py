@@ -14,9 +14,9 @@ import uvloop
 
 from loadtest import live_log
 from loadtest.errors import UsageError
+from loadtest.generator_limit import null_server
 from loadtest.interrupts import interruption
 from loadtest.results import read_run
-from loadtest.selfcheck import null_server
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 

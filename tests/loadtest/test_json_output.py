@@ -10,10 +10,10 @@ import yaml
 
 from loadtest.cli import main
 from loadtest.errors import ExitCode
+from loadtest.generator_limit import null_server
 from loadtest.recommendation import read, to_json
 from loadtest.results import LoadSpec, read_run
 from loadtest.results import to_json as run_to_json
-from loadtest.selfcheck import null_server
 from tests.loadtest.examples import changed, example_recommendation
 from tests.loadtest.made_results import run_result
 

@@ -14,8 +14,8 @@ import uvloop
 
 from loadtest.cli import main
 from loadtest.errors import ExitCode
+from loadtest.generator_limit import LEAST_LIMIT_RPS, NullServer, generator_limit_rps, null_server
 from loadtest.results import Protocol, read_run
-from loadtest.selfcheck import LEAST_LIMIT_RPS, NullServer, generator_limit_rps, null_server
 
 pytestmark = pytest.mark.slow
 

@@ -20,10 +20,10 @@ import uvloop
 from loadtest import looks
 from loadtest.errors import Interrupted
 from loadtest.generator import Progress, measure
+from loadtest.generator_limit import NullServer, null_server
 from loadtest.recorder import ROW_BYTES, RequestLog
 from loadtest.results import LoadSpec, Protocol, RunResult, Slo
 from loadtest.rows import Grid
-from loadtest.selfcheck import NullServer, null_server
 from loadtest.worker import Job, Report, Sender, most_ns
 from tests.loadtest.scripted_server import ScriptedServer, scripted_server
 

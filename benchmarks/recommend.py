@@ -36,7 +36,7 @@ import numpy as np
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
 from gateway.config import Batching
-from loadtest import report
+from loadtest import forms
 from loadtest.candidates import Candidate
 from loadtest.catalogue import load_catalogue
 from loadtest.conclusion import build
@@ -337,7 +337,7 @@ async def measured(path: Path, folder: Path, stop_after_s: float) -> int:
     outcome = await _recommended(quarter, folder / "recommend")
     now = datetime.datetime.now(datetime.UTC)
     found = build(quarter, question, outcome, now=now, machine=machine(), paid=False)
-    report.write_all(found, folder / "recommend")
+    forms.write_all(found, folder / "recommend")
     costs = {e.name: question.cost(e, peaks[e.name].rps) for e in question.entrants}
     best = min(costs, key=lambda name: costs[name])
     regret = costs[outcome.winner] / costs[best] - 1 if outcome.winner else math.inf

@@ -1,20 +1,16 @@
-"""`loadtest report FILE`: a finished recommendation or run again, in another form. Also what `recommend` writes at its end.
+"""A recommendation in every form: what `recommend` writes at its end, and `report` later.
 
 text    for the terminal              html    the page, one file
 md      for a pull request            junit   for CI: one test case per candidate, and the SLO
 csv     one line per candidate        json    the document itself
 """
 
-import argparse
 import csv
 import io
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree
-
-from gateway.command_line import add_command
-from loadtest.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,77 +31,6 @@ FILES: Final = {
     "junit": "junit.xml",
     "yaml": "gateway.yaml",
 }
-
-
-def add_parser(subparsers: Any) -> None:
-    parser = add_command(
-        subparsers,
-        "report",
-        "a finished recommendation or run in another form",
-        "loadtest report loadtest-results/minilm-local/report.json",
-        "loadtest report loadtest-results/minilm-local/report.json --format md",
-        "loadtest report new.json --format html --out new.html",
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="report.json of `recommend`, or what `run --json` wrote")
-    parser.add_argument("--format", choices=FORMATS, default="text")
-    parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="write there instead of to standard output")
-    parser.set_defaults(execute=_execute)
-
-
-def _execute(arguments: argparse.Namespace) -> int:
-    from loadtest.consoles import results
-    from loadtest.recommendation import read
-
-    if _is_run(arguments.file):
-        text = _render_run(arguments.file, arguments.format)
-    else:
-        found = read(arguments.file)
-        if arguments.format == "text" and arguments.out is None:
-            show(found, results())
-            return 0
-        text = render(found, arguments.format)
-    if arguments.out is None:
-        print(text, end="")
-        return 0
-    try:
-        arguments.out.write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise UsageError(f"--out: {arguments.out} cannot be written: {exc}") from exc
-    return 0
-
-
-def _is_run(path: Path) -> bool:
-    """Whether the file says that it is a run's result."""
-    import msgspec
-
-    from loadtest.results import SCHEMA
-
-    try:
-        document = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError) as exc:
-        raise UsageError(f"{path}: cannot be read: {exc}") from exc
-    return isinstance(document, dict) and document.get("schema") == SCHEMA
-
-
-def _render_run(path: Path, form: str) -> str:
-    from rich.console import Console
-
-    from loadtest.consoles import WIDTH
-    from loadtest.results import read_run, to_json
-    from loadtest.run_page import render as page
-    from loadtest.terminal import print_run
-
-    result = read_run(path)
-    if form == "html":
-        return page(result)
-    if form == "json":
-        return to_json(result) + "\n"
-    if form != "text":
-        raise UsageError(f"--format {form}: a single run has text, html and json; `loadtest compare` has md and junit")
-    out = io.StringIO()
-    print_run(result, Console(file=out, width=WIDTH))
-    return out.getvalue()
 
 
 def render(found: "Recommendation", form: str) -> str:
@@ -160,7 +85,7 @@ def show(found: "Recommendation", console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from loadtest.headline import SIGNALS, cliff_told, facts, headline, question, reservations
+    from loadtest.headline import SIGNALS, cliff_told, facts, headline, question, reservations, spent
 
     signal = SIGNALS[found.state]
     console.print(Text(question(found), style="bold"))
@@ -189,14 +114,6 @@ def show(found: "Recommendation", console: "Console") -> None:
             grid.add_row("-", Text(line))
         console.print(grid)
     console.print(Text(f"\n{spent(found)}", style="dim"))
-
-
-def spent(found: "Recommendation") -> str:
-    """Time and money, in words."""
-    from loadtest.wording import clock, usd
-
-    money = f", {usd(found.usd_spent)}" if found.usd_spent else ""
-    return f"Measured for {clock(found.seconds_spent)} of {clock(found.seconds_budget)} (minutes:seconds){money}."
 
 
 def _show_tables(found: "Recommendation", console: "Console") -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from loadtest.costs import HOURS_PER_MONTH
 from loadtest.errors import ExitCode
 from loadtest.standing import agreement_text
-from loadtest.wording import chance, minutes, ms, percent, rate, slo_in_words, usd
+from loadtest.wording import chance, clock, minutes, ms, percent, rate, slo_in_words, usd
 
 if TYPE_CHECKING:
     from loadtest.recommendation import CandidateReport, PriceReport, Recommendation
@@ -234,3 +234,9 @@ def _missed(found: "Recommendation") -> list[Fact]:
         Fact("floor.p95_ms", ms(floor.p95_ms), "p95 there"),
         Fact("floor.p50_ms", ms(floor.p50_ms), "p50 there"),
     ]
+
+
+def spent(found: "Recommendation") -> str:
+    """Time and money, in words."""
+    money = f", {usd(found.usd_spent)}" if found.usd_spent else ""
+    return f"Measured for {clock(found.seconds_spent)} of {clock(found.seconds_budget)} (minutes:seconds){money}."

@@ -64,13 +64,13 @@ def _recommend(arguments: argparse.Namespace) -> int:
     import uvloop
 
     from loadtest.consoles import meanwhile, results
+    from loadtest.forms import show, write_all
     from loadtest.interrupts import interruption
     from loadtest.launchers import launcher_of
     from loadtest.plan import plan_of
     from loadtest.plan import show as show_plan
     from loadtest.recommendation import to_json
     from loadtest.recommender import question_of
-    from loadtest.report import show, write_all
 
     spec = _read(arguments)
     console = results(hidden=arguments.quiet or arguments.json)

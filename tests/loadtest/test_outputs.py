@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest import recommendation, report, tables
+from loadtest import forms, recommendation, tables
 from loadtest.conclusion import ended_early
 from loadtest.errors import ExitCode
 from loadtest.headline import SIGNALS, Fact, facts, headline, lettered, needed, question
@@ -45,7 +45,7 @@ def example(name: str) -> Recommendation:
 
 @cache
 def rendered(name: str, form: str) -> str:
-    return report.render(example(name), form)
+    return forms.render(example(name), form)
 
 
 @pytest.fixture(params=sorted(EXAMPLES))
@@ -67,7 +67,7 @@ def test_every_output_says_the_state_in_the_same_words(name: str) -> None:
     suite = ElementTree.fromstring(rendered(name, "junit"))
     outputs += [found.answer, " ".join(text for case in suite.findall("testcase")[:1] for text in words(case))]
     if found.configuration:
-        outputs.append(report.configuration(found))
+        outputs.append(forms.configuration(found))
     others = {signal.word for signal in SIGNALS.values()} - {said}
     for output in outputs:
         assert said in output
@@ -280,8 +280,8 @@ def test_a_cliff_is_named_in_words_and_drawn() -> None:
     cliffed = replace(found, candidates=(replace(found.candidates[0], cliff=jump), *found.candidates[1:]))
     named = "A has a cliff between 467/s and 489/s: p99 about 49.0 ms below it, 210 ms above"
     for form in ("text", "md", "html"):
-        assert named in report.render(cliffed, form)
-    assert 'class="region"' in report.render(cliffed, "html")
+        assert named in forms.render(cliffed, form)
+    assert 'class="region"' in forms.render(cliffed, "html")
 
 
 def test_junit_fails_only_where_the_state_says_so(name: str) -> None:
@@ -312,9 +312,9 @@ def test_nothing_is_concluded_of_the_slo_where_one_candidate_could_not_be_measur
 
     found = decided(altered(outcome, run))
     assert (found.state, found.exit_code) == ("invalid", ExitCode.INVALID)
-    assert "the machine was busy" in report.render(found, "html")
+    assert "the machine was busy" in forms.render(found, "html")
     assert "no candidate" not in found.answer.lower()
-    assert "nothing to build a fleet of" not in report.render(found, "text")
+    assert "nothing to build a fleet of" not in forms.render(found, "text")
 
 
 def test_a_search_that_leaves_some_of_its_budget_says_why() -> None:
@@ -386,9 +386,9 @@ def test_a_doubtful_price_says_its_date_and_what_to_do() -> None:
     ]
     spec = example_spec(candidates=candidates)
     found = told(spec, example_outcome(spec, {"c7i.large synthetic": Truth(480)}))
-    text = " ".join(report.render(found, "text").split())
+    text = " ".join(forms.render(found, "text").split())
     assert "$0.0500 an hour of A: your own price, price of 2026-03-30, 124 days old" in text
     assert "price of 2026-03-30, 124 days old (a contract): set `usd_per_hour` anew" in text
     undated = example_spec(candidates=[{key: value for key, value in candidates[0].items() if key != "price_date"}])
-    text = report.render(told(undated, example_outcome(undated, {"c7i.large synthetic": Truth(480)})), "text")
+    text = forms.render(told(undated, example_outcome(undated, {"c7i.large synthetic": Truth(480)})), "text")
     assert "price without a date (a contract): set `price_date` beside it, such as 2026-11-22" in " ".join(text.split())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import report, run_page
+from loadtest import forms, run_page
 from loadtest.results import LoadSpec, Slo
 from tests.loadtest.browser import Browser, browser
 from tests.loadtest.examples import EXAMPLES
@@ -27,7 +27,7 @@ def a_run() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "run": a_run,
-    **{name: lambda made=made: report.render(made(), "html") for name, made in EXAMPLES.items()},
+    **{name: lambda made=made: forms.render(made(), "html") for name, made in EXAMPLES.items()},
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gateway.config import load_config
-from loadtest import recommendation, report
+from loadtest import forms, recommendation
 from loadtest.errors import ExitCode, UsageError
 from loadtest.recommendation import Recommendation
 from loadtest.wording import ms, rate
@@ -76,16 +76,16 @@ def test_an_impossible_slo_ends_with_the_best_there_is_and_exit_code_1(nobody: R
 
 def test_the_configuration_to_deploy_is_valid_and_says_where_it_comes_from(found: Recommendation, tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
-    path.write_text(report.configuration(found))
+    path.write_text(forms.configuration(found))
     config = load_config(path)
     assert config.models[0].backends[0].sessions == 2
     assert path.read_text().startswith("# PROVEN: A is the cheapest: c7i.large, sessions 2. ")
 
 
 def test_every_file_is_written(found: Recommendation, nobody: Recommendation, tmp_path: Path) -> None:
-    names = {path.name for path in report.write_all(found, tmp_path)}
+    names = {path.name for path in forms.write_all(found, tmp_path)}
     assert names == {"report.json", "report.html", "report.md", "report.csv", "junit.xml", "gateway.yaml"}
-    assert "gateway.yaml" not in {path.name for path in report.write_all(nobody, tmp_path)}
+    assert "gateway.yaml" not in {path.name for path in forms.write_all(nobody, tmp_path)}
     assert not (tmp_path / "gateway.yaml").exists()  # not that of the earlier search
 
 
@@ -115,27 +115,27 @@ class Page(HTMLParser):
 
 def test_the_page_is_one_file_without_script_or_links(found: Recommendation, nobody: Recommendation) -> None:
     for document in (found, nobody):
-        text = report.render(document, "html")
+        text = forms.render(document, "html")
         page = Page()
         page.feed(text)
         assert page.open == []
         assert page.links == ["data:,"]  # no icon is asked for either
         assert "script" not in page.tags
         assert "http" not in text
-    drawn = report.render(found, "html")
+    drawn = forms.render(found, "html")
     assert drawn.count("<svg") == drawn.count("<h3>") >= 8
 
 
 def test_the_page_escapes_what_comes_from_files() -> None:
     candidates = [{"instances": ["c7i.large"], "backend": {"kind": "synthetic", "name": "<b>&"}, "settings": {"sessions": [1]}}]
     found = example_recommendation({"c7i.large <b>& (sessions 1)": Truth(300)}, candidates=candidates)
-    text = report.render(found, "html")
+    text = forms.render(found, "html")
     assert "<b>&" not in text
     assert "&lt;b&gt;&amp;" in text
 
 
 def test_junit_fails_when_nobody_meets_the_slo(found: Recommendation, nobody: Recommendation) -> None:
-    good, bad = (ElementTree.fromstring(report.render(document, "junit")) for document in (found, nobody))
+    good, bad = (ElementTree.fromstring(forms.render(document, "junit")) for document in (found, nobody))
     assert (good.get("failures"), bad.get("failures")) == ("0", "1")
     assert bad.find("testcase/failure") is not None
     assert good.get("tests") == str(len(good.findall("testcase")))
@@ -143,13 +143,13 @@ def test_junit_fails_when_nobody_meets_the_slo(found: Recommendation, nobody: Re
 
 def test_markdown_and_text_tell_the_answer(found: Recommendation) -> None:
     for form in ("md", "text"):
-        text = report.render(found, form)
+        text = forms.render(found, form)
         assert "A is the cheapest: c7i.large, sessions 2" in text
         assert "is what B alone, the runner-up, costs for 900/s, against A alone" in " ".join(text.split())
 
 
 def test_csv_has_one_line_per_candidate(found: Recommendation) -> None:
-    lines = report.render(found, "csv").splitlines()
+    lines = forms.render(found, "csv").splitlines()
     assert len(lines) == 1 + len(found.candidates)
     assert lines[0].startswith("candidate,status,letter,state,InstanceType,")
 
@@ -162,4 +162,4 @@ def test_a_file_that_is_no_recommendation_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_configuration_is_plain_yaml(found: Recommendation) -> None:
-    assert yaml.safe_load(report.configuration(found)) == found.configuration
+    assert yaml.safe_load(forms.configuration(found)) == found.configuration

@@ -156,7 +156,7 @@ class NeuronSession:
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         import torch
 
-        from backends.torch import ordered_outputs, to_array, to_tensor
+        from backends.torch_tensors import ordered_outputs, to_array, to_tensor
 
         rows = next(iter(inputs.values())).shape[0]
         length = inputs[self._ragged].shape[1] if self._ragged else 0

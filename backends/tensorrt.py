@@ -186,7 +186,7 @@ class TensorRtSession:
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         import torch
 
-        from backends.torch import mapped, to_array, to_tensor
+        from backends.torch_tensors import mapped, to_array, to_tensor
 
         if self._context is None:
             raise SessionLost("the session is closed")

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from backends.base import BackendError, ExecutionFailed, ModelSpec, SessionLost, Tensors
-from backends.torch import mapped, ordered_outputs, to_array, to_tensor
+from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
 _MOST_GRAPHS: Final = 64  # a session's; batch shapes beyond run kernel by kernel
 _WARM_RUNS: Final = 2  # before a capture: lazy initialisation (cuBLAS handles, autotuning) must not be recorded

@@ -15,7 +15,8 @@ from backends.base import LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_shapes
 from backends.source import example_of, is_source, load_object
-from backends.torch import load_callable, mapped, to_array, to_tensor, unloadable
+from backends.torch import load_callable, unloadable
+from backends.torch_tensors import mapped, to_array, to_tensor
 
 _DATATYPES = {
     "torch.bool": "BOOL", "torch.uint8": "UINT8", "torch.uint16": "UINT16", "torch.uint32": "UINT32", "torch.uint64": "UINT64",

@@ -51,7 +51,8 @@ def build(
 
 
 def _difference(module: Any, package: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> float:
-    from backends.torch import load, ordered_outputs
+    from backends.torch import load
+    from backends.torch_tensors import ordered_outputs
 
     session = load(declared, model=str(package)).open_session(0)
     greatest = 0.0

@@ -1,0 +1,66 @@
+"""Tensors between numpy and PyTorch, and what PyTorch raises, as ours. For every backend with PyTorch in it."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from backends.base import BackendError, ExecutionFailed, ModelSpec, OutputsRefused, SessionLost
+
+if TYPE_CHECKING:
+    import torch
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def mapped(exc: Exception) -> BackendError:
+    """The seam: what PyTorch raised, as ours. A device out of memory or lost costs the session, all else the batch."""
+    import torch
+
+    lost = isinstance(exc, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError)
+    message = f"{type(exc).__name__}: {str(exc).strip().splitlines()[-1] if str(exc).strip() else ''}"
+    if lost:
+        return SessionLost(message, self_inflicted=isinstance(exc, MemoryError | torch.OutOfMemoryError))
+    return ExecutionFailed(message)
+
+
+def to_tensor(array: np.ndarray) -> "torch.Tensor":
+    """View an array as a CPU tensor; copied only where it is not contiguous or not aligned."""
+    import torch
+
+    array = np.require(array, requirements=("C", "A"))  # DLPack of negative strides aborts the process (torch 2.13)
+    if array.dtype == _BF16:
+        return torch.utils.dlpack.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
+    return torch.utils.dlpack.from_dlpack(array)
+
+
+def to_array(tensor: "torch.Tensor") -> np.ndarray:
+    """View a CPU tensor as an array."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(_BF16)
+    return tensor.numpy()
+
+
+def ordered_outputs(spec: ModelSpec, results: Any) -> list["torch.Tensor"]:
+    """A module's results in the spec's order. What autocast left in half precision comes in the FP32 that was declared.
+
+    Raises: OutputsRefused, if there are more or fewer, or one is missing.
+    """
+    import torch
+
+    if isinstance(results, torch.Tensor):
+        results = (results,)
+    elif isinstance(results, Mapping):
+        missing = [tensor.name for tensor in spec.outputs if tensor.name not in results]
+        if missing:
+            raise OutputsRefused(f"the module returned {sorted(results)}, without the outputs {missing}")
+        results = [results[tensor.name] for tensor in spec.outputs]
+    if len(results) != len(spec.outputs):
+        raise OutputsRefused(f"the module returned {len(results)} tensors, the spec has {len(spec.outputs)} outputs")
+    return [
+        result.float() if tensor.datatype == "FP32" and result.dtype == torch.bfloat16 else result
+        for tensor, result in zip(spec.outputs, results, strict=True)
+    ]

@@ -29,7 +29,8 @@ from benchmarks.peers import Bento, Nexus, RayServe
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
-from gateway.batching.policies import Fixed, Greedy, Policy
+from gateway.batching.policies import Fixed, Greedy
+from gateway.batching.policy import Policy
 from gateway.types import InferRequest
 from loadtest.simulator import Affine, Outcome, simulate
 

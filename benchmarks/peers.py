@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 
 from gateway.batching.batch import Batch
-from gateway.batching.policies import Decision
+from gateway.batching.policy import Decision
 from gateway.batching.queue import Entry, Limits, Queue, State
 from loadtest.simulator import Affine
 

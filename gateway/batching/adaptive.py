@@ -38,7 +38,7 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch
-from gateway.batching.policies import WAIT, Decision, Fill
+from gateway.batching.policy import WAIT, Decision, Fill
 from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch, Padding, Part, bucket_of, ragged_length
 from gateway.batching.forecast import Forecast, first_free_ns, forecast
-from gateway.batching.policies import Decision, Policy
+from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
 from gateway.config import Ragged

@@ -1,70 +1,13 @@
-"""When a batch closes and how many rows it takes. A policy decides for one queue at a time; the batcher does the rest."""
+"""The policies. A policy decides for one queue at a time; the batcher does the rest."""
 
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Final
 
+from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
-from gateway.batching.queue import Entry, Limits, Queue, State
-from gateway.batching.service_model import ServiceModel
+from gateway.batching.policy import WAIT, Decision, Policy
+from gateway.batching.queue import Limits, Queue, State
 from gateway.config import Batching
-
-
-class Fill(NamedTuple):
-    """Rows to take from a further queue, once `shed` of it have been answered with Overloaded."""
-
-    queue: Queue
-    rows: int
-    shed: Sequence[Entry] = ()
-
-
-class Decision(NamedTuple):
-    """What to do with one queue.
-
-    rows: close a batch of at most so many rows (one whole request at least); 0: wait.
-    reason: why it closes; "idle" becomes "full" if the batch is as large as it may be.
-    wake_at_ns: when to ask again although nothing happens. None: at the next event.
-    shed: entries to answer with Overloaded; they leave the queue before the batch is formed.
-    expected_ns: predicted service time of the batch; 0: unknown.
-    fill: what to take from further queues, once the first has given its rows.
-    """
-
-    rows: int
-    reason: str = ""
-    wake_at_ns: int | None = None
-    shed: Sequence[Entry] = ()
-    expected_ns: int = 0
-    fill: Sequence[Fill] = ()
-
-
-WAIT: Final = Decision(0)
-
-
-class Policy(Protocol):
-    """Life: bind once, then decide whenever a worker is free and something waits; arrived and finished in between.
-
-    by_length: whether requests of different ragged length wait in different queues, one per bucket.
-    """
-
-    by_length: bool
-
-    @property
-    def service(self) -> ServiceModel | None:
-        """What it has learned of the model's speed, once bound; None: it does not learn."""
-        ...
-
-    def bind(self, limits: Limits) -> None: ...
-
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
-        """A request has been pushed to the queue."""
-        ...
-
-    def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
-        """Decide for a queue that is not empty, with free_slots >= 1. Called again after each batch, and at any time."""
-        ...
-
-    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
-        """A batch has run. compute_ns: its execution alone, without hand-over."""
-        ...
 
 
 class Greedy:
@@ -119,14 +62,8 @@ class Fixed:
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
 
 
-def _adaptive() -> Policy:
-    from gateway.batching.adaptive import Adaptive
-
-    return Adaptive()
-
-
 POLICIES: Final[dict[str, Callable[[Batching], Policy]]] = {
-    "adaptive": lambda batching: _adaptive(),
+    "adaptive": lambda batching: Adaptive(),
     "greedy": lambda batching: Greedy(),
     "fixed": lambda batching: Fixed(round(batching.max_delay_ms * 1e6)),
 }

@@ -7,7 +7,8 @@ import pytest
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
-from gateway.batching.policies import POLICIES, Decision, Fixed, Greedy, Policy
+from gateway.batching.policies import POLICIES, Fixed, Greedy
+from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import PATIENCE_NS, LengthGroup, Queue, State
 from gateway.config import Batching, Ragged
 from gateway.errors import DeadlineExceeded, Overloaded, TooLarge

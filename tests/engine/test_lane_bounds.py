@@ -10,7 +10,7 @@ import pytest
 
 from gateway.batching.batch import Batch
 from gateway.batching.fairness import SharedWorkers, Sharer
-from gateway.batching.policies import Decision
+from gateway.batching.policy import Decision
 from gateway.batching.queue import LengthGroup, Queue, State
 from gateway.clock import Timer
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, InternalError, NotReady, Overloaded

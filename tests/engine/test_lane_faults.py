@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gateway.batching.batch import Batch
-from gateway.batching.policies import Decision
+from gateway.batching.policy import Decision
 from gateway.batching.queue import Queue, State
 from gateway.errors import (
     BackendFailed,

@@ -8,8 +8,9 @@ import pytest
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
-from gateway.batching.policies import POLICIES, Decision, Fixed, Greedy, Policy, State
-from gateway.batching.queue import Queue
+from gateway.batching.policies import POLICIES, Fixed, Greedy
+from gateway.batching.policy import Decision, Policy
+from gateway.batching.queue import Queue, State
 from gateway.config import Batching, Ragged
 from gateway.types import InferRequest
 from loadtest.simulator import SHED, Affine, Measured, Outcome, simulate

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loadtest.events import EXPECTED, Question
-from loadtest.launchers import Launcher
+from loadtest.launchers.launcher import Launcher
 from loadtest.search import AGREE_MOST, FINALISTS, OVERLOAD, SAFE, SHORTLIST, agree_seconds, profile_seconds
 from loadtest.spec import Spec
 from loadtest.wording import counted

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from loadtest.events import Question
     from loadtest.interrupts import Interruption
-    from loadtest.launchers import Launcher
+    from loadtest.launchers.launcher import Launcher
     from loadtest.recommendation import Recommendation
     from loadtest.spec import Spec
 

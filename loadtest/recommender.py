@@ -38,7 +38,7 @@ from loadtest.events import (
 from loadtest.generator import Progress
 from loadtest.generator_limit import generator_limit_rps
 from loadtest.journal import Journal
-from loadtest.launchers import Launcher, Running, StartFailed
+from loadtest.launchers.launcher import Launcher, Running, StartFailed
 from loadtest.launchers.url import get_json, instance_type_of
 from loadtest.machine import Meter
 from loadtest.payloads import Request, distinct, length_of, read_requests

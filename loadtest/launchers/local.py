@@ -15,7 +15,7 @@ import yaml
 
 from loadtest.candidates import Candidate
 from loadtest.errors import UsageError
-from loadtest.launchers import StartFailed, Usage
+from loadtest.launchers.launcher import StartFailed, Usage
 
 STOP_TIMEOUT_S = 15.0
 READY = "gateway ready"

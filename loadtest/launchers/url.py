@@ -9,7 +9,7 @@ from typing import Any
 
 from loadtest.candidates import Candidate
 from loadtest.errors import TargetError
-from loadtest.launchers import StartFailed, Usage
+from loadtest.launchers.launcher import StartFailed, Usage
 
 TIMEOUT_S = 5.0
 

@@ -12,7 +12,8 @@ import pytest
 from loadtest.candidates import Candidate
 from loadtest.catalogue import load_catalogue
 from loadtest.errors import TargetError, UsageError
-from loadtest.launchers import StartFailed, launcher_of
+from loadtest.launchers import launcher_of
+from loadtest.launchers.launcher import StartFailed
 from loadtest.launchers.local import Local
 from loadtest.launchers.url import Url, get_json, instance_type_of
 from loadtest.spec_file import LocalLauncher, UrlLauncher

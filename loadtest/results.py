@@ -126,7 +126,7 @@ class LoadSpec:
 
     target: `http://host:port` (REST), `grpc://host:port` (gRPC), `host:port` (either), the whole URL (invocations).
     model: empty only for `invocations`, or if the server has exactly one model.
-    pattern: phases joined by ";", each `kind` or `kind:key=value,...` (`loadtest.patterns`): constant, poisson, burst, ramp,
+    pattern: phases joined by ";", each `kind` or `kind:key=value,...`: constant, poisson, burst, ramp,
         stairs, diurnal, trace, users. A phase's own `rate` and `duration` win over the ones here.
     rate_rps: mean offered rate; 0 for a closed loop, and for a trace replayed as it is.
     seed: of every random choice; each dimension (arrivals, payload, think time) draws from its own stream.
@@ -268,7 +268,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """What other work on this machine did to the run, as far as can be seen from here (`loadtest.stalls`).
+    """What other work on this machine did to the run, as far as can be seen from here.
 
     candidate_cores: that the server under test may use; empty if its processes cannot be seen: then nothing excuses it.
     generator_cores: the generator's. meter_cores: what measuring this cost; 1.0 is one core kept busy.

@@ -38,6 +38,7 @@ from loadtest.recommendation import (
 from loadtest.search import LEAST_SECONDS, MOST_INVALID, MOST_VAIN, decisive_seconds, verify_seconds
 from loadtest.spec import MIN_AGREEMENT, Spec
 from loadtest.standing import Outcome, Standing, agreement_text, misses
+from loadtest.states import State
 from loadtest.wording import clock, differences, letters, usd
 
 CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
@@ -122,7 +123,7 @@ def build(
     return replace(found, answer=headline.answer(found))
 
 
-def _state(outcome: Outcome, limited: Sequence[str]) -> headline.State:
+def _state(outcome: Outcome, limited: Sequence[str]) -> State:
     by_name = {standing.entrant.name: standing for standing in outcome.standings}
     if outcome.winner is not None:
         return "proven" if by_name[outcome.winner].peak_rps else "not proven"

@@ -85,7 +85,8 @@ def show(found: "Recommendation", console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from loadtest.headline import SIGNALS, cliff_told, facts, headline, question, reservations, spent
+    from loadtest.headline import cliff_told, facts, headline, question, reservations, spent
+    from loadtest.states import SIGNALS
 
     signal = SIGNALS[found.state]
     console.print(Text(question(found), style="bold"))
@@ -156,7 +157,8 @@ def _show_table(columns: "list[Column]", console: "Console", first: str = "") ->
 def markdown(found: "Recommendation") -> str:
     """For a pull request."""
     from loadtest import tables
-    from loadtest.headline import SIGNALS, cliff_told, facts, headline, question, reservations
+    from loadtest.headline import cliff_told, facts, headline, question, reservations
+    from loadtest.states import SIGNALS
 
     lines = [f"### {question(found)}", "", f"**{SIGNALS[found.state].word}**: {_plain(headline(found))}.", ""]
     lines += [f"- **{fact.value}** {_plain(fact.label)}" for fact in facts(found)]
@@ -206,7 +208,8 @@ def table(found: "Recommendation") -> str:
 
 def junit(found: "Recommendation") -> str:
     """One test case for the question, which alone passes or fails, and one per candidate: skipped if it was not measured."""
-    from loadtest.headline import SIGNALS, question
+    from loadtest.headline import question
+    from loadtest.states import SIGNALS
 
     signal = SIGNALS[found.state]
     suite = ElementTree.Element("testsuite", name=f"loadtest {found.model}", time=f"{found.seconds_spent:.1f}")

@@ -5,37 +5,15 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final
 
 from loadtest.costs import HOURS_PER_MONTH
-from loadtest.errors import ExitCode
+from loadtest.recommendation import CandidateReport, PriceReport, Recommendation
 from loadtest.standing import agreement_text
+from loadtest.states import SIGNALS
 from loadtest.wording import chance, clock, minutes, ms, percent, rate, slo_in_words, usd
 
-if TYPE_CHECKING:
-    from loadtest.recommendation import CandidateReport, PriceReport, Recommendation
-
 SURE: Final = 0.9  # probability from which the cheapest is called so without more ado
-
-State = Literal["proven", "not proven", "no candidate", "invalid"]
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """How a state is told. word: in every output. style: of the page and the terminal. junit: the element of its test case."""
-
-    word: str
-    style: Literal["good", "open", "bad"]
-    exit_code: ExitCode
-    junit: Literal["", "failure", "error"]
-
-
-SIGNALS: Final[dict[State, Signal]] = {
-    "proven": Signal("PROVEN", "good", ExitCode.MET, ""),
-    "not proven": Signal("NOT PROVEN YET", "open", ExitCode.MISSED, "failure"),
-    "no candidate": Signal("NO CANDIDATE", "bad", ExitCode.MISSED, "failure"),
-    "invalid": Signal("INVALID", "bad", ExitCode.INVALID, "error"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +25,13 @@ class Fact:
     label: str
 
 
-def question(found: "Recommendation") -> str:
+def question(found: Recommendation) -> str:
     """What was asked, in words."""
     at = f" at {rate(found.target_rps)}" if found.target_rps is not None else ""
     return f"What is the cheapest way to serve {found.model}{at} with {slo_in_words(found.slo)}?"
 
 
-def headline(found: "Recommendation", *, command: bool = True) -> str:
+def headline(found: Recommendation, *, command: bool = True) -> str:
     """What follows the state's word: the answer, or what it would take to have one. command: with the command for that."""
     winner = found.winner_report
     slo = slo_in_words(found.slo)
@@ -76,7 +54,7 @@ def headline(found: "Recommendation", *, command: bool = True) -> str:
     return f"nothing can be said about {slo}: {why}. {remedy}"
 
 
-def _reference_failed(found: "Recommendation") -> str:
+def _reference_failed(found: Recommendation) -> str:
     """Why the reference could not be asked; empty if it could."""
     reference = next((candidate for candidate in found.candidates if candidate.name == found.reference), None)
     if reference is None or reference.agreement is None or not reference.agreement.failure:
@@ -84,7 +62,7 @@ def _reference_failed(found: "Recommendation") -> str:
     return f"{reference.letter} {reference.agreement.failure}"
 
 
-def _standing(found: "Recommendation") -> str:
+def _standing(found: Recommendation) -> str:
     """How the winner stands to the rest, as far as that is known."""
     if len(found.candidates) == 1:
         return f"is the only candidate, and keeps {slo_in_words(found.slo)}"
@@ -96,7 +74,7 @@ def _standing(found: "Recommendation") -> str:
     return "is the cheapest" if sure else "is the cheapest that was found"
 
 
-def needed(found: "Recommendation", seconds: float | None, out: Path | None) -> tuple[str, str]:
+def needed(found: Recommendation, seconds: float | None, out: Path | None) -> tuple[str, str]:
     """What a proof would take, and the command for it. seconds: of budget on top; None: cannot be told."""
     command = f"loadtest recommend {shlex.quote(found.source)}" + (f" --out {shlex.quote(str(out))}" if out else "")
     if seconds is None:
@@ -105,26 +83,26 @@ def needed(found: "Recommendation", seconds: float | None, out: Path | None) -> 
     return f"needs about {minutes(seconds, 'more ')}", f"{command} --resume --budget-minutes {max(1, math.ceil(seconds / 60))}"
 
 
-def facts(found: "Recommendation") -> list[Fact]:
+def facts(found: Recommendation) -> list[Fact]:
     """The figures of the answer, each once."""
     winner = found.winner_report
     return _missed(found) if winner is None else [*_of_winner(found, winner), *_of_rest(found, winner)]
 
 
-def answer(found: "Recommendation") -> str:
+def answer(found: Recommendation) -> str:
     """The whole answer as sentences, for where there is no layout."""
     told = "; ".join(f"{fact.value} {fact.label}" for fact in facts(found))
     return f"{SIGNALS[found.state].word}: {headline(found)}." + (f" {told}." if told else "")
 
 
-def price_told(price: "PriceReport") -> str:
+def price_told(price: PriceReport) -> str:
     """Basis, date and age: `EC2 on demand, price of 2026-07-21, 124 days old`."""
     basis = {"ec2": "EC2 on demand", "spot": "EC2 spot", "sagemaker": "SageMaker", "own": "your own price"}[price.basis]
     told = [basis, f"price of {price.date}" if price.date else "price without a date", *price.flags]
     return ", ".join(part for part in told if part != "undated")
 
 
-def price_reservation(types: str, price: "PriceReport") -> str:
+def price_reservation(types: str, price: PriceReport) -> str:
     """What to do about a price that is estimated, undated or old."""
     own = price.basis == "own"
     anew = "set `usd_per_hour` anew" if price.date else "set `price_date` beside it, such as 2026-11-22"
@@ -132,12 +110,12 @@ def price_reservation(types: str, price: "PriceReport") -> str:
     return f"{types or 'a candidate'}: {price_told(price)} ({price.source}): {remedy}"
 
 
-def reservations(found: "Recommendation") -> list[str]:
+def reservations(found: Recommendation) -> list[str]:
     """What to keep in mind, each with what to do where something can be done."""
     return [lettered(found, line) for line in (*found.warnings, *found.notes)]
 
 
-def lettered(found: "Recommendation", text: str) -> str:
+def lettered(found: Recommendation, text: str) -> str:
     """A text that names candidates, with their letters instead."""
     letters = {candidate.name: candidate.letter for candidate in found.candidates}
     names = "|".join(re.escape(name) for name in sorted(letters, key=len, reverse=True))
@@ -145,12 +123,12 @@ def lettered(found: "Recommendation", text: str) -> str:
     return re.sub(rf"(?<![\w./-])(?:{names})(?![\w/-]|\.\w|\s\()", lambda name: letters[name[0]], text)
 
 
-def fleet_told(found: "Recommendation", counts: dict[str, int]) -> str:
+def fleet_told(found: Recommendation, counts: dict[str, int]) -> str:
     """`2 × A + 1 × B`."""
     return " + ".join(f"{count} × {found.candidate(name).letter}" for name, count in counts.items())
 
 
-def cliff_told(candidate: "CandidateReport") -> str:
+def cliff_told(candidate: CandidateReport) -> str:
     """Where p99 jumps, in words; empty if it was not seen to."""
     cliff = candidate.cliff
     if cliff is None:
@@ -161,7 +139,7 @@ def cliff_told(candidate: "CandidateReport") -> str:
     )
 
 
-def _of_winner(found: "Recommendation", winner: "CandidateReport") -> list[Fact]:
+def _of_winner(found: Recommendation, winner: CandidateReport) -> list[Fact]:
     slo = slo_in_words(found.slo)
     held = (
         f"kept {slo}, proven at 95 % confidence" if found.state == "proven" else f"kept {slo} while it was measured, not proven"
@@ -194,7 +172,7 @@ def _of_winner(found: "Recommendation", winner: "CandidateReport") -> list[Fact]
     return told
 
 
-def _of_rest(found: "Recommendation", winner: "CandidateReport") -> list[Fact]:
+def _of_rest(found: Recommendation, winner: CandidateReport) -> list[Fact]:
     runner_up = next((candidate for candidate in found.candidates if candidate.name == found.runner_up), None)
     if runner_up is None or found.margin is None:
         return []
@@ -224,7 +202,7 @@ def _of_rest(found: "Recommendation", winner: "CandidateReport") -> list[Fact]:
     return told
 
 
-def _missed(found: "Recommendation") -> list[Fact]:
+def _missed(found: Recommendation) -> list[Fact]:
     floor = found.floor
     if floor is None or found.state != "no candidate":
         return []
@@ -236,7 +214,7 @@ def _missed(found: "Recommendation") -> list[Fact]:
     ]
 
 
-def spent(found: "Recommendation") -> str:
+def spent(found: Recommendation) -> str:
     """Time and money, in words."""
     money = f", {usd(found.usd_spent)}" if found.usd_spent else ""
     return f"Measured for {clock(found.seconds_spent)} of {clock(found.seconds_budget)} (minutes:seconds){money}."

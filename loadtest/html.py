@@ -13,10 +13,11 @@ from loadtest.charts import Axis, Bar, Chart, Line, Point, Region, Series, draw,
 from loadtest.costs import HOURS_PER_MONTH, break_even_rps, cost_per_million, fleet_usd_per_hour
 from loadtest.curves import CurvePoint
 from loadtest.events import Measured
-from loadtest.headline import SIGNALS, cliff_told, facts, headline, price_told, question, reservations, spent
+from loadtest.headline import cliff_told, facts, headline, price_told, question, reservations, spent
 from loadtest.pages import PALETTE
 from loadtest.recommendation import CandidateReport, Recommendation, held_points
 from loadtest.standing import agreement_text
+from loadtest.states import SIGNALS
 from loadtest.wording import attained, counted, ms, percent, rate, slo_in_words, usd
 
 Card = tuple[str, str, Markup]

@@ -10,11 +10,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from loadtest import headline
 from loadtest.curves import Cliff, CurvePoint, FrontPoint
 from loadtest.errors import ExitCode, UsageError
 from loadtest.events import Measured, Timing
 from loadtest.fleet import Fleet
+from loadtest.states import SIGNALS, State
 
 SCHEMA: Final = "loadtest.recommendation/1"
 
@@ -187,7 +187,7 @@ class Recommendation:
     required_share: float
     target_rps: float | None
     headroom: float
-    state: headline.State
+    state: State
     needed: str
     command: str
     answer: str
@@ -222,7 +222,7 @@ class Recommendation:
 
     @property
     def exit_code(self) -> ExitCode:
-        return headline.SIGNALS[self.state].exit_code
+        return SIGNALS[self.state].exit_code
 
     @property
     def winner_report(self) -> CandidateReport | None:

@@ -15,10 +15,11 @@ import pytest
 from loadtest import forms, recommendation, tables
 from loadtest.conclusion import ended_early
 from loadtest.errors import ExitCode
-from loadtest.headline import SIGNALS, Fact, facts, headline, lettered, needed, question
+from loadtest.headline import Fact, facts, headline, lettered, needed, question
 from loadtest.recommendation import Recommendation, to_json
 from loadtest.recommender import question_of
 from loadtest.standing import Outcome
+from loadtest.states import SIGNALS
 from tests.loadtest.examples import EXAMPLES, altered, example_outcome, example_spec, told
 from tests.loadtest.simulated_lab import Truth
 

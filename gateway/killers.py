@@ -27,7 +27,7 @@ class Killers:
         return len(self._until_ns)
 
     def add(self, request: InferRequest, now_ns: int) -> None:
-        content = _look(request), _digest(request)
+        content = _outline(request), _digest(request)
         self._until_ns[content] = now_ns + _REMEMBERED_NS
         self._until_ns.move_to_end(content)  # it may have stood in line already when it killed for the first time
         if len(self._until_ns) > _MOST:
@@ -37,11 +37,11 @@ class Killers:
         """Whether this content is one of them."""
         while self._until_ns and next(iter(self._until_ns.values())) <= now_ns:
             self._until_ns.popitem(last=False)
-        look = _look(request)
-        return any(look == known for known, _ in self._until_ns) and (look, _digest(request)) in self._until_ns
+        outline = _outline(request)
+        return any(outline == known for known, _ in self._until_ns) and (outline, _digest(request)) in self._until_ns
 
 
-def _look(request: InferRequest) -> Hashable:
+def _outline(request: InferRequest) -> Hashable:
     return tuple((name, array.dtype.str, array.shape) for name, array in sorted(request.inputs.items()))
 
 

@@ -50,13 +50,14 @@ class Dispatcher:
         self._metrics = metrics.routing(model.name, model.version)
         self._lanes: dict[Candidate, Lane] = {}
         for lane in lanes:
-            self._watch(lane)
+            self._observed(lane)
         policy = POLICIES[model.routing.policy](model.routing, slo_ns, seed)
         self.router = Router(tuple(self._lanes), policy, model.routing.ejection, slo_ns)
         self._only = lanes[0] if len(lanes) == 1 else None
-        self._looks = False  # a look at what waits is due
-        self._look_every_ns = min(max((slo_ns or _LOOK_MOST_NS) // 16, _LOOK_LEAST_NS), _LOOK_MOST_NS)
+        self._rescue_due = False
+        self._rescue_every_ns = min(max((slo_ns or _LOOK_MOST_NS) // 16, _LOOK_LEAST_NS), _LOOK_MOST_NS)
         self._starting: set[Candidate] = set()  # were woken
+        self._hung: set[Candidate] = set()  # the last execution of one request alone failed there, after too long
         self._second: set[InferRequest] = set()  # requests that are with their second lane
         self._copied: set[InferRequest] = set()  # copies
 
@@ -83,8 +84,8 @@ class Dispatcher:
         else:
             self._sent_to(route.candidate, route.reason, now_ns)
         try:
-            if not self._looks:
-                self._look_later(now_ns)
+            if not self._rescue_due:
+                self._rescue_later(now_ns)
             for copy in self.router.copies(request, now_ns):
                 if copy.candidate is not sent.candidate:
                     self._send_copy(copy, sent, now_ns)
@@ -94,19 +95,20 @@ class Dispatcher:
 
     def join(self, lane: Lane) -> None:
         """Send requests to a further lane of the model as well."""
-        self.router.join(self._watch(lane))
+        self.router.join(self._observed(lane))
         self._only = None
 
-    def _watch(self, lane: Lane) -> Candidate:
+    def _observed(self, lane: Lane) -> Candidate:
         backend = next(backend for backend in self._model.backends if backend.label == _label(lane))
         candidate = _candidate(lane, backend, self._model)
         self._lanes[candidate] = lane
-        lane.observer = _Watch(self, candidate)
+        lane.observer = _Observer(self, candidate)
         return candidate
 
     def close(self) -> None:
         """Stop counting; what is in the lanes is still answered."""
         self._starting.clear()
+        self._hung.clear()
         for candidate, lane in self._lanes.items():
             lane.observer = None
             if candidate.health.ejected:
@@ -168,19 +170,19 @@ class Dispatcher:
         runner.wake()
         candidate.woken(now_ns)
         self._starting.add(candidate)
-        if not self._looks:
-            self._look_later(now_ns)
+        if not self._rescue_due:
+            self._rescue_later(now_ns)
 
-    def _look_later(self, now_ns: int) -> None:
-        self._looks = True
-        self._clock.call_at(now_ns + self._look_every_ns, self._look)
+    def _rescue_later(self, now_ns: int) -> None:
+        self._rescue_due = True
+        self._clock.call_at(now_ns + self._rescue_every_ns, self._rescue)
 
-    def _look(self) -> None:
+    def _rescue(self) -> None:
         """Free what waits behind a batch that takes longer than predicted, while it can still be in time elsewhere.
 
         And note which cold backends have started, which no request may be there to see.
         """
-        self._looks = False
+        self._rescue_due = False
         now_ns = self._clock.now_ns()
         for candidate in [candidate for candidate in self._starting if not self._lanes[candidate].runner.cold]:
             self._starting.discard(candidate)
@@ -189,21 +191,27 @@ class Dispatcher:
         for lane in pending:
             lane.hand_over(now_ns)
         if pending or self._starting:
-            self._look_later(now_ns)
+            self._rescue_later(now_ns)
 
     def ended(self, request: InferRequest) -> None:
         self._second.discard(request)
 
     def blame(self, candidate: Candidate) -> None:
         """A request failed, and for no fault of its own."""
-        observer = self._lanes[candidate].observer
-        self.failed(candidate, self._clock.now_ns(), hung=isinstance(observer, _Watch) and observer.hung)
+        self.failed(candidate, self._clock.now_ns(), hung=candidate in self._hung)
 
     # what lanes tell
 
     def failed(self, candidate: Candidate, now_ns: int, *, hung: bool) -> None:
         if self.router.failed(candidate, now_ns, hung=hung):
             self._ejected(candidate, now_ns)
+
+    def failed_alone(self, candidate: Candidate, *, hung: bool) -> None:
+        """One request alone failed. Whether after too long is kept until `blame` asks, or the next one fails."""
+        if hung:
+            self._hung.add(candidate)
+        else:
+            self._hung.discard(candidate)
 
     def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int, *, streamed_ns: int = 0) -> None:
         self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
@@ -296,13 +304,12 @@ class Dispatcher:
         return count
 
 
-class _Watch:
+class _Observer:
     """The observer of one lane."""
 
     def __init__(self, dispatcher: Dispatcher, candidate: Candidate) -> None:
         self._dispatcher = dispatcher
         self._candidate = candidate
-        self.hung = False  # the last execution of one request alone failed, after too long
 
     def executed(self, batch: Batch, execution: Execution, now_ns: int, failed: bool) -> None:
         busy_ns = now_ns - batch.closed_ns
@@ -312,8 +319,8 @@ class _Watch:
         hung = self._dispatcher.router.hung(busy_ns - execution.streamed_ns, batch.expected_ns)
         if execution.session_lost or (hung and len(batch.parts) > 1):
             self._dispatcher.failed(self._candidate, now_ns, hung=hung)
-        elif len(batch.parts) == 1:
-            self.hung = hung  # the request may be to blame: what becomes of it elsewhere tells
+        elif len(batch.parts) == 1:  # the request may be to blame: what becomes of it elsewhere tells
+            self._dispatcher.failed_alone(self._candidate, hung=hung)
         # Else one of several requests may be, which their retries tell.
 
     def cancelled(self, batch: Batch, now_ns: int) -> None:

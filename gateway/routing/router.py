@@ -67,7 +67,7 @@ class Router:
     def route(self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None) -> Route:
         """Where the request goes. failed: who could not serve it; only its equivalents are asked then."""
         if now_ns >= self._look_at_ns:
-            self._look(request, now_ns)
+            self._find_copies_due(request, now_ns)
         deadline_ns = deadline_of(request, self._slo_ns)
         if failed is None and self._canaries:
             route = self._canary(request, now_ns, deadline_ns)
@@ -214,7 +214,7 @@ class Router:
         forecast = candidate.lane.forecast(request, now_ns)
         return forecast.workers > 0 and forecast.wait_ns == 0
 
-    def _look(self, request: InferRequest, now_ns: int) -> None:
+    def _find_copies_due(self, request: InferRequest, now_ns: int) -> None:
         self._look_at_ns = now_ns + _LOOK_NS
         self._due = []
         for candidate in self.candidates:

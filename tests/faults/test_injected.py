@@ -71,7 +71,7 @@ SEAMS = [
     Seam("gateway.routing.dispatcher:Dispatcher.submit"),
     Seam("gateway.routing.dispatcher:Dispatcher.executed", ("routed",)),
     Seam("gateway.routing.dispatcher:Dispatcher.fall_back", ("routed",)),
-    Seam("gateway.routing.dispatcher:Dispatcher._look", ("routed",)),
+    Seam("gateway.routing.dispatcher:Dispatcher._rescue", ("routed",)),
     Seam("gateway.routing.dispatcher:_Sent._falls_back", ("routed",)),
     Seam("gateway.routing.router:Router.route", ("routed",)),
     Seam("gateway.routing.router:Router.copies", ("routed",)),

@@ -26,7 +26,8 @@ from typing import Any
 
 import uvloop
 
-from loadtest.generator import Progress, measure
+from loadtest.generator import measure
+from loadtest.progress import Progress
 from loadtest.results import LoadSpec, RunResult, Slo, Stall
 
 CORE = 0

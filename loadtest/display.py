@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from loadtest.events import Command, Event, Question
-    from loadtest.generator import Progress
+    from loadtest.progress import Progress
     from loadtest.recommender import Step
 
 LONGEST_NAME: Final = 34

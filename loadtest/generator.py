@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
@@ -27,11 +27,11 @@ from loadtest.errors import Interrupted, LoadtestError, TargetError, UsageError
 from loadtest.looks import Looker
 from loadtest.machine import Meter
 from loadtest.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
-from loadtest.recorder import CUT, OK, PENDING, UNSENT, RequestLog, write_csv
+from loadtest.progress import Follower, Progress
+from loadtest.recorder import CUT, PENDING, UNSENT, RequestLog, write_csv
 from loadtest.results import LoadSpec, RunResult
 from loadtest.rows import MIN_BLOCKS, Grid
 from loadtest.stalls import Recording
-from loadtest.statistics import percentiles
 from loadtest.worker import Job, Report, Sender, most_ns
 
 _LEAD_NS: Final = 50_000_000  # between "all are ready" and the first intended send
@@ -39,7 +39,6 @@ _CLOSED_LOOP_ROWS_PER_S: Final = 120_000  # more than one process can send
 _SPIN_BELOW_MS: Final = 0.1  # a lag limit that the timer alone does not keep
 _SPIN_NS: Final = 50_000
 _WATCH_S: Final = 0.5
-_FOLLOW_ROWS: Final = 200_000  # looked at in one go: more are not sent in between
 _WORKER_READY_S: Final = 30.0
 _WORKER_END_S: Final = 5.0  # from the moment at which it should
 _QUESTIONS_S: Final = 60.0  # before the run: several, and the reading of files
@@ -50,19 +49,6 @@ T = TypeVar("T")
 # A sequential test looks after 20 blocks and then after each 30 % more. Ten looks at most are paid for (Bonferroni).
 _LOOK_GROWTH: Final = 1.3
 _LOOKS: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What has happened so far, for a live display; rate and percentiles are of about the last second."""
-
-    elapsed_s: float
-    sent: int
-    succeeded: int
-    failed: int
-    rate_rps: float
-    p50_ms: float
-    p99_ms: float
 
 
 async def measure(
@@ -240,7 +226,7 @@ class _Run:
         jobs = self._lay_out(file, shared=keep or self._processes > 1 or self._looker is not None)
         if keep:
             live_log.describe(file, self._spec, rows=self.log.rows, started_at=started_at)
-        watch = asyncio.create_task(self._watch_all())
+        watch = asyncio.create_task(self._follow_to_the_end())
         stopped = asyncio.create_task(self._forward_stop())
         try:
             if self._looker is not None:
@@ -421,13 +407,13 @@ class _Run:
 
     # Watching.
 
-    async def _watch_all(self) -> None:
+    async def _follow_to_the_end(self) -> None:
         try:
-            await self._watch()
+            await self._follow()
         except Exception as exc:  # of a task nobody would see it
             self._fail(f"the watch over the run failed: {type(exc).__name__}: {exc}")
 
-    async def _watch(self) -> None:
+    async def _follow(self) -> None:
         """Show progress and have looked whether the SLO is decided, twice a second."""
         next_look, looked = MIN_BLOCKS, 0
         follower = Follower(self.log, self._plan, self._processes)
@@ -446,65 +432,17 @@ class _Run:
                 if self._looker is None or looked == _LOOKS or blocks < next_look or (look is not None and not look.done()):
                     continue
                 next_look, looked = int(blocks * _LOOK_GROWTH) + 1, looked + 1
-                look = asyncio.create_task(self._look(self._looker, blocks))
+                look = asyncio.create_task(self._ask(self._looker, blocks))
         finally:
             if look is not None:
                 look.cancel()
                 await asyncio.wait((look,))
 
-    async def _look(self, looker: Looker, blocks: int) -> None:
+    async def _ask(self, looker: Looker, blocks: int) -> None:
         """End the run, if the first `blocks` blocks decide it."""
         if await looker.decided(looks.Question(blocks, 1 - (1 - verdict.CONFIDENCE) / _LOOKS, self._start_ns)):
             self._decided_ns = blocks * self._grid.block_ns
             self._halt.set()
-
-
-class Follower:
-    """Follows a log that is being written, looking at each row about once."""
-
-    def __init__(self, log: RequestLog, plan: Schedule, processes: int) -> None:
-        segments = processes if plan.users else 1
-        size = log.rows // segments
-        self._log = log
-        self._closed = plan.users > 0
-        self._settled = [size * number for number in range(segments)]  # every row below, in its segment, is done
-        self._ends = [size * (number + 1) for number in range(segments)]
-        self._succeeded = self._failed = 0
-        self._last_ns = 0
-
-    def settled_ns(self, elapsed_ns: int) -> int:
-        """Up to when every intended request of an open loop is done."""
-        row = self._settled[0]
-        return min(elapsed_ns, self._log.intended[row] if row < self._log.rows else elapsed_ns)
-
-    def look(self, elapsed_ns: int) -> Progress:
-        succeeded = failed = sent = 0
-        recent: list[np.ndarray] = []
-        for number, (first, end) in enumerate(zip(self._settled, self._ends, strict=True)):
-            part = slice(first, min(end, first + _FOLLOW_ROWS))
-            status, dispatched = np.asarray(self._log.status)[part], np.asarray(self._log.dispatched)[part]
-            done, intended = np.asarray(self._log.done)[part], np.asarray(self._log.intended)[part]
-            pending = np.flatnonzero(status == PENDING)
-            settled = int(pending[0]) if len(pending) else len(status)
-            self._settled[number] += settled
-            self._succeeded += int(np.count_nonzero(status[:settled] == OK))
-            self._failed += int(np.count_nonzero(status[:settled] > OK))
-            succeeded += int(np.count_nonzero(status[settled:] == OK))
-            failed += int(np.count_nonzero(status[settled:] > OK))
-            sent += int(np.count_nonzero(dispatched[settled:] > 0))
-            recent.append((done - intended)[(status == OK) & (done > self._last_ns)])
-        latencies = percentiles(np.concatenate(recent))
-        passed_s = max(elapsed_ns - self._last_ns, 1) / 1e9
-        self._last_ns = elapsed_ns
-        return Progress(
-            elapsed_s=elapsed_ns / 1e9,
-            sent=self._succeeded + self._failed + sent,
-            succeeded=self._succeeded + succeeded,
-            failed=self._failed + failed,
-            rate_rps=latencies.count / passed_s,
-            p50_ms=latencies.p50,
-            p99_ms=latencies.p99,
-        )
 
 
 def _input(worker: asyncio.subprocess.Process) -> asyncio.StreamWriter:

@@ -35,7 +35,6 @@ from loadtest.events import (
     Question,
     Spent,
 )
-from loadtest.generator import Progress
 from loadtest.generator_limit import generator_limit_rps
 from loadtest.journal import Journal
 from loadtest.launchers.launcher import Launcher, Running, StartFailed
@@ -44,6 +43,7 @@ from loadtest.machine import Meter
 from loadtest.payloads import Request, distinct, length_of, read_requests
 from loadtest.prediction import Lengths, predicted_rps
 from loadtest.profiling import Executions, ProfileFailed, executions, profile, slowdown
+from loadtest.progress import Progress
 from loadtest.reference import Reference
 from loadtest.results import LoadSpec, RunResult, Slo, to_json
 from loadtest.search import search

@@ -18,7 +18,7 @@ from loadtest.interrupts import Interruption, interruption
 from loadtest.results import LoadSpec, Protocol, RunResult, Slo, read_spec, to_json
 
 if TYPE_CHECKING:
-    from loadtest.generator import Progress
+    from loadtest.progress import Progress
 
 STDOUT: Final = Path("-")
 DEFAULT_USERS: Final = 10  # as wrk's connections: where nothing says how much to send

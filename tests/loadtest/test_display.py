@@ -8,7 +8,7 @@ from rich.console import Console
 
 from loadtest.display import ERASE, Display
 from loadtest.events import Agree, Agreed, Entrant, Load, Measured, Predict, Predicted, Profile, Profiled, Question, Timing
-from loadtest.generator import Progress
+from loadtest.progress import Progress
 from loadtest.recommender import Step
 from loadtest.wording import differences
 from tests.loadtest.examples import example_spec

@@ -15,7 +15,8 @@ import pytest
 import uvloop
 
 from loadtest.errors import Interrupted, TargetError, UsageError
-from loadtest.generator import Progress, measure
+from loadtest.generator import measure
+from loadtest.progress import Progress
 from loadtest.recorder import RequestLog
 from loadtest.results import LoadSpec, RunResult, Slo, run_from_json, to_json
 from loadtest.statistics import histogram_percentile, rank

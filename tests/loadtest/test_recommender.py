@@ -10,9 +10,9 @@ from loadtest.candidates import Candidate
 from loadtest.catalogue import Catalogue, load_catalogue
 from loadtest.errors import TargetError, UsageError
 from loadtest.events import Load, Measured, Profile, Profiled
-from loadtest.generator import Progress
 from loadtest.journal import Journal
 from loadtest.launchers.launcher import StartFailed, Usage
+from loadtest.progress import Progress
 from loadtest.recommender import HARD_END_S, WRAP_UP_S, Lab, Step, limited, question_of, required_share, run_search
 from loadtest.results import LoadSpec, RunResult, Slo
 from loadtest.spec import Spec

@@ -19,8 +19,9 @@ import uvloop
 
 from loadtest import looks
 from loadtest.errors import Interrupted
-from loadtest.generator import Progress, measure
+from loadtest.generator import measure
 from loadtest.generator_limit import NullServer, null_server
+from loadtest.progress import Progress
 from loadtest.recorder import ROW_BYTES, RequestLog
 from loadtest.results import LoadSpec, Protocol, RunResult, Slo
 from loadtest.rows import Grid

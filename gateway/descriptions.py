@@ -9,7 +9,7 @@ from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import config_datatype
 from gateway import __version__
 from gateway.config import Model
-from gateway.metrics import ModelStatistics, Total
+from gateway.model_statistics import ModelStatistics, Total
 
 # Only what works is advertised. Source: Triton docs/protocol/extension_*.md.
 EXTENSIONS: Final = (

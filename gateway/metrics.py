@@ -6,184 +6,38 @@ request, so each process counts in plain Python lists and adds these to promethe
 its own. What another process shows is therefore up to `FLUSH_INTERVAL_S` old.
 
 The multiprocess mode is chosen by prometheus_client when it is imported, by the environment variable
-PROMETHEUS_MULTIPROC_DIR; `cli` and `cluster` set it for the processes they start. Without it the metrics are those of this
+PROMETHEUS_MULTIPROC_DIR; `serving` and `cluster` set it for the processes they start. Without it the metrics are those of this
 process.
 
 The statistics extension is read from the same numbers, so the two cannot disagree.
-
-prometheus_client makes room in its files by truncating them to a greater length and maps them: where the disk has no block
-left for a page, a write there is SIGBUS and the end of the process. So the blocks are allocated first (`_AllocatedFile`).
 """
 
 import contextlib
-import logging
-import mmap
 import os
 import time
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from gateway.batching.batch import Batch
 from gateway.errors import Cancelled, Code
+from gateway.model_statistics import OK, ModelStatistics
+from gateway.prometheus_internals import AllocatedFile, Observations
 from gateway.runner import Execution
 
 FLUSH_INTERVAL_S: Final = 1.0
-STAGES: Final = ("decode", "queue", "batch_wait", "compute", "encode")
 
 _SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
 _MICROSECONDS: Final = (0.000005, 0.00001, 0.000025, 0.00005)  # where decode and encode lie
 _ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_FILE_BYTES: Final = 64 << 10  # at first, as prometheus_client's
-_ENTRY_BYTES: Final = 32  # at most, beside the key
-_RETRY_NS: Final = 1_000_000_000
-_OK: Final = "ok"
 _NEVER: Final = (0, 0, 0, 0)  # executed
-
-
-log = logging.getLogger(__name__)
-
-
-class _AllocatedFile(MmapedDict):
-    """The values of one kind of this process: as prometheus_client's, with the disk's blocks allocated before they are mapped.
-
-    Values for which the disk has no room are kept here, out of the exposition, until there is some.
-    """
-
-    incomplete: ClassVar["set[_AllocatedFile]"] = set()
-    _told: ClassVar[bool] = False  # in the log, once in a process
-
-    def __init__(self, filename: str) -> None:
-        self._path = Path(filename)
-        self._f: Any = None
-        self._positions: dict[str, int] = {}
-        self._kept: dict[str, tuple[float, float]] = {}
-        self._retry_ns = 0
-        self._try_open()
-
-    def read_value(self, key: str) -> tuple[float, float]:
-        """Value and timestamp, which are 0 at first."""
-        if key in self._kept or (key not in self._positions and not self._try_reserve(key)):
-            return self._kept.setdefault(key, (0.0, 0.0))
-        found: tuple[float, float] = super().read_value(key)  # type: ignore[no-untyped-call]  # prometheus_client's
-        return found
-
-    def write_value(self, key: str, value: float, timestamp: float) -> None:
-        if key in self._positions or self._try_reserve(key):
-            super().write_value(key, value, timestamp)  # type: ignore[no-untyped-call]  # prometheus_client's
-            if self._kept:
-                self._kept.pop(key, None)  # older
-        else:
-            self._kept[key] = (value, timestamp)
-
-    def catch_up(self) -> None:
-        """Write what was kept, as far as there is room now."""
-        kept, self._kept = self._kept, {}
-        for key, (value, timestamp) in kept.items():
-            self.write_value(key, value, timestamp)
-        if not self._kept:
-            self.incomplete.discard(self)
-
-    def _try_open(self) -> bool:
-        """Also after it failed, if that is some time ago."""
-        now_ns = time.monotonic_ns()
-        if now_ns < self._retry_ns:
-            return False
-        try:
-            _allocate_file(self._path)
-            super().__init__(str(self._path))  # type: ignore[no-untyped-call]  # prometheus_client's
-        except OSError as exc:
-            if self._f is not None:
-                self._f.close()
-                self._f = None
-            self._failed(exc, now_ns)
-            return False
-        return True
-
-    def _try_reserve(self, key: str) -> bool:
-        """Whether there is room for one more key."""
-        if self._f is None and not self._try_open():
-            return False
-        needed = self._used + len(key.encode()) + _ENTRY_BYTES
-        capacity = self._capacity
-        if needed <= capacity:
-            return True
-        now_ns = time.monotonic_ns()
-        if now_ns < self._retry_ns:
-            return False
-        while capacity < needed:
-            capacity *= 2
-        try:
-            os.posix_fallocate(self._f.fileno(), 0, capacity)
-            self._m = mmap.mmap(self._f.fileno(), capacity)
-        except OSError as exc:
-            self._failed(exc, now_ns)
-            return False
-        self._capacity = capacity
-        return True
-
-    def _failed(self, exc: OSError, now_ns: int) -> None:
-        self._retry_ns = now_ns + _RETRY_NS
-        self.incomplete.add(self)
-        if not _AllocatedFile._told:
-            _AllocatedFile._told = True
-            log.warning("metrics are incomplete, as %s cannot grow (server.run_dir): %s", self._path, exc.strerror)
-
-
-def _allocate_file(path: Path) -> None:
-    """Make a file of values with all of its blocks, or give one of an earlier process of this number those it lacks."""
-    try:
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size or _FILE_BYTES)
-    except FileNotFoundError:
-        draft = path.with_suffix(".draft")  # who collects takes a file of no length for a broken one
-        try:
-            with draft.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, _FILE_BYTES)
-            draft.replace(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
-
-
-# Where prometheus_client makes its files; there is no other place to tell it.
-values.MmapedDict = _AllocatedFile  # type: ignore[attr-defined,assignment]  # neither exported nor meant to change
-
-
-class _Observations:
-    """A histogram's additions since the last flush."""
-
-    __slots__ = ("_bounds", "_counts", "_sum", "_target")
-
-    def __init__(self, target: Any, bounds: tuple[float, ...]) -> None:
-        self._target = target
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def add(self, value: float, count: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    def flush(self) -> None:
-        # prometheus_client offers no bulk observation; these two fields are what its own `observe` adds to.
-        for index, count in enumerate(self._counts):
-            if count:
-                self._target._buckets[index].inc(count)
-                self._counts[index] = 0
-        if self._sum:
-            self._target._sum.inc(self._sum)
-            self._sum = 0.0
 
 
 class Metrics:
@@ -298,14 +152,14 @@ class Metrics:
         """Add what was counted since the last call to prometheus_client."""
         for flush in self._flushed:
             flush()
-        for file in tuple(_AllocatedFile.incomplete):
+        for file in tuple(AllocatedFile.incomplete):
             file.catch_up()
 
     def expose(self) -> tuple[str, bytes]:
         """Content type and body of /metrics, for all processes of the node. Reads files: some milliseconds."""
         return CONTENT_TYPE_LATEST, generate_latest(self._node_registry())
 
-    def statistics(self) -> "dict[tuple[str, str], ModelStatistics]":
+    def statistics(self) -> dict[tuple[str, str], ModelStatistics]:
         """Per (model, version), over all processes of the node."""
         found: dict[tuple[str, str], ModelStatistics] = defaultdict(ModelStatistics)
         for family in self._node_registry().collect():
@@ -339,9 +193,9 @@ class LaneMetrics:
 
     def __init__(self, metrics: Metrics, model: str, version: str, backend: str) -> None:
         labels = (model, version, backend)
-        self._rows = _Observations(metrics._batch_rows.labels(*labels), _ROWS)
+        self._rows = Observations(metrics._batch_rows.labels(*labels), _ROWS)
         stages = {
-            stage: _Observations(metrics._stage.labels(model, version, stage), metrics._stage_bounds)
+            stage: Observations(metrics._stage.labels(model, version, stage), metrics._stage_bounds)
             for stage in ("queue", "batch_wait", "compute")
         }
         self._queue, self._wait, self._run = stages["queue"], stages["batch_wait"], stages["compute"]
@@ -477,17 +331,17 @@ class EndpointMetrics:
     def __init__(self, metrics: Metrics, model: str, version: str, protocol: str) -> None:
         self._metrics = metrics
         self._labels = (model, version, protocol)
-        self._latency = _Observations(metrics._latency.labels(model, version, protocol), metrics._latency_bounds)
-        self._decode = _Observations(metrics._stage.labels(model, version, "decode"), metrics._stage_bounds)
-        self._encode = _Observations(metrics._stage.labels(model, version, "encode"), metrics._stage_bounds)
-        self._gaps: _Observations | None = None  # of a decoupled model only
+        self._latency = Observations(metrics._latency.labels(model, version, protocol), metrics._latency_bounds)
+        self._decode = Observations(metrics._stage.labels(model, version, "decode"), metrics._stage_bounds)
+        self._encode = Observations(metrics._stage.labels(model, version, "encode"), metrics._stage_bounds)
+        self._gaps: Observations | None = None  # of a decoupled model only
         self._codes: dict[str, int] = defaultdict(int)
         self._failed_ns = 0
         metrics._flushed.append(self._flush)
 
     def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int) -> None:
         """Count a success. Stamps: whole request read, decoded, outcome known, answer encoded."""
-        self._codes[_OK] += 1
+        self._codes[OK] += 1
         self._decode.add((decoded_ns - arrival_ns) * 1e-9)
         self._encode.add((encoded_ns - encoding_ns) * 1e-9)
         self._latency.add((encoded_ns - arrival_ns) * 1e-9)
@@ -501,12 +355,12 @@ class EndpointMetrics:
     def part(self, gap_ns: int) -> None:
         """Note a further part, so long after the one before it."""
         if self._gaps is None:
-            self._gaps = _Observations(self._metrics._part_gap.labels(*self._labels), self._metrics._stage_bounds)
+            self._gaps = Observations(self._metrics._part_gap.labels(*self._labels), self._metrics._stage_bounds)
         self._gaps.add(gap_ns * 1e-9)
 
     def finished(self) -> None:
         """Count a success that came in parts."""
-        self._codes[_OK] += 1
+        self._codes[OK] += 1
 
     def failed(self, code: Code, arrival_ns: int, answered_ns: int) -> None:
         """Count an error."""
@@ -514,7 +368,7 @@ class EndpointMetrics:
         self._failed_ns += answered_ns - arrival_ns
 
     def _flush(self) -> None:
-        if self._codes.get(_OK):
+        if self._codes.get(OK):
             self._metrics._last_inference.labels(*self._labels[:2]).set(time.time())
         for observations in (self._latency, self._decode, self._encode, self._gaps):
             if observations is not None:
@@ -525,64 +379,6 @@ class EndpointMetrics:
         if self._failed_ns:
             self._metrics._failed_seconds.labels(*self._labels).inc(self._failed_ns * 1e-9)
             self._failed_ns = 0
-
-
-@dataclass(slots=True)
-class Total:
-    """How often, and the time of all together."""
-
-    count: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class Executions:
-    """How many, and the time of all together on the way to a worker, on it and on the way back."""
-
-    count: int = 0
-    to_worker_s: float = 0.0
-    compute_s: float = 0.0
-    from_worker_s: float = 0.0
-
-
-class ModelStatistics:
-    """The numbers of the statistics extension for one model version, over all its backends and protocols."""
-
-    def __init__(self) -> None:
-        self.last_inference_s = 0.0
-        self.rows = 0
-        self.success = Total()
-        self.failed = Total()
-        self.cancelled = 0  # of the failed
-        self.stages = {stage: Total() for stage in STAGES}
-        self.executions_by_rows: dict[int, Executions] = defaultdict(Executions)
-
-    def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        """Take in one sample of the exposition."""
-        if name == "gateway_stage_duration_seconds_sum":
-            self.stages[labels["stage"]].seconds += value
-        elif name == "gateway_stage_duration_seconds_count":
-            self.stages[labels["stage"]].count += int(value)
-        elif name == "gateway_rows_total":
-            self.rows += int(value)
-        elif name == "gateway_executions_total":
-            self.executions_by_rows[int(labels["rows"])].count += int(value)
-        elif name == "gateway_compute_seconds_total":
-            self.executions_by_rows[int(labels["rows"])].compute_s += value
-        elif name == "gateway_to_worker_seconds_total":
-            self.executions_by_rows[int(labels["rows"])].to_worker_s += value
-        elif name == "gateway_from_worker_seconds_total":
-            self.executions_by_rows[int(labels["rows"])].from_worker_s += value
-        elif name == "gateway_last_inference_timestamp_seconds":
-            self.last_inference_s = max(self.last_inference_s, value)
-        elif name == "gateway_requests_total":
-            (self.success if labels["code"] == _OK else self.failed).count += int(value)
-            if labels["code"] == Code.CANCELLED.value:
-                self.cancelled += int(value)
-        elif name == "gateway_request_duration_seconds_sum":
-            self.success.seconds += value
-        elif name == "gateway_failed_request_seconds_total":
-            self.failed.seconds += value
 
 
 def _forget_dead_processes(directory: Path) -> None:

@@ -16,7 +16,7 @@ FLOORS = {
     "protocols": 2, "batching": 2, "ports": 2, "check": 2, "command_line": 2, "announcement": 3, "supervisor": 2,
     "need_of_ray": 2, "triton_repository": 2, "decoration": 2, "guess": 4, "examples": 3,
     "wire": 3, "frames": 3, "child": 3, "killers": 3, "failure_log": 3, "runner": 3, "shared_memory": 3,
-    "session_process": 4, "long_bodies": 4, "metrics": 4,
+    "prometheus_internals": 3, "model_statistics": 3, "session_process": 4, "long_bodies": 4, "metrics": 4,
     "workers": 5, "lane": 5, "probes": 5,
     "routing": 6,
     "lane_opener": 6, "descriptions": 6, "openapi": 6,
@@ -46,7 +46,7 @@ DOORS = {
     "httptools": {"gateway.wire.requests", "loadtest.http_client", "loadtest.nullserver"},
     "torch": {"backends"},
     "onnxruntime": {"backends.onnxruntime", "backends.onnxruntime_cuda", "backends.onnx_export"},
-    "prometheus_client": {"gateway.metrics"},
+    "prometheus_client": {"gateway.metrics", "gateway.prometheus_internals"},
     "jinja2": {"loadtest.pages"},
 }
 

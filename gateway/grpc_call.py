@@ -17,8 +17,8 @@ from google.protobuf.message import EncodeError, Message
 from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidArgument, NotReady, TooLarge
 from gateway.protocols.grpc import STATUS, trailers
 from gateway.wire.compression import inflate
-from gateway.wire.http2 import Receiver
 from gateway.wire.http2_headers import Headers, header_block
+from gateway.wire.http2_receiver import Receiver
 
 ENCODINGS: Final = (b"identity", b"gzip", b"deflate")
 # A message of 4 KiB inflates to 4 MiB at most (deflate's best is 1032:1): some milliseconds. More is done off the loop.

@@ -17,8 +17,8 @@ import grpc
 import hpack
 
 from gateway.grpc_server import GrpcServer
-from gateway.wire.http2 import NOBODY, Receiver
 from gateway.wire.http2_headers import Headers
+from gateway.wire.http2_receiver import NOBODY, Receiver
 
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _OF_THE_CALL: Final = (b":status", b"content-type", b"grpc-status", b"grpc-message")

@@ -63,7 +63,7 @@ class Http2Connection(asyncio.Protocol):
         core = self._core
         core.receive(data)
         self._flush()
-        if core.more and self._transport is not None:
+        if core.more and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             self._loop.call_soon(self._read_on)
 

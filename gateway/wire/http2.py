@@ -8,7 +8,7 @@ looks at `closing` and `aborted` when it has. Section numbers are those of RFC 9
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.wire.http2_frames import (
     ACK,
@@ -46,46 +46,11 @@ from gateway.wire.http2_frames import (
     window_update,
 )
 from gateway.wire.http2_headers import DEFAULT_TABLE_BYTES, SIZE_UPDATE, TOLERANCE, Headers
+from gateway.wire.http2_receiver import NOBODY, Receiver
 
 _WORK_AT_ONCE: Final = 128  # frames handled before others get their turn; a header block that is new counts more
 _UNLIMITED: Final = 1 << 62
 FRAME_BYTES: Final = 65_536  # the longest frame taken: a longer one costs copies while it arrives, a shorter one loops
-
-
-class Receiver(Protocol):
-    """What a stream tells its handler."""
-
-    def take(self, data: bytes, ended: bool) -> None:
-        """The body's next bytes, and whether these are its last."""
-
-    def reset(self) -> None:
-        """The client went away or took the request back. Nothing comes after it."""
-
-    def drained(self) -> None:
-        """More can be sent: what was sent before has left, after it had to wait for the client."""
-
-    def late(self) -> None:
-        """Nothing has come for long, and the body has not ended."""
-
-    def cut_off(self) -> None:
-        """The server ends: answer now."""
-
-
-class _Nobody:
-    """Receives for streams that are over, so that these and their handlers are freed without the cyclic collector."""
-
-    def take(self, data: bytes, ended: bool) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def drained(self) -> None: ...
-
-    def late(self) -> None: ...
-
-    def cut_off(self) -> None: ...
-
-
-NOBODY: Final[Receiver] = _Nobody()
 
 
 class Stream:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, Protocol
 
-from gateway.wire.http2 import FRAME_BYTES, NOBODY, Connection, Stream
+from gateway.wire.http2 import FRAME_BYTES, Connection, Stream
 from gateway.wire.http2_frames import (
     CANCEL,
     DEFAULT_WINDOW,
@@ -33,6 +33,7 @@ from gateway.wire.http2_frames import (
     window_update,
 )
 from gateway.wire.http2_headers import HeaderReader, header_block
+from gateway.wire.http2_receiver import NOBODY
 
 MOST_STREAMS: Final = 1024  # open at once, of one connection
 # Of a connection, in messages of the longest kind: bodies of open requests, and as much of answers that wait for the client.
@@ -122,15 +123,13 @@ class ServerConnection(Connection):
     def receive(self, data: bytes) -> None:
         self._heard = True
         self._read_from = self._last_stream
-        waited = len(self._rest)
+        came = len(self._rest) + len(data)
         super().receive(data)
         if self._delayed:
             self._begin_delayed()
-        if self._block is None and not self._rest:
+        if self.more or (self._block is None and not self._rest):
             self._frame_due = inf
-        elif self._frame_due == inf or (
-            self._block is None and len(self._rest) < waited + len(data)
-        ):  # another frame has begun
+        elif self._frame_due == inf or (self._block is None and len(self._rest) < came):  # another frame has begun
             self._frame_due = self._due_in(self._bounds.body_timeout_s)
 
     # time
@@ -143,6 +142,10 @@ class ServerConnection(Connection):
     def expire(self) -> None:
         """End what has been waited for too long; next_due is when to call this again."""
         now = self._now() + _CLOCK_STEP_S
+        if self.write_paused:  # nobody is read meanwhile: what is waited for cannot come
+            later = now + self._bounds.body_timeout_s
+            self._frame_due = later if self._frame_due < inf else inf
+            self._stalled = dict.fromkeys(self._stalled, later)
         if (self._expected and now >= self._preface_due) or now >= self._frame_due:
             self.aborted = True
             self.next_due = inf
@@ -169,8 +172,10 @@ class ServerConnection(Connection):
 
     def _look(self, now: float) -> None:
         """See who has not stirred since the last look."""
+        if self.write_paused or self.unsent:  # what waits to be sent has a time of its own, and nobody is read meanwhile
+            self._heard = True
         for stream in list(self._streams.values()):
-            if stream.ended:
+            if stream.ended or self.write_paused or self._receive_left < FRAME_BYTES:  # the last two: it may not go on
                 continue
             if stream.window_seen == stream.receive_window:
                 stream.receiver.late()

@@ -21,8 +21,8 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.config import Limits
 from gateway.grpc_server import GrpcServer
 from gateway.repository import Repository
-from gateway.wire.http2 import NOBODY, Receiver
 from gateway.wire.http2_frames import PREFACE, frame_head
+from gateway.wire.http2_receiver import NOBODY, Receiver
 from tests.grpc_server.serving import MODELS, Served, infer_request, on_loop, serving
 
 pytestmark = pytest.mark.slow

@@ -8,11 +8,12 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import quote_from_bytes
 
-from google.protobuf.message import EncodeError, Message
+from google.protobuf.message import DecodeError, EncodeError, Message
 
 from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidArgument, NotReady, TooLarge
 from gateway.protocols.grpc import STATUS, trailers
@@ -353,3 +354,17 @@ def framed(message: Message) -> bytes:
     except (EncodeError, ValueError):
         raise InternalError("the answer is of 2 GiB or more, which a gRPC message cannot hold") from None
     return b"\0" + len(data).to_bytes(4) + data
+
+
+def parser(message_class: Any) -> Callable[[bytes], Any]:
+    """Reads messages of a class. What it gives raises InvalidArgument for bytes that are none."""
+    parse = message_class.FromString
+    name = message_class.DESCRIPTOR.full_name
+
+    def parse_or_refuse(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            raise InvalidArgument(f"the request is no {name}") from None
+
+    return parse_or_refuse

@@ -22,9 +22,10 @@ FLOORS = {
     "lane_opener": 6, "descriptions": 6, "openapi": 6,
     "repository": 7, "inference": 8,
     "http_server": 8, "http2": 8, "compile": 8, "trial": 8, "rest_routes": 9, "grpc_call": 9,
-    "grpc_server": 10, "ingress": 11, "cluster": 12, "app": 13, "on_ray": 13, "serving": 14, "check_command": 13,
-    "rest_in_memory": 9, "grpc_in_memory": 11, "hosted": 12, "loaded": 13, "testing": 13, "running": 15, "predict": 15,
-    "cli": 16, "__main__": 17,
+    "grpc_inference": 10, "grpc_services": 10,
+    "grpc_server": 11, "ingress": 12, "cluster": 13, "app": 14, "on_ray": 14, "serving": 15, "check_command": 14,
+    "rest_in_memory": 9, "grpc_in_memory": 12, "hosted": 13, "loaded": 14, "testing": 14, "running": 16, "predict": 16,
+    "cli": 17, "__main__": 18,
 }  # fmt: skip
 
 # What loadtest may use of the gateway: the pure floors, the simulator's real batcher, and how a command line looks and speaks.

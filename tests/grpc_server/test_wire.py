@@ -231,6 +231,8 @@ async def test_what_is_over_is_freed_without_the_collector() -> None:
             "gateway.wire.http2_headers",
             "gateway.grpc_call",
             "gateway.grpc_server",
+            "gateway.grpc_inference",
+            "gateway.grpc_services",
         )
         return [type(each).__qualname__ for each in gc.get_objects() if type(each).__module__ in ours]
 

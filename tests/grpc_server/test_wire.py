@@ -405,3 +405,31 @@ async def test_watchers_of_the_health_cost_nothing_while_it_does_not_change() ->
         for stream in streams:
             stream.receiver.reset()
         assert not server._watches
+
+
+@on_loop
+async def test_a_message_that_does_not_end_in_time_fails_its_call_and_a_silent_stream_goes_on() -> None:
+    async with serving() as served:
+        for path, came, fails in (
+            (INFER, b"", True),
+            (INFER, framed(GOOD)[:9], True),
+            (INFER, framed(GOOD), True),
+            (STREAM_INFER, framed(GOOD)[:9], True),
+            (STREAM_INFER, b"", False),
+            (STREAM_INFER, framed(GOOD), False),
+        ):
+            stream = SlowStream(path)
+            served.server.open(stream)
+            stream.receiver.take(came, False)
+            stream.receiver.late()
+            assert stream.over is fails
+            stream.receiver.reset()
+        assert served.repository.pending == 0
+
+
+@on_loop
+async def test_a_call_that_does_not_go_on_ends_with_the_deadline_of_bodies() -> None:
+    async with serving(f"server: {{limits: {{body_timeout_s: 0.2}}}}\n{MODELS}") as served:
+        answer = await ask(served, framed(GOOD)[:9], ends=False)
+        assert answer.status is StatusCode.DEADLINE_EXCEEDED
+        assert "server.limits.body_timeout_s" in answer.text

@@ -7,7 +7,7 @@ from typing import Any
 from gateway.config import Limits
 from gateway.http2 import Http2Connection
 from gateway.wire.http2 import Stream
-from gateway.wire.http2_frames import HEADERS, PREFACE, SETTINGS, frame
+from gateway.wire.http2_frames import HEADERS, INITIAL_WINDOW_SIZE, PING, PREFACE, SETTINGS, frame, settings, window_update
 from gateway.wire.http2_headers import header_block
 from tests.simulation import SimulatedClock, run_simulated
 
@@ -115,3 +115,70 @@ async def test_a_client_that_takes_nothing_is_cut_off() -> None:
     assert not wire.closed
     await asyncio.sleep(2)
     assert wire.closed
+
+
+@in_simulated_time
+async def test_a_client_that_takes_its_answers_slowly_but_steadily_keeps_its_connection() -> None:
+    connection, wire = connected(Limits(body_timeout_s=60))
+    wire.unread = 100_000_000
+    connection.pause_writing()
+    for _ in range(150):
+        await asyncio.sleep(1)
+        wire.unread -= 640_000
+    assert not wire.closed
+    await asyncio.sleep(130)
+    assert wire.closed
+
+
+PINGS = frame(PING, 0, 0, bytes(8)) * 1000
+
+
+@in_simulated_time
+async def test_others_get_their_turn_while_one_client_is_read() -> None:
+    connection, wire = connected()
+    wire.sent = b""
+    connection.data_received(PINGS)
+    assert 0 < len(wire.sent) < len(PINGS) / 4
+    assert not wire.reading
+    turns = 0
+    while not wire.reading:
+        turns += 1
+        await asyncio.sleep(0)
+    assert len(wire.sent) == len(PINGS)
+    assert turns > 4
+
+
+@in_simulated_time
+async def test_what_was_read_waits_while_the_client_takes_nothing() -> None:
+    connection, wire = connected()
+    connection.data_received(PINGS)
+    connection.pause_writing()
+    wire.sent = b""
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert wire.sent == b""
+    connection.resume_writing()
+    while not wire.reading:
+        await asyncio.sleep(0)
+    assert len(wire.sent) > len(PINGS) / 2
+
+
+@in_simulated_time
+async def test_an_answer_leaves_as_the_transport_takes_it() -> None:
+    streams: list[Stream] = []
+    connection, wire = connected(on_stream=streams.append)
+    connection.data_received(settings({INITIAL_WINDOW_SIZE: 1 << 30}) + window_update(0, 1 << 30))
+    connection.data_received(frame(HEADERS, 4, 1, header_block((b":method", b"POST"))))
+    wire.sent = b""
+    streams[0].send_data(bytes(10_000_000))
+    await asyncio.sleep(0)
+    assert len(wire.sent) < 2_000_000
+    connection.pause_writing()
+    left = len(wire.sent)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(wire.sent) == left
+    connection.resume_writing()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(wire.sent) > 10_000_000

@@ -2,6 +2,7 @@
 
 import itertools
 import struct
+import tracemalloc
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -325,6 +326,27 @@ def test_what_waits_for_a_client_that_takes_nothing_is_bounded() -> None:
     resets = [each for each in peer.received() if each.kind == RST_STREAM]
     assert len(resets) == 100 - most // 100_000
     assert {each.payload for each in resets} == {word(0xB)}
+
+
+def test_a_connection_holds_what_is_said_and_no_more() -> None:
+    """docs/protocol.md: two messages of bodies, two of answers, and the headers of its open requests."""
+    limits = Limits(body_bytes=1 << 20, header_bytes=4096)
+    said = 4 * (limits.body_bytes + 65_536) + 1024 * limits.header_bytes
+    peer = open_peer(limits)
+    peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 0)))
+    tracemalloc.start()
+    left = 2 * (limits.body_bytes + 65_536)
+    for number in range(1, 2049, 2):
+        block = header_block((b":method", b"POST"), (b":path", b"/echo"), (b"x", b"%d" % number * 800))
+        peer.send(frame(HEADERS, number, block, END_HEADERS))
+        for end in (False, True):
+            if left > 4000:
+                peer.send(data(number, bytes(4000), end=end))
+                left += windows(peer.received()) - 4000
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not peer.over
+    assert said / 3 < held < said * 1.3
 
 
 def test_one_answer_may_be_as_long_as_it_is() -> None:

@@ -48,7 +48,6 @@ from gateway.wire.http2_frames import (
 from gateway.wire.http2_headers import DEFAULT_TABLE_BYTES, SIZE_UPDATE, TOLERANCE, Headers
 from gateway.wire.http2_receiver import NOBODY, Receiver
 
-_WORK_AT_ONCE: Final = 128  # frames handled before others get their turn; a header block that is new counts more
 _UNLIMITED: Final = 1 << 62
 FRAME_BYTES: Final = 65_536  # the longest frame taken: a longer one costs copies while it arrives, a shorter one loops
 
@@ -211,7 +210,8 @@ class Connection(ABC):
         self._expected = expected
         self._rest = b""
         self._reading = False
-        self._work = 0  # that may still be done before others get their turn
+        self._work_each = _UNLIMITED  # frames handled in one go; what is left waits for the next `receive`
+        self._work = 0  # left of that
         self.more = False
         self._frame_bytes = frame_bytes
         self._most_block_bytes = header_bytes * TOLERANCE
@@ -243,7 +243,7 @@ class Connection(ABC):
         if self._rest:
             data = self._rest + data
         self._reading = True
-        self._work = _WORK_AT_ONCE
+        self._work = self._work_each
         try:
             self._rest = data[self._read(data) :]
             if self.ready:

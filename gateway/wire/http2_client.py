@@ -6,6 +6,7 @@ from typing import Final, Protocol
 from gateway.wire.http2 import Connection, Stream
 from gateway.wire.http2_frames import (
     DATA,
+    DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW,
     ENABLE_PUSH,
     END_HEADERS,
@@ -26,7 +27,6 @@ from gateway.wire.http2_headers import HeaderReader, Headers
 
 _CREDIT_AFTER: Final = 1 << 30  # of received bytes; the window is twice that
 _HEADER_BYTES: Final = 1 << 20
-_FRAME_BYTES: Final = (1 << 24) - 1
 _OPENING: Final = (
     PREFACE
     # No table: equal header blocks mean equal headers, and each distinct one is decoded once.
@@ -59,7 +59,7 @@ class ClientConnection(Connection):
     the protocol."""
 
     def __init__(self, answers: Answers, wake: Callable[[], None]) -> None:
-        super().__init__(wake, expected=b"", header_bytes=_HEADER_BYTES, frame_bytes=_FRAME_BYTES)
+        super().__init__(wake, expected=b"", header_bytes=_HEADER_BYTES, frame_bytes=DEFAULT_FRAME_BYTES)
         self._answers: Answers = answers
         self._headers_of = HeaderReader(_HEADER_BYTES)
         self._next = 1
@@ -122,10 +122,11 @@ class ClientConnection(Connection):
             self._answers.data_ended(number)
 
     def _on_block(self, number: int, block: bytes, ended: bool) -> None:
-        headers = self._headers_of.known(block) or self._headers_of.read(block)
+        headers = self._headers_of.known.get(block) or self._headers_of.read(block)
         self._answers.headers(number, headers or {}, ended)
 
     def _on_reset(self, number: int, code: int) -> None:
+        self.drop(number)
         self._answers.reset(number, code)
 
     def _on_window_update(self, number: int, size: int) -> None:

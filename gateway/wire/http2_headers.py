@@ -53,18 +53,17 @@ class _Table(HeaderTable):
 
 
 class HeaderReader:
-    """Decodes the header blocks of one connection, in their order."""
+    """Decodes the header blocks of one connection, in their order.
+
+    known: blocks that the table as it is has decoded before. Most are among them, since the calls of a client differ in little.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         """most_bytes: of a decoded block, as 6.5.2 of RFC 9113 counts them."""
         self._most_bytes = most_bytes
         self._decoder = hpack.Decoder(max_header_list_size=most_bytes * TOLERANCE)
         self._table = self._decoder.header_table = _Table()
-        self._blocks: dict[bytes, Headers] = {}  # decoded before, with the table as it is
-
-    def known(self, block: bytes) -> Headers | None:
-        """Its headers, if this table has decoded it before: most are, since a client's calls differ in little."""
-        return self._blocks.get(block)
+        self.known: dict[bytes, Headers] = {}
 
     def read(self, block: bytes) -> Headers | None:
         """None: more than the limit. Raises: Broken."""
@@ -77,11 +76,11 @@ class HeaderReader:
             raise Broken(ENHANCE_YOUR_CALM, "far too many headers (server.limits.header_bytes)") from exc
         except (hpack.HPACKError, UnicodeDecodeError, IndexError, ValueError) as exc:
             raise Broken(COMPRESSION_ERROR, "a header block that cannot be decoded") from exc
-        if table.changed or table.maxsize != size_before or len(self._blocks) >= _BLOCKS_REMEMBERED:
-            self._blocks.clear()
+        if table.changed or table.maxsize != size_before or len(self.known) >= _BLOCKS_REMEMBERED:
+            self.known.clear()
         if sum(len(name) + len(value) + 32 for name, value in fields) > self._most_bytes:
             return None
         headers = dict(fields)
         if not table.changed and len(block) <= _LONGEST_REMEMBERED:
-            self._blocks[block] = headers
+            self.known[block] = headers
         return headers

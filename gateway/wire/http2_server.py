@@ -40,7 +40,8 @@ MOST_STREAMS: Final = 1024  # open at once, of one connection
 MESSAGES_HELD: Final = 2
 _MOST_ABANDONED: Final = 1000  # requests taken back in the read that brought them, beyond those answered
 _AT_ONCE: Final = 1 << 20  # bytes of answers given to the transport before it has a say
-_BLOCK_BYTES_A_FRAME: Final = 64  # of a new header block: decoding as much takes as long as handling a frame
+_WORK_EACH: Final = 128  # frames handled before others get their turn; a header block that is new counts more
+_BLOCK_BYTES_A_FRAME: Final = 64  # of such a block: decoding as much takes as long as handling a frame
 _LEAVE_S: Final = 1.0  # from the word that an idle connection is to be closed until it is
 _CLOCK_STEP_S: Final = 0.001  # of an event loop's clock: its timers may be early by so much
 _TOO_LARGE: Final = header_block(status=431)
@@ -84,6 +85,7 @@ class ServerConnection(Connection):
         # A whole message of the longest kind fits into a stream's window: unary calls need no credit.
         self._receive_window = min(MOST_WINDOW, bounds.body_bytes + FRAME_BYTES)
         self._headers_of = HeaderReader(bounds.header_bytes)
+        self._work_each = _WORK_EACH
         self._streams: dict[int, Stream] = {}
         self._last_stream = 0
         self._draining = False
@@ -333,7 +335,7 @@ class ServerConnection(Connection):
             self._make_room()
 
     def _on_block(self, number: int, block: bytes, ended: bool) -> None:
-        headers = self._headers_of.known(block)
+        headers = self._headers_of.known.get(block)
         if headers is None:
             self._work -= len(block) // _BLOCK_BYTES_A_FRAME
             headers = self._headers_of.read(block)

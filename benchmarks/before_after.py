@@ -1,11 +1,11 @@
 """What a change costs: server CPU per request of `linear` in two checkouts, in pairs that take turns.
 
     git worktree add ../before REVISION
-    python -m benchmarks.before_after ../before . --pairs 10 --requests 200000
+    python -m benchmarks.before_after ../before . --pairs 10 --requests 200000 [--protocol grpc]
 
 Each run starts `gateway serve --no-ray configs/examples/linear.yaml` of one checkout in a process of its own (artifacts and
-interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for the rest over REST with JSON, each
-connection one at a time, and reads the CPU time of the server and its children. Which of a pair comes first alternates.
+interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for all of them, each connection one at a
+time, and reads the CPU time of the server and its children. Which of a pair comes first alternates. Over REST with JSON, or gRPC.
 CPU time per request wanders less than requests per second, but do not run anything beside it.
 """
 
@@ -22,11 +22,26 @@ from pathlib import Path
 import psutil
 import uvloop
 from scipy.stats import t as student
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.wire.http2_client import ClientConnection
+from gateway.wire.http2_headers import Headers, header_block
 
 BODY = json.dumps(
     {"inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "data": [round(n * 0.37, 2) for n in range(16)]}]}
 ).encode()
 REQUEST = b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+_TENSOR = pb.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[1, 16])
+_INFER = pb.ModelInferRequest(model_name="linear", inputs=[_TENSOR], raw_input_contents=[bytes(64)]).SerializeToString()
+GRPC_MESSAGE = b"\0" + len(_INFER).to_bytes(4) + _INFER
+GRPC_HEADERS = header_block(
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
+    (b":authority", b"x"),
+    (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+)
 
 
 class Asking(asyncio.Protocol):
@@ -63,16 +78,73 @@ class Asking(asyncio.Protocol):
             self._done.set_result(None)
 
 
-async def ask(host: str, port: int, requests: int, connections: int) -> None:
+class AskingGrpc(asyncio.Protocol):
+    """The same over gRPC."""
+
+    def __init__(self, left: list[int], done: asyncio.Future[None]) -> None:
+        self._left = left
+        self._done = done
+        self._core = ClientConnection(self, self._flush)
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's
+        self._flush()
+        self._ask()
+
+    def _flush(self) -> None:
+        self._transport.write(b"".join(self._core.take()))
+
+    def _ask(self) -> None:
+        if self._left[0] <= 0:
+            self._transport.close()
+            return
+        self._left[0] -= 1
+        self._core.ask(GRPC_HEADERS, GRPC_MESSAGE)
+
+    def data_received(self, data: bytes) -> None:
+        self._core.receive(data)
+        assert not self._core.fault, self._core.fault
+        if self._core.out:
+            self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._done.done():
+            self._done.set_result(None)
+
+    # what the connection tells
+
+    def headers(self, number: int, headers: Headers, ended: bool) -> None:
+        if ended:
+            assert headers[b"grpc-status"] == b"0", headers
+            self._ask()
+
+    def data_ended(self, number: int) -> None:
+        raise AssertionError("an answer without trailers")
+
+    def reset(self, number: int, code: int) -> None:
+        raise AssertionError(f"a call was reset: {code}")
+
+    def going_away(self, last: int) -> None:
+        raise AssertionError("the gateway goes away")
+
+    def room(self) -> None: ...
+
+
+
+
+async def ask(
+    protocol: type[Asking] | type[AskingGrpc], host: str, port: int, requests: int, connections: int
+) -> None:
     loop = asyncio.get_running_loop()
     left = [requests]
     ends = [loop.create_future() for _ in range(connections)]
     for end in ends:
-        await loop.create_connection(lambda end=end: Asking(left, end), host, port)  # type: ignore[misc]
+        await loop.create_connection(lambda end=end: protocol(left, end), host, port)  # type: ignore[misc]
     await asyncio.gather(*ends)
 
 
-def cpu_us_per_request(checkout: Path, requests: int, connections: int) -> float:
+def cpu_us_per_request(checkout: Path, protocol: str, requests: int, connections: int) -> float:
     """One run. Raises: RuntimeError, if the gateway does not start."""
     command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", "--http-port", "0", "--grpc-port", "0"]
     here = Path.cwd()
@@ -86,13 +158,14 @@ def cpu_us_per_request(checkout: Path, requests: int, connections: int) -> float
     )
     assert server.stdout is not None
     try:
-        ready = re.search(r"http=([\d.]+):(\d+)", server.stdout.readline())
+        ready = re.search(rf"{'grpc' if protocol == 'grpc' else 'http'}=([\d.]+):(\d+)", server.stdout.readline())
+        asking = AskingGrpc if protocol == "grpc" else Asking
         if ready is None:
             raise RuntimeError(f"the gateway of {checkout} did not start")
         host, port = ready[1], int(ready[2])
-        uvloop.run(ask(host, port, requests // 100, connections))
+        uvloop.run(ask(asking, host, port, requests // 100, connections))
         before_s = _cpu_s(server.pid)
-        uvloop.run(ask(host, port, requests, connections))
+        uvloop.run(ask(asking, host, port, requests, connections))
         return (_cpu_s(server.pid) - before_s) / requests * 1e6
     finally:
         server.terminate()
@@ -110,13 +183,14 @@ def main() -> None:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--protocol", choices=("rest-json", "grpc"), default="rest-json")
     parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--connections", type=int, default=16)
     arguments = parser.parse_args()
     ratios = []
     for pair in range(arguments.pairs):
         order = ("before", "after") if pair % 2 == 0 else ("after", "before")
-        cost = {name: cpu_us_per_request(getattr(arguments, name), arguments.requests, arguments.connections) for name in order}
+        cost = {name: cpu_us_per_request(getattr(arguments, name), arguments.protocol, arguments.requests, arguments.connections) for name in order}
         ratios.append(cost["after"] / cost["before"])
         print(
             f"pair {pair + 1}: before {cost['before']:.1f} us, after {cost['after']:.1f} us, ratio {ratios[-1]:.3f}", flush=True

@@ -100,7 +100,7 @@ class ServerConnection(Connection):
         self.room = self.room_each = _AT_ONCE
         self.most_unsent = held
         self._delay_from = held // 8
-        self._delayed: dict[Stream, None] = {}  # not begun, since so much of answers waits
+        self._delayed: dict[Stream, _Kept] = {}  # not begun, since so much of answers waits
         # what is waited for, until when
         self.next_due = inf  # no later than any of these
         self._preface_due = self._due_in(bounds.header_timeout_s)
@@ -250,10 +250,9 @@ class ServerConnection(Connection):
 
     def _begin_delayed(self) -> None:
         while self._delayed and self.unsent <= self._delay_from:
-            stream = next(iter(self._delayed))
+            stream, kept = next(iter(self._delayed.items()))
             del self._delayed[stream]
-            kept, stream.receiver = stream.receiver, NOBODY
-            assert isinstance(kept, _Kept)
+            stream.receiver = NOBODY
             self._on_stream(stream)
             if stream.number in self._streams and (kept.body or stream.ended):
                 stream.receiver.take(bytes(kept.body), stream.ended)
@@ -362,8 +361,7 @@ class ServerConnection(Connection):
             stream.send_headers(_TOO_LARGE, end=True)
             return
         if self.unsent > self._delay_from:
-            stream.receiver = _Kept()
-            self._delayed[stream] = None
+            stream.receiver = self._delayed[stream] = _Kept()
             return
         self._on_stream(stream)
         if ended and number in self._streams:

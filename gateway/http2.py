@@ -139,7 +139,7 @@ class Http2Connection(asyncio.Protocol):
             core.send_on()
         if core.aborted:
             transport.abort()
-        elif core.closing:
+        elif core.closing and not core.out:
             transport.close()
         elif core.next_due < self._timer_s:
             self._arm(core.next_due)

@@ -23,9 +23,11 @@ class Wire(asyncio.Transport):
         self.reading = True
 
     def write(self, data: Any) -> None:
+        assert not self.closed
         self.sent += bytes(data)
 
     def writelines(self, pieces: Any) -> None:
+        assert not self.closed
         self.sent += b"".join(pieces)
 
     def get_write_buffer_size(self) -> int:
@@ -182,3 +184,20 @@ async def test_an_answer_leaves_as_the_transport_takes_it() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(wire.sent) > 10_000_000
+
+
+@in_simulated_time
+async def test_a_drain_lets_the_last_answer_leave_whole() -> None:
+    streams: list[Stream] = []
+    connection, wire = connected(on_stream=streams.append)
+    connection.data_received(settings({INITIAL_WINDOW_SIZE: 1 << 30}) + window_update(0, 1 << 30))
+    connection.data_received(frame(HEADERS, 5, 1, header_block((b":method", b"POST"))))
+    end = header_block((b"grpc-status", b"0"))
+    streams[0].send_data(bytes(3_000_000))
+    streams[0].finish(end)
+    connection.drain()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert wire.closed
+    assert wire.sent.endswith(frame(HEADERS, 5, 1, end))
+    assert len(wire.sent) > 3_000_000

@@ -22,7 +22,8 @@ from gateway.wire.http2_headers import Headers, header_block
 from gateway.wire.http2_receiver import Receiver
 
 ENCODINGS: Final = (b"identity", b"gzip", b"deflate")
-# A message of 4 KiB inflates to 4 MiB at most (deflate's best is 1032:1): some milliseconds. More is done off the loop.
+_MOST_INFLATED: Final = 1032  # times its length, by deflate's best
+# So a message of 4 KiB inflates to 4 MiB at most: some milliseconds. More is done off the loop.
 _INFLATE_INLINE_BYTES: Final = 4 << 10
 _LONGEST_TEXT: Final = 6 << 10  # of an error, quoted: clients refuse metadata of more than 8 KiB
 _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
@@ -56,6 +57,12 @@ class Stream(Protocol):
 
     def credit(self, size: int) -> None:
         """Let the client send so many bytes more."""
+
+    def reserve(self, size: int, again: Callable[[], None]) -> bool:
+        """Hold so many bytes beyond those that came. False: not yet; again is called when to ask once more."""
+
+    def give_back(self, size: int) -> None:
+        """Hold so many less of those reserved."""
 
 
 class CallHandler(Protocol):
@@ -282,26 +289,34 @@ class GrpcCall:
                 handler.message(message, size + 5)
 
     def _inflate(self, flag: int, message: bytes, size: int) -> None:
-        """Tell a compressed message; one that may take long is inflated off the loop, and the call held for that long."""
+        """Tell a compressed message, and hold the call until then: what may take long is done off the loop, what may be much waits."""
         encoding = self.stream.headers.get(b"grpc-encoding", b"identity")
         if flag != 1:
             raise InvalidArgument(f"a message with the flag {flag}, expected 0 or 1")
         if encoding == b"identity":  # grpc/doc/compression.md
             raise InternalError("a message is flagged as compressed, but its call has no grpc-encoding")
+        self.hold()
+        self._begin_inflating(encoding, message, size)
+
+    def _begin_inflating(self, encoding: bytes, message: bytes, size: int) -> None:
+        most = min(self._most_bytes, _MOST_INFLATED * (len(message) + 1))
+        if not self.stream.reserve(most, partial(self._begin_inflating, encoding, message, size)):
+            return
         work = partial(inflate, encoding, message, self._most_bytes)
         if len(message) <= _INFLATE_INLINE_BYTES:
-            assert self._handler is not None
-            self._handler.message(work(), size)
-            return
-        self.hold()
-        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(lambda done: self._inflated(done, size))
+            self._inflated(work, size, most)
+        else:
+            asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(
+                lambda done: self._inflated(done.result, size, most)
+            )
 
-    def _inflated(self, done: asyncio.Future[bytes], size: int) -> None:
-        handler = self._handler
+    def _inflated(self, result: Callable[[], bytes], size: int, reserved: int) -> None:
         try:
-            message = done.result()
+            message = result()
+            handler = self._handler
             if handler is None:  # the call is over
                 return
+            self.stream.give_back(reserved - len(message))
             self._held = False
             handler.message(message, size)
             if not self._held:

@@ -105,6 +105,11 @@ class _Stream:
 
     def credit(self, size: int) -> None: ...
 
+    def reserve(self, size: int, again: Callable[[], None]) -> bool:
+        return True
+
+    def give_back(self, size: int) -> None: ...
+
 
 class InMemoryChannel(grpc.Channel):
     """Calls one `GrpcServer`. From any thread but its own."""

@@ -95,7 +95,7 @@ class InferCall(OneMessage):
 class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
     """One inference of a stream, which sends its replies when it is their turn; parts are sent when they are there."""
 
-    __slots__ = ("_data", "_final", "_message", "_on_reply", "_takes_long", "call", "in_parts", "replies")
+    __slots__ = ("_data", "_final", "_message", "_on_reply", "_takes_long", "call", "in_parts", "inflated", "replies")
 
     def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes, on_reply: Callable[[], None]) -> None:
         super().__init__(endpoints, time.monotonic_ns())
@@ -104,6 +104,7 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
         self._message = None
         self._on_reply = on_reply
         self.in_parts = False
+        self.inflated = 0  # bytes of its message, if that came compressed
         self._final = False  # it has been sent
         self.replies: tuple[pb.ModelInferResponse | GatewayError, ...] | None = None  # what is left to send; None: not known
 
@@ -230,6 +231,7 @@ class InferStream:
             (data, size), self._waiting = self._waiting, None
             call.stream.credit(size)
             inference = _Turn(self._endpoints, call, data, self.drained)
+            inference.inflated = len(data) if len(data) + 5 != size else 0
             running.append(inference)
             inference.start()
             if inference.in_parts:
@@ -242,6 +244,8 @@ class InferStream:
 
     def _send(self, inference: _Turn) -> None:
         replies, inference.replies = inference.replies or (), None  # an error may hold frames that hold the inference
+        if inference.inflated:
+            self._call.stream.give_back(inference.inflated)
         for reply in replies:
             if isinstance(reply, pb.ModelInferResponse):
                 reply.parameters[_FINAL].bool_param = True

@@ -68,6 +68,8 @@ class ReflectionCall:
 
     def message(self, data: bytes, size: int) -> None:
         self._call.stream.credit(size)
+        if len(data) + 5 != size:  # it came compressed
+            self._call.stream.give_back(len(data))
         request = _parse_reflection(data)
         for reply in self._services.ServerReflectionInfo(iter([request]), None):
             self._call.send(reply)

@@ -57,7 +57,7 @@ class Stream:
 
     __slots__ = (
         "_connection", "_ends", "_granted", "_outbox", "_trailers",
-        "ended", "headers", "number", "receive_window", "receiver", "unsent", "window_seen",
+        "ended", "headers", "number", "receive_window", "receiver", "reserved", "unsent", "window_seen",
     )  # fmt: skip
 
     def __init__(self, connection: "Connection", number: int, headers: Headers, receive_window: int) -> None:
@@ -69,6 +69,7 @@ class Stream:
         self.number = number
         self.receive_window = receive_window
         self.unsent = 0  # bytes in the outbox
+        self.reserved = 0  # bytes held beyond those that came
         self.window_seen = -1  # of what is received, at the last look
         self.ended = False  # by the other side
         self.headers = headers
@@ -181,6 +182,14 @@ class Stream:
         self._connection.release(size)
         if not self.ended and size:
             self._connection.write(window_update(self.number, size))
+
+    def reserve(self, size: int, again: Callable[[], None]) -> bool:
+        """Hold so many bytes for this request beyond those that came. False: not yet; again is called when to ask once more."""
+        return self._connection.reserve(self, size, again)
+
+    def give_back(self, size: int) -> None:
+        """Hold so many less of those reserved."""
+        self._connection.give_back(self, size)
 
     def reset(self, code: int) -> None:
         """End the stream on our side."""
@@ -431,7 +440,7 @@ class Connection(ABC):
         self._blocked.clear()
         self.ready.clear()
         self.told_when_drained.clear()
-        self._wake = _nothing  # or the shell and this would hold each other until the cyclic collector comes
+        self._wake = lambda: None  # or the shell and this would hold each other until the cyclic collector comes
 
     def pause(self) -> None:
         """The shell can send no more for now."""
@@ -471,11 +480,17 @@ class Connection(ABC):
         self.unsent -= stream.unsent
         stream.unsent = 0
 
-    def overflowed(self, stream: Stream) -> None:  # noqa: B027  # clients hold what they ask
-        """More waits to be sent than may."""
+    # How much may be held is a server's to say; a client holds what it asked for.
 
-    def release(self, size: int) -> None:  # noqa: B027  # likewise
-        """So many bytes that were received are held no longer."""
+    def overflowed(self, stream: Stream) -> None: ...  # noqa: B027  # more would wait to be sent than may
+
+    def release(self, size: int) -> None: ...  # noqa: B027  # so many bytes that were received are held no longer
+
+    def reserve(self, stream: Stream, size: int, again: Callable[[], None]) -> bool:
+        """Of a stream's."""
+        return True
+
+    def give_back(self, stream: Stream, size: int) -> None: ...  # noqa: B027  # likewise
 
     @abstractmethod
     def sent_all(self, stream: Stream) -> None:
@@ -484,6 +499,3 @@ class Connection(ABC):
     @abstractmethod
     def forget(self, stream: Stream) -> None:
         """A stream is over on our side."""
-
-
-def _nothing() -> None: ...

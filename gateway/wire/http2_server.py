@@ -96,6 +96,11 @@ class ServerConnection(Connection):
         self._receive_left = held
         self._released = 0
         self._credit_after = held // 4
+        # beyond that, of what came compressed
+        self._reserved = 0
+        self._most_reserved = held
+        self._reserving: dict[Stream, tuple[int, Callable[[], None]]] = {}  # who waits for it, in order
+        self._calling = False
         # of answers
         self.room = self.room_each = _AT_ONCE
         self.most_unsent = held
@@ -209,6 +214,7 @@ class ServerConnection(Connection):
         self._streams.clear()
         self._stalled.clear()
         self._delayed.clear()
+        self._reserving.clear()
         super().lost()
         for stream in streams:
             receiver, stream.receiver = stream.receiver, NOBODY
@@ -279,6 +285,31 @@ class ServerConnection(Connection):
             self._receive_left += self._released
             self._released = 0
 
+    def reserve(self, stream: Stream, size: int, again: Callable[[], None]) -> bool:
+        if self._reserved and self._reserved + size > self._most_reserved:
+            self._reserving[stream] = size, again
+            return False
+        self._reserved += size
+        stream.reserved += size
+        return True
+
+    def give_back(self, stream: Stream, size: int) -> None:
+        size = min(size, stream.reserved)  # it may be over
+        stream.reserved -= size
+        self._reserved -= size
+        if self._calling:  # from within what is called here
+            return
+        self._calling = True
+        try:
+            while self._reserving:
+                waiting, (wanted, again) = next(iter(self._reserving.items()))
+                if self._reserved and self._reserved + wanted > self._most_reserved:
+                    break
+                del self._reserving[waiting]
+                again()
+        finally:
+            self._calling = False
+
     def _make_room(self) -> None:
         """The window is as good as closed. If no request in it is whole, none ever could be: the youngest goes."""
         self.release(0)
@@ -304,9 +335,13 @@ class ServerConnection(Connection):
             self.unblocked(stream)
         if self._delayed:
             self._delayed.pop(stream, None)
+        if self._reserving:
+            self._reserving.pop(stream, None)
         stream.receiver = NOBODY
         if self._draining:
             self._close_if_done()
+        if stream.reserved:
+            self.give_back(stream, stream.reserved)
 
     # what comes
 

@@ -7,6 +7,7 @@ import gzip
 import random
 import tracemalloc
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -304,6 +305,11 @@ class SlowStream:
         self.over = True
 
     def credit(self, size: int) -> None: ...
+
+    def reserve(self, size: int, again: Callable[[], None]) -> bool:
+        return True
+
+    def give_back(self, size: int) -> None: ...
 
 
 @on_loop

@@ -349,6 +349,30 @@ def test_a_connection_holds_what_is_said_and_no_more() -> None:
     assert said / 3 < held < said * 1.3
 
 
+def test_what_messages_inflate_to_is_reserved_and_who_asks_for_too_much_waits_for_its_turn() -> None:
+    peer = open_peer(Limits(body_bytes=1_000_000))
+    peer.send(*(peer.headers(1 + 2 * i) for i in range(5)))
+    again: list[int] = []
+
+    def reserve(i: int, size: int) -> bool:
+        return peer.streams[i].reserve(size, lambda: again.append(i))
+
+    assert reserve(0, 1_500_000)
+    assert not reserve(1, 1_000_000)
+    assert not reserve(2, 1_000_000)
+    assert reserve(3, 10)
+    peer.streams[0].give_back(100)
+    assert again == []
+    peer.send(frame(RST_STREAM, 3, word(8)), frame(RST_STREAM, 1, word(8)))
+    assert again == [2]
+    assert reserve(2, 1_000_000)
+    peer.streams[2].give_back(2_000_000)
+    assert reserve(4, 10_000_000) is False
+    peer.streams[3].reset(8)
+    assert again == [2, 4]
+    assert reserve(4, 10_000_000)  # the only one
+
+
 def test_one_answer_may_be_as_long_as_it_is() -> None:
     peer = open_peer(Limits(body_bytes=1000))
     peer.send(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 0)))

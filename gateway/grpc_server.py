@@ -121,7 +121,9 @@ class GrpcServer:
             parse = parser(GetMessageClass(method.input_type))
             calls[path] = self._unary(parse, getattr(servicer, method.name))
         endpoints = Endpoints(
-            repository, _PROTOCOL, lambda served: ModelCodec(served.name, served.version, served.spec, served.ragged)
+            repository,
+            _PROTOCOL,
+            lambda served: ModelCodec(served.name, served.version, served.spec, served.ragged, in_haste=True),
         )
         calls[f"/{_SERVICE}/ModelInfer".encode()] = lambda call: call.listen(InferCall(call, endpoints))
         calls[f"/{_SERVICE}/ModelStreamInfer".encode()] = lambda call: call.listen(InferStream(call, endpoints, self._streams))

@@ -238,11 +238,11 @@ def _read(about: Mapping[str, Any], body: memoryview) -> InferRequest:
             return generate.decode(body, about["arrival_ns"])
         case "message":
             grpc = importlib.import_module("gateway.protocols.grpc")  # takes long, and few need it
-            request: InferRequest = grpc.ModelCodec(*model, None, at_leisure=True).decode(
+            request: InferRequest = grpc.ModelCodec(*model, None).decode(
                 grpc.parse(bytes(body)), about["arrival_ns"], about["remaining_s"], read_region
             )
             return request
-    infer = ModelCodec(*model, None, about["json_depth"], at_leisure=True)
+    infer = ModelCodec(*model, None, about["json_depth"])
     return infer.decode(body, about["header_bytes"], about["arrival_ns"], read_region)
 
 

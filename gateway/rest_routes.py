@@ -69,7 +69,9 @@ class RestRoutes:
         self._endpoints = Endpoints(
             repository,
             "rest",
-            lambda served: ModelCodec(served.name, served.version, served.spec, served.ragged, limits.json_depth),
+            lambda served: ModelCodec(
+                served.name, served.version, served.spec, served.ragged, limits.json_depth, in_haste=True
+            ),
         )
         self._generate_endpoints = Endpoints(
             repository,

@@ -30,7 +30,7 @@ from gateway.protocols.rest import (
     to_json,
 )
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_generate_text
-from gateway.protocols.tensors import Buffer, check_input, check_parameters, count_rows, deadline_after, shape_key
+from gateway.protocols.tensors import Buffer, check_input, check_parameters, check_texts, count_rows, deadline_after, shape_key
 from gateway.types import InferRequest, InferResponse, ParameterValue
 
 _ID: Final = "id"
@@ -124,6 +124,8 @@ class GenerateCodec:
             sizes, flat = _sizes(name, lists, depth)
             shape = [1] * (len(spec.shape) - depth) + sizes
         check_input(self.spec, self.model, name, datatype, shape)
+        if datatype == "BYTES":
+            check_texts(name, shape, in_haste=False)
         return tensor_of_elements(name, datatype, shape, flat)
 
     def _parameter(self, name: str, field: _Field) -> ParameterValue:

@@ -19,17 +19,15 @@ from gateway.config import Ragged
 from gateway.errors import Code, InvalidArgument, Unavailable
 from gateway.protocols.tensors import (
     LONG_BYTES,
-    LONG_REGION_BYTES,
     OF_TENSORS,
     Buffer,
-    TakesLong,
-    check_bytes,
     check_count,
     check_input,
     check_integer,
     check_outputs,
     check_parameters,
-    check_text,
+    check_region,
+    check_texts,
     classify,
     count_rows,
     deadline_after,
@@ -90,13 +88,13 @@ _FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
 class ModelCodec:
     """Reads requests for one model version and writes its answers."""
 
-    def __init__(self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None, *, at_leisure: bool = False) -> None:
-        """at_leisure: decoding holds up nobody."""
+    def __init__(self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None, *, in_haste: bool = False) -> None:
+        """in_haste: what takes long is to be refused with `TakesLong`."""
         self.model = model
         self.version = version
         self.spec = spec
         self.ragged = ragged
-        self._at_leisure = at_leisure
+        self._in_haste = in_haste
 
     def decode(
         self, message: pb.ModelInferRequest, arrival_ns: int, remaining_s: float | None, read_region: ReadRegion
@@ -104,10 +102,10 @@ class ModelCodec:
         """Read and validate one request.
 
         remaining_s: until the call's own deadline; None when it has none. Inputs are views on the message's bytes, or copies of
-        shared memory. Raises: InvalidArgument, and what read_region raises; TakesLong, unless at leisure.
+        shared memory. Raises: InvalidArgument, and what read_region raises; TakesLong, in haste.
         """
         model, spec = self.model, self.spec
-        inputs = _inputs(message, model, spec, read_region, at_leisure=self._at_leisure)
+        inputs = _inputs(message, model, spec, read_region, in_haste=self._in_haste)
         parameters: dict[str, ParameterValue] = {}
         priority = 0
         deadline_ns = None if remaining_s is None else deadline_after(arrival_ns, remaining_s * 1e6)
@@ -222,7 +220,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _inputs(
-    message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_region: ReadRegion, *, at_leisure: bool
+    message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_region: ReadRegion, *, in_haste: bool
 ) -> Tensors:
     raw = message.raw_input_contents
     given, used = len(raw), 0
@@ -230,7 +228,8 @@ def _inputs(
     for tensor in message.inputs:
         name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
         check_input(spec, model, name, datatype, shape)
-        check_text(name, datatype, shape, at_leisure=at_leisure)
+        if datatype == "BYTES":
+            check_texts(name, shape, in_haste=in_haste)
         if name in inputs:
             raise InvalidArgument(f"input '{name}' already exists in request for model '{model}'")
         region = _region(tensor.parameters, f"input '{name}'") if tensor.parameters else None
@@ -239,9 +238,7 @@ def _inputs(
                 raise InvalidArgument(
                     f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
                 )
-            check_bytes(name, datatype, shape, region.byte_size)
-            if region.byte_size > LONG_REGION_BYTES and not at_leisure:
-                raise TakesLong
+            check_region(name, datatype, shape, region.byte_size, in_haste=in_haste)
             inputs[name] = tensor_from_bytes(name, datatype, shape, read_region(region))
         elif not given:
             inputs[name] = _typed(tensor, model, name, datatype, shape)

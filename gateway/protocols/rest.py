@@ -30,17 +30,15 @@ from gateway.config import Ragged
 from gateway.errors import Code, InvalidArgument
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
-    LONG_REGION_BYTES,
     OF_TENSORS,
     Buffer,
-    TakesLong,
-    check_bytes,
     check_count,
     check_input,
     check_integer,
     check_outputs,
     check_parameters,
-    check_text,
+    check_region,
+    check_texts,
     classify,
     count_rows,
     deadline_after,
@@ -221,10 +219,10 @@ class ModelCodec:
         ragged: Ragged | None,
         json_depth: int,
         *,
-        at_leisure: bool = False,
+        in_haste: bool = False,
     ) -> None:
-        """json_depth: the deepest nesting of `data`. at_leisure: decoding holds up nobody."""
-        self._at_leisure = at_leisure
+        """json_depth: the deepest nesting of `data`. in_haste: what takes long is to be refused with `TakesLong`."""
+        self._in_haste = in_haste
         self.model = model
         self.version = version
         self.spec = spec
@@ -242,7 +240,7 @@ class ModelCodec:
         """Read and validate one request.
 
         header_bytes: of the JSON before the tensors; None: all is JSON; 0: all is one raw tensor. Tensors that came as bytes
-        are views on the body. Raises: InvalidArgument, NotFound (a region); TakesLong, unless at leisure.
+        are views on the body. Raises: InvalidArgument, NotFound (a region); TakesLong, in haste.
         """
         if not len(body) and header_bytes is None:
             raise InvalidArgument(
@@ -263,7 +261,8 @@ class ModelCodec:
                 raise InvalidArgument(f"input '{name}' already exists in request for model '{self.model}'")
             shape = entry.shape
             check_input(self.spec, self.model, name, entry.datatype, shape)
-            check_text(name, entry.datatype, shape, at_leisure=self._at_leisure)
+            if entry.datatype == "BYTES":
+                check_texts(name, shape, in_haste=self._in_haste)
             if entry.parameters is None and entry.data is not _ABSENT:
                 inputs[name] = tensor_from_json(name, entry.datatype, shape, entry.data, self.json_depth)
                 continue
@@ -283,9 +282,7 @@ class ModelCodec:
                 at += size
             else:
                 ref = _region(entry.parameters, f"input '{name}'")
-                check_bytes(name, entry.datatype, shape, ref.byte_size)
-                if ref.byte_size > LONG_REGION_BYTES and not self._at_leisure:
-                    raise TakesLong
+                check_region(name, entry.datatype, shape, ref.byte_size, in_haste=self._in_haste)
                 inputs[name] = tensor_from_bytes(name, entry.datatype, shape, read_region(ref))
         if at != len(tail):
             raise InvalidArgument(

@@ -46,20 +46,27 @@ _LONGEST_TIMEOUT_US: Final = 1 << 52
 _MANY_TEXTS: Final = 1 << 16
 _MOST_TEXTS: Final = 1 << 18
 LONG_BYTES: Final = 256 << 10  # to be parsed: up to here the worst takes 40 ms, and what is usual 2 (2026-11-22, 2 cores)
-LONG_REGION_BYTES: Final = 32 << 20  # to be read takes 10 ms
+_LONG_REGION_BYTES: Final = 32 << 20  # to be read takes 10 ms
 
 
 class TakesLong(Exception):
-    """To decode this would hold up others for too long: it is to be decoded elsewhere, at leisure."""
+    """To decode this would hold others up for too long: it is to be done where it does not."""
 
 
-def check_text(name: str, datatype: str, shape: Sequence[int], *, at_leisure: bool) -> None:
-    """Raises: InvalidArgument, for more BYTES elements than one tensor may have; TakesLong, for many, unless at leisure."""
-    if datatype == "BYTES" and (count := prod(shape)) > _MANY_TEXTS:
-        if count > _MOST_TEXTS:
-            raise InvalidArgument(f"input '{name}': {count} BYTES elements, expected at most {_MOST_TEXTS} in one tensor")
-        if not at_leisure:
-            raise TakesLong
+def check_texts(name: str, shape: Sequence[int], *, in_haste: bool) -> None:
+    """Raises: InvalidArgument, for more BYTES elements than one tensor may have; TakesLong, for many, in haste."""
+    count = prod(shape)
+    if count > _MOST_TEXTS:
+        raise InvalidArgument(f"input '{name}': {count} BYTES elements, expected at most {_MOST_TEXTS} in one tensor")
+    if in_haste and count > _MANY_TEXTS:
+        raise TakesLong
+
+
+def check_region(name: str, datatype: str, shape: Sequence[int], got: int, *, in_haste: bool) -> None:
+    """Raises: InvalidArgument, if a region of so many bytes cannot hold the shape; TakesLong, for a long one, in haste."""
+    check_bytes(name, datatype, shape, got)
+    if in_haste and got > _LONG_REGION_BYTES:
+        raise TakesLong
 
 
 def tensor_from_bytes(name: str, datatype: str, shape: Sequence[int], buffer: Buffer) -> np.ndarray:

@@ -195,3 +195,58 @@ def test_noise(bench: Bench) -> None:
                     pass
 
     bench.withstands(attack)
+
+
+def test_gzip_of_many_members(bench: Bench) -> None:
+    packed = gzip.compress(b" ") * (2 * MIB // len(gzip.compress(b" ")))
+
+    def attack(http: Address, grpc: Address) -> None:
+        for _ in range(2):
+            assert post(http, packed, Content_Encoding="gzip") in (400, 413)
+
+    bench.withstands(attack)
+
+
+def test_pipelined_scrapes(bench: Bench) -> None:
+    def attack(http: Address, grpc: Address) -> None:
+        with socket.create_connection(http) as asking:
+            asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 3000)
+            assert asking.recv(1)
+
+    bench.withstands(attack)
+
+
+def test_long_paths(bench: Bench) -> None:
+    def attack(http: Address, grpc: Address) -> None:
+        with socket.create_connection(http) as asking, asking.makefile("rb") as answers:
+            for number in range(4095):
+                asking.sendall(b"GET /v2/models/wide?%05d%b HTTP/1.1\r\nHost: x\r\n\r\n" % (number, b"a" * 30_000))
+                asking.sendall(b"GET /v2/models/wide%05d%b HTTP/1.1\r\nHost: x\r\n\r\n" % (number, b"a" * 30_000))
+                for _ in range(2):
+                    length = 0
+                    while (line := answers.readline()) != b"\r\n":
+                        if line.lower().startswith(b"content-length:"):
+                            length = int(line.split(b":")[1])
+                    answers.read(length)
+
+    bench.withstands(attack)
+
+
+def test_inflated_bodies_behind_an_answer_that_nobody_takes(bench: Bench) -> None:
+    """Each of 64 kB, and of 64 MB once it is inflated."""
+    asked = infer(filled(b"[", b"0.5", b"]", 80_000), "1,20000")
+    packed = gzip.compress(b" " * (63 * MIB) + infer(b"[1]"))
+    one = head(len(packed)).replace(b"Host", b"Content-Encoding: gzip\r\nHost") + packed
+
+    def attack(http: Address, grpc: Address) -> None:
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(http)
+            for _ in range(20):
+                reader.sendall(head(len(asked)) + asked)
+            reader.settimeout(5)
+            with contextlib.suppress(TimeoutError):
+                for _ in range(10):
+                    reader.sendall(one)
+
+    bench.withstands(attack)

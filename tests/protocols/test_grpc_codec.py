@@ -16,8 +16,8 @@ from tritonclient.grpc._utils import _get_inference_request
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import Code, GatewayError, InvalidArgument, NotFound, Overloaded
-from gateway.protocols.grpc import STATUS, ModelCodec, trailers
-from gateway.protocols.tensors import Buffer, shape_key
+from gateway.protocols.grpc import STATUS, ModelCodec, head_of, parse, trailers
+from gateway.protocols.tensors import Buffer, TakesLong, shape_key
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
 
 Tensor = pb.ModelInferRequest.InferInputTensor
@@ -500,3 +500,52 @@ def test_an_integer_of_more_than_64_bits_with_its_sign_is_no_parameter() -> None
 @pytest.mark.parametrize("remaining_s", [99_999_999 * 3600.0, 1e10])
 def test_a_deadline_of_centuries_is_none(remaining_s: float) -> None:
     assert read(pair(), remaining_s=remaining_s).deadline_ns is None
+
+
+# long messages
+
+
+LONG_TENSOR = Tensor(name="X", datatype="FP32", shape=[1], contents=pb.InferTensorContents(fp32_contents=[0.5] * 70_000))
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(messages, st.text(max_size=5), st.sampled_from(["", "1"]))
+def test_the_head_of_a_long_message_is_all_but_its_tensors(message: pb.ModelInferRequest, name: str, version: str) -> None:
+    message.model_name, message.model_version = name, version
+    assert head_of(message.SerializeToString()) is None  # short
+    message.raw_input_contents.append(bytes(300_000))
+    assert head_of(message.SerializeToString()) is None  # as parsing it is soon done
+    message.inputs.append(LONG_TENSOR)
+    head = head_of(message.SerializeToString())
+    assert head is not None
+    for field in ("inputs", "outputs", "raw_input_contents"):
+        message.ClearField(field)
+    assert parse(head) == message
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.binary(max_size=60), st.integers(0, 200))
+def test_the_head_of_any_bytes_is_one_or_an_error_of_ours(noise: bytes, at: int) -> None:
+    good = pair(id="x").SerializeToString()
+    for data in (noise, good[:at] + noise, good[:at] + noise + good[at:]):
+        with contextlib.suppress(InvalidArgument):
+            head_of(data)
+
+
+def test_many_texts_and_long_regions_take_long_in_haste() -> None:
+    text = identity("BYTES", max_rows=0)
+    many = pb.ModelInferRequest(raw_input_contents=[bytes(4 * 70_000)])
+    many.inputs.add(name="INPUT0", datatype="BYTES", shape=[1, 70_000])
+    assert read(many, text).inputs["INPUT0"].size == 70_000
+    with pytest.raises(TakesLong):
+        ModelCodec("m", "1", text, None, in_haste=True).decode(many, 0, None, no_region)
+    long = pb.ModelInferRequest()
+    tensor = long.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 10_000_000])
+    for key, value in shared(shared_memory_region="r", shared_memory_byte_size=40_000_000).items():
+        tensor.parameters[key].CopyFrom(value)
+    with pytest.raises(TakesLong):
+        ModelCodec("m", "1", identity("FP32"), None, in_haste=True).decode(long, 0, None, no_region)
+    with pytest.raises(NotFound):
+        read(long, identity("FP32"))

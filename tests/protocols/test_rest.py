@@ -21,7 +21,7 @@ from backends.datatypes import NUMPY
 from gateway.config import Ragged
 from gateway.errors import Code, GatewayError, InvalidArgument
 from gateway.protocols.rest import STATUS, ModelCodec, error_body, header_length
-from gateway.protocols.tensors import Buffer, shape_key
+from gateway.protocols.tensors import Buffer, TakesLong, shape_key
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
 
 DATATYPES = list(NUMPY)
@@ -453,6 +453,21 @@ def test_long_data_with_empty_lists_in_it_is_counted_right() -> None:
 def test_what_is_no_number_in_long_data_is_named(odd: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"expected FP32 elements, got .* at data\[9000\]"):
         decode(IDENTITY, one([1] * 9_000 + [odd]))
+
+
+def test_many_texts_and_long_regions_take_long_in_haste() -> None:
+    def hasty(datatype: str, columns: int, raw: bytes = b"", **parameters: Any) -> None:
+        spec = model(TensorSpec("IN", datatype, (-1, -1))).spec
+        entry = {"name": "IN", "datatype": datatype, "shape": [1, columns], "parameters": parameters}
+        head = as_json(inputs=[entry])
+        ModelCodec("m", "1", spec, None, 32, in_haste=True).decode(head + raw, len(head), 0, no_region)
+
+    with pytest.raises(TakesLong):
+        hasty("BYTES", 70_000, bytes(280_000), binary_data_size=280_000)
+    with pytest.raises(TakesLong):
+        hasty("FP32", 10_000_000, shared_memory_region="r", shared_memory_byte_size=40_000_000)
+    with pytest.raises(InvalidArgument, match="300000 BYTES elements, expected at most 262144 in one tensor"):
+        hasty("BYTES", 300_000, bytes(1_200_000), binary_data_size=1_200_000)
 
 
 # shared memory

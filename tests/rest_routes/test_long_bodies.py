@@ -276,3 +276,12 @@ def test_the_process_ends_with_its_server(tmp_path: Path) -> None:
         assert asked(own, "/v2/models/wide/infer", infer_body(values()))[0] == 200
         (child,) = [child for child in children() if child.pid not in before]
     assert not child.is_running()
+
+
+def test_the_process_takes_no_more_memory_than_is_said(served: Served) -> None:
+    body = nested(2 << 20, 2 << 20)
+    assert asked(served, "/v2/models/wide/infer", body)[0] == 200
+    (child,) = children()
+    status = Path(f"/proc/{child.pid}/status").read_text()
+    peak_bytes = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
+    assert peak_bytes < 64 * len(body) + (256 << 20)

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from tritonclient.grpc import service_pb2 as pb
@@ -49,12 +50,15 @@ class _OfMessage:
     def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         arrival_ns = self._arrival_ns
         remaining_s = self.call.remaining_s(arrival_ns)
-        if not self._takes_long:
-            try:
-                return codec.decode(self._message, arrival_ns, remaining_s, read_region)
-            except TakesLong:
-                pass  # as that which is long by itself
-        return self._endpoints.repository.long_bodies.message(codec, self._data, arrival_ns, remaining_s, self.decoded)
+        long_bodies = self._endpoints.repository.long_bodies
+        if self._takes_long:
+            return long_bodies.message(codec, self._data, arrival_ns, remaining_s, self.decoded)
+        try:
+            return codec.decode(self._message, arrival_ns, remaining_s, read_region)
+        except TakesLong:
+            return long_bodies.on_thread(
+                partial(codec.at_leisure().decode, self._message, arrival_ns, remaining_s), self.decoded
+            )
 
 
 class _GrpcInference(_OfMessage, Inference[ModelCodec, pb.ModelInferResponse]):

@@ -1,11 +1,12 @@
-"""What takes long to decode is decoded in a process of its own, one body after another.
+"""What takes long to decode is decoded in processes of its own, one body after another.
 
 A parser holds the interpreter until it is done, on whatever thread: 22 MB of JSON take 0.5 s, and no other client is answered
 meanwhile. So JSON longer than `LONG_BYTES`, and what a codec finds to be too much (`TakesLong`), goes to a child, with what the
 codec knows of the model, and comes back as raw tensors, or as the error that the codec raised. A thread copies the bytes; while
 it waits for them, the interpreter is free.
 
-The child starts with the first long body and ends after a while without any. One that dies, or takes too long and is killed,
+There are two children, so that what is long does not wait for what is much longer. Each starts with the first body for it,
+and ends after a while without any. One that dies, or takes too long and is killed,
 costs the request that it had; the next one starts another.
 """
 
@@ -26,19 +27,20 @@ from typing import Any, Final, Protocol
 import msgspec
 import numpy as np
 
-from backends.base import ModelSpec, words_of
+from backends.base import ModelSpec, Tensors, words_of
 from gateway.child import Child, ChildLost, receive, send, serve
 from gateway.config import Ragged
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
 from gateway.frames import decode_frame, encode_frame, spec_from_plain, spec_to_plain
 from gateway.protocols.generate import GenerateCodec
-from gateway.protocols.rest import ModelCodec
+from gateway.protocols.rest import ModelCodec, ReadRegion
 from gateway.protocols.tensors import Buffer, shape_key
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest, OutputRequest
 
 _TIMEOUT_S: Final = 60.0
 _IDLE_S: Final = 30.0
+_LONGER_BYTES: Final = 2 << 20  # than what takes a child some tenths of a second at most
 # What the child may take: lists of one number each need 40 bytes for each of JSON.
 _MEMORY_BYTES: Final = 256 << 20
 _MEMORY_PER_BYTE: Final = 64
@@ -62,24 +64,22 @@ class Codec(Protocol):
 
 
 class _Job:
-    """One body. done: None once nobody waits for it any more; set and called on the loop."""
+    """One body. work: what is done for it on the thread. done: gets the outcome on the loop. Both None once nobody waits."""
 
-    __slots__ = ("about", "body", "codec", "done", "loop")
+    __slots__ = ("done", "loop", "work")
 
-    def __init__(self, codec: Codec, body: Buffer, about: Mapping[str, Any], done: Decoded) -> None:
-        self.codec = codec
-        self.body = body
-        self.about = about
+    def __init__(self, work: Callable[["_Decoder"], InferRequest], done: Decoded) -> None:
+        self.work: Callable[[_Decoder], InferRequest] | None = work
         self.done: Decoded | None = done
         self.loop = asyncio.get_running_loop()
 
     def give_up(self) -> None:
-        """Nobody waits for it any more."""
-        self.done = None
+        """Nobody waits for it any more; nor is its body kept."""
+        self.work = self.done = None
 
     def end(self, outcome: InferRequest | GatewayError) -> None:
         """From the thread."""
-        self.body = b""
+        self.work = None
         with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited with it
             self.loop.call_soon_threadsafe(self._tell, outcome)
 
@@ -89,18 +89,13 @@ class _Job:
 
 
 class LongBodies:
-    """See the module. Life: made -> decode … -> close. On an event loop's thread."""
+    """See the module. Life: made -> infer, generate, message … -> close. On an event loop's thread."""
 
     def __init__(self, regions: SharedMemoryRegions, *, timeout_s: float = _TIMEOUT_S, idle_s: float = _IDLE_S) -> None:
-        """timeout_s: of the processor, for one body. idle_s: how long the child waits for another."""
+        """timeout_s: of the processor, for one body. idle_s: how long a child waits for another."""
         self._regions = regions
         self._timeout_s = timeout_s
-        self._idle_s = idle_s
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._closed = False
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._child: Child | None = None
+        self._shorter, self._longer = _Decoder(idle_s), _Decoder(idle_s)
 
     def infer(
         self, codec: ModelCodec, body: Buffer, header_bytes: int | None, arrival_ns: int, done: Decoded
@@ -110,21 +105,76 @@ class LongBodies:
         Returns: what to call when nobody waits for it any more; then `done` is not called. Raises: NotReady, once closed.
         """
         about = {"json_depth": codec.json_depth, "header_bytes": header_bytes, "arrival_ns": arrival_ns}
-        return self._put(_Job(codec, body, {"reader": "infer", **about}, done))
+        return self._put(codec, body, {"reader": "infer", **about}, done)
 
     def generate(self, codec: GenerateCodec, body: Buffer, arrival_ns: int, done: Decoded) -> Callable[[], None]:
         """Likewise, for the generate extension."""
-        about = {"json_depth": codec.json_depth, "arrival_ns": arrival_ns}
-        return self._put(_Job(codec, body, {"reader": "generate", **about}, done))
+        return self._put(
+            codec, body, {"reader": "generate", "json_depth": codec.json_depth, "arrival_ns": arrival_ns}, done
+        )
 
     def message(
         self, codec: Codec, data: bytes, arrival_ns: int, remaining_s: float | None, done: Decoded
     ) -> Callable[[], None]:
         """Likewise, for a ModelInferRequest of gRPC. remaining_s: as `protocols.grpc.ModelCodec.decode` takes it."""
-        about = {"remaining_s": remaining_s, "arrival_ns": arrival_ns}
-        return self._put(_Job(codec, data, {"reader": "message", **about}, done))
+        return self._put(codec, data, {"reader": "message", "remaining_s": remaining_s, "arrival_ns": arrival_ns}, done)
 
-    def _put(self, job: _Job) -> Callable[[], None]:
+    def on_thread(self, work: Callable[[ReadRegion], InferRequest], done: Decoded) -> Callable[[], None]:
+        """Likewise, for what takes long without holding the interpreter: it is done here, beside the loop."""
+
+        def read(decoder: _Decoder) -> InferRequest:
+            # Regions of its own: those of the loop are no other thread's.
+            regions = SharedMemoryRegions(self._regions.directory, enabled=self._regions.enabled)
+            try:
+                return work(regions.read)
+            finally:
+                regions.close()
+
+        return self._longer.put(_Job(read, done))
+
+    def close(self) -> None:
+        """End the children, and with them what they decode, for which nobody may wait. From any thread; waits for their end."""
+        self._shorter.close()
+        self._longer.close()
+
+    def _put(self, codec: Codec, body: Buffer, about: dict[str, Any], done: Decoded) -> Callable[[], None]:
+        about |= {
+            "model": codec.model,
+            "version": codec.version,
+            "regions": str(self._regions.directory),
+            "regions_enabled": self._regions.enabled,
+            "timeout_s": self._timeout_s,
+        }
+
+        def read(decoder: _Decoder) -> InferRequest:
+            about["spec"] = spec_to_plain(codec.spec)
+            inputs, answer = decoder.ask({"body": np.frombuffer(body, np.uint8)}, about)
+            if "error" in answer:
+                raise _ERRORS[answer["error"]](answer["message"])
+            parameters = answer["parameters"]
+            return InferRequest(
+                codec.model, codec.version, answer["id"], inputs, answer["rows"], about["arrival_ns"],
+                msgspec.convert(answer["outputs"], tuple[OutputRequest, ...]), parameters, answer["deadline_ns"],
+                answer["priority"], shape_key(codec.spec, codec.ragged, inputs, parameters),
+            )  # fmt: skip
+
+        return (self._longer if len(body) > _LONGER_BYTES else self._shorter).put(_Job(read, done))
+
+
+class _Decoder:
+    """A thread that is there as long as there is work, and the child that it may ask."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        # under the lock
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._child: Child | None = None
+
+    def put(self, job: _Job) -> Callable[[], None]:
+        """Returns: what gives the job up. Raises: NotReady, once closed."""
         with self._lock:
             if self._closed:
                 raise NotReady("the server is shutting down", retry_after_s=1.0)
@@ -135,7 +185,6 @@ class LongBodies:
         return job.give_up
 
     def close(self) -> None:
-        """End the child, and with it what it decodes, for which nobody may wait. From any thread; waits for its end."""
         with self._lock:
             self._closed = True
             thread, child = self._thread, self._child
@@ -147,63 +196,8 @@ class LongBodies:
 
     # on the thread
 
-    def _work(self) -> None:
-        try:
-            while self._work_once():
-                pass
-        finally:
-            self._end_child()
-
-    def _work_once(self) -> bool:
-        """Do the next job; False: there is none."""
-        try:
-            job = self._jobs.get(timeout=self._idle_s)
-        except queue.Empty:
-            job = None
-        if job is None or self._closed:
-            with self._lock:
-                if not self._jobs.empty() and not self._closed:
-                    return True
-                self._thread = None
-                return False
-        if job.done is not None:
-            try:
-                outcome = self._decode(job)
-            except Exception as exc:
-                log.exception("a long body could not be decoded")
-                outcome = InternalError(f"the request could not be decoded: {words_of(exc)}")
-            job.end(outcome)
-        return True
-
-    def _decode(self, job: _Job) -> InferRequest | GatewayError:
-        codec = job.codec
-        about = {
-            **job.about,
-            "model": codec.model,
-            "version": codec.version,
-            "spec": spec_to_plain(codec.spec),
-            "regions": str(self._regions.directory),
-            "regions_enabled": self._regions.enabled,
-            "timeout_s": self._timeout_s,
-        }
-        frame = encode_frame({"body": np.frombuffer(job.body, np.uint8)}, about)
-        try:
-            inputs, answer = decode_frame(self._running_child().ask(frame))
-        except (ChildLost, OSError) as exc:
-            self._end_child()
-            log.error("the process that decodes long bodies was lost with one of %d bytes: it %s", len(job.body), exc)
-            return InternalError("the process that decodes long bodies was lost with this one")
-        if "error" in answer:
-            return _ERRORS[answer["error"]](answer["message"])
-        parameters = answer["parameters"]
-        return InferRequest(
-            codec.model, codec.version, answer["id"], inputs, answer["rows"], job.about["arrival_ns"],
-            msgspec.convert(answer["outputs"], tuple[OutputRequest, ...]), parameters, answer["deadline_ns"],
-            answer["priority"], shape_key(codec.spec, codec.ragged, inputs, parameters),
-        )  # fmt: skip
-
-    def _running_child(self) -> Child:
-        """Raises: OSError, ChildLost."""
+    def ask(self, tensors: Tensors, about: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+        """What the child answers. Raises: ChildLost; OSError, if there can be none."""
         if self._child is not None and self._child.ended:
             self._end_child()
         child = self._child or Child("gateway.long_bodies")
@@ -211,7 +205,38 @@ class LongBodies:
             self._child = child
             if self._closed:
                 raise ChildLost("is not wanted any more")
-        return child
+        return decode_frame(child.ask(encode_frame(tensors, about)))
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._idle_s)
+            except queue.Empty:
+                job = None
+            with self._lock:
+                if self._closed or (job is None and self._jobs.empty()):
+                    self._thread = None
+                    child, self._child = self._child, None
+                    break
+            work = None if job is None else job.work
+            if job is not None and work is not None:
+                job.end(self._outcome(work))
+            del job, work  # and the body that they hold, while this waits
+        if child is not None:
+            child.close()
+
+    def _outcome(self, work: Callable[["_Decoder"], InferRequest]) -> InferRequest | GatewayError:
+        try:
+            return work(self)
+        except GatewayError as exc:
+            return exc.with_traceback(None)  # its frames hold the body
+        except (ChildLost, OSError) as exc:
+            self._end_child()
+            log.error("a long request was lost with the process that decoded it, which %s", exc)
+            return InternalError("the process that decodes long requests was lost with this one")
+        except Exception as exc:
+            log.exception("a long request could not be decoded")
+            return InternalError(f"the request could not be decoded: {words_of(exc)}")
 
     def _end_child(self) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, unquote
 
@@ -360,12 +361,13 @@ class _RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes],
         exchange = self._exchange
         body = exchange.body
         header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
-        if len(body) <= LONG_BYTES or (header_bytes is not None and header_bytes <= LONG_BYTES):
-            try:
-                return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
-            except TakesLong:
-                pass  # as that which is long by itself
-        return self._endpoints.repository.long_bodies.infer(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
+        if len(body) > LONG_BYTES and (header_bytes is None or header_bytes > LONG_BYTES):
+            return self._endpoints.repository.long_bodies.infer(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
+        try:
+            return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
+        except TakesLong:
+            decode = partial(codec.at_leisure().decode, body, header_bytes, exchange.arrival_ns)
+            return self._endpoints.repository.long_bodies.on_thread(decode, self.decoded)
 
     def answer(self, reply: tuple[list[Buffer] | Iterator[bytes], int | None]) -> None:
         parts, json_bytes = reply

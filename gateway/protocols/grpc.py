@@ -4,6 +4,7 @@ The messages are tritonclient's, so that no second copy of the `inference` proto
 register it clash). Input bytes become views on `raw_input_contents`; responses are always raw.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Final
@@ -95,6 +96,12 @@ class ModelCodec:
         self.spec = spec
         self.ragged = ragged
         self._in_haste = in_haste
+
+    def at_leisure(self) -> "ModelCodec":
+        """The same, not in haste."""
+        other = copy.copy(self)
+        other._in_haste = False
+        return other
 
     def decode(
         self, message: pb.ModelInferRequest, arrival_ns: int, remaining_s: float | None, read_region: ReadRegion

@@ -12,6 +12,7 @@ infinite; bytes that are no text are refused as JSON output, not sent as broken 
 read and written as these words, which JSON lacks and every v2 client has.
 """
 
+import copy
 import json
 import re
 import struct
@@ -233,6 +234,12 @@ class ModelCodec:
         self._order = {output.name: position for position, output in enumerate(spec.outputs)}
         self._head = f'"model_name":{_text(model)},"model_version":{_text(version)}'.encode()
         self._output_heads = {output.name: _output_head(output.name, output.datatype) for output in spec.outputs}
+
+    def at_leisure(self) -> "ModelCodec":
+        """The same, not in haste."""
+        other = copy.copy(self)
+        other._in_haste = False
+        return other
 
     # decode
 

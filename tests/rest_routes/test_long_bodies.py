@@ -185,28 +185,48 @@ def test_what_is_no_inference_is_refused_when_it_is_long(served: Served) -> None
 
 
 def test_a_process_that_dies_costs_the_request_that_it_had(served: Served) -> None:
-    assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
-    (child,) = children()
-    resource.prlimit(child.pid, resource.RLIMIT_AS, (1, 1))  # no memory for the next
-    status, answer = asked(served, "/v2/models/wide/infer", infer_body(values(100_000)))
+    assert asked(served, "/v2/models/wide/infer", nested(3, 1 << 20))[0] == 400
+    had = children()
+    for child in had:
+        resource.prlimit(child.pid, resource.RLIMIT_AS, (1, 1))  # no memory for the next
+    status, answer = asked(served, "/v2/models/wide/infer", nested(3, 8 << 20))
     assert status == 500
     assert "lost" in answer["error"]
-    assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
-    assert [each.pid for each in children()] != [child.pid]
+    assert asked(served, "/v2/models/wide/infer", nested(3, 8 << 20))[0] == 400
+    assert children() != had
 
 
 def test_a_process_that_ended_while_it_had_nothing_costs_nothing(served: Served) -> None:
     assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
-    (child,) = children()
-    child.kill()
-    psutil.wait_procs([child], TIMEOUT_S)
+    had = children()
+    for child in had:
+        child.kill()
+    psutil.wait_procs(had, TIMEOUT_S)
     assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+
+
+def test_what_is_long_does_not_wait_for_what_is_much_longer(served: Served) -> None:
+    assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+    had = children()
+    longer = threading.Thread(target=asked, args=(served, "/v2/models/wide/infer", nested(3, 1 << 20)))
+    longer.start()
+    while not (others := [child for child in children() if child not in had]):
+        pass
+    for child in others:
+        child.suspend()
+    try:
+        assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+        assert longer.is_alive()
+    finally:
+        for child in others:
+            child.resume()
+        longer.join(TIMEOUT_S)
 
 
 def test_a_client_that_leaves_while_its_body_is_decoded_is_counted_as_cancelled(served: Served) -> None:
     assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
-    (child,) = children()
-    child.suspend()
+    for child in children():
+        child.suspend()
     try:
         body = infer_body(values())
         with socket.create_connection(("127.0.0.1", served.port)) as leaving:
@@ -214,7 +234,8 @@ def test_a_client_that_leaves_while_its_body_is_decoded_is_counted_as_cancelled(
         while not asked_cancelled(served):
             pass
     finally:
-        child.resume()
+        for child in children():
+            child.resume()
     assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
 
 
@@ -281,7 +302,7 @@ def test_the_process_ends_with_its_server(tmp_path: Path) -> None:
 def test_the_process_takes_no_more_memory_than_is_said(served: Served) -> None:
     body = nested(2 << 20, 2 << 20)
     assert asked(served, "/v2/models/wide/infer", body)[0] == 200
-    (child,) = children()
-    status = Path(f"/proc/{child.pid}/status").read_text()
-    peak_bytes = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
-    assert peak_bytes < 64 * len(body) + (256 << 20)
+    for child in children():
+        status = Path(f"/proc/{child.pid}/status").read_text()
+        peak_bytes = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
+        assert peak_bytes < 64 * len(body) + (256 << 20)

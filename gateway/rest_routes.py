@@ -374,10 +374,11 @@ class _RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes],
         exchange = self._exchange
         exchange.on_disconnect = None
         if not isinstance(parts, list):
-            if not exchange.encoding:
+            if exchange.encoding:
+                _respond_whole(exchange, parts)
+            else:
                 _Slices(exchange, parts).write()
-                return
-            parts = list(parts)
+            return
         if json_bytes is None:
             exchange.respond(200, parts)
         else:
@@ -415,6 +416,18 @@ class _Slices:
 
     def _leave(self) -> None:
         self._slices = iter(())
+
+
+def _respond_whole(exchange: Exchange, slices: Iterator[bytes]) -> None:
+    """Answer with all slices at once, as they are to be compressed: made on a thread, which others take turns with."""
+
+    def made(done: "asyncio.Future[list[bytes]]") -> None:
+        try:
+            exchange.respond(200, done.result())
+        except BaseException:
+            exchange.failed()
+
+    asyncio.get_running_loop().run_in_executor(None, list, slices).add_done_callback(made)
 
 
 class _Generating(StreamedInference[GenerateCodec, bytes]):

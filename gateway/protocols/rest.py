@@ -18,7 +18,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from math import prod
+from math import isnan, prod
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -594,11 +594,7 @@ def numbers_to_json(array: np.ndarray) -> bytes:
     flat = np.ascontiguousarray(array).reshape(-1)
     text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
     if flat.dtype.kind == "f" and b"null" in text:  # orjson's word for what is not finite
-        return b"[%b]" % b",".join(_number(value) for value in flat)
+        odd = flat[~np.isfinite(flat)].tolist()
+        words = [b"NaN" if isnan(value) else b"Infinity" if value > 0 else b"-Infinity" for value in odd]
+        return b"".join(chain.from_iterable(zip(text.split(b"null"), [*words, b""], strict=True)))
     return text
-
-
-def _number(value: Any) -> bytes:
-    if np.isfinite(value):
-        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-    return b"NaN" if np.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"

@@ -250,3 +250,16 @@ def test_inflated_bodies_behind_an_answer_that_nobody_takes(bench: Bench) -> Non
                     reader.sendall(one)
 
     bench.withstands(attack)
+
+
+def test_long_answers_of_what_is_no_number_and_to_be_compressed(bench: Bench) -> None:
+    raw = b"\x00\x00\xc0\x7f" * (4 * MIB)  # NaN
+    said = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,%d],"parameters":{"binary_data_size":%d}}]}'
+    body = (said % (4 * MIB, len(raw))) + raw
+    size = str(len(body) - len(raw))
+
+    def attack(http: Address, grpc: Address) -> None:
+        for accepted in ("identity", "gzip"):
+            assert post(http, body, Accept_Encoding=accepted, Inference_Header_Content_Length=size) == 200
+
+    bench.withstands(attack)

@@ -67,6 +67,13 @@ def children() -> list[psutil.Process]:
     return found
 
 
+def end_children() -> None:
+    had = children()
+    for child in had:
+        child.kill()
+    psutil.wait_procs(had, TIMEOUT_S)
+
+
 def test_a_long_body_is_answered_as_a_short_one_is(served: Served) -> None:
     sent = values()
     body = infer_body(sent, id="seven", outputs=[{"name": "OUTPUT0"}])
@@ -198,14 +205,12 @@ def test_a_process_that_dies_costs_the_request_that_it_had(served: Served) -> No
 
 def test_a_process_that_ended_while_it_had_nothing_costs_nothing(served: Served) -> None:
     assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
-    had = children()
-    for child in had:
-        child.kill()
-    psutil.wait_procs(had, TIMEOUT_S)
+    end_children()
     assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
 
 
 def test_what_is_long_does_not_wait_for_what_is_much_longer(served: Served) -> None:
+    end_children()
     assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
     had = children()
     longer = threading.Thread(target=asked, args=(served, "/v2/models/wide/infer", nested(3, 1 << 20)))

@@ -2,39 +2,67 @@
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
 from backends.base import BackendError, Device, LoadFailed, Model, ModelSpec, Session, Tensors, checked_outputs, words_of
 from backends.discovery import Found
 
-# kind -> the module whose `load(declared, **options) -> Model` is called. A module imports its library only
-# inside load, and says in a LoadFailed what to install where it is missing.
-BACKENDS: Final[dict[str, str]] = {
-    "synthetic": "backends.synthetic",
-    "torch": "backends.torch",
-    "onnxruntime": "backends.onnxruntime",
-    "python": "backends.python",
-    "triton": "backends.triton",
-    "tensorrt": "backends.tensorrt",
-    "neuron": "backends.neuron",
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of backend: its modules, "" where there is none, and its library.
+
+    loads: whose `load(declared, **options) -> Model` is called. It imports the library only inside load; a LoadFailed says
+    what to install where that is missing. The defaults of the options stand in its signature, for the configuration as well.
+    reads: whose `read(model=…, example=…, **options) -> Found` says what a model takes and gives.
+    builds: whose `build(artifact, declared, **how)` makes the artifact that the kind loads.
+    library: what has to be installed, and how; two empty texts: nothing.
+    """
+
+    loads: str
+    reads: str = ""
+    builds: str = ""
+    library: tuple[str, str] = ("", "")
+
+
+BACKENDS: Final[dict[str, Kind]] = {
+    "synthetic": Kind("backends.synthetic"),
+    "torch": Kind(
+        "backends.torch",
+        reads="backends.torch_discovery",
+        builds="backends.torch_export",
+        library=("torch", "pip install 'serving-gateway[torch]'"),
+    ),
+    "onnxruntime": Kind(
+        "backends.onnxruntime",
+        reads="backends.onnxruntime",
+        builds="backends.onnx_export",
+        library=("onnxruntime", "pip install 'serving-gateway[onnx]'"),
+    ),
+    "python": Kind("backends.python", reads="backends.python"),
+    "triton": Kind("backends.triton", library=("tritonclient", "pip install 'tritonclient[grpc]'")),
+    "tensorrt": Kind(
+        "backends.tensorrt",
+        builds="backends.onnx_export",
+        library=("tensorrt", "install NVIDIA's tensorrt, and PyTorch built for CUDA"),
+    ),
+    "neuron": Kind(
+        "backends.neuron",
+        builds="backends.neuron_compile",
+        library=("torch", "install torch-neuronx from AWS's Neuron repository"),
+    ),
 }
 
-# kind -> the module whose `read(model=…, example=…, **options) -> Found` says what a model takes and gives.
-READERS: Final[dict[str, str]] = {
-    "torch": "backends.torch_discovery",
-    "onnxruntime": "backends.onnxruntime",
-    "python": "backends.python",
-}
+_SHARED: Final = {"cast_outputs": True}  # options of `load` below, whatever the kind
 
-# kind -> the module whose `build(artifact, declared, **how)` makes the artifact that kind loads.
-BUILDERS: Final[dict[str, str]] = {
-    "onnxruntime": "backends.onnx_export",
-    "tensorrt": "backends.onnx_export",
-    "torch": "backends.torch_export",
-    "neuron": "backends.neuron_compile",
-}
+
+def defaults(kind: str) -> dict[str, Any]:
+    """The options of a kind that may be left out, with what they are then."""
+    parameters = signature(import_module(BACKENDS[kind].loads).load).parameters.values()
+    return _SHARED | {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
 def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *, max_rows: int = 32) -> Model:
@@ -50,10 +78,10 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
     if kind not in BACKENDS:
         raise LoadFailed(f"unknown backend kind {kind!r}, expected one of {', '.join(BACKENDS)}")
     options = dict(options)
-    cast = bool(options.pop("cast_outputs", True))
+    cast = bool(options.pop("cast_outputs", _SHARED["cast_outputs"]))
     declared = spec if spec is not None else ModelSpec(platform="", inputs=(), outputs=(), max_rows=max_rows)
     try:
-        model: Model = import_module(BACKENDS[kind]).load(declared, **options)
+        model: Model = import_module(BACKENDS[kind].loads).load(declared, **options)
     except BackendError:
         raise
     except Exception as exc:  # whatever an artifact or a user's code throws while loading is a fault of the load
@@ -67,7 +95,7 @@ def read(kind: str, model: str, *, example: Tensors | None = None) -> Found:
     example: one request; needed where neither the artifact nor type hints say it. Raises: LoadFailed, with what to do.
     """
     try:
-        found: Found = import_module(READERS[kind]).read(model=model, example=example)
+        found: Found = import_module(BACKENDS[kind].reads).read(model=model, example=example)
     except (LoadFailed, KeyboardInterrupt):
         raise
     except BaseException as exc:  # of a user's code, which may call sys.exit(); a backend's other errors are of the example
@@ -80,10 +108,11 @@ def build(kind: str, artifact: Path, spec: ModelSpec, **how: Any) -> str:
 
     how: `gateway.config.Build`'s keys, and `lengths`, the padded lengths it will be run with. Raises: LoadFailed.
     """
-    if kind not in BUILDERS:
-        raise LoadFailed(f"nothing is built for kind {kind!r}, only for {', '.join(BUILDERS)}")
+    built = [each for each, of in BACKENDS.items() if of.builds]
+    if kind not in built:
+        raise LoadFailed(f"nothing is built for kind {kind!r}, only for {', '.join(built)}")
     try:
-        return str(import_module(BUILDERS[kind]).build(artifact, spec, **how))
+        return str(import_module(BACKENDS[kind].builds).build(artifact, spec, **how))
     except BackendError:
         raise
     except Exception as exc:  # exporters raise whatever they like

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import backends.synthetic
+from backends import BACKENDS
 from backends.artifacts import ORT, UNKNOWN, identify
 from backends.base import LoadFailed, TensorSpec
 from backends.check_code import FACTORY, named_code, offered, python_code
@@ -160,21 +161,11 @@ def _synthetic(wanted: Wanted) -> Iterator[Mistake]:
         yield Mistake((), str(exc))
 
 
-# kind -> the library it needs, and how to get it.
-_LIBRARIES: Final = {
-    "torch": ("torch", "pip install 'serving-gateway[torch]'"),
-    "onnxruntime": ("onnxruntime", "pip install 'serving-gateway[onnx]'"),
-    "triton": ("tritonclient", "pip install 'tritonclient[grpc]'"),
-    "tensorrt": ("tensorrt", "install NVIDIA's tensorrt, and PyTorch built for CUDA"),
-    "neuron": ("torch", "install torch-neuronx from AWS's Neuron repository"),
-}
-
-
 # libraries and devices
 
 
 def _library(wanted: Wanted) -> Iterator[Mistake]:
-    name, remedy = _LIBRARIES.get(wanted.kind, ("", ""))
+    name, remedy = BACKENDS[wanted.kind].library
     if name and wanted.here and not _installed(name):
         yield Mistake(("kind",), f"{name} is not installed in {sys.prefix}", remedy=remedy)
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 # Floor of each module of the gateway; a module may import modules of lower floors, and of its own package.
 FLOORS = {
     "__version__": -2, "types": -1, "errors": -1, "clock": -1, "console": -1,
-    "documents": 0, "other_names": 0,
+    "documents": 0,
     "config": 1, "run_dir": 1, "interrupts": 1, "garbage": 1,
     "protocols": 2, "batching": 2, "ports": 2, "check": 2, "command_line": 2, "announcement": 3, "supervisor": 2,
     "need_of_ray": 2, "triton_repository": 2, "decoration": 2, "guess": 4, "examples": 3,

@@ -17,7 +17,7 @@ def classes() -> list[type[BaseModel]]:
     return [
         value
         for name, value in vars(config).items()
-        if isinstance(value, type) and issubclass(value, BaseModel) and value.__module__ == config.__name__
+        if isinstance(value, type) and issubclass(value, BaseModel) and value.__module__.startswith(config.__name__)
         if not name.startswith("_") and name != "Backend"  # which is only what its kinds share
     ]
 

@@ -1,0 +1,66 @@
+"""The one configuration object: a YAML file, read and validated once, passed down from there.
+
+Every key with its meaning and default stands in configs/gateway.yaml. How faults are told: `gateway.documents`. What can only
+be seen beside the file, such as whether a model's file is there: `gateway.check`.
+"""
+
+from gateway.config.backends import (
+    AnyBackend,
+    Autoscaling,
+    Backend,
+    Build,
+    Neuron,
+    NeuronBuild,
+    OnnxRuntime,
+    Python,
+    Synthetic,
+    TensorRt,
+    Torch,
+    Triton,
+)
+from gateway.config.file import (
+    Config,
+    config_as_far_as_valid,
+    config_of,
+    listening,
+    load_config,
+    located,
+    located_backend,
+    parse_config,
+)
+from gateway.config.model import Batching, Ejection, Model, Ragged, Routing, Slo, Tensor, tensor_specs
+from gateway.config.server import Limits, Ray, Server
+
+__all__ = [
+    "AnyBackend",
+    "Autoscaling",
+    "Backend",
+    "Batching",
+    "Build",
+    "Config",
+    "Ejection",
+    "Limits",
+    "Model",
+    "Neuron",
+    "NeuronBuild",
+    "OnnxRuntime",
+    "Python",
+    "Ragged",
+    "Ray",
+    "Routing",
+    "Server",
+    "Slo",
+    "Synthetic",
+    "Tensor",
+    "TensorRt",
+    "Torch",
+    "Triton",
+    "config_as_far_as_valid",
+    "config_of",
+    "listening",
+    "load_config",
+    "located",
+    "located_backend",
+    "parse_config",
+    "tensor_specs",
+]

@@ -1,0 +1,213 @@
+"""The entries of `backends`: what all kinds share, and the options of each."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from backends import defaults
+from gateway.config.fields import BackendName, Rows, Strict
+from gateway.documents.faults import Unfit
+
+
+class Autoscaling(Strict):
+    """Replicas of one backend follow queue depth and busy workers."""
+
+    min_replicas: int = Field(default=1, ge=0)
+    max_replicas: int = Field(default=1, ge=1)
+    target_utilisation: float = Field(default=0.7, gt=0, le=1)
+    upscale_delay_s: float = Field(default=3.0, ge=0)
+    downscale_delay_s: float = Field(default=60.0, ge=0)
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        return (self._out_of_order(),)
+
+    def _out_of_order(self) -> Iterator[Unfit]:
+        if self.min_replicas > self.max_replicas:
+            yield Unfit(f"above max_replicas, {self.max_replicas}", remedy="raise that, or lower this", at=("min_replicas",))
+
+
+_IN_REPLICAS: Final = "`placement: replicas` beside it"
+_REPLICAS_REMEDY: Final = "set that, or remove this; `sessions` run at once in one process"
+_RESOURCES: Final = {"cpu": "num_cpus", "gpu": "num_gpus", "neuron_core": "neuron_cores"}
+
+# An option's default stands in its backend's `load`, and its bounds here.
+_SYNTHETIC, _TORCH, _ONNXRUNTIME, _PYTHON = map(defaults, ("synthetic", "torch", "onnxruntime", "python"))
+_TRITON, _TENSORRT = map(defaults, ("triton", "tensorrt"))
+
+
+class Backend(Strict):
+    """What all kinds share."""
+
+    name: BackendName | None = None  # None: the kind
+    placement: Literal["embedded", "replicas"] = "embedded"
+    sessions: int = Field(default=1, ge=1, le=256)
+    isolation: Literal["thread", "process"] = "thread"  # of each session; process: for code that holds the GIL or may crash
+    replicas: int = Field(default=1, ge=1)
+    autoscaling: Autoscaling | None = None
+    resources: dict[str, Annotated[float, Field(ge=0)]] = {}  # of one replica, as Ray counts them
+    surge: bool = True  # an upgrade starts the new replica beside the old, so needs its resources once more; false: after it
+    usd_per_hour: float | None = Field(default=None, gt=0)  # of one instance: this machine's part, or one replica
+    canary_share: float | None = Field(default=None, gt=0, le=1)  # gets this share of the requests, and no others
+    shadow_share: float | None = Field(default=None, gt=0, le=1)  # gets copies of this share; its answers are only compared
+    cold_start_s: float | None = Field(default=None, gt=0)  # until a first session answers; None: learned, at first 10 s
+    hang_timeout_s: float = Field(default=60.0, gt=0)  # a run longer than this counts as lost
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        return (self._canary_and_shadow(), self._no_resources(), self._no_replicas(), self._no_scaling())
+
+    def _canary_and_shadow(self) -> Iterator[Unfit]:
+        if self.canary_share and self.shadow_share:
+            yield Unfit("canary_share is set too", remedy="keep one of the two", at=("shadow_share",))
+
+    def _no_resources(self) -> Iterator[Unfit]:
+        """Ray takes any name for a resource, and waits for good for one that no node has."""
+        for name in self.resources:
+            meant = _RESOURCES.get(name.lower().removeprefix("num_").rstrip("s"), name)
+            if name != meant:
+                yield Unfit("no resource of Ray", remedy=f"did you mean `{meant}`?", at=("resources", name))
+
+    def _no_replicas(self) -> Iterator[Unfit]:
+        if self.placement == "embedded" and self.replicas != 1:
+            yield Unfit("an embedded backend has no replicas", expected=_IN_REPLICAS, remedy=_REPLICAS_REMEDY, at=("replicas",))
+
+    def _no_scaling(self) -> Iterator[Unfit]:
+        scaling = self.autoscaling
+        if scaling is not None and self.placement == "embedded" and (scaling.min_replicas != 1 or scaling.max_replicas != 1):
+            found = "an embedded backend has no replicas"
+            yield Unfit(found, expected=_IN_REPLICAS, remedy=_REPLICAS_REMEDY, at=("autoscaling",))
+
+    @property
+    def computes_here(self) -> bool:
+        """Whether its sessions take cores or a device of the ingress process, rather than of a replica or another server."""
+        return self.placement == "embedded"
+
+    @property
+    def label(self) -> str:
+        """The lane's name in metrics and messages."""
+        return self.name or self.kind  # type: ignore[attr-defined]  # every kind adds its literal
+
+    def options(self) -> dict[str, Any]:
+        """The backend's own options: what its `load` takes."""
+        return self.model_dump(exclude={*Backend.model_fields, "kind", "build"})
+
+
+class Build(Strict):
+    """How `gateway compile` makes the artifact that a backend's `model` names."""
+
+    source: str  # of an nn.Module: `module:factory` or `path/to/file.py:factory`
+    options: dict[str, Any] = {}  # given to the factory
+    precision: Literal["fp32", "fp16", "int8"] = "fp32"  # fp16: for GPUs; int8: dynamically quantised matrix products
+    opset: int = Field(default=18, ge=11, le=30)
+
+
+class NeuronBuild(Strict):
+    """How `gateway compile` makes a directory of Neuron artifacts: one for each of row_sizes and each of ragged.buckets."""
+
+    source: str
+    options: dict[str, Any] = {}
+    row_sizes: tuple[Rows, ...] = (1, 4, 8)
+    target: Literal["inf1", "inf2", "trn1"] = "inf2"  # compiles without the device, for it
+    compiler_arguments: tuple[str, ...] = ()  # of neuronx-cc, such as --auto-cast=matmult
+
+
+class Synthetic(Backend):
+    """A cost model: sleeps (or spins) fixed_ms + row_ms · rows, echoes or sums its inputs."""
+
+    kind: Literal["synthetic"]
+    fixed_ms: float = Field(default=_SYNTHETIC["fixed_ms"], ge=0)
+    row_ms: float = Field(default=_SYNTHETIC["row_ms"], ge=0)
+    spin: bool = _SYNTHETIC["spin"]
+    output: Literal["echo", "sum"] = _SYNTHETIC["output"]
+    faults: dict[Literal["fail", "lose", "hang", "exit", "short"], float] = {}  # brought about by this value in an input
+    load_ms: float = Field(default=_SYNTHETIC["load_ms"], ge=0)
+    fail_opens: int = Field(default=_SYNTHETIC["fail_opens"], ge=0)  # so many openings of a session fail before one succeeds
+
+
+def _device(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"cpu|cuda(:\d{1,3})?", value):
+        remedy = "an NVIDIA GPU is `cuda`" if value.lower().startswith(("gpu", "nvidia")) else ""
+        raise Unfit(expected="cpu, cuda, or one of several GPUs such as cuda:1", remedy=remedy)
+    return value
+
+
+Device = Annotated[str, BeforeValidator(_device)]
+
+
+class Torch(Backend):
+    """TorchScript (.pt), torch.export (.pt2), an AOTInductor package (.pt2), or a factory `module:callable`."""
+
+    kind: Literal["torch"]
+    model: str
+    build: Build | None = None  # of a .pt2 file by AOTInductor
+    factory_options: dict[str, Any] = {}
+    precision: Literal["fp32", "bf16", "int8"] = _TORCH["precision"]
+    compile: bool = _TORCH["compile"]
+    threads: int = Field(default=_TORCH["threads"], ge=1)
+    device: Device = _TORCH["device"]  # or cuda, cuda:1
+    cuda_graphs: bool = _TORCH["cuda_graphs"]  # on cuda: one launch per batch shape; the module must not branch on values
+    cast_outputs: bool = _TORCH["cast_outputs"]  # float64, and integers that fit, to what is declared; False: they are errors
+
+
+class OnnxRuntime(Backend):
+    """An ONNX file."""
+
+    kind: Literal["onnxruntime"]
+    model: str
+    build: Build | None = None
+    threads: int = Field(default=_ONNXRUNTIME["threads"], ge=1)
+    device: Literal["cpu", "cuda"] = _ONNXRUNTIME["device"]
+    cuda_graphs: bool = _ONNXRUNTIME["cuda_graphs"]  # on cuda: one launch per batch shape; all of the model must run there
+
+
+class Python(Backend):
+    """The user's own class, `module:Class` or `path/to/file.py:Class`, with load() and predict(inputs)."""
+
+    kind: Literal["python"]
+    model: str
+    class_options: dict[str, Any] = {}
+    cast_outputs: bool = _PYTHON["cast_outputs"]  # float64, and integers that fit, to what is declared; False: they are errors
+
+
+class Triton(Backend):
+    """A model on Triton Inference Server, called by gRPC, a whole batch at a time."""
+
+    kind: Literal["triton"]
+    url: str | tuple[str, ...]  # host:port of its gRPC; several: sessions spread over them, and move when one is down
+    model: str  # its name there
+    model_version: str = _TRITON["model_version"]  # empty: what the server would take
+    timeout_s: float = Field(default=_TRITON["timeout_s"], gt=0)  # of one call; longer means that the server hangs
+    shared_memory: bool = _TRITON["shared_memory"]  # pass tensors through /dev/shm: the server must be on this host
+    repair: bool = _TRITON["repair"]  # unload and load a model whose process died: needs --model-control-mode=explicit
+
+    @property
+    def computes_here(self) -> bool:
+        return False
+
+
+class TensorRt(Backend):
+    """TensorRT in this process, built from an ONNX file for the GPU it runs on."""
+
+    kind: Literal["tensorrt"]
+    model: str  # the .onnx file
+    build: Build | None = None
+    engines: str | None = _TENSORRT["engines"]  # where what is built is kept; None: beside it
+    device: int = Field(default=_TENSORRT["device"], ge=0)
+    cuda_graphs: bool = _TENSORRT["cuda_graphs"]  # one recorded launch per batch shape instead of one per kernel
+    workspace_mb: int = Field(default=_TENSORRT["workspace_mb"], ge=1)  # the most that building may use
+    longest: Rows = _TENSORRT["longest"]  # an engine is built for open lengths up to this
+
+
+class Neuron(Backend):
+    """AWS Inferentia and Trainium: compiled artifacts for each rows × length, on the cores Ray gave this process."""
+
+    kind: Literal["neuron"]
+    model: str  # a directory that `gateway compile` made
+    build: NeuronBuild | None = None
+
+
+AnyBackend = Annotated[
+    Synthetic | Torch | OnnxRuntime | Python | Triton | TensorRt | Neuron,
+    Field(discriminator="kind"),
+]

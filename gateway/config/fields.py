@@ -1,0 +1,65 @@
+"""What the values of the configuration are made of: numbers within bounds, names, and sections that take no unknown key."""
+
+import ipaddress
+import re
+import unicodedata
+from functools import partial
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from gateway.config.other_names import KEYS, plain
+from gateway.documents.faults import Unfit
+
+Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Rows = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+# Names stand in paths, lane names (`model:version/backend`), metric labels, and in the names of threads, files and deployments.
+# With the longest of each, a file that Ray names after a deployment still has a name of less than 255 bytes.
+def _name(value: object, *, most: int) -> object:
+    if not isinstance(value, str):
+        return value  # which pydantic refuses
+    unfit = any(char == "/" or unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in value)
+    if unfit or not 0 < len(value) <= most:
+        remedy = f"for instance {value.replace('/', '-')}" if "/" in value.strip("/") else "choose another"
+        raise Unfit(expected=f"1 to {most} characters, none of them '/' or a control character", remedy=remedy)
+    return value
+
+
+def _version(value: object) -> object:
+    if not isinstance(value, str) or not re.fullmatch("[0-9]{1,18}", value):
+        plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18
+        raise Unfit(expected="a number of 1 to 18 digits, in quotes", remedy=f'write `version: "{value}"`' if plain else "")
+    return value
+
+
+def _host(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        if not re.fullmatch(r"[\w.-]+", value):
+            remedy = "the ports are http_port and grpc_port" if re.search(r":\d+$", value) else ""
+            raise Unfit(expected="an address such as 127.0.0.1, or a name", remedy=remedy) from None
+    return value
+
+
+Host = Annotated[str, BeforeValidator(_host)]
+ModelName = Annotated[str, BeforeValidator(partial(_name, most=128))]
+BackendName = Annotated[str, BeforeValidator(partial(_name, most=48))]
+Version = Annotated[str, BeforeValidator(_version)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def called_here(cls, key: str) -> tuple[str, str] | None:
+        """Of a key that others have: what it is here, and what to write; None, for any other, and for one of ours without its
+        unit.
+        """
+        ours = any(plain(name).startswith(plain(key)) for name in cls.model_fields)
+        return None if ours else KEYS.get(plain(key))

@@ -1,0 +1,212 @@
+"""The entries of `models`."""
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from backends.base import ModelSpec, TensorSpec
+from backends.datatypes import NUMPY
+from backends.not_known import NOT_KNOWN, NotKnown
+from gateway.config.backends import AnyBackend
+from gateway.config.fields import Milliseconds, ModelName, Rows, Strict, Version
+from gateway.config.other_names import DATATYPES
+from gateway.documents.faults import Location, Unfit, did_you_mean
+
+
+class Tensor(Strict):
+    """One input or output as the operator states it. shape: with the batch dimension; -1 is any size."""
+
+    name: str = Field(min_length=1)
+    datatype: str
+    shape: tuple[Annotated[int, Field(ge=-1)], ...]
+    optional: bool = False
+    labels: tuple[str, ...] = ()
+
+    @field_validator("datatype")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in NUMPY:
+            meant = DATATYPES.get(value.lower().removeprefix("type_"), value)
+            raise Unfit("unknown datatype", expected=f"one of {', '.join(NUMPY)}", remedy=did_you_mean(meant, NUMPY))
+        return value
+
+
+def tensor_specs(tensors: tuple[Tensor, ...] | None) -> tuple[TensorSpec, ...]:
+    """What the operator states, for backends; what is NOT_KNOWN stays so."""
+    listed: tuple[Any, ...] = tensors or ()
+    return tuple(
+        each if each is NOT_KNOWN else TensorSpec(each.name, each.datatype, each.shape, each.optional, each.labels)
+        for each in listed
+    )
+
+
+class Ragged(Strict):
+    """Inputs whose axis 1 differs between requests, and how they are padded to share a batch.
+
+    pad: input name -> the value that fills. buckets: lengths a batch is padded to, ascending; empty: to its longest.
+    crop: outputs whose axis 1 is the padded one and is cut back to each request's own length.
+    """
+
+    pad: dict[str, Annotated[float, Field(allow_inf_nan=True)]] = Field(min_length=1)
+    buckets: tuple[Rows, ...] = ()
+    crop: tuple[str, ...] = ()
+
+    @field_validator("buckets")
+    @classmethod
+    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if list(value) != sorted(set(value)):
+            raise Unfit(expected="ascending lengths without repetition", remedy=f"write {sorted(set(value))}")
+        return value
+
+
+class Slo(Strict):
+    """What is promised to callers."""
+
+    @classmethod
+    def called_here(cls, key: str) -> tuple[str, str] | None:
+        if re.fullmatch(r"p(?!99_?ms)\d+_?ms|mean_?ms", key):
+            return "p99_ms", "write `p99_ms`, the one promise there is: 99 of 100 answers within so many milliseconds"
+        return super().called_here(key)
+
+    p99_ms: Milliseconds
+
+
+class Batching(Strict):
+    """How requests become batches. max_delay_ms is the `fixed` policy's only."""
+
+    policy: Literal["adaptive", "greedy", "fixed"] = "adaptive"
+    max_rows: Rows | None = None  # None: what the model takes
+    max_delay_ms: float = Field(default=5.0, ge=0, le=60_000)
+    max_queue_rows: Rows = 4096
+    probe_s: float = Field(default=3.0, ge=0, le=600)  # at most so long, each backend is warmed up and timed when it loads
+    trace: bool = False  # log one line per batch: its life and why it closed
+
+
+class Ejection(Strict):
+    """When a backend that fails gets no more requests, and for how long before it is tried with copies."""
+
+    consecutive_failures: int = Field(default=3, ge=1)
+    failed_share: float = Field(default=0.5, gt=0, le=1)  # of the last 20 executions
+    pause_s: float = Field(default=1.0, gt=0)  # doubles with every ejection in a row
+    max_pause_s: float = Field(default=8.0, gt=0)
+    max_share: float = Field(default=0.75, ge=0, le=1)  # of a model's backends; the last one is never ejected
+
+
+class Routing(Strict):
+    """Which of a model's backends gets a request."""
+
+    policy: Literal["cheapest", "least_eta", "shortest_queue", "power_of_two", "round_robin"] = "cheapest"
+    spill_share: float = Field(
+        default=0.5, gt=0, le=1
+    )  # `cheapest`: of the SLO; a backend predicted to take longer is passed over
+    equivalent: tuple[tuple[str, ...], ...] = ()  # groups that may stand in for each other after a failure; empty: all may
+    shadow_tolerance: float = Field(default=1e-3, ge=0)  # relative; a copy's outputs that differ more are counted as different
+    ejection: Ejection = Ejection()
+
+
+class Model(Strict):
+    """One model name and version, and the backends that can serve it.
+
+    inputs, outputs: may be left out where the backend can tell (ONNX); then they are read when it loads.
+    max_rows: the most rows one execution takes; 0: the model has no batch dimension.
+    """
+
+    name: ModelName
+    version: Version = "1"
+    slo: Slo | None = None
+    inputs: tuple[Tensor, ...] | None = None
+    outputs: tuple[Tensor, ...] | None = None
+    max_rows: int = Field(default=32, ge=0, le=1 << 20)
+    ragged: Ragged | None = None
+    batching: Batching = Batching()
+    routing: Routing = Routing()
+    share_weight: float = Field(default=1.0, gt=0)  # of server.shared_workers, beside other models'; each embedded backend's
+    load_at_start: bool = True
+    backends: tuple[AnyBackend, ...] = Field(min_length=1)
+
+    def declared(self) -> ModelSpec:
+        """What the operator states of the model's tensors; empty where it is left to the artifact."""
+
+        return ModelSpec("", tensor_specs(self.inputs), tensor_specs(self.outputs), self.max_rows)
+
+    @field_validator("name")
+    @classmethod
+    def _unlike_a_path(cls, value: str) -> str:
+        if value in (".", "..", "stats"):  # /v2/models/stats; clients shorten dots away
+            raise Unfit("means something else in a path", expected="another name")
+        return value
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        tensors = (("inputs", self.inputs), ("outputs", self.outputs))
+        return (
+            self._same_labels(),
+            self._only_canaries(),
+            self._too_many_canaries(),
+            self._unknown_equivalents(),
+            *(self._same_tensors(key, listed) for key, listed in tensors),
+            self._padding_without_batches(),
+            self._unknown_tensors(("ragged", "pad"), "an input of the model", self.inputs),
+            self._unknown_tensors(("ragged", "crop"), "an output of the model", self.outputs),
+        )
+
+    def _same_labels(self) -> Iterator[Unfit]:
+        seen = set()
+        for index, backend in enumerate(self.backends):
+            with contextlib.suppress(NotKnown):
+                if backend.label in seen:
+                    remedy = "give each a `name` of its own" if backend.name is None else "choose another"
+                    found = f"{backend.label!r} is the name of another backend too"
+                    yield Unfit(found, remedy=remedy, at=("backends", index, "name"))
+                seen.add(backend.label)
+
+    def _only_canaries(self) -> Iterator[Unfit]:
+        if all(backend.canary_share or backend.shadow_share for backend in self.backends):
+            found = "every backend is a canary or a shadow"
+            yield Unfit(found, expected="at least one for the rest of the requests", remedy="add one", at=("backends",))
+
+    def _too_many_canaries(self) -> Iterator[Unfit]:
+        shares = {}
+        for index, backend in enumerate(self.backends):
+            with contextlib.suppress(NotKnown):
+                shares[index] = backend.canary_share or 0.0
+        if (whole := sum(shares.values())) > 1:
+            last = max(index for index, share in shares.items() if share)
+            found = f"with it all canary shares sum to {whole:g}"
+            yield Unfit(found, expected="at most 1", remedy="lower them", at=("backends", last, "canary_share"))
+
+    def _unknown_equivalents(self) -> Iterator[Unfit]:
+        labels = list(dict.fromkeys(backend.label for backend in self.backends))
+        for number, group in enumerate(self.routing.equivalent):
+            for index, label in enumerate(group):
+                if label not in labels:
+                    expected = f"a backend of this model, one of {', '.join(labels)}"
+                    at = ("routing", "equivalent", number, index)
+                    yield Unfit(expected=expected, remedy=did_you_mean(label, labels), at=at)
+
+    def _same_tensors(self, key: str, tensors: tuple[Tensor, ...] | None) -> Iterator[Unfit]:
+        first: dict[str, int] = {}
+        told = set()
+        for index, tensor in enumerate(tensors or ()):
+            with contextlib.suppress(NotKnown):
+                before = first.setdefault(tensor.name, index)
+                if before != index and before not in told:
+                    told.add(before)
+                    yield Unfit("listed twice", remedy="each tensor has a name of its own", at=(key, before, "name"))
+
+    def _padding_without_batches(self) -> Iterator[Unfit]:
+        if self.max_rows == 0 and self.ragged is not None:
+            found = "requests are padded to share a batch, but max_rows 0 says that there is none"
+            yield Unfit(found, remedy="remove `ragged`, or set max_rows", at=("ragged",))
+
+    def _unknown_tensors(self, at: Location, expected: str, tensors: tuple[Tensor, ...] | None) -> Iterator[Unfit]:
+        """at: of names of tensors, which must be among these, if there are any."""
+        known = list(dict.fromkeys(tensor.name for tensor in tensors or ()))
+        if not known or self.ragged is None:
+            return
+        for key in self.ragged.pad if at[-1] == "pad" else range(len(self.ragged.crop)):
+            name = key if isinstance(key, str) else self.ragged.crop[key]
+            if name not in known:
+                yield Unfit(expected=f"{expected}, one of {', '.join(known)}", remedy=did_you_mean(name, known), at=(*at, key))

@@ -1,0 +1,57 @@
+"""The sections `server` and `ray`: the listeners, the processes that own them, and Ray."""
+
+from collections.abc import Iterable, Iterator
+
+from pydantic import Field
+
+from gateway.config.fields import Host, Port, Strict
+from gateway.documents.faults import Unfit
+
+
+class Limits(Strict):
+    """What one client may ask of the listeners."""
+
+    header_bytes: int = Field(default=32 << 10, ge=256)
+    header_count: int = Field(default=100, ge=1)
+    body_bytes: int = Field(default=64 << 20, ge=1)
+    header_timeout_s: float = Field(default=10.0, gt=0)
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    idle_timeout_s: float = Field(default=120.0, gt=0)
+    connections: int = Field(default=10_000, ge=1)
+    pipelined_requests: int = Field(default=64, ge=1)
+    requests_per_connection: int = Field(default=0, ge=0)  # 0: never recycled
+    json_depth: int = Field(default=32, ge=1, le=256)
+
+
+class Server(Strict):
+    """The listeners and the processes that own them."""
+
+    host: Host = "127.0.0.1"
+    http_port: Port | None = 8000  # None: no such listener; 0: any free port
+    grpc_port: Port | None = 8001
+    ingress_replicas: int = Field(default=1, ge=1, le=64)
+    shared_workers: int | None = Field(default=None, ge=1)  # batches that run at once in a process, of all embedded backends
+    drain_timeout_s: float = Field(default=20.0, ge=0)
+    run_dir: str | None = None  # metrics and region files of this node; None: a fresh temporary directory
+    state_dir: str | None = None  # what was learned of the backends' speed, kept between restarts; None: learned anew
+    instance_type: str | None = None  # what this runs on, such as c7i.xlarge: told to loadtest, which prices it
+    system_shared_memory: bool = True
+    model_control: bool = False  # repository load and unload by clients
+    limits: Limits = Limits()
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        """For `gateway.documents.lenient`, as all of this name."""
+        return (self._same_port(),)
+
+    def _same_port(self) -> Iterator[Unfit]:
+        if self.http_port and self.http_port == self.grpc_port:
+            yield Unfit("http_port has it too", expected="another port", remedy="0 is any free one", at=("grpc_port",))
+
+
+class Ray(Strict):
+    """Ray, when `gateway serve` starts or joins it."""
+
+    address: str | None = None  # None: join a running cluster of this node if there is one, else start one
+    dashboard: bool = False
+    application: str = "gateway"
+    channel_host: str | None = None  # where replicas take batches of other nodes; None: at the node's address in the cluster

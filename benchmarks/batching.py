@@ -32,7 +32,7 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.policies import Fixed, Greedy
 from gateway.batching.policy import Policy
 from gateway.types import InferRequest
-from loadtest.simulator import Affine, Outcome, simulate
+from loadtest.simulator import Affine, Simulated, simulate
 
 MS = 1_000_000
 UNBOUNDED = 1 << 40
@@ -224,7 +224,7 @@ def _counts_per_second(path: str) -> np.ndarray:
 # measuring
 
 
-def run(case: Case, rule: Rule, load: float, requests: int, seed: int, factor: float = 1.0) -> Outcome:
+def run(case: Case, rule: Rule, load: float, requests: int, seed: int, factor: float = 1.0) -> Simulated:
     """One run at a share of z. factor: the backend is that much slower than every profile says."""
     arrivals = arrivals_ns(case, load * case.zero_loss_rps(), requests, seed)
     service = Noisy(case.profile, factor, case.noise, np.random.default_rng(seed + 1))
@@ -236,7 +236,7 @@ def run(case: Case, rule: Rule, load: float, requests: int, seed: int, factor: f
     for k in range(case.workers):
         outcome = simulate(rule.batcher(alone), arrivals[worker == k], service, workers=1)
         latencies[worker == k] = outcome.latencies_ns
-    return Outcome(arrivals, latencies, outcome.batch_rows, outcome.reasons, outcome.busy_ns, case.workers).after(0.05)
+    return Simulated(arrivals, latencies, outcome.batch_rows, outcome.reasons, outcome.busy_ns, case.workers).after(0.05)
 
 
 def capacity(case: Case, rule: Rule, requests: int, seed: int) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gateway.batching.batch import Batch
 from gateway.batching.policy import Decision
-from gateway.batching.queue import Entry, Limits, Queue, State
+from gateway.batching.queue import Entry, BatchLimits, Queue, State
 from loadtest.simulator import Affine
 
 
@@ -31,7 +31,7 @@ class RayServe:
         self._open_rows = 0
         self._opened_ns = 0
 
-    def bind(self, limits: Limits) -> None:
+    def bind(self, limits: BatchLimits) -> None:
         self._max_rows = min(self._max_rows, limits.max_rows)
 
     def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
@@ -80,7 +80,7 @@ class Bento:
         self._refreshed_ns = 0
         self._max_rows = 1
 
-    def bind(self, limits: Limits) -> None:
+    def bind(self, limits: BatchLimits) -> None:
         self._max_rows = limits.max_rows
 
     def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
@@ -125,10 +125,10 @@ class Nexus:
     def __init__(self, slo_ns: int, profile: Affine) -> None:
         self._slo_ns = slo_ns
         self._profile = profile
-        self._limits = Limits(1)
+        self._limits = BatchLimits(1)
         self._target = 1
 
-    def bind(self, limits: Limits) -> None:
+    def bind(self, limits: BatchLimits) -> None:
         self._limits = limits
         sizes = limits.row_sizes or range(1, limits.max_rows + 1)
         self._target = max((size for size in sizes if 2 * self._profile.rows_ns(size) <= self._slo_ns), default=sizes[0])

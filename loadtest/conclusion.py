@@ -19,7 +19,7 @@ from loadtest.costs import (
 from loadtest.curves import FrontPoint, cliff, curve, front
 from loadtest.events import Agreed, Question
 from loadtest.fleet import Fleet, NoFleet, Offer, cheapest_fleet
-from loadtest.ranking import judge
+from loadtest.ranking import rank
 from loadtest.recommendation import (
     AgreementReport,
     CandidateReport,
@@ -60,7 +60,7 @@ def build(
     configured = {candidate.name: candidate for candidate in spec.candidates}
     standings = {standing.entrant.name: standing for standing in outcome.standings}
     reports = _named([_candidate(configured[name], standing, outcome, question, today) for name, standing in standings.items()])
-    verdict = judge(question, outcome, seed=spec.seed)
+    verdict = rank(question, outcome, seed=spec.seed)
     winner = standings[outcome.winner] if outcome.winner else None
     runner_up = standings[outcome.runner_up] if outcome.runner_up else None
     ranked = [standing for standing in standings.values() if standing.claimed_rps and not standing.broken]

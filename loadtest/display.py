@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from loadtest.events import Command, Event, Question
     from loadtest.progress import Progress
-    from loadtest.recommender import Step
+    from loadtest.recommender import SearchStep
 
 LONGEST_NAME: Final = 34
 ERASE: Final = "\r\x1b[2K"
@@ -38,7 +38,7 @@ class Display:
         self._looks = 0
         self._within = 0
 
-    def on_step(self, step: "Step") -> None:
+    def on_step(self, step: "SearchStep") -> None:
         self._seconds, self._usd = step.seconds, step.usd
         self._looks = self._within = 0
         if step.event is None:

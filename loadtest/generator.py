@@ -440,7 +440,7 @@ class _Run:
 
     async def _ask(self, looker: Looker, blocks: int) -> None:
         """End the run, if the first `blocks` blocks decide it."""
-        if await looker.decided(looks.Question(blocks, 1 - (1 - verdict.CONFIDENCE) / _LOOKS, self._start_ns)):
+        if await looker.decided(looks.Look(blocks, 1 - (1 - verdict.CONFIDENCE) / _LOOKS, self._start_ns)):
             self._decided_ns = blocks * self._grid.block_ns
             self._halt.set()
 

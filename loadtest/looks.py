@@ -3,7 +3,7 @@
 A look goes through all requests so far: 10 to 120 ms of CPU time. The process that sends must not stop for so long, and it is
 scheduled before all others: it would keep a core from the server as well. This one gives way to all. The conversation:
 
-    stdin   4 bytes length, the `Job` (msgpack) · then questions, a line each: `Question`, in JSON · end of file: end
+    stdin   4 bytes length, the `Job` (msgpack) · then questions, a line each: `Look`, in JSON · end of file: end
     stdout  one line: "ready" · for each question a line: true or false
 
 LOG and RECORDING are open files: the log's table, shared with whoever sends, and what the hiccup meter writes, or -1.
@@ -43,7 +43,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Look:
     """Of the first so many blocks, all of whose requests are done. start_ns: of the run, by the machine's monotonic clock."""
 
     blocks: int
@@ -88,7 +88,7 @@ class Looker:
             async with asyncio.timeout(_READY_S):
                 self._ready = await self._said(len(packed).to_bytes(_SIZE_BYTES, "little") + packed) == b"ready\n"
 
-    async def decided(self, question: Question) -> bool:
+    async def decided(self, question: Look) -> bool:
         """Whether they decide the SLO; False, too, where nobody can tell. Takes as long as there is no time for it."""
         return self._ready and await self._said(msgspec.json.encode(question) + b"\n") == b"true\n"
 
@@ -109,7 +109,7 @@ def _answer(job: Job, log_fd: int, record_fd: int, questions: BinaryIO, answers:
     answers.write(b"ready\n")
     answers.flush()
     for line in questions:
-        asked = msgspec.json.decode(line, type=Question)
+        asked = msgspec.json.decode(line, type=Look)
         recording = record.recording(asked.start_ns) if record is not None else None
         found = decided(job.spec, log, job.grid, asked.blocks, asked.confidence, recording, or_lost=job.or_lost)
         answers.write(msgspec.json.encode(found) + b"\n")

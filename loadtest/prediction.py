@@ -15,7 +15,7 @@ from gateway.config import Batching, Ragged
 from gateway.types import InferRequest
 from loadtest.events import Timing
 from loadtest.results import Slo
-from loadtest.simulator import Outcome, simulate
+from loadtest.simulator import Simulated, simulate
 
 REQUESTS = 3000  # of one simulated run; the first fifth is warm-up. With PRECISION: under a second of CPU per prediction
 PRECISION = 1.04
@@ -161,7 +161,7 @@ def predicted_rps(
     return low
 
 
-def _meets(outcome: Outcome, slo: Slo, overhead_ms: float) -> bool:
+def _meets(outcome: Simulated, slo: Slo, overhead_ms: float) -> bool:
     latencies = outcome.latencies_ns
     answered = latencies >= 0
     if slo.max_error_rate is not None and 1 - float(np.mean(answered)) > slo.max_error_rate:

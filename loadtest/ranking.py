@@ -17,7 +17,7 @@ DRAWS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Ranking:
     """The winner against the rest.
 
     margin: how much more the runner-up costs, as a share, both at the rates claimed for them; None if there is none. Negative
@@ -32,7 +32,7 @@ class Verdict:
     flip_usd_per_hour: float | None
 
 
-def judge(question: Question, outcome: Outcome, *, seed: int) -> Verdict | None:
+def rank(question: Question, outcome: Outcome, *, seed: int) -> Ranking | None:
     """None if there is no winner."""
     by_name = {standing.entrant.name: standing for standing in outcome.standings}
     if outcome.winner is None:
@@ -45,7 +45,7 @@ def judge(question: Question, outcome: Outcome, *, seed: int) -> Verdict | None:
         margin = costs[1] / costs[0] - 1
         flip = flip_usd_per_hour(question, winner, runner_up)
     possible = [s for s in outcome.standings if s.predicted_rps > 0 and not s.broken]
-    return Verdict(_probability_cheapest(question, winner, possible, seed), margin, flip)
+    return Ranking(_probability_cheapest(question, winner, possible, seed), margin, flip)
 
 
 def flip_usd_per_hour(question: Question, winner: Standing, runner_up: Standing) -> float:

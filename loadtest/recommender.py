@@ -317,7 +317,7 @@ class Lab:
                     seconds=command.seconds,
                     limit_ms=self._spec.slo.tightest_ms or 0.0,
                     measure=self._measure,
-                    look=lambda: self._look(running),
+                    look=lambda: self._executions(running),
                     lengths=f"{min(lengths.typical)}-{max(lengths.typical)}" if lengths is not None else "",
                 )
                 recording = meter.recording(began_ns)
@@ -327,7 +327,7 @@ class Lab:
         return event, recording is not None and others_share(recording) > QUIET_SHARE
 
     async def _load(self, command: Load, candidate: Candidate, running: Running, left_s: float) -> Measured:
-        before = await self._look(running)
+        before = await self._executions(running)
         running.usage()
         wanted = replace(self._load_spec(running), rate_rps=command.rps, duration_s=command.seconds, label=command.entrant)
         stop = asyncio.Event()
@@ -346,7 +346,7 @@ class Lab:
             if alarm is not None:
                 alarm.cancel()
         usage = running.usage()
-        batches = (await self._look(running)).since(before)
+        batches = (await self._executions(running)).since(before)
         self._keep(result)
         profiled = self._profiles.get(candidate.group, Profiled(candidate.group))
         return Measured(
@@ -396,7 +396,7 @@ class Lab:
             pad=self._spec.pad,
         )
 
-    async def _look(self, running: Running) -> Executions:
+    async def _executions(self, running: Running) -> Executions:
         """What the server has counted so far; nothing, if it keeps no statistics."""
         try:
             return executions(await asyncio.to_thread(get_json, f"{running.rest}/v2/models/{self._spec.model}/stats"))
@@ -410,7 +410,7 @@ class Lab:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SearchStep:
     """What a live display is told: before a measurement (event None) and after it. seconds, usd: spent so far."""
 
     command: Command
@@ -420,7 +420,7 @@ class Step:
 
 
 async def run_search(
-    question: Question, lab: Lab, journal: Journal, *, on_step: Callable[[Step], None] = lambda step: None
+    question: Question, lab: Lab, journal: Journal, *, on_step: Callable[[SearchStep], None] = lambda step: None
 ) -> Outcome:
     """The whole search, from where the journal stops. The journal is left open; the lab is closed in every case."""
     spent = Spent(question)
@@ -431,11 +431,11 @@ async def run_search(
     try:
         command = next(steps)
         while True:
-            on_step(Step(command, None, spent.seconds, spent.usd))
+            on_step(SearchStep(command, None, spent.seconds, spent.usd))
             event = await lab.answer(command, left_s=question.seconds - spent.seconds)
             journal.append(event)
             spent.add(event)
-            on_step(Step(command, event, spent.seconds, spent.usd))
+            on_step(SearchStep(command, event, spent.seconds, spent.usd))
             command = steps.send(event)
     except StopIteration as stop:
         journal.finish()

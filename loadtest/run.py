@@ -87,7 +87,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label", help="what tables and reports call this run")
 
 
-def load_spec(args: argparse.Namespace) -> LoadSpec:
+def _asked(args: argparse.Namespace) -> LoadSpec:
     """The spec that the options describe. Raises: UsageError."""
     given: dict[str, Any] = {
         name: getattr(args, name)
@@ -123,7 +123,7 @@ def _header(text: str) -> tuple[str, str]:
 def execute(args: argparse.Namespace) -> int:
     import uvloop
 
-    spec = load_spec(args)
+    spec = _asked(args)
     if args.json == args.csv == STDOUT:
         raise UsageError("--json and --csv: standard output takes one of them; name a FILE for the other")
     live = _live_file(args)

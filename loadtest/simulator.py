@@ -65,7 +65,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Simulated:
     """What became of every request, in order of arrival.
 
     arrivals_ns, latencies_ns: int64 (requests,); a latency is `SHED` for a request that got no result.
@@ -96,10 +96,10 @@ class Outcome:
         answered = self.latencies_ns[self.latencies_ns >= 0]
         return float(np.mean(answered)) / 1e6 if len(answered) else float("nan")
 
-    def after(self, share: float) -> "Outcome":
+    def after(self, share: float) -> "Simulated":
         """Without the first share of the requests: the warm-up."""
         skip = int(len(self.arrivals_ns) * share)
-        return Outcome(
+        return Simulated(
             self.arrivals_ns[skip:], self.latencies_ns[skip:], self.batch_rows, self.reasons, self.busy_ns, self.workers
         )
 
@@ -116,7 +116,7 @@ def simulate(
     request_of: Callable[[int, int], InferRequest] | None = None,
     fails: Callable[[Batch, int], bool] | None = None,
     step_all: bool = False,
-) -> Outcome:
+) -> Simulated:
     """Run requests through a batcher to their ends.
 
     arrivals_ns: ascending. request_of: makes request i that arrives at the given time; None: one row each.
@@ -190,7 +190,7 @@ def simulate(
             heapq.heappush(running, (now_ns + compute_ns, started, batch, compute_ns))
             batch_rows.append(batch.rows)
             reasons[batch.reason] += 1
-    return Outcome(np.asarray(arrivals_ns), latencies, tuple(batch_rows), reasons, busy_ns, workers)
+    return Simulated(np.asarray(arrivals_ns), latencies, tuple(batch_rows), reasons, busy_ns, workers)
 
 
 def _one_row(index: int, arrival_ns: int) -> InferRequest:

@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch
 from gateway.batching.policy import WAIT, Decision, Fill
-from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State
+from gateway.batching.queue import NEVER, Entry, LengthGroup, BatchLimits, Queue, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 
 _ARRIVALS: Final = 128
@@ -149,11 +149,11 @@ class Adaptive:
     by_length = True
 
     def __init__(self) -> None:
-        self._limits = Limits(1)
+        self._limits = BatchLimits(1)
         self._streams: dict[Hashable, _Stream] = {}
         self.service = ServiceModel(1)
 
-    def bind(self, limits: Limits) -> None:
+    def bind(self, limits: BatchLimits) -> None:
         self._limits = limits
         self.service = ServiceModel(limits.max_rows, limits.row_sizes)
 

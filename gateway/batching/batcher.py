@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from gateway.batching.batch import Batch, Padding, Part, bucket_of, ragged_length
 from gateway.batching.forecast import Forecast, first_free_ns, forecast
 from gateway.batching.policy import Decision, Policy
-from gateway.batching.queue import NEVER, Entry, LengthGroup, Limits, Queue, State, class_of, deadline_of, virtual_deadline
+from gateway.batching.queue import NEVER, Entry, LengthGroup, BatchLimits, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
 from gateway.config import Ragged
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded, TooLarge
@@ -74,7 +74,7 @@ class Batcher:
         self._max_request_rows = max(self._max_rows, max_queue_rows // 2)
         self._slo_ns = slo_ns
         self._ragged = ragged
-        self._limits = Limits(self._max_rows, row_sizes, slo_ns)
+        self._limits = BatchLimits(self._max_rows, row_sizes, slo_ns)
         self._by_length = policy.by_length and ragged is not None
         policy.bind(self._limits)
         self._own_service = None if policy.service else ServiceModel(self._max_rows, row_sizes)

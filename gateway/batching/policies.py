@@ -6,7 +6,7 @@ from typing import Final
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
 from gateway.batching.policy import WAIT, Decision, Policy
-from gateway.batching.queue import Limits, Queue, State
+from gateway.batching.queue import BatchLimits, Queue, State
 from gateway.config import Batching
 
 
@@ -22,7 +22,7 @@ class Greedy:
     def __init__(self) -> None:
         self._decision = WAIT
 
-    def bind(self, limits: Limits) -> None:
+    def bind(self, limits: BatchLimits) -> None:
         self._decision = Decision(limits.max_rows, "idle")
 
     def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
@@ -46,7 +46,7 @@ class Fixed:
         self._max_delay_ns = max_delay_ns
         self._max_rows = 1
 
-    def bind(self, limits: Limits) -> None:
+    def bind(self, limits: BatchLimits) -> None:
         self._max_rows = limits.max_rows
 
     def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from gateway.batching.batch import Batch
-from gateway.batching.queue import Entry, Limits, Queue, State
+from gateway.batching.queue import Entry, BatchLimits, Queue, State
 from gateway.batching.service_model import ServiceModel
 
 
@@ -51,7 +51,7 @@ class Policy(Protocol):
         """What it has learned of the model's speed, once bound; None: it does not learn."""
         ...
 
-    def bind(self, limits: Limits) -> None: ...
+    def bind(self, limits: BatchLimits) -> None: ...
 
     def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
         """A request has been pushed to the queue."""

@@ -220,7 +220,7 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """What a policy must keep to. max_rows: of one batch. row_sizes: the only sizes that run, ascending; empty: any."""
 
     max_rows: int

@@ -20,7 +20,7 @@ _MOST_CREDIT: Final = 2.0  # shares that could not be given are not made up for
 _COLD_START_NS: Final = 10_000_000_000
 
 
-class Queue(Protocol):
+class LaneView(Protocol):
     """What routing asks of a lane."""
 
     @property
@@ -41,7 +41,7 @@ class Candidate:
     """
 
     label: str
-    lane: Queue
+    lane: LaneView
     health: Health
     worker_usd_per_hour: float = 0.0
     canary_share: float | None = None

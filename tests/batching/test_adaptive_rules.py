@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
-from gateway.batching.queue import Limits, Queue, State, deadline_of, virtual_deadline
+from gateway.batching.queue import BatchLimits, Queue, State, deadline_of, virtual_deadline
 from gateway.types import InferRequest
 from tests.batching.adaptive_rules import Known, Rules
 from tests.batching.curves import MS, kept_curve, kept_model
@@ -33,7 +33,7 @@ class Bench:
         """curves: fixed and row, in ms."""
         self.policy = Adaptive()
         self.slo_ns = None if slo_ms is None else round(slo_ms * MS)
-        self.policy.bind(Limits(max_rows, row_sizes, self.slo_ns))
+        self.policy.bind(BatchLimits(max_rows, row_sizes, self.slo_ns))
         self.policy.service.restore(
             kept_model({group: kept_curve(*times, max_rows, levels, spread) for group, times in curves.items()})
         )

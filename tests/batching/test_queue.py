@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batching.queue import NEVER, PATIENCE_NS, Entry, Limits, Queue, class_of, deadline_of, virtual_deadline
+from gateway.batching.queue import NEVER, PATIENCE_NS, Entry, BatchLimits, Queue, class_of, deadline_of, virtual_deadline
 from gateway.types import InferRequest
 
 MS = 1_000_000
@@ -58,9 +58,9 @@ def test_the_place_in_line_is_by_the_time_to_the_deadline_and_the_class(priority
 
 
 def test_rows_are_padded_to_the_next_compiled_size() -> None:
-    limits = Limits(8, (2, 4, 8))
+    limits = BatchLimits(8, (2, 4, 8))
     assert [limits.padded(rows) for rows in (1, 2, 3, 4, 5, 8, 9)] == [2, 2, 4, 4, 8, 8, 9]
-    assert Limits(8).padded(3) == 3
+    assert BatchLimits(8).padded(3) == 3
 
 
 def test_a_queue_without_lower_classes_knows_it_and_knows_it_again_once_they_are_gone() -> None:

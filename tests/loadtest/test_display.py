@@ -9,7 +9,7 @@ from rich.console import Console
 from loadtest.display import ERASE, Display
 from loadtest.events import Agree, Agreed, Entrant, Load, Measured, Predict, Predicted, Profile, Profiled, Question, Timing
 from loadtest.progress import Progress
-from loadtest.recommender import Step
+from loadtest.recommender import SearchStep
 from loadtest.wording import differences
 from tests.loadtest.examples import example_spec
 
@@ -25,8 +25,8 @@ def told(*, terminal: bool = False, paid: bool = False, width: int = 100) -> tup
     return Display(console, QUESTION, {ENTRANT.name: "sessions 2"}, paid=paid), out
 
 
-def step(command: Any, event: Any = None) -> Step:
-    return Step(command, event, 133.0, 0.13)
+def step(command: Any, event: Any = None) -> SearchStep:
+    return SearchStep(command, event, 133.0, 0.13)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from loadtest.costs import cost_per_million
 from loadtest.events import Command, Entrant, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
-from loadtest.ranking import judge
+from loadtest.ranking import rank
 from loadtest.search import search
 from loadtest.standing import Outcome
 
@@ -47,7 +47,7 @@ def test_the_slo_decides_between_inf2_and_inf1(limit_ms: float, winner: str, usd
 
 def test_at_50_ms_the_price_that_turns_the_answer_is_told() -> None:
     question, outcome = recommend(50)
-    verdict = judge(question, outcome, seed=0)
+    verdict = rank(question, outcome, seed=0)
     assert verdict is not None
     assert verdict.flip_usd_per_hour == pytest.approx(0.7582 * 1181 / 2674, rel=0.01)  # 0.3349
     assert verdict.margin == pytest.approx(0.0788 / 0.0536 - 1, abs=0.02)

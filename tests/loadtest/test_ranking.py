@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loadtest.events import Entrant, Measured, Predicted, Question
-from loadtest.ranking import DRAWS, Verdict, flip_usd_per_hour, judge, sample_peaks
+from loadtest.ranking import DRAWS, Ranking, flip_usd_per_hour, rank, sample_peaks
 from loadtest.standing import Outcome, Standing
 
 REQUIRED = 0.99
@@ -28,12 +28,12 @@ def bracket(name: str, low_rps: float, high_rps: float) -> tuple[Measured, Measu
     return run(name, low_rps, "pass", ALL), run(name, high_rps, "fail", HALF)
 
 
-def judged(*standings: Standing, winner: str | None = "a", seed: int = 0, target_rps: float | None = None) -> Verdict | None:
+def judged(*standings: Standing, winner: str | None = "a", seed: int = 0, target_rps: float | None = None) -> Ranking | None:
     """The second is the runner-up, if it holds any rate."""
     question = Question(tuple(one.entrant for one in standings), REQUIRED, 50.0, 600.0, target_rps=target_rps)
     runner_up = standings[1].entrant.name if len(standings) > 1 and standings[1].claimed_rps else None
     outcome = Outcome(standings, {}, winner, runner_up, None, None, 0.0, 0.0, ())
-    return judge(question, outcome, seed=seed)
+    return rank(question, outcome, seed=seed)
 
 
 def probability(*standings: Standing, **how: Any) -> float:
@@ -47,7 +47,7 @@ def test_without_a_winner_there_is_no_verdict() -> None:
 
 
 def test_who_is_alone_is_the_cheapest_as_far_as_draws_can_tell() -> None:
-    assert judged(standing("a", 1.0, *bracket("a", 400, 420))) == Verdict((DRAWS + 1) / (DRAWS + 2), None, None)
+    assert judged(standing("a", 1.0, *bracket("a", 400, 420))) == Ranking((DRAWS + 1) / (DRAWS + 2), None, None)
 
 
 def test_the_margin_is_what_the_runner_up_costs_more_at_the_rates_claimed() -> None:

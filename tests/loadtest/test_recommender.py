@@ -13,7 +13,7 @@ from loadtest.events import Load, Measured, Profile, Profiled
 from loadtest.journal import Journal
 from loadtest.launchers.launcher import StartFailed, Usage
 from loadtest.progress import Progress
-from loadtest.recommender import HARD_END_S, WRAP_UP_S, Lab, Step, limited, question_of, required_share, run_search
+from loadtest.recommender import HARD_END_S, WRAP_UP_S, Lab, SearchStep, limited, question_of, required_share, run_search
 from loadtest.results import LoadSpec, RunResult, Slo
 from loadtest.spec import Spec
 from tests.loadtest.examples import example_spec
@@ -121,7 +121,7 @@ def searched(spec: Spec, launcher: FakeLauncher, measure: Any, folder: Path, on_
 @pytest.mark.slow
 def test_a_whole_search_measures_predicts_and_finds_the_better(spec: Spec, tmp_path: Path) -> None:
     launcher = FakeLauncher()
-    steps: list[Step] = []
+    steps: list[SearchStep] = []
     outcome = searched(spec, launcher, FakeMeasure(launcher), tmp_path, steps.append)
     assert outcome.winner == "c7i.large synthetic (sessions 2)"
     assert launcher.running == set()
@@ -142,7 +142,7 @@ def test_an_interrupted_search_measures_only_what_is_missing(spec: Spec, tmp_pat
     class Interrupted(Exception):
         pass
 
-    def interrupt(step: Step) -> None:
+    def interrupt(step: SearchStep) -> None:
         if isinstance(step.event, Measured):
             raise Interrupted
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from loadtest.events import Command, Entrant, Event, Load, Measured, Predicted, Profile, Question
-from loadtest.ranking import judge
+from loadtest.ranking import rank
 from loadtest.search import search
 from loadtest.standing import Outcome, Standing
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
@@ -208,7 +208,7 @@ def test_money_is_not_spent_beyond_the_limit() -> None:
 
 
 def probability(outcome: Outcome, asked: Question) -> float:
-    verdict = judge(asked, outcome, seed=0)
+    verdict = rank(asked, outcome, seed=0)
     assert verdict is not None
     return verdict.probability_cheapest
 
@@ -224,7 +224,7 @@ def test_a_clear_winner_is_certain_and_a_tie_is_not() -> None:
 def test_at_the_flip_price_the_runner_up_costs_the_same() -> None:
     asked = question(entrants(1.0, 1.0))
     outcome = SimulatedLab(asked, {"c0": Truth(500), "c1": Truth(450)}).run()
-    verdict = judge(asked, outcome, seed=0)
+    verdict = rank(asked, outcome, seed=0)
     assert verdict is not None
     assert verdict.flip_usd_per_hour is not None
     winner, runner_up = outcome.standings

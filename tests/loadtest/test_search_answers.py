@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from loadtest.events import Command, Event, Load, Measured, Predicted, Profile, Question
-from loadtest.ranking import judge
+from loadtest.ranking import rank
 from loadtest.search import search
 from loadtest.standing import Outcome
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
@@ -55,7 +55,7 @@ def test_the_winner_is_never_dearer_than_another_proven_rate(seed: int) -> None:
     costs = {s.entrant.name: asked.cost(s.entrant, s.peak_rps) for s in outcome.standings if s.peak_rps}
     assert outcome.winner is not None
     assert costs[outcome.winner] == min(costs.values())
-    verdict = judge(asked, outcome, seed=0)
+    verdict = rank(asked, outcome, seed=0)
     assert verdict is not None
     assert 0 < verdict.probability_cheapest < 1
 

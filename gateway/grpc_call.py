@@ -112,7 +112,8 @@ class GrpcCall:
     """One RPC. over: answered or cancelled; nothing more is sent."""
 
     __slots__ = (
-        "_begun", "_buffer", "_ended", "_handler", "_held", "_most_bytes", "_timeout_s", "arrival_ns", "over", "stream",
+        "_begun", "_buffer", "_ended", "_handler", "_held", "_inflating", "_most_bytes", "_timeout_s",
+        "arrival_ns", "over", "stream",
     )  # fmt: skip
 
     def __init__(self, stream: Stream, most_bytes: int) -> None:
@@ -124,6 +125,7 @@ class GrpcCall:
         self._most_bytes = most_bytes
         self._buffer: bytearray | None = None  # most messages come whole
         self._held = False
+        self._inflating = False  # and therefore held
         self._ended = False  # by the client, while held
         self._timeout_s: float | None = None
         self._handler: CallHandler | None = None
@@ -139,7 +141,7 @@ class GrpcCall:
 
     def go_on(self) -> None:
         """Tell messages again, those that came meanwhile first."""
-        if self._held:
+        if self._held and not self._inflating:
             self._held = False
             self.take(b"", self._ended)
 
@@ -289,13 +291,13 @@ class GrpcCall:
                 handler.message(message, size + 5)
 
     def _inflate(self, flag: int, message: bytes, size: int) -> None:
-        """Tell a compressed message, and hold the call until then: what may take long is done off the loop, what may be much waits."""
+        """Tell a compressed message, and hold the call until then: what takes long is done off the loop, what is much may wait."""
         encoding = self.stream.headers.get(b"grpc-encoding", b"identity")
         if flag != 1:
             raise InvalidArgument(f"a message with the flag {flag}, expected 0 or 1")
         if encoding == b"identity":  # grpc/doc/compression.md
             raise InternalError("a message is flagged as compressed, but its call has no grpc-encoding")
-        self.hold()
+        self._held = self._inflating = True
         self._begin_inflating(encoding, message, size)
 
     def _begin_inflating(self, encoding: bytes, message: bytes, size: int) -> None:
@@ -317,7 +319,7 @@ class GrpcCall:
             if handler is None:  # the call is over
                 return
             self.stream.give_back(reserved - len(message))
-            self._held = False
+            self._held = self._inflating = False
             handler.message(message, size)
             if not self._held:
                 self.take(b"", self._ended)

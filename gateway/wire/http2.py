@@ -213,8 +213,7 @@ class Connection(ABC):
         self._wake = wake
         self._woken = False
         self.out: list[bytes] = []
-        self.closing = False
-        self.aborted = False
+        self.closing = self.aborted = False
         # reading
         self._expected = expected
         self._rest = b""

@@ -21,7 +21,7 @@ from typing import Final, cast
 
 from gateway.config import Limits
 from gateway.protocols.tensors import Buffer
-from gateway.wire.exchange import Handler
+from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.requests import DEAF, HEAD, IDLE
 
@@ -113,12 +113,13 @@ class HttpConnection(asyncio.BufferedProtocol):
     """The socket and the clock of one connection. http: what is said on it."""
 
     __slots__ = (
-        "_deadline", "_idle_timer", "_limits", "_loop", "_next_turn", "_server", "_stall_timer", "_timed", "_transport",
-        "_written_bytes", "http",
+        "_deadline", "_idle_timer", "_limits", "_loop", "_next_turn", "_reader", "_server", "_stall_timer", "_timed",
+        "_transport", "_written_bytes", "http",
     )  # fmt: skip
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
         self.http = Http1Connection(server.handler, server.limits, self)
+        self._reader = self.http.reader
         self._server = server
         self._limits = server.limits
         self._loop = loop
@@ -163,7 +164,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """The client is gone: returning None makes the transport write what it holds and close."""
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        buffer = self.http.reader.buffer
+        buffer = self._reader.buffer
         return self._server.scratch if buffer is None else buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -235,7 +236,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._disarm()
         self._transport.close()
 
-    def run(self, work: Callable[[], bytes], done: Callable[[Callable[[], bytes]], None]) -> None:
+    def run(self, work: Result, done: Callable[[Result], None]) -> None:
         try:
             future = self._loop.run_in_executor(None, work)
         except RuntimeError:  # no thread can be started: an answer that holds others up is better than none

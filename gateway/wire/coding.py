@@ -7,13 +7,10 @@ from typing import Final
 from gateway.errors import GatewayError, TooLarge
 from gateway.protocols.rest import STATUS, error_body
 from gateway.wire.compression import WINDOW_BITS, inflate
-from gateway.wire.exchange import Exchange
+from gateway.wire.exchange import Exchange, Result, Run
 
 _INLINE_BYTES: Final = 4 << 10  # a longer body, or one of which comes more than so much, is inflated off the loop
 _INFLATED_INLINE_BYTES: Final = 64 << 10
-
-# Does work that takes long where it holds nobody up, then calls the other with what gives its result or raises.
-Run = Callable[[Callable[[], bytes], Callable[[Callable[[], bytes]], None]], None]
 
 
 def is_coded(exchange: Exchange) -> bool:
@@ -30,7 +27,7 @@ def inflate_body(exchange: Exchange, most_bytes: int, run: Run, done: Callable[[
     body = exchange.body
     here = len(body) <= _INLINE_BYTES
 
-    def take(result: Callable[[], bytes]) -> None:
+    def take(result: Result) -> None:
         nonlocal here
         try:
             exchange.body = result()

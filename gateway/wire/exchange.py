@@ -1,10 +1,13 @@
 """A request and the place for its one answer: what a handler of an HTTP/1.1 connection gets."""
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
+from gateway.protocols.rest import error_body
 from gateway.protocols.tensors import Buffer
-from gateway.wire.compression import choose_encoding
+from gateway.wire.compression import choose_encoding, deflate
 
 JSON: Final = b"application/json"
 REASONS: Final = {
@@ -13,25 +16,37 @@ REASONS: Final = {
     431: b"Request Header Fields Too Large", 499: b"Client Closed Request", 500: b"Internal Server Error",
     501: b"Not Implemented", 503: b"Service Unavailable", 504: b"Gateway Timeout",
 }  # fmt: skip
+_ONE_BUFFER: Final = (bytes, bytearray, memoryview)
+_DEFLATE_FROM_BYTES: Final = 1 << 10  # below it, the time costs more than the bytes
+_DEFLATE_INLINE_BYTES: Final = 16 << 10
+_LAST_CHUNK: Final = b"0\r\n\r\n"
+
+log = logging.getLogger(__name__)
+
+Result = Callable[[], bytes]
+# Does work that takes long where it holds nobody up, then calls the other with what gives its result or raises.
+Run = Callable[[Result, Callable[[Result], None]], None]
 
 
 class Answering(Protocol):
     """What takes the answer to an exchange: its connection."""
 
     @property
+    def run(self) -> Run:
+        """For what takes long."""
+
+    @property
     def unsent(self) -> int:
         """Bytes that were written and wait for the client."""
 
-    def take(
-        self, exchange: "Exchange", status: int, body: Buffer | Sequence[Buffer], content_type: bytes, headers: bytes
-    ) -> None:
-        """Take the one answer."""
+    def answered(self, exchange: "Exchange") -> None:
+        """The answer is here."""
 
-    def take_piece(self, exchange: "Exchange", piece: Buffer) -> None:
-        """Take a piece of it."""
+    def piece_added(self, exchange: "Exchange", pieces: "Pieces") -> None:
+        """A piece of it is."""
 
-    def finish(self, exchange: "Exchange") -> None:
-        """There are no more pieces."""
+    def last_piece_added(self, exchange: "Exchange", pieces: "Pieces") -> None:
+        """All of them are, and some have left."""
 
     def failed(self, exchange: "Exchange") -> None:
         """There will be no answer, from an except clause."""
@@ -40,13 +55,32 @@ class Answering(Protocol):
 class Pieces:
     """An answer in pieces that has begun. held: pieces whose turn has not come. written: its head is. last: and it said so."""
 
-    __slots__ = ("head", "held", "last", "written")
+    __slots__ = ("_chunked", "_head_alone", "head", "held", "last", "written")
 
-    def __init__(self, head: bytes) -> None:
+    def __init__(self, head: bytes, *, chunked: bool, head_alone: bool) -> None:
+        """head: without its last line. chunked: else the end of the connection ends the answer."""
         self.head = head
         self.held: list[Buffer] = []
         self.written = False
         self.last = False
+        self._chunked = chunked
+        self._head_alone = head_alone
+
+    def take(self, *, end: bool = False) -> list[Buffer]:
+        """What is to be written of them now. end: nothing comes behind it."""
+        out: list[Buffer] = []
+        if not self.written:
+            self.written = True
+            framing = b"Transfer-Encoding: chunked\r\n" if self._chunked else b""
+            out.append(self.head + framing + (b"Connection: close\r\n\r\n" if self.last else b"\r\n"))
+        held, self.held = self.held, []
+        if self._head_alone:
+            return out
+        for piece in held:
+            out += (b"%x\r\n" % len(piece), piece, b"\r\n") if self._chunked else (piece,)
+        if end and self._chunked:
+            out.append(_LAST_CHUNK)
+        return out
 
 
 class Exchange:
@@ -92,44 +126,12 @@ class Exchange:
         self.on_drained: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Exchange {self.method!r} {self.path!r}, {'answered' if self.head is not None else 'open'}>"
+        return f"<Exchange {self.method!r} {self.path!r}, {'answered' if self.answered else 'open'}>"
 
-    def respond(
-        self, status: int, body: Buffer | Sequence[Buffer] = b"", content_type: bytes = JSON, headers: bytes = b""
-    ) -> None:
-        """Answer, exactly once. headers: more of them, whole lines with their CRLF.
-
-        The buffers of the body must not change any more.
-        """
-        if self.connection is not None:
-            self.connection.take(self, status, body, content_type, headers)
-
-    def begin(self, status: int, content_type: bytes, headers: bytes = b"") -> None:
-        """Begin an answer in pieces. Its head leaves with the first of them."""
-        if self.connection is not None:
-            self.check_open()
-            reason = REASONS.get(status, b"")
-            self.pieces = Pieces(b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n%b" % (status, reason, content_type, headers))
-
-    def write(self, piece: Buffer) -> None:
-        """Send a piece, which must not change any more, at once or when its turn comes."""
-        if self.connection is not None and len(piece):
-            self.connection.take_piece(self, piece)
-
-    def finish(self) -> None:
-        """There are no more pieces."""
-        if self.connection is not None:
-            self.connection.finish(self)
-
-    def failed(self) -> None:
-        """Give up an answer that cannot go on, from an except clause: it ends with the connection, if some of it has left."""
-        if self.connection is not None:
-            self.connection.failed(self)
-
-    def check_open(self) -> None:
-        """Raises: RuntimeError, if there is an answer, or the beginning of one."""
-        if self.head is not None or self.compressing or self.pieces is not None:
-            raise RuntimeError(f"{self!r} was answered before")
+    @property
+    def answered(self) -> bool:
+        """Whether there is an answer, though it may still have to be compressed, or wait for its turn."""
+        return self.head is not None or self.compressing
 
     @property
     def encoding(self) -> bytes:
@@ -141,6 +143,93 @@ class Exchange:
         """Whether a byte of what was written still waits here for the client."""
         pieces = self.pieces
         return self.connection is not None and pieces is not None and (bool(pieces.held) or self.connection.unsent > 0)
+
+    def respond(
+        self, status: int, body: Buffer | Sequence[Buffer] = b"", content_type: bytes = JSON, headers: bytes = b""
+    ) -> None:
+        """Answer, exactly once. headers: more of them, whole lines with their CRLF.
+
+        The buffers of the body must not change any more.
+        """
+        connection = self.connection
+        if connection is None:
+            return
+        if self.head is not None or self.compressing or self.pieces is not None:
+            raise RuntimeError(f"{self!r} was answered before")
+        if isinstance(body, _ONE_BUFFER):
+            parts: Sequence[Buffer] = (body,)
+            length = len(body)
+        else:
+            parts = body
+            length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        if length >= _DEFLATE_FROM_BYTES and status == 200 and (encoding := self.encoding):
+            self.compressing = True
+            work = partial(deflate, encoding, parts)
+            done = partial(self._deflated, content_type, b"%bContent-Encoding: %b\r\n" % (headers, encoding))
+            if length > _DEFLATE_INLINE_BYTES:
+                connection.run(work, done)
+            else:
+                done(work)
+            return
+        self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b" % (
+            status, REASONS.get(status, b""), content_type, length, headers,
+        )  # fmt: skip
+        self.parts = parts
+        self.length = length
+        connection.answered(self)
+
+    def _deflated(self, content_type: bytes, headers: bytes, result: Result) -> None:
+        self.compressing = self.compress = False
+        try:
+            body = result()
+        except BaseException:
+            log.exception("the answer to %s %s could not be compressed", self.method, self.path)
+            self.respond(500, error_body("internal error"))
+        else:
+            self.respond(200, body, content_type, headers)
+
+    def begin(self, status: int, content_type: bytes, headers: bytes = b"") -> None:
+        """Begin an answer in pieces. Its head leaves with the first of them."""
+        if self.connection is None:
+            return
+        if self.answered or self.pieces is not None:
+            raise RuntimeError(f"{self!r} was answered before")
+        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n%b" % (status, REASONS.get(status, b""), content_type, headers)
+        self.pieces = Pieces(head, chunked=not self.http_1_0, head_alone=self.method == b"HEAD")
+
+    def write(self, piece: Buffer) -> None:
+        """Send a piece, which must not change any more, at once or when its turn comes."""
+        if self.connection is None or not len(piece):
+            return
+        pieces = self._begun()
+        pieces.held.append(piece)
+        self.connection.piece_added(self, pieces)
+
+    def finish(self) -> None:
+        """There are no more pieces."""
+        if self.connection is None:
+            return
+        pieces = self._begun()
+        self.pieces = None
+        if pieces.written:
+            self.head = pieces.head
+            self.connection.last_piece_added(self, pieces)
+        else:  # all of it is here: an answer like others, of known length
+            self.parts = pieces.held
+            self.length = sum(map(len, pieces.held))
+            self.head = pieces.head + b"Content-Length: %d\r\n" % self.length
+            self.connection.answered(self)
+
+    def failed(self) -> None:
+        """Give up an answer that cannot go on, from an except clause: it ends with the connection, if some of it has left."""
+        if self.connection is not None:
+            self.connection.failed(self)
+
+    def _begun(self) -> Pieces:
+        """Raises: RuntimeError, if no answer in pieces has begun, or it is over."""
+        if self.pieces is None:
+            raise RuntimeError(f"{self!r} has no answer in pieces that goes on")
+        return self.pieces
 
 
 Handler = Callable[[Exchange], None]

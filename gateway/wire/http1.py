@@ -20,25 +20,19 @@ for a head or a body is told by `reader.phase`, and ended by `refuse`.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway.config import Limits
 from gateway.protocols.rest import error_body
 from gateway.protocols.tensors import Buffer
 from gateway.wire.coding import inflate_body, is_coded
-from gateway.wire.compression import deflate
-from gateway.wire.exchange import REASONS, Exchange, Handler, Pieces
+from gateway.wire.exchange import Exchange, Handler, Pieces, Result, Run
 from gateway.wire.requests import BODY, DEAF, FILLING, HEAD, IDLE, PHASES, RequestReader
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_LAST_CHUNK: Final = b"0\r\n\r\n"
 _WRITE_NOW_BYTES: Final = 64 << 10  # an answer of more does not wait for those of the same read
-_DEFLATE_INLINE_BYTES: Final = 16 << 10
-_DEFLATE_FROM_BYTES: Final = 1 << 10  # below it, the time costs more than the bytes
 _TURN_NS: Final = 5_000_000  # and the request that it is used up with
-_ONE_BUFFER: Final = (bytes, bytearray, memoryview)
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +65,7 @@ class Outlet(Protocol):
     def close(self) -> None:
         """Close once what was written has left."""
 
-    def run(self, work: Callable[[], bytes], done: Callable[[Callable[[], bytes]], None]) -> None:
+    def run(self, work: Result, done: Callable[[Result], None]) -> None:
         """Do work that takes long where it holds nobody up, then call done with what gives its result or raises."""
 
 
@@ -101,7 +95,7 @@ class Http1Connection:
         self._backlog: deque[Exchange] = deque()  # read, and not yet given to the handler
         self._gathering = False  # small answers wait until all that came is read, then leave in one write
         self._unread = bytearray()  # what came and is not yet read
-        self._turn_began_ns = 0  # 0: with the first request that it reads
+        self._turn_began_ns = 0  # 0: with the first request that is read
         self._called = False
         self._reading = True
         self._congested = False
@@ -128,43 +122,13 @@ class Http1Connection:
         """Whether the client is to send the next request."""
         return self.reader.phase == IDLE and not self._exchanges and not self._backlog and not self._unread
 
-    @property
-    def unsent(self) -> int:
-        """Bytes that were written and wait for the client."""
-        return self._outlet.unsent
-
     # what comes
 
     def receive(self, data: memoryview) -> None:
         """Take bytes that the client sent; they are the caller's again when this returns."""
-        self._turn_began_ns = 0
         if self._unread:  # although reading is paused
             self._unread += data
-        else:
-            self._read(data)
-
-    def filled(self, size: int) -> None:
-        """So many bytes that the client sent were written to `reader.buffer`."""
-        self._turn_began_ns = 0
-        self.reader.filled(size)
-
-    def go_on(self) -> None:
-        """Take another turn, which was asked for by `Outlet.call_again`."""
-        self._called = False
-        self._turn_began_ns = self._clock()
-        backlog = self._backlog
-        while backlog and self._has_room() and not self._turn_is_over():
-            self._gathering = True
-            while backlog and self._has_room() and not self._turn_is_over():
-                self._begin(backlog.popleft())
-            self._gathering = False
-            self._flush()
-        if self._unread and not backlog and self._has_room() and not self._turn_is_over():
-            data, self._unread = self._unread, bytearray()
-            self._read(memoryview(data))
-        self._settle()
-
-    def _read(self, data: memoryview) -> None:
+            return
         self._gathering = True
         feed = self.reader.feed
         at = feed(data)
@@ -179,6 +143,31 @@ class Http1Connection:
             self._flush()
         if self._backlog or self._unread or (exchanges and not self._has_room()):
             self._settle()
+        self._turn_began_ns = 0
+
+    def filled(self, size: int) -> None:
+        """So many bytes that the client sent were written to `reader.buffer`."""
+        self.reader.filled(size)
+        if self._backlog or (self._exchanges and not self._has_room()):
+            self._settle()
+        self._turn_began_ns = 0
+
+    def go_on(self) -> None:
+        """Take another turn, which was asked for by `Outlet.call_again`."""
+        self._called = False
+        self._turn_began_ns = self._clock()
+        backlog = self._backlog
+        while backlog and self._has_room() and not self._turn_is_over():
+            self._gathering = True
+            while backlog and self._has_room() and not self._turn_is_over():
+                self._begin(backlog.popleft())
+            self._gathering = False
+            self._flush()
+        if self._unread and not backlog and self._has_room() and not self._turn_is_over():
+            data, self._unread = self._unread, bytearray()
+            self.receive(memoryview(data))
+        self._settle()
+        self._turn_began_ns = 0
 
     def pause_writing(self) -> None:
         """Much waits for the client."""
@@ -210,7 +199,7 @@ class Http1Connection:
         if self._exchanges and (pieces := self._exchanges[0].pieces) is not None and pieces.written:
             self._cut_short()
             return
-        open_ = [exchange for exchange in self._exchanges if exchange.head is None and not exchange.compressing]
+        open_ = [exchange for exchange in self._exchanges if not exchange.answered]
         for exchange in open_:
             exchange.pieces = None  # of which nothing has left, nor may, when the answers before it do
         for exchange in open_:
@@ -273,6 +262,11 @@ class Http1Connection:
         else:
             self._handle(exchange)
 
+    def _inflated(self, exchange: Exchange) -> None:
+        self._handle(exchange)
+        if exchange.connection is not None and exchange.head is None:
+            self._hold(exchange, len(exchange.body))
+
     def _handle(self, exchange: Exchange) -> None:
         try:
             self._handler(exchange)
@@ -286,59 +280,25 @@ class Http1Connection:
             self._cut_short()
             return
         exchange.pieces = None  # of which nothing has left
-        if exchange.head is None and not exchange.compressing:
+        if not exchange.answered:
             exchange.respond(500, error_body("internal error"))
-
-    def _inflated(self, exchange: Exchange) -> None:
-        self._handle(exchange)
-        if exchange.connection is not None and exchange.head is None:
-            self._hold(exchange, len(exchange.body))
 
     # answering
 
-    def take(
-        self, exchange: Exchange, status: int, body: Buffer | Sequence[Buffer], content_type: bytes, headers: bytes
-    ) -> None:
-        """Take the one answer to an exchange (called by it)."""
-        if exchange.head is not None or exchange.compressing or exchange.pieces is not None:
-            exchange.check_open()
-        if isinstance(body, _ONE_BUFFER):
-            parts: Sequence[Buffer] = (body,)
-            length = len(body)
-        else:
-            parts = body
-            length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if length >= _DEFLATE_FROM_BYTES and status == 200 and (encoding := exchange.encoding):
-            headers += b"Content-Encoding: " + encoding + b"\r\n"
-            work = partial(deflate, encoding, parts)
-            done = partial(self._deflated, exchange, content_type, headers)
-            exchange.compressing = True
-            if length > _DEFLATE_INLINE_BYTES:
-                self._outlet.run(work, done)
-            else:
-                done(work)
-            return
-        exchange.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b" % (
-            status, REASONS.get(status, b""), content_type, length, headers,
-        )  # fmt: skip
-        exchange.parts = parts
-        exchange.length = length
-        if self._exchanges[0] is exchange and (not self._gathering or length > _WRITE_NOW_BYTES):
+    @property
+    def run(self) -> Run:
+        return self._outlet.run
+
+    @property
+    def unsent(self) -> int:
+        return self._outlet.unsent
+
+    def answered(self, exchange: Exchange) -> None:
+        if self._exchanges[0] is exchange and (not self._gathering or exchange.length > _WRITE_NOW_BYTES):
             self._flush()
         else:
             exchange.body = b""  # what it has asked is over, though its answer waits
-            self._hold(exchange, length)
-
-    def _deflated(self, exchange: Exchange, content_type: bytes, headers: bytes, result: Callable[[], bytes]) -> None:
-        exchange.compressing = False
-        exchange.compress = False
-        try:
-            body = result()
-        except BaseException:
-            log.exception("the answer to %s %s could not be compressed", exchange.method, exchange.path)
-            exchange.respond(500, error_body("internal error"))
-        else:
-            exchange.respond(200, body, content_type, headers)
+            self._hold(exchange, exchange.length)
 
     def _flush(self) -> None:
         """Write the answers whose turn it is."""
@@ -375,37 +335,18 @@ class Http1Connection:
             self._continue_due = False
             self._outlet.write([_CONTINUE])
         if exchanges and (pieces := exchanges[0].pieces) is not None and pieces.held:
-            held, pieces.held = pieces.held, []
-            self._write_pieces(exchanges[0], pieces, held)
+            self._write_pieces(exchanges[0], pieces)
             if not self.unsent:
                 self._drained()
 
-    def take_piece(self, exchange: Exchange, piece: Buffer) -> None:
-        """Take a piece of an answer (called by its exchange)."""
-        pieces = exchange.pieces
-        if pieces is None:
-            raise RuntimeError(f"{exchange!r} has no answer in pieces that goes on")
-        if self._exchanges[0] is exchange and not self._gathering and not pieces.held:
-            self._write_pieces(exchange, pieces, [piece])
+    def piece_added(self, exchange: Exchange, pieces: Pieces) -> None:
+        if self._exchanges[0] is exchange and not self._gathering:
+            self._write_pieces(exchange, pieces)
         else:
-            pieces.held.append(piece)
+            self._hold(exchange, exchange.held_bytes + len(pieces.held[-1]))
 
-    def finish(self, exchange: Exchange) -> None:
-        """Take the end of an answer in pieces (called by its exchange)."""
-        pieces, exchange.pieces = exchange.pieces, None
-        if pieces is None:
-            raise RuntimeError(f"{exchange!r} has no answer in pieces that goes on")
-        if not pieces.written:  # all of it is here: an answer like others, of known length
-            exchange.length = sum(map(len, pieces.held))
-            exchange.head = pieces.head + b"Content-Length: %d\r\n" % exchange.length
-            exchange.parts = pieces.held
-            exchange.body = b""
-            self._hold(exchange, exchange.length)
-            if self._exchanges[0] is exchange and not self._gathering:
-                self._flush()
-            return
-        exchange.head = pieces.head
-        self._write_pieces(exchange, pieces, pieces.held, end=True)
+    def last_piece_added(self, exchange: Exchange, pieces: Pieces) -> None:
+        self._write_pieces(exchange, pieces, end=True)
         self._exchanges.popleft()
         self.held_bytes -= exchange.held_bytes
         self._outlet.tell_of_every_byte(False)
@@ -415,29 +356,18 @@ class Http1Connection:
         else:
             self._flush()
 
-    def _write_pieces(self, exchange: Exchange, pieces: Pieces, more: list[Buffer], *, end: bool = False) -> None:
-        """Write pieces whose turn it is, behind the head if it is not written; end: they are the last."""
-        chunked = not exchange.http_1_0
-        out: list[Buffer] = []
+    def _write_pieces(self, exchange: Exchange, pieces: Pieces, *, end: bool = False) -> None:
+        """Write what there is of an answer in pieces, whose turn it is. end: nothing comes behind it."""
         if not pieces.written:
-            pieces.written = True
             self._outlet.tell_of_every_byte(True)
             self._answered_requests += 1
-            pieces.last = not exchange.keep_alive or not chunked or (self._ends_soon() and self._is_last(besides=1))
-            head = pieces.head
-            if chunked:
-                head += b"Transfer-Encoding: chunked\r\n"
+            pieces.last = not exchange.keep_alive or exchange.http_1_0 or (self._ends_soon() and self._is_last(besides=1))
             if pieces.last:
-                head += b"Connection: close\r\n"
                 self.reader.stop()
-            out.append(head + b"\r\n")
-        if exchange.method != b"HEAD":
-            for piece in more:
-                out += (b"%x\r\n" % len(piece), piece, b"\r\n") if chunked else (piece,)
-            if end and chunked:
-                out.append(_LAST_CHUNK)
-        if out:
+        if out := pieces.take(end=end):
             self._outlet.write(out)
+        if exchange.held_bytes != len(exchange.body):  # pieces that waited for their turn
+            self._hold(exchange, len(exchange.body))
 
     def _drained(self) -> None:
         """Tell who writes an answer in pieces, if it is such a one's turn, that all of it has left."""

@@ -28,7 +28,8 @@ IDLE, HEAD, BODY, FILLING, DEAF = range(len(PHASES))
 _SLICE_BYTES: Final = 32 << 10  # 1300 of the shortest requests, 6 ms
 _UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"http2-settings"))
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+;=%:\[\]-]*")  # RFC 3986, section 3.2.2; a comma would join two of them
-
+_LINE_BYTES: Final = len(b"POST  HTTP/1.1\r\n\r\n")
+_PADDING_BYTES: Final = 256  # that a head may have besides: white space, which the parser drops
 _NOTHING: Final = memoryview(b"")
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class RequestReader:
             else:  # behind the end of another message: how much of this read is the head's is not known
                 self._head_fed = 0
             self._head_is_new = False
-            head_bytes = max(self._head_fed, self._header_bytes + len(self._url))
+            head_bytes = max(self._head_fed - _PADDING_BYTES, self._header_bytes + len(self._url))
             if head_bytes > self._limits.header_bytes or self._header_count > self._limits.header_count:
                 self.refuse(431, self._head_fault(head_bytes))
         elif phase == BODY and not self._chunked:
@@ -197,7 +198,8 @@ class RequestReader:
         self.phase = HEAD
         self._url = b""
         self._headers = {}
-        self._header_count = self._header_bytes = 0
+        self._header_count = 0
+        self._header_bytes = _LINE_BYTES
         self._head_is_new = True
 
     def on_url(self, url: bytes) -> None:
@@ -205,7 +207,7 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_count += 1
-        self._header_bytes += len(name) + len(value)
+        self._header_bytes += len(name) + len(value) + 4  # with ": " and the end of the line
         if self.phase != HEAD:  # a trailer: counted, and nothing here has a use for it
             if self._header_count > self._limits.header_count or self._header_bytes > self._limits.header_bytes:
                 self._stop(431, "the trailers of the request are too large")

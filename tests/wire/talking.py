@@ -5,14 +5,14 @@ from itertools import pairwise
 
 from gateway.config import Limits
 from gateway.protocols.tensors import Buffer
-from gateway.wire.exchange import Handler
+from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection
 
 
 class Kept:
-    """An outlet. taken: whether the client takes what is written; work: what was asked for, where it is not done at once."""
+    """An outlet. work: what was asked for, where it is not done at once. called: whether another turn is."""
 
-    def __init__(self, *, taken: bool = True, at_once: bool = True) -> None:
+    def __init__(self, *, at_once: bool = True) -> None:
         self.written = bytearray()
         self.unsent = 0
         self.reading = True
@@ -20,14 +20,12 @@ class Kept:
         self.closed = False
         self.called = False
         self.work: list[Callable[[], None]] = []
-        self._taken = taken
         self._at_once = at_once
 
     def write(self, parts: list[Buffer]) -> None:
         assert not self.ended
         for part in parts:
             self.written += part
-            self.unsent += 0 if self._taken else len(part)
 
     def tell_of_every_byte(self, wanted: bool) -> None: ...
 
@@ -55,11 +53,16 @@ class Kept:
     def close(self) -> None:
         self.closed = True
 
-    def run(self, work: Callable[[], bytes], done: Callable[[Callable[[], bytes]], None]) -> None:
+    def run(self, work: Result, done: Callable[[Result], None]) -> None:
         if self._at_once:
             done(work)
         else:
             self.work.append(lambda: done(work))
+
+    def work_once(self) -> None:
+        """Do the work that was asked for first."""
+        if self.work:
+            self.work.pop(0)()
 
 
 def connect(handler: Handler, limits: Limits | None = None, outlet: Kept | None = None) -> tuple[Http1Connection, Kept]:

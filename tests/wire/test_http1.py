@@ -177,3 +177,29 @@ def test_of_one_read_few_requests_are_made_before_they_are_wanted() -> None:
         exchanges[number].respond(200)
         outlet.give_turns(connection)
     assert outlet.written.count(b"HTTP/1.1 200 OK") == 10_000
+
+
+@pytest.mark.parametrize("kind", ["bombs", "bodies", "short"])
+def test_the_memory_of_a_connection_has_the_bound_that_the_docs_state(kind: str) -> None:
+    most = 4 << 20
+    request = {
+        "bombs": post(gzip.compress(bytes(most)), "Content-Encoding: gzip"),
+        "bodies": post(bytes(most - 1)),
+        "short": b"GET / HTTP/1.1\r\nHost:\r\n\r\n" * 10_000,
+    }[kind]
+    reads = split(request, list(range(0, len(request), 256 << 10)))
+    held: list[Exchange] = []
+    connection, outlet = connect(held.append, Limits(body_bytes=most), Kept(at_once=False))
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            if outlet.reading:
+                for data in reads:
+                    give(connection, data)
+            outlet.work_once()
+            outlet.give_turns(connection)
+        assert tracemalloc.get_traced_memory()[1] < (4 if kind == "bombs" else 2) * most + 4_000_000
+    finally:
+        tracemalloc.stop()
+    assert held
+    assert not outlet.reading

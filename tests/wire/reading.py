@@ -1,0 +1,51 @@
+"""A `RequestReader` and what it tells of a stream."""
+
+from typing import NamedTuple
+
+from gateway.config import Limits
+from gateway.protocols.tensors import Buffer
+from gateway.wire.requests import RequestReader
+
+
+class Request(NamedTuple):
+    method: bytes
+    target: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    keep_alive: bool
+
+
+class Told:
+    """A sink that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.faults: list[tuple[int, str]] = []
+
+    def arrived(
+        self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: Buffer, keep_alive: bool, http_1_0: bool
+    ) -> None:
+        assert not self.faults
+        self.requests.append(Request(method, target, headers, bytes(body), keep_alive))
+
+    def continue_expected(self) -> None: ...
+
+    def refused(self, status: int, message: str) -> None:
+        self.faults.append((status, message))
+
+
+def read(*reads: bytes, limits: Limits | None = None) -> Told:
+    """Have a new reader read these, one after the other, as a socket would give them."""
+    told = Told()
+    reader = RequestReader(told, limits or Limits())
+    for data in reads:
+        rest = memoryview(data)
+        while rest:
+            if reader.buffer is None:
+                rest = rest[reader.feed(rest) :]
+                continue
+            size = min(len(rest), len(reader.buffer))
+            reader.buffer[:size] = rest[:size]
+            reader.filled(size)
+            rest = rest[size:]
+    return told

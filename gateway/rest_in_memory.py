@@ -50,7 +50,9 @@ class _Read:
 
 def request_bytes(method: str, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
     """A request as a client would send it. Raises: ValueError, for a header that would be more than one."""
-    fields = {"Host": "in-memory", "Content-Length": str(len(body)), **headers, "Connection": "close"}
+    given = {name.lower() for name in headers}
+    ours = {"Host": "in-memory", "Content-Length": str(len(body))}
+    fields = {name: value for name, value in ours.items() if name.lower() not in given} | {**headers, "Connection": "close"}
     lines = [f"{method} {quote(path, safe=_AS_IT_IS)} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     if any(char in line for line in lines for char in "\r\n\0"):
         raise ValueError("a header, or the method, holds the end of a line")

@@ -345,10 +345,12 @@ def infer_path(spec: LoadSpec, address: Address, model: str) -> str:
 def _http(spec: LoadSpec, address: Address, model: str, body: bytes, headers: dict[str, str]) -> bytes:
     path = infer_path(spec, address, model)
     host = f"[{address.host}]" if ":" in address.host else address.host
+    fields = headers | dict(spec.headers)
+    if all(name.lower() != "host" for name in fields):
+        fields = {"Host": f"{host}:{address.port}", **fields}
     lines = [
         f"POST {path} HTTP/1.1",
-        f"Host: {host}:{address.port}",
-        *(f"{name}: {value}" for name, value in (headers | dict(spec.headers)).items()),
+        *(f"{name}: {value}" for name, value in fields.items()),
         f"Content-Length: {len(body)}",
     ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

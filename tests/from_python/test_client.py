@@ -115,6 +115,10 @@ def test_limits_hold_as_they_do_on_a_socket(client: gateway.TestClient) -> None:
     assert client.post(f"{AT}/infer", json=large).status_code == 200  # of several reads
 
 
+def test_a_host_may_be_given_in_any_case(client: gateway.TestClient) -> None:
+    assert client.get("/v2", headers={"host": "example"}).status_code == 200
+
+
 def test_a_header_cannot_hold_another(client: gateway.TestClient) -> None:
     with pytest.raises(ValueError, match="holds the end of a line"):
         client.get("/v2", headers={"a": "b\r\nc: d"})

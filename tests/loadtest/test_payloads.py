@@ -55,6 +55,14 @@ def test_values_can_be_narrowed() -> None:
     assert ((arrays["image"] >= 2) & (arrays["image"] <= 3)).all()
 
 
+def test_a_host_that_is_asked_for_is_the_only_one() -> None:
+    spec = replace(SPEC, headers=(("host", "other"),))
+    request = http_requests(spec, Address.of(spec), "m", synthetic(spec, INPUTS)[:1])[0]
+    head = request.split(b"\r\n\r\n", 1)[0].lower()
+    assert head.count(b"\r\nhost:") == 1
+    assert b"\r\nhost: other\r\n" in head
+
+
 def test_json_requests_are_v2() -> None:
     made = synthetic(SPEC, INPUTS)[:1]
     request = http_requests(SPEC, Address.of(SPEC), "m/ü", made)[0]

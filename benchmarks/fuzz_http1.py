@@ -1,4 +1,4 @@
-"""Any number of HTTP/1.1 streams through the connection without I/O: read alike however they are cut, answered in order, bounded.
+"""Many HTTP/1.1 streams through the connection without I/O: read alike however they are cut, answered in order, bounded.
 
     python -m benchmarks.fuzz_http1 --cases 100000
 

@@ -131,11 +131,7 @@ class AskingGrpc(asyncio.Protocol):
     def room(self) -> None: ...
 
 
-
-
-async def ask(
-    protocol: type[Asking] | type[AskingGrpc], host: str, port: int, requests: int, connections: int
-) -> None:
+async def ask(protocol: type[Asking] | type[AskingGrpc], host: str, port: int, requests: int, connections: int) -> None:
     loop = asyncio.get_running_loop()
     left = [requests]
     ends = [loop.create_future() for _ in range(connections)]
@@ -190,7 +186,10 @@ def main() -> None:
     ratios = []
     for pair in range(arguments.pairs):
         order = ("before", "after") if pair % 2 == 0 else ("after", "before")
-        cost = {name: cpu_us_per_request(getattr(arguments, name), arguments.protocol, arguments.requests, arguments.connections) for name in order}
+        cost = {
+            name: cpu_us_per_request(getattr(arguments, name), arguments.protocol, arguments.requests, arguments.connections)
+            for name in order
+        }
         ratios.append(cost["after"] / cost["before"])
         print(
             f"pair {pair + 1}: before {cost['before']:.1f} us, after {cost['after']:.1f} us, ratio {ratios[-1]:.3f}", flush=True

@@ -8,6 +8,7 @@ unless an answer had to wait: it leaves at the end of a read, and a client may h
 """
 
 import argparse
+import itertools
 import random
 import sys
 import time
@@ -161,7 +162,7 @@ def _request(rng: random.Random, number: int) -> bytes:
 def cut(rng: random.Random, data: bytes) -> list[bytes]:
     """The same bytes in pieces."""
     edges = sorted({0, len(data), *(rng.randrange(len(data) + 1) for _ in range(rng.choice((1, 3, 20))))})
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def outcome(pieces: list[bytes], limits: Limits) -> Outcome:

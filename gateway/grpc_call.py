@@ -291,7 +291,7 @@ class GrpcCall:
                 handler.message(message, size + 5)
 
     def _inflate(self, flag: int, message: bytes, size: int) -> None:
-        """Tell a compressed message, and hold the call until then: what takes long is done off the loop, what is much may wait."""
+        """Tell a compressed message, and hold the call until then: long work is done off the loop, what is much may wait."""
         encoding = self.stream.headers.get(b"grpc-encoding", b"identity")
         if flag != 1:
             raise InvalidArgument(f"a message with the flag {flag}, expected 0 or 1")

@@ -237,4 +237,3 @@ class _TaskCall(OneMessage):
             self._call.fail(NotReady("the server is shutting down", retry_after_s=1.0))
         except BaseException:
             self._call.failed()
-

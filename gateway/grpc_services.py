@@ -176,7 +176,6 @@ class InferenceServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type:
         raise Unsupported("log settings cannot be changed by clients")
 
 
-
 def _fill(reply: Reply, described: Mapping[str, Any]) -> Reply:
     """Fill a message from the JSON form of the same thing."""
     return ParseDict(dict(described), reply)

@@ -154,7 +154,8 @@ def test_a_read_is_handled_to_its_end_however_much_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [frame(SETTINGS, 0, 1), frame(PING, 0, 0, b"x"), frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), b"HTTP/1.1 400 "]
+    "broken",
+    [frame(SETTINGS, 0, 1), frame(PING, 0, 0, b"x"), frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), b"HTTP/1.1 400 "],
 )
 def test_a_server_that_breaks_the_protocol_ends_the_connection_with_the_reason(broken: bytes) -> None:
     client, _, _, _ = client_and_server()

@@ -4,8 +4,9 @@
     python -m benchmarks.before_after ../before . --pairs 10 --requests 200000 [--protocol grpc]
 
 Each run starts `gateway serve --no-ray configs/examples/linear.yaml` of one checkout in a process of its own (artifacts and
-interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for all of them, each connection one at a
-time, and reads the CPU time of the server and its children. Which of a pair comes first alternates. Over REST with JSON, or gRPC.
+interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for all of them, over REST with JSON or
+over gRPC, each connection one at a time, and reads the CPU time of the server and its children. Which of a pair comes first
+alternates.
 CPU time per request wanders less than requests per second, but do not run anything beside it.
 """
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import psutil
 
 from gateway.config import Limits
-from gateway.wire.http2 import FRAME_BYTES, Stream
+from gateway.wire.http2 import FRAME_BYTES
 from gateway.wire.http2_frames import (
     CONTINUATION,
     DATA,
@@ -41,6 +41,7 @@ from gateway.wire.http2_frames import (
     window_update,
 )
 from gateway.wire.http2_headers import Headers, header_block
+from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import MOST_STREAMS, ServerConnection
 
 NARROW = Limits(header_bytes=512, body_bytes=2000)  # where bounds are met soon

@@ -27,7 +27,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.config import Limits
 from gateway.grpc_call import GrpcCall, OneMessage
 from gateway.http2 import Http2Connection
-from gateway.wire.http2 import Stream
+from gateway.wire.http2_sending import Stream
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 ANSWER = pb.ModelInferResponse(

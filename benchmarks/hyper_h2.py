@@ -15,7 +15,6 @@ from typing import Any
 import hpack
 
 from gateway.config import Limits
-from gateway.wire.http2 import Stream
 from gateway.wire.http2_frames import (
     DATA,
     DEFAULT_WINDOW,
@@ -29,6 +28,7 @@ from gateway.wire.http2_frames import (
     window_update,
 )
 from gateway.wire.http2_headers import header_block
+from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import ServerConnection
 
 MESSAGE = b"\0" + (100).to_bytes(4) + bytes(100)

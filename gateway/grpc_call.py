@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
-    """What a call needs of the stream it runs on: `wire.http2.Stream`, or one in memory."""
+    """What a call needs of the stream it runs on: `wire.http2_sending.Stream`, or one in memory."""
 
     headers: Headers
     receiver: Receiver

@@ -11,7 +11,7 @@ from math import inf
 from typing import Final, cast
 
 from gateway.config import Limits
-from gateway.wire.http2 import Stream
+from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import ServerConnection
 
 _WRITE_PIECE: Final = 1 << 16  # longer bodies are handed to the transport as they are, not joined
@@ -131,7 +131,7 @@ class Http2Connection(asyncio.Protocol):
             return
         out = core.take()
         if out:
-            if any(len(piece) > _WRITE_PIECE for piece in out):
+            if max(map(len, out)) > _WRITE_PIECE:
                 transport.writelines(out)
             else:
                 transport.write(b"".join(out))

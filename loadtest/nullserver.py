@@ -13,7 +13,7 @@ from typing import Final
 import uvloop
 from tritonclient.grpc import service_pb2
 
-from gateway.wire.http2 import Connection, Stream
+from gateway.wire.http2 import Connection
 from gateway.wire.http2_frames import (
     DATA,
     DEFAULT_WINDOW,
@@ -30,6 +30,7 @@ from gateway.wire.http2_frames import (
     window_update,
 )
 from gateway.wire.http2_headers import header_block
+from gateway.wire.http2_sending import Stream
 
 MODEL: Final = "null"
 

@@ -5,8 +5,7 @@ methods that begin with `_on_`. Nothing here knows sockets or timers: a shell ha
 looks at `closing` and `aborted` when it has. Section numbers are those of RFC 9113.
 """
 
-from abc import ABC, abstractmethod
-from collections import deque
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final
 
@@ -15,7 +14,6 @@ from gateway.wire.http2_frames import (
     CONTINUATION,
     DATA,
     DEFAULT_FRAME_BYTES,
-    DEFAULT_WINDOW,
     ENABLE_PUSH,
     END_HEADERS,
     END_STREAM,
@@ -37,167 +35,18 @@ from gateway.wire.http2_frames import (
     SETTINGS,
     WINDOW_UPDATE,
     WITH_PRIORITY,
-    WORD,
     Broken,
     expect_size,
     frame_head,
-    reset,
     unpadded,
-    window_update,
 )
-from gateway.wire.http2_headers import DEFAULT_TABLE_BYTES, SIZE_UPDATE, TOLERANCE, Headers
-from gateway.wire.http2_receiver import NOBODY, Receiver
+from gateway.wire.http2_headers import DEFAULT_TABLE_BYTES, SIZE_UPDATE, TOLERANCE
+from gateway.wire.http2_sending import UNLIMITED, Sender
 
-_UNLIMITED: Final = 1 << 62
 FRAME_BYTES: Final = 65_536  # the longest frame taken: a longer one costs copies while it arrives, a shorter one loops
 
 
-class Stream:
-    """One request and its answer. The handler sets the receiver when it gets the stream. headers: names in lower case."""
-
-    __slots__ = (
-        "_connection", "_ends", "_granted", "_outbox", "_trailers",
-        "ended", "headers", "number", "receive_window", "receiver", "reserved", "unsent", "window_seen",
-    )  # fmt: skip
-
-    def __init__(self, connection: "Connection", number: int, headers: Headers, receive_window: int) -> None:
-        self._connection = connection
-        self._granted = 0  # by the other side, beyond its initial window
-        self._outbox: deque[memoryview] | None = None  # most bodies never wait
-        self._ends = False  # behind what waits
-        self._trailers: bytes | None = None  # likewise
-        self.number = number
-        self.receive_window = receive_window
-        self.unsent = 0  # bytes in the outbox
-        self.reserved = 0  # bytes held beyond those that came
-        self.window_seen = -1  # of what is received, at the last look
-        self.ended = False  # by the other side
-        self.headers = headers
-        self.receiver: Receiver = NOBODY
-
-    @property
-    def backlog(self) -> bool:
-        """Whether something that was sent still waits for the other side. Who finds that is told when it has left."""
-        if self._outbox:
-            return True
-        connection = self._connection
-        if connection.write_paused:
-            connection.told_when_drained[self] = None
-            return True
-        return False
-
-    def send_headers(self, block: bytes, *, end: bool = False) -> None:
-        """Send a header block. end: it is the whole answer. A block is sent in one frame: keep it below 16 KiB."""
-        flags = END_HEADERS | END_STREAM if end else END_HEADERS
-        connection = self._connection
-        if connection.block_prefix:
-            block = connection.block_prefix + block
-            connection.block_prefix = b""
-        connection.write(frame_head(len(block), HEADERS, flags, self.number) + block)
-        if end:
-            connection.sent_all(self)
-
-    def send_data(self, data: bytes) -> None:
-        """Send bytes of a body, as the other side's windows let them."""
-        size = len(data)
-        connection = self._connection
-        if (
-            not self._outbox
-            and size <= connection.send_window
-            and size <= connection.peer_frame_bytes
-            and size <= connection.initial_window + self._granted
-            and size <= connection.room
-        ):
-            self._granted -= size
-            connection.send_window -= size
-            connection.room -= size
-            connection.write(frame_head(size, DATA, 0, self.number))
-            connection.write(data)
-        elif connection.unsent and connection.unsent + size > connection.most_unsent:
-            connection.overflowed(self)
-        else:
-            if self._outbox is None:
-                self._outbox = deque()
-            self._outbox.append(memoryview(data))
-            self.unsent += size
-            connection.unsent += size
-            self.pump()
-
-    def finish(self, trailers: bytes) -> None:
-        """End the body with a header block, once it has left."""
-        if self._outbox:
-            self._trailers = trailers
-        else:
-            self.send_headers(trailers, end=True)
-
-    def end(self) -> None:
-        """End the body without trailers, once it has left."""
-        self._ends = True
-        if not self._outbox:
-            self.pump()
-
-    def widen(self, size: int) -> bool:
-        """Take a WINDOW_UPDATE; returns whether something waits for it. Raises: Broken."""
-        self._granted += size
-        if self._connection.initial_window + self._granted > MOST_WINDOW:
-            raise Broken(FLOW_CONTROL_ERROR, f"the window of stream {self.number} is too large")
-        return bool(self._outbox)
-
-    def pump(self) -> None:
-        """Send on, when a window may have opened (called by the connection)."""
-        connection = self._connection
-        outbox = self._outbox
-        moved = False
-        while outbox:
-            head = outbox[0]
-            own = connection.initial_window + self._granted
-            size = min(len(head), own, connection.send_window, connection.peer_frame_bytes, connection.room)
-            if size <= 0 and len(head):
-                connection.blocked(self, moved=moved, by_itself=own <= 0)
-                return
-            moved = True
-            self._granted -= size
-            self.unsent -= size
-            connection.send_window -= size
-            connection.room -= size
-            connection.unsent -= size
-            connection.write(frame_head(size, DATA, 0, self.number))
-            connection.write(bytes(head[:size]))
-            if size == len(head):
-                outbox.popleft()
-            else:
-                outbox[0] = head[size:]
-        connection.unblocked(self)
-        if self._trailers is not None:
-            self.send_headers(self._trailers, end=True)
-        elif self._ends:
-            connection.write(frame_head(0, DATA, END_STREAM, self.number))
-            connection.sent_all(self)
-        else:
-            self.receiver.drained()
-
-    def credit(self, size: int) -> None:
-        """Let the other side send so many bytes more on this stream."""
-        self.receive_window += size
-        self._connection.release(size)
-        if not self.ended and size:
-            self._connection.write(window_update(self.number, size))
-
-    def reserve(self, size: int, again: Callable[[], None]) -> bool:
-        """Hold so many bytes for this request beyond those that came. False: not yet; again is called when to ask once more."""
-        return self._connection.reserve(self, size, again)
-
-    def give_back(self, size: int) -> None:
-        """Hold so many less of those reserved."""
-        self._connection.give_back(self, size)
-
-    def reset(self, code: int) -> None:
-        """End the stream on our side."""
-        self._connection.write(reset(self.number, code))
-        self._connection.forget(self)
-
-
-class Connection(ABC):
+class Connection(Sender):
     """Life: receive and take, until `closing` or `aborted`, then lost.
 
     out: to be sent, in order. closing: to be closed once that has left. aborted: to be cut at once. more: frames have come that
@@ -210,36 +59,28 @@ class Connection(ABC):
         expected: what the other side sends before its frames. header_bytes: of a header block, of which four times as much
         ends the connection. frame_bytes: the longest frame taken.
         """
-        self._wake = wake
-        self._woken = False
-        self.out: list[bytes] = []
+        super().__init__(wake)
         self.closing = self.aborted = False
         # reading
         self._expected = expected
         self._rest = b""
-        self._reading = False
-        self._work_each = _UNLIMITED  # frames handled in one go; what is left waits for the next `receive`
-        self._work = 0  # left of that
+        self._work_each = UNLIMITED  # frames handled in one go; what is left waits for the next `receive`
+        self._spent = 0  # of that, on header blocks that are new
+        self.heard = False  # anything; for whoever sets it back
+        self._last_stream = 0  # that the other side has opened
+        self._read_from = 0  # the same, before this read
         self.more = False
         self._frame_bytes = frame_bytes
         self._most_block_bytes = header_bytes * TOLERANCE
+        self._waits_for_rest = False  # of a frame or header block
         self._block: bytearray | None = None  # a header block whose end is still to come
         self._block_stream = 0
         self._block_ends = False
-        # sending
-        self.write_paused = False
-        self.room = _UNLIMITED  # bytes of bodies that may be put into `out` before it is taken
-        self.room_each = _UNLIMITED
-        self.unsent = 0  # bytes of bodies that wait for windows or room
-        self.most_unsent = _UNLIMITED
-        self.told_when_drained: dict[Stream, None] = {}
-        self.send_window = DEFAULT_WINDOW
-        self.initial_window = DEFAULT_WINDOW
-        self.peer_frame_bytes = DEFAULT_FRAME_BYTES
-        self.block_prefix = b""  # the next header block sent begins with it
-        self._table_empty = False  # the other side has been told that our blocks need no table
-        self._blocked: dict[Stream, None] = {}  # have something to send, which no window takes
-        self.ready: dict[Stream, None] = {}  # of these, those whose own window is open
+
+    def lost(self) -> None:
+        """There is nobody to talk to any more."""
+        self.aborted = True
+        self.let_go()
 
     # what comes
 
@@ -251,10 +92,15 @@ class Connection(ABC):
         if self._rest:
             data = self._rest + data
         self._reading = True
-        self._work = self._work_each
+        self._spent = 0
+        self.heard = True
+        self._read_from = self._last_stream
         try:
-            self._rest = data[self._read(data) :]
-            if self.ready:
+            taken = self._read(data)
+            self._rest = data[taken:]
+            if self._rest or self._waits_for_rest:
+                self._on_rest(taken)
+            if self.ready or self._postponed:
                 self.send_on()
         except Broken as exc:
             self._rest = b""
@@ -264,7 +110,7 @@ class Connection(ABC):
 
     def _read(self, data: bytes) -> int:
         """Handle every whole frame; returns how many bytes they took."""
-        at, end = 0, len(data)
+        at, end, work = 0, len(data), self._work_each
         if self._expected:
             if not self._expected.startswith(data[: len(self._expected)]):
                 self.out.clear()
@@ -290,8 +136,8 @@ class Connection(ABC):
             at = after
             if self.closing or self.aborted:
                 return end
-            self._work -= 1
-            if self._work <= 0:
+            work -= 1
+            if work <= self._spent:
                 self.more = end - at >= 9
                 break
         return at
@@ -346,6 +192,7 @@ class Connection(ABC):
         else:
             self._block_stream = number
             self._block_ends = bool(flags & END_STREAM)
+            self._waits_for_rest = True
             self._block = bytearray(payload)
             self._block_part(flags)
 
@@ -395,106 +242,21 @@ class Connection(ABC):
     def _on_block(self, number: int, block: bytes, ended: bool) -> None:
         """A whole header block."""
 
-    def _on_window_update(self, number: int, size: int) -> None:  # noqa: B027  # not all care
+    def _on_rest(self, taken: int) -> None:  # not all care
+        """A frame is here in part, or was before this read, which has taken so many bytes."""
+
+    def _on_window_update(self, number: int, size: int) -> None:  # not all care
         """More may be sent on a stream."""
 
-    def _on_reset(self, number: int, code: int) -> None:  # noqa: B027  # not all care
+    def _on_reset(self, number: int, code: int) -> None:  # not all care
         """The other side has ended a stream."""
 
-    def _on_go_away(self, last_stream: int) -> None:  # noqa: B027  # not all care
+    def _on_go_away(self, last_stream: int) -> None:  # not all care
         """The other side takes no more streams."""
 
-    def _on_setting(self, key: int, value: int) -> None:  # noqa: B027  # not all care
+    def _on_setting(self, key: int, value: int) -> None:  # not all care
         """Another setting than those of windows and frames."""
 
     @abstractmethod
     def _on_broken(self, fault: Broken) -> None:
         """The other side has broken the protocol."""
-
-    # what leaves
-
-    def write(self, data: bytes) -> None:
-        """Send bytes with what else leaves now."""
-        self.out.append(data)
-        if not self._reading and not self._woken:
-            self._woken = True
-            self._wake()
-
-    def take(self) -> list[bytes]:
-        """What is to be sent. It is the caller's to send."""
-        self._woken = False
-        if not self.write_paused:
-            self.room = self.room_each
-        out, self.out = self.out, []
-        return out
-
-    def go_away(self, code: int, text: str, last_stream: int) -> None:
-        """6.8."""
-        payload = WORD.pack(last_stream) + WORD.pack(code) + text.encode()
-        self.write(frame_head(len(payload), GOAWAY, 0, 0) + payload)
-
-    def lost(self) -> None:
-        """There is nobody to send to any more."""
-        self.aborted = True
-        self._blocked.clear()
-        self.ready.clear()
-        self.told_when_drained.clear()
-        self._wake = lambda: None  # or the shell and this would hold each other until the cyclic collector comes
-
-    def pause(self) -> None:
-        """The shell can send no more for now."""
-        self.write_paused = True
-        self.room = 0
-
-    def resume(self) -> None:
-        """The shell can send again."""
-        self.write_paused = False
-        self.room = self.room_each
-        self.send_on()
-        told, self.told_when_drained = self.told_when_drained, {}
-        for stream in told:
-            stream.receiver.drained()
-
-    def send_on(self) -> None:
-        """Send on with the streams that can, each in its turn."""
-        ready = self.ready
-        while ready and self.send_window > 0 and self.room > 0:
-            stream = next(iter(ready))
-            del ready[stream]
-            stream.pump()
-
-    # called by streams
-
-    def blocked(self, stream: Stream, *, moved: bool, by_itself: bool) -> None:
-        """Something waits to be sent. moved: some of it was, before. by_itself: for its own window, not the connection's."""
-        self._blocked[stream] = None
-        if not by_itself:
-            self.ready[stream] = None
-
-    def unblocked(self, stream: Stream) -> None:
-        """All it had to send has left, or nobody waits for that."""
-        self._blocked.pop(stream, None)
-        self.ready.pop(stream, None)
-        self.told_when_drained.pop(stream, None)
-        self.unsent -= stream.unsent
-        stream.unsent = 0
-
-    # How much may be held is a server's to say; a client holds what it asked for.
-
-    def overflowed(self, stream: Stream) -> None: ...  # noqa: B027  # more would wait to be sent than may
-
-    def release(self, size: int) -> None: ...  # noqa: B027  # so many bytes that were received are held no longer
-
-    def reserve(self, stream: Stream, size: int, again: Callable[[], None]) -> bool:
-        """Of a stream's."""
-        return True
-
-    def give_back(self, stream: Stream, size: int) -> None: ...  # noqa: B027  # likewise
-
-    @abstractmethod
-    def sent_all(self, stream: Stream) -> None:
-        """Our side of a stream has ended."""
-
-    @abstractmethod
-    def forget(self, stream: Stream) -> None:
-        """A stream is over on our side."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.wire.http2 import Connection, Stream
+from gateway.wire.http2 import Connection
 from gateway.wire.http2_frames import (
     DATA,
     DEFAULT_FRAME_BYTES,
@@ -24,6 +24,7 @@ from gateway.wire.http2_frames import (
     window_update,
 )
 from gateway.wire.http2_headers import HeaderReader, Headers
+from gateway.wire.http2_sending import Stream
 
 _CREDIT_AFTER: Final = 1 << 30  # of received bytes; the window is twice that
 _HEADER_BYTES: Final = 1 << 20

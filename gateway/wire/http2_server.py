@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, Protocol
 
-from gateway.wire.http2 import FRAME_BYTES, Connection, Stream
+from gateway.wire.http2 import FRAME_BYTES, Connection
 from gateway.wire.http2_frames import (
     CANCEL,
     DEFAULT_WINDOW,
@@ -34,6 +34,7 @@ from gateway.wire.http2_frames import (
 )
 from gateway.wire.http2_headers import HeaderReader, header_block
 from gateway.wire.http2_receiver import NOBODY
+from gateway.wire.http2_sending import Stream
 
 MOST_STREAMS: Final = 1024  # open at once, of one connection
 # Of a connection, in messages of the longest kind: bodies of open requests, and as much of answers that wait for the client.
@@ -87,10 +88,8 @@ class ServerConnection(Connection):
         self._headers_of = HeaderReader(bounds.header_bytes)
         self._work_each = _WORK_EACH
         self._streams: dict[int, Stream] = {}
-        self._last_stream = 0
         self._draining = False
         self._abandoned = 0
-        self._read_from = 0  # the last stream before this read
         # what is held of bodies: the window is as wide as may be held, and opens when that is let go
         held = min(MOST_WINDOW, MESSAGES_HELD * self._receive_window)
         self._receive_left = held
@@ -98,6 +97,7 @@ class ServerConnection(Connection):
         self._credit_after = held // 4
         # beyond that, of what came compressed
         self._reserved = 0
+        self._reserved_for: dict[Stream, int] = {}
         self._most_reserved = held
         self._reserving: dict[Stream, tuple[int, Callable[[], None]]] = {}  # who waits for it, in order
         self._calling = False
@@ -112,9 +112,9 @@ class ServerConnection(Connection):
         self._frame_due = inf  # while a frame or header block is here in part
         self._look_due = self._due_in(bounds.body_timeout_s)
         self._leave_due = inf  # after it was said
-        self._heard = False  # since the last look
         self._quiet_since = self._now()
         self._asked = False  # whether the client is there
+        self._windows: dict[int, int] = {}  # of open bodies, at the last look
         self._stalled: dict[Stream, float] = {}  # while the client's windows take nothing of an answer; the first are due first
         opening = {
             MAX_CONCURRENT_STREAMS: MOST_STREAMS,
@@ -127,16 +127,11 @@ class ServerConnection(Connection):
     def __repr__(self) -> str:
         return f"<ServerConnection: {len(self._streams)} streams, last {self._last_stream}>"
 
-    def receive(self, data: bytes) -> None:
-        self._heard = True
-        self._read_from = self._last_stream
-        came = len(self._rest) + len(data)
-        super().receive(data)
-        if self._delayed:
-            self._begin_delayed()
-        if self.more or (self._block is None and not self._rest):
+    def _on_rest(self, taken: int) -> None:
+        self._waits_for_rest = bool(self._rest) or self._block is not None
+        if self.more or not self._waits_for_rest:
             self._frame_due = inf
-        elif self._frame_due == inf or (self._block is None and len(self._rest) < came):  # another frame has begun
+        elif self._frame_due == inf or (self._block is None and taken):  # another frame has begun
             self._frame_due = self._due_in(self._bounds.body_timeout_s)
 
     # time
@@ -180,16 +175,16 @@ class ServerConnection(Connection):
     def _look(self, now: float) -> None:
         """See who has not stirred since the last look."""
         if self.write_paused or self.unsent:  # what waits to be sent has a time of its own, and nobody is read meanwhile
-            self._heard = True
+            self.heard = True
+        seen, self._windows = self._windows, {}
         for stream in list(self._streams.values()):
             if stream.ended or self.write_paused or self._receive_left < FRAME_BYTES:  # the last two: it may not go on
                 continue
-            if stream.window_seen == stream.receive_window:
+            self._windows[stream.number] = stream.receive_window
+            if seen.get(stream.number) == stream.receive_window:
                 stream.receiver.late()
-            else:
-                stream.window_seen = stream.receive_window
-        if self._heard:
-            self._heard = self._asked = False
+        if self.heard:
+            self.heard = self._asked = False
             self._quiet_since = now
         elif self._asked:
             self.aborted = True
@@ -215,6 +210,7 @@ class ServerConnection(Connection):
         self._stalled.clear()
         self._delayed.clear()
         self._reserving.clear()
+        self._reserved_for.clear()
         super().lost()
         for stream in streams:
             receiver, stream.receiver = stream.receiver, NOBODY
@@ -251,7 +247,7 @@ class ServerConnection(Connection):
 
     def send_on(self) -> None:
         super().send_on()
-        if self._delayed and not self._reading:
+        if self._delayed:
             self._begin_delayed()
 
     def _begin_delayed(self) -> None:
@@ -262,6 +258,7 @@ class ServerConnection(Connection):
             self._on_stream(stream)
             if stream.number in self._streams and (kept.body or stream.ended):
                 stream.receiver.take(bytes(kept.body), stream.ended)
+        self._postponed = bool(self._delayed)
 
     def blocked(self, stream: Stream, *, moved: bool, by_itself: bool) -> None:
         super().blocked(stream, moved=moved, by_itself=by_itself)
@@ -290,12 +287,16 @@ class ServerConnection(Connection):
             self._reserving[stream] = size, again
             return False
         self._reserved += size
-        stream.reserved += size
+        self._reserved_for[stream] = self._reserved_for.get(stream, 0) + size
         return True
 
     def give_back(self, stream: Stream, size: int) -> None:
-        size = min(size, stream.reserved)  # it may be over
-        stream.reserved -= size
+        has = self._reserved_for.get(stream, 0)
+        size = min(size, has)  # it may be over
+        if size < has:
+            self._reserved_for[stream] = has - size
+        else:
+            self._reserved_for.pop(stream, None)
         self._reserved -= size
         if self._calling:  # from within what is called here
             return
@@ -331,17 +332,19 @@ class ServerConnection(Connection):
         self._released += self._receive_window - stream.receive_window
         if self._released >= self._credit_after or self._receive_left < FRAME_BYTES:
             self.release(0)
-        if self._blocked or self.told_when_drained:
-            self.unblocked(stream)
-        if self._delayed:
-            self._delayed.pop(stream, None)
-        if self._reserving:
-            self._reserving.pop(stream, None)
         stream.receiver = NOBODY
+        if self._blocked or self.told_when_drained or self._delayed or self._reserved or self._draining:
+            self._let_go(stream)
+
+    def _let_go(self, stream: Stream) -> None:
+        """Of what most streams have no part in."""
+        self.unblocked(stream)
+        self._delayed.pop(stream, None)
+        self._reserving.pop(stream, None)
         if self._draining:
             self._close_if_done()
-        if stream.reserved:
-            self.give_back(stream, stream.reserved)
+        if stream in self._reserved_for:
+            self.give_back(stream, self._reserved_for[stream])
 
     # what comes
 
@@ -371,7 +374,7 @@ class ServerConnection(Connection):
     def _on_block(self, number: int, block: bytes, ended: bool) -> None:
         headers = self._headers_of.known.get(block)
         if headers is None:
-            self._work -= len(block) // _BLOCK_BYTES_A_FRAME
+            self._spent += len(block) // _BLOCK_BYTES_A_FRAME
             headers = self._headers_of.read(block)
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC clients have none to say
@@ -397,6 +400,7 @@ class ServerConnection(Connection):
             return
         if self.unsent > self._delay_from:
             stream.receiver = self._delayed[stream] = _Kept()
+            self._postponed = True
             return
         self._on_stream(stream)
         if ended and number in self._streams:

@@ -228,6 +228,7 @@ async def test_what_is_over_is_freed_without_the_collector() -> None:
         ours = (
             "gateway.http2",
             "gateway.wire.http2",
+            "gateway.wire.http2_sending",
             "gateway.wire.http2_server",
             "gateway.wire.http2_headers",
             "gateway.grpc_call",

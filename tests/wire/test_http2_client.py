@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.config import Limits
-from gateway.wire.http2 import Connection, Stream
+from gateway.wire.http2 import Connection
 from gateway.wire.http2_client import ClientConnection
 from gateway.wire.http2_frames import (
     CANCEL,
@@ -23,6 +23,7 @@ from gateway.wire.http2_frames import (
     settings,
 )
 from gateway.wire.http2_headers import Headers, header_block
+from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import ServerConnection
 
 BLOCK = header_block((b":method", b"POST"), (b":path", b"/echo"))

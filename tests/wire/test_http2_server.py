@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Limits
-from gateway.wire.http2 import Stream
 from gateway.wire.http2_frames import PREFACE, frame_head
 from gateway.wire.http2_headers import header_block
+from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import ServerConnection
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)

@@ -1,13 +1,13 @@
 """What takes long to decode is decoded in processes of its own, one body after another.
 
 A parser holds the interpreter until it is done, on whatever thread: 22 MB of JSON take 0.5 s, and no other client is answered
-meanwhile. So JSON longer than `LONG_BYTES`, and what a codec finds to be too much (`TakesLong`), goes to a child, with what the
-codec knows of the model, and comes back as raw tensors, or as the error that the codec raised. A thread copies the bytes; while
-it waits for them, the interpreter is free.
+meanwhile. So JSON longer than `LONG_JSON_BYTES`, and what is longer than `LONG_BYTES` in protobuf, goes to a child, with what
+the codec knows of the model, and comes back as raw tensors, or as the error that the codec raised. A thread copies the bytes;
+while it waits for them, the interpreter is free. What takes long in steps (`TakesLong`) is done by the thread itself.
 
-There are two children, so that what is long does not wait for what is much longer. Each starts with the first body for it,
-and ends after a while without any. One that dies, or takes too long and is killed,
-costs the request that it had; the next one starts another.
+There are two children, so that what is long does not wait for what is much longer. Each starts with the first body for it, and
+ends after a while without any. One that dies, or takes too long and is killed, costs the request that it had; the next one
+starts another.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest, OutputRequest
 
 _TIMEOUT_S: Final = 60.0
-_IDLE_S: Final = 30.0
+_IDLE_S: Final = 300.0
 _LONGER_BYTES: Final = 2 << 20  # than what takes a child some tenths of a second at most
 # What the child may take: lists of one number each need 40 bytes for each of JSON.
 _MEMORY_BYTES: Final = 256 << 20
@@ -109,9 +109,7 @@ class LongBodies:
 
     def generate(self, codec: GenerateCodec, body: Buffer, arrival_ns: int, done: Decoded) -> Callable[[], None]:
         """Likewise, for the generate extension."""
-        return self._put(
-            codec, body, {"reader": "generate", "json_depth": codec.json_depth, "arrival_ns": arrival_ns}, done
-        )
+        return self._put(codec, body, {"reader": "generate", "json_depth": codec.json_depth, "arrival_ns": arrival_ns}, done)
 
     def message(
         self, codec: Codec, data: bytes, arrival_ns: int, remaining_s: float | None, done: Decoded

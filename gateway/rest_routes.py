@@ -18,7 +18,7 @@ from gateway.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.openapi import describe_api
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.rest import STATUS, ModelCodec, ReadRegion, error_body, header_length
-from gateway.protocols.tensors import LONG_BYTES, Buffer, TakesLong
+from gateway.protocols.tensors import LONG_BYTES, LONG_JSON_BYTES, Buffer, TakesLong
 from gateway.repository import Repository
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange
@@ -361,7 +361,7 @@ class _RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes],
         exchange = self._exchange
         body = exchange.body
         header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
-        if len(body) > LONG_BYTES and (header_bytes is None or header_bytes > LONG_BYTES):
+        if len(body) > LONG_JSON_BYTES and (header_bytes is None or header_bytes > LONG_JSON_BYTES):
             return self._endpoints.repository.long_bodies.infer(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
         try:
             return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
@@ -445,7 +445,7 @@ class _Generating(StreamedInference[GenerateCodec, bytes]):
 
     def decode(self, codec: GenerateCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange
-        if len(exchange.body) > LONG_BYTES:
+        if len(exchange.body) > LONG_JSON_BYTES:
             return self._endpoints.repository.long_bodies.generate(codec, exchange.body, exchange.arrival_ns, self.decoded)
         return codec.decode(exchange.body, exchange.arrival_ns)
 

@@ -226,9 +226,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise InvalidArgument(f"the request is no {pb.ModelInferRequest.DESCRIPTOR.full_name}")
 
 
-def _inputs(
-    message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_region: ReadRegion, *, in_haste: bool
-) -> Tensors:
+def _inputs(message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_region: ReadRegion, *, in_haste: bool) -> Tensors:
     raw = message.raw_input_contents
     given, used = len(raw), 0
     inputs: Tensors = {}

@@ -17,6 +17,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from math import isnan, prod
 from typing import Annotated, Any, Final, TypeVar
@@ -29,6 +30,7 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.config import Ragged
 from gateway.errors import Code, InvalidArgument
+from gateway.garbage import collecting_nothing
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
     OF_TENSORS,
@@ -94,7 +96,7 @@ _FORMATS: Final = {
     "FP32": "f", "FP64": "d", "BOOL": "?",
 }  # fmt: skip
 _LONG: Final = 1 << 17  # numbers of an output: from about a MiB of text on, an answer is written slice by slice
-_COUNTED_FROM_BYTES: Final = 16 << 10  # of `data`: below it, reading it in vain costs little
+_LONG_BYTES: Final = 16 << 10  # of a body: below it, reading elements in vain costs little
 _SLICE: Final = 1 << 15  # numbers: a millisecond or two
 _KINDS: Final[dict[str, type]] = {"BOOL": bool, "FP32": float, "FP64": float, "BYTES": str} | dict.fromkeys(
     (name for name in _FORMATS if "INT" in name), int
@@ -158,12 +160,12 @@ def header_length(value: bytes | None, body_bytes: int) -> int | None:
 
 
 def lists_from_json(
-    name: str, datatype: str, data: Any, json_depth: int, check: Callable[[int], object] = lambda count: None
+    name: str, datatype: str, data: Any, json_depth: int, check: Callable[[int], object] | None = None
 ) -> tuple[list[Any], int]:
     """Read `data`: lists, flat or nested, whose elements are of the datatype's kind, and how deep they are nested, from 1.
 
-    data: `msgspec.Raw`, or already parsed. json_depth: the deepest nesting. check: gets the number of elements of long data
-    before they are read, which takes some 30 times its bytes. Raises: InvalidArgument, and what check raises.
+    data: `msgspec.Raw`, or already parsed. json_depth: the deepest nesting. check: gets the number of elements before they are
+    read, which takes some 30 times their bytes; of text it is not called. Raises: InvalidArgument, and what check raises.
     """
     kind = _KINDS.get(datatype)
     if kind is None:
@@ -176,7 +178,7 @@ def lists_from_json(
         raise InvalidArgument(f"input '{name}': data: got {what}, expected a list, flat or nested, at most {json_depth} deep")
     try:
         if type(data) is msgspec.Raw:
-            if len(memoryview(data)) > _COUNTED_FROM_BYTES and (count := _elements(bytes(data))) is not None:
+            if check is not None and (count := _elements(bytes(data))) is not None:
                 check(count)
             decoder = _data_decoders.get((kind, depth))
             if decoder is None:
@@ -201,12 +203,26 @@ def tensor_of_elements(name: str, datatype: str, shape: Sequence[int], flat: lis
     return shaped(name, np.frombuffer(packed, NUMPY[datatype]), shape)
 
 
-def tensor_from_json(name: str, datatype: str, shape: Sequence[int], data: Any, json_depth: int) -> np.ndarray:
-    """Shapes: nested or flat `data`, in row-major order -> shape. Raises: InvalidArgument."""
-    flat, depth = lists_from_json(name, datatype, data, json_depth, lambda count: check_count(name, datatype, shape, count))
+def tensor_from_json(
+    name: str, datatype: str, shape: Sequence[int], data: Any, json_depth: int, *, long: bool = False
+) -> np.ndarray:
+    """Shapes: nested or flat `data`, in row-major order -> shape. Raises: InvalidArgument.
+
+    long: the data may be, so elements are counted before they are read, and no garbage is looked for among their lists.
+    """
+    if long:
+        with collecting_nothing():
+            flat = _flat(name, datatype, data, json_depth, partial(check_count, name, datatype, shape))
+    else:
+        flat = _flat(name, datatype, data, json_depth)
+    return tensor_of_elements(name, datatype, shape, flat)
+
+
+def _flat(name: str, datatype: str, data: Any, json_depth: int, check: Callable[[int], object] | None = None) -> list[Any]:
+    flat, depth = lists_from_json(name, datatype, data, json_depth, check)
     for _ in range(depth - 1):
         flat = list(chain.from_iterable(flat))
-    return tensor_of_elements(name, datatype, shape, flat)
+    return flat
 
 
 class ModelCodec:
@@ -260,6 +276,7 @@ class ModelCodec:
         else:
             view = memoryview(body)
             message, tail = parse(view[:header_bytes], _body_decoder, _LooseBody), view[header_bytes:]
+        long = len(body) > _LONG_BYTES
         inputs: Tensors = {}
         at = 0
         for entry in message.inputs:
@@ -271,13 +288,13 @@ class ModelCodec:
             if entry.datatype == "BYTES":
                 check_texts(name, shape, in_haste=self._in_haste)
             if entry.parameters is None and entry.data is not _ABSENT:
-                inputs[name] = tensor_from_json(name, entry.datatype, shape, entry.data, self.json_depth)
+                inputs[name] = tensor_from_json(name, entry.datatype, shape, entry.data, self.json_depth, long=long)
                 continue
             if entry.parameters and not OF_TENSORS.issuperset(entry.parameters):
                 check_parameters(entry.parameters, f"input '{name}'", of_tensor=True)
             source = _source(entry)
             if source == "data":
-                inputs[name] = tensor_from_json(name, entry.datatype, shape, entry.data, self.json_depth)
+                inputs[name] = tensor_from_json(name, entry.datatype, shape, entry.data, self.json_depth, long=long)
             elif source == "binary_data_size":
                 size = _parameter(entry.parameters, "binary_data_size", int, 0, f"input '{name}'")
                 missing = at + size - len(tail)

@@ -20,7 +20,7 @@ from backends.base import ModelSpec, TensorSpec
 from gateway.errors import InternalError, NotReady
 from gateway.long_bodies import LongBodies
 from gateway.protocols.rest import ModelCodec
-from gateway.protocols.tensors import LONG_BYTES
+from gateway.protocols.tensors import LONG_BYTES, LONG_JSON_BYTES
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest
 from tests.rest_routes.serving import TIMEOUT_S, Served, serving
@@ -49,7 +49,7 @@ def infer_body(values: np.ndarray, **more: Any) -> bytes:
     return json.dumps({**more, "inputs": [entry]}).encode()
 
 
-def values(columns: int = 4096) -> np.ndarray:
+def values(columns: int = 8192) -> np.ndarray:
     return np.random.default_rng(columns).standard_normal((8, columns)).astype(np.float32)
 
 
@@ -77,18 +77,18 @@ def end_children() -> None:
 def test_a_long_body_is_answered_as_a_short_one_is(served: Served) -> None:
     sent = values()
     body = infer_body(sent, id="seven", outputs=[{"name": "OUTPUT0"}])
-    assert len(body) > LONG_BYTES
+    assert len(body) > LONG_JSON_BYTES
     status, answer = asked(served, "/v2/models/wide/infer", body)
     assert status == 200
     assert answer["id"] == "seven"
     (output,) = answer["outputs"]
-    assert output["shape"] == [8, 4096]
-    np.testing.assert_array_equal(np.array(output["data"], np.float32).reshape(8, 4096), sent)
+    assert output["shape"] == [8, 8192]
+    np.testing.assert_array_equal(np.array(output["data"], np.float32).reshape(8, 8192), sent)
 
 
 def test_text_and_bytes_behind_the_json_come_through_as_well(served: Served) -> None:
-    words = [f"wörd {index}" + "!" * 10_000 for index in range(30)]
-    entry = {"name": "IN", "datatype": "BYTES", "shape": [30, 1], "data": words}
+    words = [f"wörd {index}" + "!" * 10_000 for index in range(120)]
+    entry = {"name": "IN", "datatype": "BYTES", "shape": [120, 1], "data": words}
     status, answer = asked(served, "/v2/models/a+b%20c%C3%A9/infer", json.dumps({"inputs": [entry]}).encode())
     assert (status, answer["outputs"][0]["data"]) == (200, words)
 
@@ -98,7 +98,7 @@ def test_text_and_bytes_behind_the_json_come_through_as_well(served: Served) -> 
         {"name": "A", "datatype": "FP32", "shape": [2, 2], "data": numbers.tolist()},
         {"name": "B", "datatype": "INT32", "shape": [2, 2], "parameters": {"binary_data_size": len(raw)}},
     ]
-    head = json.dumps({"inputs": entries}).encode() + b" " * LONG_BYTES
+    head = json.dumps({"inputs": entries}).encode() + b" " * LONG_JSON_BYTES
     status, answer = asked(
         served, "/v2/models/pair/versions/1/infer", head + raw, Inference_Header_Content_Length=str(len(head))
     )
@@ -111,10 +111,10 @@ def test_text_and_bytes_behind_the_json_come_through_as_well(served: Served) -> 
     [
         (infer_body(values(), parameters={"triton_x": 1}), "reserved"),
         (infer_body(values()).replace(b'"FP32"', b'"INT8"'), "expected FP32"),
-        (infer_body(values()).replace(b"[8, 4096]", b"[8, 4095]"), "got 32768 elements, expected 32760"),
+        (infer_body(values()).replace(b"[8, 8192]", b"[8, 8191]"), "got 65536 elements, expected 65528"),
         (infer_body(values())[:-1], "failed to parse"),
-        (b"[" * 300_000, "malformed"),
-        (b'{"id": "' + b"a" * 300_000, "failed to parse"),
+        (b"[" * 1_200_000, "malformed"),
+        (b'{"id": "' + b"a" * 1_200_000, "failed to parse"),
     ],
 )
 def test_a_long_body_is_refused_in_the_words_of_a_short_one(served: Served, body: bytes, said: str) -> None:
@@ -128,7 +128,7 @@ def test_a_long_request_to_generate_is_answered(served: Served) -> None:
     body = json.dumps({"INPUT0": sent.tolist()}).encode()
     status, answer = asked(served, "/v2/models/wide/generate", body)
     assert status == 200
-    np.testing.assert_array_equal(np.array(answer["OUTPUT0"], np.float32).reshape(8, 4096), sent)
+    np.testing.assert_array_equal(np.array(answer["OUTPUT0"], np.float32).reshape(8, 8192), sent)
 
 
 def test_many_elements_of_text_behind_the_json_are_answered_up_to_a_limit(tmp_path: Path) -> None:
@@ -192,6 +192,7 @@ def test_what_is_no_inference_is_refused_when_it_is_long(served: Served) -> None
 
 
 def test_a_process_that_dies_costs_the_request_that_it_had(served: Served) -> None:
+    end_children()
     assert asked(served, "/v2/models/wide/infer", nested(3, 1 << 20))[0] == 400
     had = children()
     for child in had:

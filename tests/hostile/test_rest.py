@@ -43,22 +43,22 @@ def infer(data: bytes, shape: str = "1,16") -> bytes:
     return b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[%b],"data":%b}]}' % (shape.encode(), data)
 
 
-def filled(begin: bytes, element: bytes, end: bytes, size: int = 32 * MIB) -> bytes:
+def filled(begin: bytes, element: bytes, end: bytes, size: int = 16 * MIB) -> bytes:
     return begin + b",".join([element] * (size // (len(element) + 1))) + end
 
 
 BOMBS: dict[str, Callable[[], bytes]] = {
-    "lists of one": lambda: infer(filled(b"[", b"[1]", b"]")),
+    "lists of one": lambda: infer(filled(b"[", b"[1]", b"]", 32 * MIB)),
     "numbers": lambda: infer(filled(b"[", b"1", b"]")),
     "numbers, as many as said": lambda: infer(filled(b"[", b"1", b"]", 8 * MIB), f"1,{4 * MIB}"),
-    "NaN": lambda: infer(filled(b"[", b"NaN", b"]", 16 * MIB)),
-    "text": lambda: infer(filled(b"[", b'""', b"]", 16 * MIB)),
+    "NaN": lambda: infer(filled(b"[", b"NaN", b"]")),
+    "text": lambda: infer(filled(b"[", b'""', b"]")),
     "depth": lambda: infer(b"[" * (16 * MIB)),
     "unknown": lambda: filled(b'{"x":[', b"[1]", b"]}"),
     "equal keys": lambda: filled(b"{", b'"id":"a"', b"}"),
     "parameters": lambda: b'{"parameters":{%b}}' % b",".join(b'"%x":1' % key for key in range(1_000_000)),
-    "outputs": lambda: filled(b'{"outputs":[', b'{"name":"y"}', b"]}", 16 * MIB),
-    "inputs": lambda: filled(b'{"inputs":[', b'{"name":"x","datatype":"FP32","shape":[]}', b"]}", 16 * MIB),
+    "outputs": lambda: filled(b'{"outputs":[', b'{"name":"y"}', b"]}"),
+    "inputs": lambda: filled(b'{"inputs":[', b'{"name":"x","datatype":"FP32","shape":[]}', b"]}"),
     "sizes": lambda: infer(b"[1]", "1," * (4 * MIB) + "1"),
 }
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from backends.base import BackendError, Device, LoadFailed, Model, ModelSpec, Session, Tensors, checked_outputs, words_of
 from backends.discovery import Found
 
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of backend: its modules, "" where there is none, and its library.

@@ -46,7 +46,7 @@ class Backend(Strict):
     isolation: Literal["thread", "process"] = "thread"  # of each session; process: for code that holds the GIL or may crash
     replicas: int = Field(default=1, ge=1)
     autoscaling: Autoscaling | None = None
-    resources: dict[str, Annotated[float, Field(ge=0)]] = {}  # of one replica, as Ray counts them
+    resources: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})  # of one replica, as Ray counts them
     surge: bool = True  # an upgrade starts the new replica beside the old, so needs its resources once more; false: after it
     usd_per_hour: float | None = Field(default=None, gt=0)  # of one instance: this machine's part, or one replica
     canary_share: float | None = Field(default=None, gt=0, le=1)  # gets this share of the requests, and no others
@@ -97,7 +97,7 @@ class Build(Strict):
     """How `gateway compile` makes the artifact that a backend's `model` names."""
 
     source: str  # of an nn.Module: `module:factory` or `path/to/file.py:factory`
-    options: dict[str, Any] = {}  # given to the factory
+    options: dict[str, Any] = Field(default={})  # given to the factory
     precision: Literal["fp32", "fp16", "int8"] = "fp32"  # fp16: for GPUs; int8: dynamically quantised matrix products
     opset: int = Field(default=18, ge=11, le=30)
 
@@ -106,7 +106,7 @@ class NeuronBuild(Strict):
     """How `gateway compile` makes a directory of Neuron artifacts: one for each of row_sizes and each of ragged.buckets."""
 
     source: str
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default={})
     row_sizes: tuple[Rows, ...] = (1, 4, 8)
     target: Literal["inf1", "inf2", "trn1"] = "inf2"  # compiles without the device, for it
     compiler_arguments: tuple[str, ...] = ()  # of neuronx-cc, such as --auto-cast=matmult
@@ -120,7 +120,9 @@ class Synthetic(Backend):
     row_ms: float = Field(default=_SYNTHETIC["row_ms"], ge=0)
     spin: bool = _SYNTHETIC["spin"]
     output: Literal["echo", "sum"] = _SYNTHETIC["output"]
-    faults: dict[Literal["fail", "lose", "hang", "exit", "short"], float] = {}  # brought about by this value in an input
+    faults: dict[Literal["fail", "lose", "hang", "exit", "short"], float] = Field(
+        default={}
+    )  # brought about by this value in an input
     load_ms: float = Field(default=_SYNTHETIC["load_ms"], ge=0)
     fail_opens: int = Field(default=_SYNTHETIC["fail_opens"], ge=0)  # so many openings of a session fail before one succeeds
 
@@ -141,7 +143,7 @@ class Torch(Backend):
     kind: Literal["torch"]
     model: str
     build: Build | None = None  # of a .pt2 file by AOTInductor
-    factory_options: dict[str, Any] = {}
+    factory_options: dict[str, Any] = Field(default={})
     precision: Literal["fp32", "bf16", "int8"] = _TORCH["precision"]
     compile: bool = _TORCH["compile"]
     threads: int = Field(default=_TORCH["threads"], ge=1)
@@ -166,7 +168,7 @@ class Python(Backend):
 
     kind: Literal["python"]
     model: str
-    class_options: dict[str, Any] = {}
+    class_options: dict[str, Any] = Field(default={})
     cast_outputs: bool = _PYTHON["cast_outputs"]  # float64, and integers that fit, to what is declared; False: they are errors
 
 

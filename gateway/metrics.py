@@ -40,6 +40,93 @@ _ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _NEVER: Final = (0, 0, 0, 0)  # executed
 
 
+class Families:
+    """All metrics of this process, as prometheus_client has them. flushes: add to them what was counted since the last time."""
+
+    def __init__(self, registry: CollectorRegistry, slo_s: Iterable[float]) -> None:
+        latency = tuple(sorted({*_SECONDS, *slo_s}))
+        stage = (*_MICROSECONDS, *_SECONDS)
+        model = ("model", "version")
+        lane = (*model, "backend")
+        self.latency_bounds, self.stage_bounds = latency, stage
+        own: dict[str, Any] = {"registry": registry}
+        live: dict[str, Any] = {**own, "multiprocess_mode": "livesum"}
+        self.requests = Counter(
+            "gateway_requests", "Requests answered, by the code of the answer", (*model, "protocol", "code"), **own
+        )
+        self.latency = Histogram(
+            "gateway_request_duration_seconds",
+            "Successful requests, from whole request read to answer encoded",
+            (*model, "protocol"),
+            buckets=latency,
+            **own,
+        )
+        self.part_gap = Histogram(
+            "gateway_part_gap_seconds",
+            "From one part of a decoupled model's answer to the next",
+            (*model, "protocol"),
+            buckets=stage,
+            **own,
+        )
+        self.failed_seconds = Counter(
+            "gateway_failed_request_seconds", "Time of requests that ended in an error", (*model, "protocol"), **own
+        )
+        self.stage = Histogram(
+            "gateway_stage_duration_seconds", "Time of a request in each stage", (*model, "stage"), buckets=stage, **own
+        )
+        self.rows_done = Counter("gateway_rows", "Rows inferred with success", model, **own)
+        self.batch_rows = Histogram("gateway_batch_rows", "Rows of a batch, without padding", lane, buckets=_ROWS, **own)
+        self.batches = Counter("gateway_batches", "Batches closed, by the reason why", (*lane, "reason"), **own)
+        self.padding = Counter("gateway_padding_rows", "Rows executed that belong to no request", lane, **own)
+        self.executions = Counter("gateway_executions", "Batches executed, by rows", (*lane, "rows"), **own)
+        self.compute = Counter("gateway_compute_seconds", "Time of executions, by rows", (*lane, "rows"), **own)
+        self.to_worker = Counter(
+            "gateway_to_worker_seconds", "Time from a batch's close to its execution, by rows", (*lane, "rows"), **own
+        )
+        self.from_worker = Counter(
+            "gateway_from_worker_seconds",
+            "Time from an execution's end until its outputs are here, by rows",
+            (*lane, "rows"),
+            **own,
+        )
+        self.failed = Counter("gateway_failed_executions", "Batches that ended in an error", lane, **own)
+        self.retries = Counter("gateway_retries", "Requests run a second time, alone", lane, **own)
+        self.dropped = Counter(
+            "gateway_dropped_outputs",
+            "Outputs of requests that were over before: cancelled, or past their deadline",
+            lane,
+            **own,
+        )
+        self.queue_rows = Gauge("gateway_queue_rows", "Rows that wait", lane, **live)
+        self.queue_requests = Gauge("gateway_queue_requests", "Requests that wait", lane, **live)
+        self.workers = Gauge("gateway_workers", "Sessions that can run batches", lane, **live)
+        self.busy = Gauge("gateway_busy_workers", "Sessions that run a batch", lane, **live)
+        self.service = Gauge(
+            "gateway_service_time_seconds", "What was learned a batch takes: expected, and 9 in 10 at most",
+            (*lane, "bucket", "rows", "estimate"), multiprocess_mode="mostrecent", **own,
+        )  # fmt: skip
+        self.last_inference = Gauge(
+            "gateway_last_inference_timestamp_seconds",
+            "When the last request was answered",
+            model,
+            multiprocess_mode="max",
+            **own,
+        )
+        self.routed = Counter(
+            "gateway_routed", "Requests of models with several backends, by where they went and why", (*lane, "reason"), **own
+        )
+        self.copies = Counter(
+            "gateway_copies",
+            "Copies of requests sent besides, by why, and what became of them",
+            (*lane, "why", "result"),
+            **own,
+        )
+        self.ejections = Counter("gateway_ejections", "Times a backend was ejected for failing", lane, **own)
+        self.ejected = Gauge("gateway_ejected", "Ingress processes that have ejected the backend", lane, **live)
+        self.busy_usd = Counter("gateway_busy_usd", "Price of the sessions while they ran batches", lane, **own)
+        self.flushes: list[Callable[[], None]] = []
+
+
 class Metrics:
     """All metrics of this process. Its users get a `LaneMetrics` or `EndpointMetrics` once and count on that."""
 
@@ -48,109 +135,29 @@ class Metrics:
         directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self._directory = Path(directory) if directory else None
         self._registry = CollectorRegistry()
-        latency = tuple(sorted({*_SECONDS, *slo_s}))
-        stage = (*_MICROSECONDS, *_SECONDS)
-        model = ("model", "version")
-        lane = (*model, "backend")
-        self._latency_bounds, self._stage_bounds = latency, stage
-        own: dict[str, Any] = {"registry": self._registry}
-        live: dict[str, Any] = {**own, "multiprocess_mode": "livesum"}
-        self._requests = Counter(
-            "gateway_requests", "Requests answered, by the code of the answer", (*model, "protocol", "code"), **own
-        )
-        self._latency = Histogram(
-            "gateway_request_duration_seconds",
-            "Successful requests, from whole request read to answer encoded",
-            (*model, "protocol"),
-            buckets=latency,
-            **own,
-        )
-        self._part_gap = Histogram(
-            "gateway_part_gap_seconds",
-            "From one part of a decoupled model's answer to the next",
-            (*model, "protocol"),
-            buckets=stage,
-            **own,
-        )
-        self._failed_seconds = Counter(
-            "gateway_failed_request_seconds", "Time of requests that ended in an error", (*model, "protocol"), **own
-        )
-        self._stage = Histogram(
-            "gateway_stage_duration_seconds", "Time of a request in each stage", (*model, "stage"), buckets=stage, **own
-        )
-        self._rows_done = Counter("gateway_rows", "Rows inferred with success", model, **own)
-        self._batch_rows = Histogram("gateway_batch_rows", "Rows of a batch, without padding", lane, buckets=_ROWS, **own)
-        self._batches = Counter("gateway_batches", "Batches closed, by the reason why", (*lane, "reason"), **own)
-        self._padding = Counter("gateway_padding_rows", "Rows executed that belong to no request", lane, **own)
-        self._executions = Counter("gateway_executions", "Batches executed, by rows", (*lane, "rows"), **own)
-        self._compute = Counter("gateway_compute_seconds", "Time of executions, by rows", (*lane, "rows"), **own)
-        self._to_worker = Counter(
-            "gateway_to_worker_seconds", "Time from a batch's close to its execution, by rows", (*lane, "rows"), **own
-        )
-        self._from_worker = Counter(
-            "gateway_from_worker_seconds",
-            "Time from an execution's end until its outputs are here, by rows",
-            (*lane, "rows"),
-            **own,
-        )
-        self._failed = Counter("gateway_failed_executions", "Batches that ended in an error", lane, **own)
-        self._retries = Counter("gateway_retries", "Requests run a second time, alone", lane, **own)
-        self._dropped = Counter(
-            "gateway_dropped_outputs",
-            "Outputs of requests that were over before: cancelled, or past their deadline",
-            lane,
-            **own,
-        )
-        self._queue_rows = Gauge("gateway_queue_rows", "Rows that wait", lane, **live)
-        self._queue_requests = Gauge("gateway_queue_requests", "Requests that wait", lane, **live)
-        self._workers = Gauge("gateway_workers", "Sessions that can run batches", lane, **live)
-        self._busy = Gauge("gateway_busy_workers", "Sessions that run a batch", lane, **live)
-        self._service = Gauge(
-            "gateway_service_time_seconds", "What was learned a batch takes: expected, and 9 in 10 at most",
-            (*lane, "bucket", "rows", "estimate"), multiprocess_mode="mostrecent", **own,
-        )  # fmt: skip
-        self._last_inference = Gauge(
-            "gateway_last_inference_timestamp_seconds",
-            "When the last request was answered",
-            model,
-            multiprocess_mode="max",
-            **own,
-        )
-        self._routed = Counter(
-            "gateway_routed", "Requests of models with several backends, by where they went and why", (*lane, "reason"), **own
-        )
-        self._copies = Counter(
-            "gateway_copies",
-            "Copies of requests sent besides, by why, and what became of them",
-            (*lane, "why", "result"),
-            **own,
-        )
-        self._ejections = Counter("gateway_ejections", "Times a backend was ejected for failing", lane, **own)
-        self._ejected = Gauge("gateway_ejected", "Ingress processes that have ejected the backend", lane, **live)
-        self._busy_usd = Counter("gateway_busy_usd", "Price of the sessions while they ran batches", lane, **own)
-        self._flushed: list[Callable[[], None]] = []
+        self._families = Families(self._registry, slo_s)
         self._endpoints: dict[tuple[str, str, str], EndpointMetrics] = {}
         if self._directory is not None:
             _forget_dead_processes(self._directory)
 
     def lane(self, model: str, version: str, backend: str) -> "LaneMetrics":
         """What one lane counts on."""
-        return LaneMetrics(self, model, version, backend)
+        return LaneMetrics(self._families, model, version, backend)
 
     def routing(self, model: str, version: str) -> "RoutingMetrics":
         """What the dispatcher of one model counts on."""
-        return RoutingMetrics(self, model, version)
+        return RoutingMetrics(self._families, model, version)
 
     def endpoint(self, model: str, version: str, protocol: str) -> "EndpointMetrics":
         """What one protocol counts the requests of one model on. model: empty for requests that named none that exists."""
         labels = (model, version, protocol)
         if labels not in self._endpoints:
-            self._endpoints[labels] = EndpointMetrics(self, *labels)
+            self._endpoints[labels] = EndpointMetrics(self._families, *labels)
         return self._endpoints[labels]
 
     def flush(self) -> None:
         """Add what was counted since the last call to prometheus_client."""
-        for flush in self._flushed:
+        for flush in self._families.flushes:
             flush()
         for file in tuple(AllocatedFile.incomplete):
             file.catch_up()
@@ -191,11 +198,11 @@ class LaneGauges(NamedTuple):
 class LaneMetrics:
     """Counted by one lane."""
 
-    def __init__(self, metrics: Metrics, model: str, version: str, backend: str) -> None:
+    def __init__(self, families: Families, model: str, version: str, backend: str) -> None:
         labels = (model, version, backend)
-        self._rows = Observations(metrics._batch_rows.labels(*labels), _ROWS)
+        self._rows = Observations(families.batch_rows.labels(*labels), _ROWS)
         stages = {
-            stage: Observations(metrics._stage.labels(model, version, stage), metrics._stage_bounds)
+            stage: Observations(families.stage.labels(model, version, stage), families.stage_bounds)
             for stage in ("queue", "batch_wait", "compute")
         }
         self._queue, self._wait, self._run = stages["queue"], stages["batch_wait"], stages["compute"]
@@ -207,16 +214,16 @@ class LaneMetrics:
         self._failed = 0
         self._dropped = 0
         self._gauges: Callable[[], LaneGauges] | None = None
-        self._metrics = metrics
+        self._families = families
         self._labels = labels
-        metrics._flushed.append(self._flush)
+        families.flushes.append(self._flush)
 
     def watch(self, gauges: Callable[[], LaneGauges] | None) -> None:
         """gauges: asked at each flush; None: the lane is gone."""
         self._gauges = gauges or (lambda: LaneGauges(0, 0, 0, 0))
         if gauges is None:
             self._flush()
-            self._metrics._flushed.remove(self._flush)
+            self._families.flushes.remove(self._flush)
 
     def batch_closed(self, batch: Batch) -> None:
         self._reasons[batch.reason] += 1
@@ -249,49 +256,49 @@ class LaneMetrics:
         self._dropped += 1
 
     def _flush(self) -> None:
-        metrics, labels = self._metrics, self._labels
+        families, labels = self._families, self._labels
         for observations in (self._rows, self._queue, self._wait, self._run):
             observations.flush()
         for reason, count in self._reasons.items():
-            metrics._batches.labels(*labels, reason).inc(count)
+            families.batches.labels(*labels, reason).inc(count)
         for rows, (count, to_ns, compute_ns, from_ns) in self._executed.items():
-            metrics._executions.labels(*labels, rows).inc(count)
-            metrics._to_worker.labels(*labels, rows).inc(to_ns * 1e-9)
-            metrics._compute.labels(*labels, rows).inc(compute_ns * 1e-9)
-            metrics._from_worker.labels(*labels, rows).inc(from_ns * 1e-9)
+            families.executions.labels(*labels, rows).inc(count)
+            families.to_worker.labels(*labels, rows).inc(to_ns * 1e-9)
+            families.compute.labels(*labels, rows).inc(compute_ns * 1e-9)
+            families.from_worker.labels(*labels, rows).inc(from_ns * 1e-9)
         self._reasons.clear()
         self._executed.clear()
         if self._rows_done:
-            metrics._rows_done.labels(*labels[:2]).inc(self._rows_done)
+            families.rows_done.labels(*labels[:2]).inc(self._rows_done)
         for counter, count in (
-            (metrics._padding, self._padding),
-            (metrics._retries, self._retries),
-            (metrics._failed, self._failed),
-            (metrics._dropped, self._dropped),
+            (families.padding, self._padding),
+            (families.retries, self._retries),
+            (families.failed, self._failed),
+            (families.dropped, self._dropped),
         ):
             counter.labels(*labels).inc(count)
         self._padding = self._rows_done = self._retries = self._failed = self._dropped = 0
         if self._gauges is not None:
             state = self._gauges()
-            metrics._queue_rows.labels(*labels).set(state.queue_rows)
-            metrics._queue_requests.labels(*labels).set(state.queue_requests)
-            metrics._workers.labels(*labels).set(state.workers)
-            metrics._busy.labels(*labels).set(state.busy_workers)
+            families.queue_rows.labels(*labels).set(state.queue_rows)
+            families.queue_requests.labels(*labels).set(state.queue_requests)
+            families.workers.labels(*labels).set(state.workers)
+            families.busy.labels(*labels).set(state.busy_workers)
             for bucket, rows, expected_s, pessimistic_s in state.service_s:
-                metrics._service.labels(*labels, bucket, rows, "expected").set(expected_s)
-                metrics._service.labels(*labels, bucket, rows, "p90").set(pessimistic_s)
+                families.service.labels(*labels, bucket, rows, "expected").set(expected_s)
+                families.service.labels(*labels, bucket, rows, "p90").set(pessimistic_s)
 
 
 class RoutingMetrics:
     """Counted by the dispatcher of one model, by backend."""
 
-    def __init__(self, metrics: Metrics, model: str, version: str) -> None:
-        self._metrics = metrics
+    def __init__(self, families: Families, model: str, version: str) -> None:
+        self._families = families
         self._labels = (model, version)
         self._routed: dict[tuple[str, str], int] = defaultdict(int)
         self._copies: dict[tuple[str, str, str], int] = defaultdict(int)
         self._busy_usd: dict[str, float] = defaultdict(float)
-        metrics._flushed.append(self._flush)
+        families.flushes.append(self._flush)
 
     def routed(self, backend: str, reason: str) -> None:
         self._routed[backend, reason] += 1
@@ -303,23 +310,23 @@ class RoutingMetrics:
         self._busy_usd[backend] += usd
 
     def ejected(self, backend: str) -> None:
-        self._metrics._ejections.labels(*self._labels, backend).inc()
-        self._metrics._ejected.labels(*self._labels, backend).set(1)
+        self._families.ejections.labels(*self._labels, backend).inc()
+        self._families.ejected.labels(*self._labels, backend).set(1)
 
     def back(self, backend: str) -> None:
-        self._metrics._ejected.labels(*self._labels, backend).set(0)
+        self._families.ejected.labels(*self._labels, backend).set(0)
 
     def close(self) -> None:
         self._flush()
-        self._metrics._flushed.remove(self._flush)
+        self._families.flushes.remove(self._flush)
 
     def _flush(self) -> None:
         for (backend, reason), count in self._routed.items():
-            self._metrics._routed.labels(*self._labels, backend, reason).inc(count)
+            self._families.routed.labels(*self._labels, backend, reason).inc(count)
         for (backend, why, result), count in self._copies.items():
-            self._metrics._copies.labels(*self._labels, backend, why, result).inc(count)
+            self._families.copies.labels(*self._labels, backend, why, result).inc(count)
         for backend, usd in self._busy_usd.items():
-            self._metrics._busy_usd.labels(*self._labels, backend).inc(usd)
+            self._families.busy_usd.labels(*self._labels, backend).inc(usd)
         self._routed.clear()
         self._copies.clear()
         self._busy_usd.clear()
@@ -328,16 +335,16 @@ class RoutingMetrics:
 class EndpointMetrics:
     """Counted by one protocol's edge for one model."""
 
-    def __init__(self, metrics: Metrics, model: str, version: str, protocol: str) -> None:
-        self._metrics = metrics
+    def __init__(self, families: Families, model: str, version: str, protocol: str) -> None:
+        self._families = families
         self._labels = (model, version, protocol)
-        self._latency = Observations(metrics._latency.labels(model, version, protocol), metrics._latency_bounds)
-        self._decode = Observations(metrics._stage.labels(model, version, "decode"), metrics._stage_bounds)
-        self._encode = Observations(metrics._stage.labels(model, version, "encode"), metrics._stage_bounds)
+        self._latency = Observations(families.latency.labels(model, version, protocol), families.latency_bounds)
+        self._decode = Observations(families.stage.labels(model, version, "decode"), families.stage_bounds)
+        self._encode = Observations(families.stage.labels(model, version, "encode"), families.stage_bounds)
         self._gaps: Observations | None = None  # of a decoupled model only
         self._codes: dict[str, int] = defaultdict(int)
         self._failed_ns = 0
-        metrics._flushed.append(self._flush)
+        families.flushes.append(self._flush)
 
     def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int) -> None:
         """Count a success. Stamps: whole request read, decoded, outcome known, answer encoded."""
@@ -355,7 +362,7 @@ class EndpointMetrics:
     def part(self, gap_ns: int) -> None:
         """Note a further part, so long after the one before it."""
         if self._gaps is None:
-            self._gaps = Observations(self._metrics._part_gap.labels(*self._labels), self._metrics._stage_bounds)
+            self._gaps = Observations(self._families.part_gap.labels(*self._labels), self._families.stage_bounds)
         self._gaps.add(gap_ns * 1e-9)
 
     def finished(self) -> None:
@@ -369,15 +376,15 @@ class EndpointMetrics:
 
     def _flush(self) -> None:
         if self._codes.get(OK):
-            self._metrics._last_inference.labels(*self._labels[:2]).set(time.time())
+            self._families.last_inference.labels(*self._labels[:2]).set(time.time())
         for observations in (self._latency, self._decode, self._encode, self._gaps):
             if observations is not None:
                 observations.flush()
         for code, count in self._codes.items():
-            self._metrics._requests.labels(*self._labels, code).inc(count)
+            self._families.requests.labels(*self._labels, code).inc(count)
         self._codes.clear()
         if self._failed_ns:
-            self._metrics._failed_seconds.labels(*self._labels).inc(self._failed_ns * 1e-9)
+            self._families.failed_seconds.labels(*self._labels).inc(self._failed_ns * 1e-9)
             self._failed_ns = 0
 
 

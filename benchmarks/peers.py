@@ -11,7 +11,7 @@ import numpy as np
 
 from gateway.batching.batch import Batch
 from gateway.batching.policy import Decision
-from gateway.batching.queue import Entry, BatchLimits, Queue, State
+from gateway.batching.queue import BatchLimits, Entry, Queue, State
 from loadtest.simulator import Affine
 
 

@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch
 from gateway.batching.policy import WAIT, Decision, Fill
-from gateway.batching.queue import NEVER, Entry, LengthGroup, BatchLimits, Queue, State
+from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 
 _ARRIVALS: Final = 128

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from gateway.batching.batch import Batch, Padding, Part, bucket_of, ragged_length
 from gateway.batching.forecast import Forecast, first_free_ns, forecast
 from gateway.batching.policy import Decision, Policy
-from gateway.batching.queue import NEVER, Entry, LengthGroup, BatchLimits, Queue, State, class_of, deadline_of, virtual_deadline
+from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
 from gateway.config import Ragged
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded, TooLarge

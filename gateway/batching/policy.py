@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from gateway.batching.batch import Batch
-from gateway.batching.queue import Entry, BatchLimits, Queue, State
+from gateway.batching.queue import BatchLimits, Entry, Queue, State
 from gateway.batching.service_model import ServiceModel
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batching.queue import NEVER, PATIENCE_NS, Entry, BatchLimits, Queue, class_of, deadline_of, virtual_deadline
+from gateway.batching.queue import NEVER, PATIENCE_NS, BatchLimits, Entry, Queue, class_of, deadline_of, virtual_deadline
 from gateway.types import InferRequest
 
 MS = 1_000_000

@@ -78,7 +78,8 @@ class Lease:
     told: how many slots it was told last, told_ns: when, number: which telling that was, known: the last one that it knows of.
     most: how many it may believe to have, until it knows. ordered: what it is told reaches it before the ends of batches that
     are told later. running: batches. wants: batches that wait there, as it last said. turn_ns: when it last was given a slot,
-    or used one. spent_ns: worker time since the last count; arriving: workers that were busy for it before that.
+    or used one; ended_ns: when one of its batches last ended. spent_ns: worker time since the last count; arriving: workers
+    that were busy for it before that.
     """
 
     turn_ns: int
@@ -90,6 +91,7 @@ class Lease:
     ordered: bool = False
     running: int = 0
     wants: float = 0.0
+    ended_ns: int = 0
     spent_ns: float = 0.0
     arriving: float = 0.0
 
@@ -146,8 +148,9 @@ class Leases:
         lease.turn_ns = now_ns
         return lease
 
-    def end(self, lease: Lease, took_ns: float) -> None:
+    def end(self, lease: Lease, took_ns: float, now_ns: int) -> None:
         lease.running -= 1
+        lease.ended_ns = now_ns
         self._batch_ns = max(1.0, took_ns)
 
     def know(self, process: str, number: int) -> None:
@@ -177,7 +180,8 @@ class Leases:
         if not leases:
             return [], None
         for lease in leases:
-            if lease.told > lease.running and not lease.keeps_until_ns(now_ns):
+            unused = lease.told > lease.running and now_ns - lease.ended_ns >= _UNUSED_NS
+            if unused and not lease.keeps_until_ns(now_ns):
                 lease.wants = 0.0  # it has what it wants, and does not use it
         if sum(lease.works for lease in leases) > slots:
             self._parts = ()

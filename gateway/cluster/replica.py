@@ -351,8 +351,9 @@ class Replica:
     def _ended(self, asked: "_Asked", execution: Execution) -> None:
         self._count_busy(ended=1)
         self._running.discard(asked)
-        self._count_spent(asked, self._clock.now_ns())
-        self._leases.end(asked.lease, execution.finished_ns - execution.started_ns)
+        now_ns = self._clock.now_ns()
+        self._count_spent(asked, now_ns)
+        self._leases.end(asked.lease, execution.finished_ns - execution.started_ns, now_ns)
         self._deal()
         asked.on_end(execution if asked.fault is None else replace(execution, error=asked.fault))
 

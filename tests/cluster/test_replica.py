@@ -137,13 +137,13 @@ def test_slots_follow_the_load_and_come_back_to_an_ingress_that_wants_one() -> N
             if idle.done():
                 idle = asyncio.create_task(attend(replica, "b", await idle))
         assert await busy == 4
+        less = asyncio.create_task(attend(replica, "a", 4))
         runs = [asyncio.create_task(replica.run(frame(ingress="a", left_rows=8))) for _ in range(4)]
         await asyncio.sleep(0)
         assert (await replica.record_autoscaling_stats())["queued"] == 4  # 8 rows in batches of 2
         await asyncio.gather(*runs)
         await asyncio.sleep(0.01)
         assert (await replica.record_autoscaling_stats())["queued"] == 0  # it has slots, and does not use them
-        less = asyncio.create_task(attend(replica, "a", 4))
         await replica.want(msgspec.msgpack.encode(("b", 1.0)))
         left = await less
         assert left < 4

@@ -40,7 +40,7 @@ MOST_STREAMS: Final = 1024  # open at once, of one connection
 # Of a connection, in messages of the longest kind: bodies of open requests, and as much of answers that wait for the client.
 MESSAGES_HELD: Final = 2
 _MOST_ABANDONED: Final = 1000  # requests taken back in the read that brought them, beyond those answered
-_AT_ONCE: Final = 1 << 20  # bytes of answers given to the transport before it has a say
+_AT_ONCE: Final = 4 << 20  # bytes of answers given to the transport before it has a say
 _WORK_EACH: Final = 128  # frames handled before others get their turn; a header block that is new counts more
 _BLOCK_BYTES_A_FRAME: Final = 64  # of such a block: decoding as much takes as long as handling a frame
 _LEAVE_S: Final = 1.0  # from the word that an idle connection is to be closed until it is

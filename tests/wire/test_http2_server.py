@@ -423,7 +423,7 @@ def test_answers_are_given_to_the_transport_bit_by_bit() -> None:
     peer.connection.resume()
     while peer.connection.unsent or peer.connection.out:
         size = sum(len(each.payload) for each in peer.received() if each.kind == DATA)
-        assert size <= 1 << 20
+        assert size <= 4 << 20
         peer.connection.send_on()
 
 

@@ -43,6 +43,7 @@ from gateway.wire.http2_frames import (
 from gateway.wire.http2_headers import DEFAULT_TABLE_BYTES, SIZE_UPDATE, TOLERANCE
 from gateway.wire.http2_sending import UNLIMITED, Sender
 
+BYTES_A_FRAME: Final = 64  # of a new header block or of settings: so many take as long as a frame does otherwise
 FRAME_BYTES: Final = 65_536  # the longest frame taken: a longer one costs copies while it arrives, a shorter one loops
 
 
@@ -65,7 +66,7 @@ class Connection(Sender):
         self._expected = expected
         self._rest = b""
         self._work_each = UNLIMITED  # frames handled in one go; what is left waits for the next `receive`
-        self._spent = 0  # of that, on header blocks that are new
+        self._spent = 0  # of that, on header blocks that are new and on settings
         self.heard = False  # anything; for whoever sets it back
         self._last_stream = 0  # that the other side has opened
         self._read_from = 0  # the same, before this read
@@ -212,6 +213,7 @@ class Connection(Sender):
             raise Broken(FRAME_SIZE_ERROR, "settings that are none")
         if flags & ACK:
             return
+        self._spent += len(payload) // BYTES_A_FRAME
         for key, value in SETTING.iter_unpack(payload):
             if key == INITIAL_WINDOW_SIZE:
                 if value > MOST_WINDOW:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, Protocol
 
-from gateway.wire.http2 import FRAME_BYTES, Connection
+from gateway.wire.http2 import BYTES_A_FRAME, FRAME_BYTES, Connection
 from gateway.wire.http2_frames import (
     CANCEL,
     DEFAULT_WINDOW,
@@ -41,8 +41,7 @@ MOST_STREAMS: Final = 1024  # open at once, of one connection
 MESSAGES_HELD: Final = 2
 _MOST_ABANDONED: Final = 1000  # requests taken back in the read that brought them, beyond those answered
 _AT_ONCE: Final = 4 << 20  # bytes of answers given to the transport before it has a say
-_WORK_EACH: Final = 128  # frames handled before others get their turn; a header block that is new counts more
-_BLOCK_BYTES_A_FRAME: Final = 64  # of such a block: decoding as much takes as long as handling a frame
+_WORK_EACH: Final = 128  # frames handled before others get their turn; new header blocks and settings count by their length
 _LEAVE_S: Final = 1.0  # from the word that an idle connection is to be closed until it is
 _CLOCK_STEP_S: Final = 0.001  # of an event loop's clock: its timers may be early by so much
 _TOO_LARGE: Final = header_block(status=431)
@@ -374,7 +373,7 @@ class ServerConnection(Connection):
     def _on_block(self, number: int, block: bytes, ended: bool) -> None:
         headers = self._headers_of.known.get(block)
         if headers is None:
-            self._spent += len(block) // _BLOCK_BYTES_A_FRAME
+            self._spent += len(block) // BYTES_A_FRAME
             headers = self._headers_of.read(block)
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC clients have none to say

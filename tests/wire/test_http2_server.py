@@ -447,6 +447,13 @@ def test_much_that_comes_at_once_is_handled_in_turns(kind: str) -> None:
     assert not peer.over
 
 
+def test_long_settings_take_more_of_a_turn() -> None:
+    peer = open_peer()
+    peer.connection.receive(frame(SETTINGS, 0, struct.pack(">HI", 0x4, 0) * 10_000) * 3)
+    assert [each.kind for each in peer.received()] == [SETTINGS]
+    assert peer.connection.more
+
+
 def test_header_blocks_that_are_new_take_more_of_a_turn() -> None:
     peer = open_peer()
     peer.connection.receive(b"".join(peer.headers(1 + 2 * i, fields=[*FIELDS, ("x", str(i) * 3000)]) for i in range(20)))

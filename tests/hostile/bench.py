@@ -27,7 +27,7 @@ models:
 """
 # What the gateway holds to is 100 ms. Tests share their machine, with attacks among others, and look for seconds.
 MOST_DELAY_S = 2.0
-MOST_MORE_BYTES = 400 << 20  # than an idle gateway
+MOST_MORE_BYTES = 600 << 20  # than an idle gateway
 _IDLE_ASKED = 400
 _SETTLE_S = 30.0
 
@@ -74,7 +74,7 @@ class Bench:
         told = f"the slowest answer to others took {slowest_s:.3f} s, {self.idle_s:.3f} s where all was idle"
         print(told)  # shown by pytest -rP
         assert slowest_s < self.idle_s + MOST_DELAY_S, told
-        while (files := self.process.num_fds()) > self.idle_files + 8:  # a few are of the helper's
+        while (files := self.process.num_fds()) > self.idle_files + 16:  # a few are of what starts when it is needed
             assert time.monotonic() < ended_s + _SETTLE_S, f"{files} files are open, {self.idle_files} were"
             time.sleep(0.05)
         while (waiting := self.waiting()) > 0:

@@ -38,6 +38,7 @@ from gateway.protocols.tensors import Buffer, shape_key
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest, OutputRequest
 
+_END_S: Final = 1.0  # waited for a thread that still reads
 _TIMEOUT_S: Final = 60.0
 _IDLE_S: Final = 300.0
 _LONGER_BYTES: Final = 2 << 20  # than what takes a child some tenths of a second at most
@@ -131,7 +132,10 @@ class LongBodies:
         return self._longer.put(_Job(read, done))
 
     def close(self) -> None:
-        """End the children, and with them what they decode, for which nobody may wait. From any thread; waits for their end."""
+        """End the children, and with them what they decode, for which nobody may wait. From any thread.
+
+        Waits for their end, which comes at once but for work on a thread.
+        """
         self._shorter.close()
         self._longer.close()
 
@@ -190,7 +194,7 @@ class _Decoder:
         if child is not None:
             child.kill()
         if thread is not None:
-            thread.join()
+            thread.join(_END_S)
 
     # on the thread
 

@@ -160,7 +160,7 @@ class Repository:
         for end in await asyncio.gather(*(self._unload(served) for served in self._all()), return_exceptions=True):
             if end is not None:
                 log.error("at the end of the server: %s", end)
-        await asyncio.to_thread(self.long_bodies.close)
+        self.long_bodies.close()
 
     def give_up(self, error: GatewayError) -> None:
         """Answer every request that is here with an error."""

@@ -32,9 +32,9 @@ from gateway.cluster import application
 from gateway.cluster.deployments import _content, _deployment_name
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import Config, parse_config
-from gateway.runner import BatchRunner, Execution
+from gateway.engine.runner import BatchRunner, Execution
+from gateway.engine.workers import WorkerPool
 from gateway.types import InferRequest
-from gateway.workers import WorkerPool
 
 SIZES = {128: 2000, 150_000: 1000, 5_000_000: 100}  # bytes -> batches in a round
 ECHO = """

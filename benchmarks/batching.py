@@ -32,7 +32,7 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.policies import Fixed, Greedy
 from gateway.batching.policy import Policy
 from gateway.types import InferRequest
-from loadtest.simulator import Affine, Simulated, simulate
+from loadtest.search.simulator import Affine, Simulated, simulate
 
 MS = 1_000_000
 UNBOUNDED = 1 << 40

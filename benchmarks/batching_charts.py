@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from loadtest import html
-from loadtest.charts import Axis, Chart, Line, Point, Series, draw
+from loadtest.reports import html
+from loadtest.reports.charts import Axis, Chart, Line, Point, Series, draw
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 """By rule: offered load in % of z, goodput in % of c."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from loadtest.generator import measure
+from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec, RunResult, Slo
 
 LOADS = (0.3, 0.6, 0.8, 1.0, 1.5)

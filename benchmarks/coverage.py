@@ -34,8 +34,8 @@ from benchmarks.queues import (
     Server,
 )
 from loadtest.results import Objective, Slo
-from loadtest.statistics import batch_means, binomial_interval, slowest
-from loadtest.verdict import CONFIDENCE, Requests, judge
+from loadtest.verdict.decision import CONFIDENCE, Requests, judge
+from loadtest.verdict.statistics import batch_means, binomial_interval, slowest
 
 BLOCKS: Final = (20, 40, 100)
 LEAST, MOST = 0.93, 0.99

@@ -25,8 +25,8 @@ import uvloop
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config import Limits
-from gateway.grpc_call import GrpcCall, OneMessage
-from gateway.http2 import Http2Connection
+from gateway.edges.grpc_call import GrpcCall, OneMessage
+from gateway.edges.http2 import Http2Connection
 from gateway.wire.http2_sending import Stream
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"

@@ -18,7 +18,7 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.leases import Demand, share
 from gateway.batching.queue import NEVER
 from gateway.types import InferRequest
-from loadtest.simulator import SHED, Affine
+from loadtest.search.simulator import SHED, Affine
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def serve_ours(port: int) -> None:
     import uvloop
 
     from gateway.config import Limits
-    from gateway.http_server import HttpServer
+    from gateway.edges.http_server import HttpServer
     from gateway.wire.exchange import Exchange
 
     def answer(exchange: Exchange) -> None:

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import uvloop
 
-from loadtest.generator import measure
-from loadtest.generator_limit import null_server
+from loadtest.measuring.generator import measure
+from loadtest.measuring.generator_limit import null_server
 from loadtest.results import LoadSpec, RunResult, read_run
 from tests.loadtest.scripted_server import scripted_server
 

@@ -331,7 +331,7 @@ def serve_bare(port: int) -> None:
     import uvloop
 
     from gateway.config import Limits
-    from gateway.http_server import HttpServer
+    from gateway.edges.http_server import HttpServer
 
     body = b'{"model_name":"linear","outputs":[{"name":"OUTPUT0","datatype":"FP32","shape":[1,4],"data":[0.5,0.5,0.5,0.5]}]}'
 

@@ -12,7 +12,7 @@ import numpy as np
 from gateway.batching.batch import Batch
 from gateway.batching.policy import Decision
 from gateway.batching.queue import BatchLimits, Entry, Queue, State
-from loadtest.simulator import Affine
+from loadtest.search.simulator import Affine
 
 
 class RayServe:

@@ -36,23 +36,35 @@ import numpy as np
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
 from gateway.config import Batching
-from loadtest import forms
-from loadtest.candidates import Candidate
-from loadtest.catalogue import load_catalogue
-from loadtest.conclusion import build
-from loadtest.events import Command, Entrant, Event, Load, Measured, Predict, Predicted, Profile, Profiled, Question, Timing
-from loadtest.generator import measure
-from loadtest.journal import Journal
-from loadtest.launchers import launcher_of
-from loadtest.prediction import REQUESTS, MeasuredService, predicted_rps
-from loadtest.recommend import machine
-from loadtest.recommender import Lab, question_of, required_share, run_search
+from loadtest.commands.recommend import machine
+from loadtest.lab.journal import Journal
+from loadtest.lab.launchers import launcher_of
+from loadtest.lab.recommender import Lab, question_of, required_share, run_search
+from loadtest.measuring.generator import measure
+from loadtest.prices.catalogue import load_catalogue
+from loadtest.question.candidates import Candidate
+from loadtest.question.spec import Spec, load_spec
+from loadtest.reports import forms
+from loadtest.reports.conclusion import build
 from loadtest.results import Slo
-from loadtest.search import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS, PRECISION, STEP, powers_up_to, search
-from loadtest.simulator import simulate
-from loadtest.spec import Spec, load_spec
-from loadtest.standing import Outcome
-from loadtest.verdict import Requests, judge, lost, overall
+from loadtest.search.events import (
+    Command,
+    Entrant,
+    Event,
+    Load,
+    Measured,
+    Predict,
+    Predicted,
+    Profile,
+    Profiled,
+    Question,
+    Timing,
+)
+from loadtest.search.prediction import REQUESTS, MeasuredService, predicted_rps
+from loadtest.search.simulator import simulate
+from loadtest.search.standing import Outcome
+from loadtest.search.strategy import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS, PRECISION, STEP, powers_up_to, search
+from loadtest.verdict.decision import Requests, judge, lost, overall
 
 START_S = 6.0  # a simulated candidate's start, each time another is wanted
 PROFILE_NOISE = 0.05

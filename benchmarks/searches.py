@@ -38,7 +38,7 @@ import onnx
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
-from loadtest.statistics import falling
+from loadtest.verdict.statistics import falling
 
 GOOD = 0.85  # of the peak
 REQUIRED = 0.99  # share in time: every model here is asked for p99

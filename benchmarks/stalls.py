@@ -26,8 +26,8 @@ from typing import Any
 
 import uvloop
 
-from loadtest.generator import measure
-from loadtest.progress import Progress
+from loadtest.measuring.generator import measure
+from loadtest.measuring.progress import Progress
 from loadtest.results import LoadSpec, RunResult, Slo, Stall
 
 CORE = 0

@@ -25,9 +25,9 @@ from backends.triton import Connection, TritonModel, TritonSession
 from gateway.batching.batch import Batch, Part
 from gateway.clock import LoopClock
 from gateway.config import Triton
-from gateway.runner import Execution
+from gateway.engine.runner import Execution
+from gateway.engine.workers import WorkerPool
 from gateway.types import InferRequest
-from gateway.workers import WorkerPool
 from tests.triton_server import triton_server, write_model
 
 CONFIG = """

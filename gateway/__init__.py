@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from backends.base import TensorSpec
     from gateway import errors
     from gateway.config import Config
-    from gateway.decoration import model
+    from gateway.configuring.decoration import model
     from gateway.errors import ConfigError, GatewayError
-    from gateway.loaded import LoadedModel, load
-    from gateway.running import Server, run
+    from gateway.from_python.loaded import LoadedModel, load
+    from gateway.from_python.running import Server, run
     from gateway.testing import TestClient
 
 __version__ = "0.1.0"
@@ -40,13 +40,13 @@ _HOMES = {
     "Config": "gateway.config",
     "ConfigError": "gateway.errors",
     "GatewayError": "gateway.errors",
-    "LoadedModel": "gateway.loaded",
-    "Server": "gateway.running",
+    "LoadedModel": "gateway.from_python.loaded",
+    "Server": "gateway.from_python.running",
     "TensorSpec": "backends.base",
     "TestClient": "gateway.testing",
-    "load": "gateway.loaded",
-    "model": "gateway.decoration",
-    "run": "gateway.running",
+    "load": "gateway.from_python.loaded",
+    "model": "gateway.configuring.decoration",
+    "run": "gateway.from_python.running",
 }
 
 if not TYPE_CHECKING:  # for a type checker every name would exist

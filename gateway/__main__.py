@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-_ENDED_AT_ONCE = 130  # gateway.interrupts has it, which would have to be imported
+_ENDED_AT_ONCE = 130  # gateway.process.interrupts has it, which would have to be imported
 
 
 def main() -> int:

@@ -8,21 +8,21 @@ from typing import Final
 
 import shtab
 
-from gateway.check import servable
-from gateway.check_command import add_parser as add_check_parser
-from gateway.command_line import FAULTY, UNREAD, Paragraphs, add_command, add_speech, ended, examples, program, speech
+from gateway.commands.check import add_parser as add_check_parser
+from gateway.commands.examples import add_parser as add_examples_parser
+from gateway.commands.explain import add_parser as add_route_parser
+from gateway.commands.predict import add_parser as add_predict_parser
+from gateway.commands.serve import serve
 from gateway.config import Config, Server, listening, load_config, parse_config
-from gateway.console import set_up, step, words
+from gateway.configuring.check import servable
+from gateway.configuring.guess import Guess, guess, is_configuration, written
+from gateway.configuring.need_of_ray import uses_ray
 from gateway.errors import ConfigError
-from gateway.examples import add_parser as add_examples_parser
 from gateway.garbage import collecting_seldom
-from gateway.guess import Guess, guess, is_configuration, written
-from gateway.interrupts import ENDED_AT_ONCE, ctrl_c_ends_at_once
-from gateway.need_of_ray import uses_ray
-from gateway.ports import check_ports
-from gateway.predict import add_parser as add_predict_parser
-from gateway.routing.explain import add_parser as add_route_parser
-from gateway.serving import serve
+from gateway.process.command_line import FAULTY, UNREAD, Paragraphs, add_command, add_speech, ended, examples, program, speech
+from gateway.process.console import set_up, step, words
+from gateway.process.interrupts import ENDED_AT_ONCE, ctrl_c_ends_at_once
+from gateway.process.ports import check_ports
 
 EXIT_CODES: Final = {
     0: "done; a server: ended by a signal, in order",
@@ -148,7 +148,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 
 
 def _compile(arguments: argparse.Namespace) -> int:
-    from gateway.compile import compile_config
+    from gateway.commands.compile import compile_config
 
     compile_config(load_config(arguments.config), names=arguments.models)
     return 0

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from backends.base import ModelSpec
-from gateway.announcement import ReadyModel
 from gateway.clock import Clock, LoopClock
 from gateway.config import Backend, Config, Model
+from gateway.edges.grpc_server import GrpcServer
+from gateway.edges.http_server import HttpServer
+from gateway.edges.rest_routes import RestRoutes
+from gateway.engine.lane import Lane
+from gateway.engine.lane_opener import LaneOpener, OpenRunner
+from gateway.engine.metrics import FLUSH_INTERVAL_S, Metrics
+from gateway.engine.repository import Repository, RepositoryControl
+from gateway.engine.shared_memory import SharedMemoryRegions
+from gateway.engine.workers import WorkerPool
 from gateway.errors import NotReady
-from gateway.grpc_server import GrpcServer
-from gateway.http_server import HttpServer
-from gateway.lane import Lane
-from gateway.lane_opener import LaneOpener, OpenRunner
-from gateway.metrics import FLUSH_INTERVAL_S, Metrics
-from gateway.ports import PortClaims
-from gateway.repository import Repository, RepositoryControl
-from gateway.rest_routes import RestRoutes
-from gateway.shared_memory import SharedMemoryRegions
-from gateway.workers import WorkerPool
+from gateway.process.announcement import ReadyModel
+from gateway.process.ports import PortClaims
 
 _FREEING_S: Final = 0.5
 _FREEING_LEAST_S: Final = 0.1

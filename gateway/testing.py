@@ -5,11 +5,11 @@ from typing import Any, Self
 
 import orjson
 
+from gateway.configuring.guess import Example
+from gateway.edges.grpc_in_memory import InMemoryChannel
+from gateway.edges.rest_in_memory import Response, exchange, request_bytes
 from gateway.errors import ConfigError
-from gateway.grpc_in_memory import InMemoryChannel
-from gateway.guess import Example
-from gateway.hosted import Hosted, Source, configuration, without_listeners
-from gateway.rest_in_memory import Response, exchange, request_bytes
+from gateway.from_python.hosted import Hosted, Source, configuration, without_listeners
 
 
 class TestClient:

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.command_line import add_speech, ended, program, speech
-from gateway.console import set_up, words
+from gateway.process.command_line import add_speech, ended, program, speech
+from gateway.process.console import set_up, words
 from loadtest.errors import EXIT_CODES, ExitCode, LoadtestError
 
 COMMANDS: Final = ("run", "recover", "recommend", "report", "compare", "selfcheck", "prices")
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     )
     subparsers = root.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
-        importlib.import_module(f"loadtest.{command}").add_parser(subparsers)
+        importlib.import_module(f"loadtest.commands.{command}").add_parser(subparsers)
     add_speech(root, quiet="only warnings and errors: no progress, and no summary of what was measured")
     return root
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.check import looked_at, servable
+from gateway.configuring.check import looked_at, servable
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document, read
 from tests.mistakes import MISTAKES, of_model, one, onnx, prepare

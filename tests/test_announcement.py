@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from backends.base import ModelSpec, TensorSpec
-from gateway.announcement import ReadyModel, curl_command, named, ready_line, ready_words
 from gateway.config import Server
+from gateway.process.announcement import ReadyModel, curl_command, named, ready_line, ready_words
 
 URL = "http://127.0.0.1:8000"
 ROW = TensorSpec("x", "FP32", (-1, 4))

@@ -17,7 +17,7 @@ import pytest
 
 import gateway.cli
 import loadtest.cli
-from gateway.command_line import UNREAD
+from gateway.process.command_line import UNREAD
 from loadtest.errors import EXIT_CODES
 
 ROOT = Path(__file__).parent.parent
@@ -131,7 +131,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(program: Program, tmp_path: P
 COLOUR = re.compile(r"\x1b\[[\d;]*3\d")
 SAY = """
 from argparse import Namespace
-from loadtest.consoles import meanwhile, results
+from loadtest.reports.consoles import meanwhile, results
 for console in (results(), meanwhile(Namespace(quiet=False, log_format="text"))):
     console.print("kept", style="green")
 """

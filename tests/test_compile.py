@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.compile import compile_config
+from gateway.commands.compile import compile_config
 from gateway.config import Config, parse_config
 from gateway.errors import ConfigError, NotFound
 

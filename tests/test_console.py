@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from gateway.interrupts import Interrupts
+from gateway.process.interrupts import Interrupts
 
 slow = pytest.mark.slow  # said in a process of its own
 
 SAY = """
 import logging, sys, time
-from gateway.console import Speech, set_up, step, words
+from gateway.process.console import Speech, set_up, step, words
 set_up(Speech({level!r}, {format!r}, {quiet}))
 words.info("step")
 words.error("fault")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import main
-from gateway.examples import bundled
+from gateway.commands.examples import bundled
 
 ROOT = Path(__file__).parent.parent
 

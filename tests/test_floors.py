@@ -1,37 +1,56 @@
-"""Imports go strictly down, and each third party has one door. Source: docs/architecture.md."""
+"""Imports go strictly down, nowhere in a circle, and each third party has one door. Source: docs/architecture.md."""
 
 import ast
 import functools
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Floor of each module of the gateway; a module may import modules of lower floors, and of its own package.
+# From the ground up, a line per floor: a room may import those of the lines before its own, and itself.
+GATEWAY = (
+    ("__version__", "types", "errors", "clock", "garbage"),
+    ("documents",),
+    ("config",),
+    ("wire",),
+    ("batching", "protocols"),
+    ("process", "routing"),
+    ("configuring", "engine"),
+    ("edges",),
+    ("ingress",),
+    ("cluster", "from_python"),
+    ("app", "testing"),
+    ("commands",),
+    ("cli",),
+    ("__main__",),
+)
+LOADTEST = (
+    ("errors", "wording"),
+    ("results",),
+    ("load", "prices"),
+    ("verdict",),
+    ("measuring", "search"),
+    ("question",),
+    ("lab",),
+    ("reports",),
+    ("commands",),
+    ("cli",),
+)
 FLOORS = {
-    "__version__": -2, "types": -1, "errors": -1, "clock": -1, "console": -1,
-    "documents": 0,
-    "config": 1, "run_dir": 1, "interrupts": 1, "garbage": 1,
-    "protocols": 2, "batching": 2, "ports": 2, "check": 2, "command_line": 2, "announcement": 3, "supervisor": 2,
-    "need_of_ray": 2, "triton_repository": 2, "decoration": 2, "guess": 4, "examples": 3,
-    "wire": 3, "frames": 3, "child": 3, "killers": 3, "failure_log": 3, "runner": 3, "shared_memory": 3,
-    "prometheus_internals": 3, "model_statistics": 3, "session_process": 4, "long_bodies": 4, "metrics": 4,
-    "workers": 5, "lane": 5, "probes": 5,
-    "routing": 6,
-    "lane_opener": 6, "descriptions": 6, "openapi": 6,
-    "repository": 7, "inference": 8,
-    "http_server": 8, "http2": 8, "compile": 8, "trial": 8, "rest_routes": 9, "grpc_call": 9,
-    "grpc_inference": 10, "grpc_services": 10,
-    "grpc_server": 11, "ingress": 12, "cluster": 13, "app": 14, "on_ray": 14, "serving": 15, "check_command": 14,
-    "rest_in_memory": 9, "grpc_in_memory": 12, "hosted": 13, "loaded": 14, "testing": 14, "running": 16, "predict": 16,
-    "cli": 17, "__main__": 18,
-}  # fmt: skip
+    f"{package}.{room}": floor
+    for package, floors in (("gateway", GATEWAY), ("loadtest", LOADTEST))
+    for floor, rooms in enumerate(floors)
+    for room in rooms
+}
 
-# What loadtest may use of the gateway: the pure floors, the simulator's real batcher, and how a command line looks and speaks.
-LOADTEST_MAY_IMPORT = {
-    "types", "errors", "documents", "config", "clock", "batching", "protocols", "console", "command_line", "wire",
-}  # fmt: skip
+# The pure floors, the simulator's real batcher, and how a command line looks and speaks.
+LOADTEST_MAY_IMPORT = (
+    "gateway.types", "gateway.errors", "gateway.clock", "gateway.documents", "gateway.config", "gateway.wire",
+    "gateway.batching", "gateway.process.console", "gateway.process.command_line",
+)  # fmt: skip
 
 # third party -> the modules that may import it
 DOORS = {
@@ -40,81 +59,86 @@ DOORS = {
         "gateway.config",
         "gateway.documents.lenient",
         "gateway.documents.validation",
-        "loadtest.catalogue",
-        "loadtest.spec_file",
-        "loadtest.live_prices",
+        "loadtest.prices.catalogue",
+        "loadtest.question.spec_file",
+        "loadtest.prices.live_prices",
     },
-    "httptools": {"gateway.wire.requests", "loadtest.http_client", "loadtest.nullserver"},
+    "httptools": {"gateway.wire.requests", "loadtest.load.http_client", "loadtest.load.nullserver"},
     "torch": {"backends"},
     "onnxruntime": {"backends.onnxruntime", "backends.onnxruntime_cuda", "backends.onnx_export"},
-    "prometheus_client": {"gateway.metrics", "gateway.prometheus_internals"},
-    "jinja2": {"loadtest.pages"},
+    "prometheus_client": {"gateway.engine.metrics", "gateway.engine.prometheus_internals"},
+    "jinja2": {"loadtest.reports.pages"},
 }
 
 
 @functools.cache
-def modules(package: str) -> list[tuple[str, ast.Module]]:
-    found = []
-    for path in sorted((ROOT / package).rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        found.append((name, ast.parse(path.read_text())))
+def modules() -> dict[str, ast.Module]:
+    found = {}
+    for package in ("backends", "gateway", "loadtest"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found[name] = ast.parse(path.read_text())
     return found
 
 
 @functools.cache
-def imports(tree: ast.Module) -> set[str]:
-    """Dotted names imported anywhere in a module, also within functions and under TYPE_CHECKING."""
+def imports(module: str) -> frozenset[str]:
+    """Dotted names imported anywhere in it, also within functions and under TYPE_CHECKING: modules, and names of packages."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(modules()[module]):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return names
+            whole = (f"{node.module}.{alias.name}" for alias in node.names)
+            names |= {name if name in modules() or node.module == "gateway" else node.module for name in whole}
+    return frozenset(names)
 
 
-def floor(module: str) -> int:
-    part = module.split(".")[1]
-    assert part in FLOORS, f"{module} stands on no floor: place it in docs/architecture.md and here"
-    return FLOORS[part]
+def room(name: str) -> str:
+    return ".".join(name.split(".")[:2])
 
 
-def gateway_imports(tree: ast.Module) -> set[str]:
-    return {name for name in imports(tree) if name.startswith("gateway.")}
+def crossings(package: str) -> Iterator[tuple[str, str]]:
+    """Each module with what it imports from other rooms of its package. The package itself looks its names up when asked."""
+    for module in modules():
+        if module.startswith(f"{package}."):
+            assert room(module) in FLOORS, f"{module} stands on no floor: place {room(module)} in docs/architecture.md and here"
+            yield from (
+                (module, name) for name in imports(module) if name.startswith(f"{package}.") and room(name) != room(module)
+            )
+
+
+@pytest.mark.parametrize("package", ["gateway", "loadtest"])
+def test_imports_go_strictly_down(package: str) -> None:
+    for module, name in crossings(package):
+        assert FLOORS[room(name)] < FLOORS[room(module)], f"{module} imports {name}"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    below = {module: imports(module) & modules().keys() for module in modules() if module != "gateway"}
+    assert list(TopologicalSorter(below).static_order())
 
 
 def test_backends_import_nobody_of_ours() -> None:
-    for module, tree in modules("backends"):
-        assert not {name for name in imports(tree) if name.split(".")[0] in ("gateway", "loadtest")}, module
+    for module in modules():
+        if module.split(".")[0] == "backends":
+            assert not {name for name in imports(module) if name.split(".")[0] in ("gateway", "loadtest")}, module
 
 
-def test_gateway_imports_go_strictly_down() -> None:
-    for module, tree in modules("gateway"):
-        if module == "gateway":
-            continue
-        assert not {name for name in imports(tree) if name.startswith("loadtest")}, module
-        own = module.split(".")[1]
-        for name in gateway_imports(tree):
-            if name.split(".")[1] != own:
-                assert floor(name) < floor(module), f"{module} imports {name}"
-
-
-def test_batching_and_protocols_do_not_know_each_other() -> None:
-    for package, other in (("batching", "protocols"), ("protocols", "batching")):
-        for module, tree in modules(f"gateway/{package}"):
-            assert not {name for name in gateway_imports(tree) if name.split(".")[1] == other}, module
-
-
-def test_loadtest_uses_only_the_pure_floors() -> None:
-    for module, tree in modules("loadtest"):
-        for name in gateway_imports(tree):
-            assert name.split(".")[1] in LOADTEST_MAY_IMPORT, f"{module} imports {name}"
+def test_the_gateway_does_not_know_loadtest_which_uses_its_pure_floors_only() -> None:
+    for module in modules():
+        package = module.split(".")[0]
+        if package == "gateway":
+            assert not {name for name in imports(module) if name.split(".")[0] == "loadtest"}, module
+        if package == "loadtest":
+            for name in imports(module):
+                allowed = any(name == ours or name.startswith(f"{ours}.") for ours in LOADTEST_MAY_IMPORT)
+                assert allowed or name.split(".")[0] != "gateway", f"{module} imports {name}"
 
 
 @pytest.mark.parametrize("library", DOORS)
 def test_each_third_party_has_its_doors(library: str) -> None:
-    for package in ("backends", "gateway", "loadtest"):
-        for module, tree in modules(package):
-            used = {name for name in imports(tree) if name.split(".")[0] == library}
-            allowed = any(module == door or module.startswith(f"{door}.") for door in DOORS[library])
-            assert not used or allowed, f"{module} imports {library}"
+    for module in modules():
+        used = {name for name in imports(module) if name.split(".")[0] == library}
+        allowed = any(module == door or module.startswith(f"{door}.") for door in DOORS[library])
+        assert not used or allowed, f"{module} imports {library}"

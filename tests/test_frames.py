@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gateway.errors import InvalidArgument
-from gateway.frames import decode_frame, encode_frame
+from gateway.wire.frames import decode_frame, encode_frame
 
 
 def test_every_datatype_comes_back_equal() -> None:

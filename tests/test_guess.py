@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import gateway
-from gateway.check import check
 from gateway.config import load_config, parse_config
+from gateway.configuring.check import check
+from gateway.configuring.guess import guess, is_configuration, read_example, written
+from gateway.configuring.triton_repository import read_model
 from gateway.errors import ConfigError
-from gateway.guess import guess, is_configuration, read_example, written
-from gateway.triton_repository import read_model
 
 CODE = """
 from typing import Annotated

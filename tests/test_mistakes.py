@@ -266,7 +266,7 @@ def test_serve_refuses_the_same_before_it_starts_anything(folder: Path, way: tup
 
 
 def test_a_backend_that_another_stands_in_for_keeps_nothing_from_starting(folder: Path) -> None:
-    from gateway.check import servable
+    from gateway.configuring.check import servable
 
     pytest.importorskip("onnxruntime")
     (folder / "gateway.yaml").write_text(onnx(model="lineer.onnx") + "      - {kind: synthetic}\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigError
-from gateway.run_dir import fresh_run_dir, make_run_dir, private_directory, shared_run_dir
+from gateway.process.run_dir import fresh_run_dir, make_run_dir, private_directory, shared_run_dir
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make what belongs to others")
 NOBODY = 65534

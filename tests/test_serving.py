@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.config import Config, parse_config
+from gateway.configuring.need_of_ray import need_of_ray, uses_ray
 from gateway.errors import ConfigError
-from gateway.need_of_ray import need_of_ray, uses_ray
 
 
 def config(backend: dict[str, Any] | None = None, **parts: Any) -> Config:

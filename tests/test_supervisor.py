@@ -17,15 +17,15 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 SUPERVISE = """
 import sys
-from gateway.console import Speech, set_up
-from gateway.supervisor import supervise
+from gateway.process.console import Speech, set_up
+from gateway.process.supervisor import supervise
 set_up(Speech())
 sys.exit(supervise([sys.executable, "-c", {child!r}], b"work", drain_timeout_s={drain_s}))
 """
 # Starts a process that is deaf and in a session of its own, as its own child's child; then does as `act` says.
 CHILD = """
 import os, signal, subprocess, sys, time
-from gateway.supervisor import *
+from gateway.process.supervisor import *
 work = sys.stdin.buffer.read()
 tell = Tell(int(sys.argv[1]), os.getppid())
 deaf = [sys.executable, "-c", "import signal, time; print('deaf', flush=True); time.sleep(60)"]
@@ -162,7 +162,7 @@ def test_a_supervisor_that_is_killed_takes_its_child_along() -> None:
 def test_what_a_replica_starts_hears_the_signals_that_it_outlives_itself() -> None:
     replica = """
 import os, signal, subprocess, threading
-from gateway.supervisor import outlive_signals
+from gateway.process.supervisor import outlive_signals
 def work():
     outlive_signals()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -175,7 +175,7 @@ thread.join()
 """
     start = f"""
 import subprocess, sys
-from gateway.supervisor import blocked
+from gateway.process.supervisor import blocked
 with blocked():
     sys.exit(subprocess.call([sys.executable, "-c", {replica!r}]))
 """

@@ -12,9 +12,9 @@ import yaml
 
 from gateway.config import Config, parse_config
 from gateway.documents.faults import ConfigFaults, Fault, Location, path_of
-from loadtest.catalogue import load_catalogue
 from loadtest.errors import UsageError
-from loadtest.spec import parse_spec
+from loadtest.prices.catalogue import load_catalogue
+from loadtest.question.spec import parse_spec
 from tests.loadtest.examples import changed as example_of_a_spec
 
 REFERENCE = yaml.safe_load((Path(__file__).parent.parent / "configs" / "gateway.yaml").read_text())

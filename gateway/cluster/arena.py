@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gateway.protocols.tensors import Buffer
+from gateway.wire.tensors import Buffer
 
 SHARED_FROM_BYTES: Final = 512 << 10
 """Frames as long as this go through an arena, where there is one."""

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from gateway.cluster.arena import SHARED_FROM_BYTES, Arena, Offer, Window
 from gateway.errors import BackendFailed
-from gateway.protocols.tensors import Buffer
+from gateway.wire.tensors import Buffer
 
 VERSION: Final = 3
 TOKEN_BYTES: Final = 32

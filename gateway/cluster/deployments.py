@@ -19,19 +19,19 @@ from ray.serve.handle import DeploymentHandle
 
 from backends.base import ModelSpec
 from gateway import __version__
-from gateway.announcement import ReadyModel
 from gateway.clock import LoopClock
 from gateway.cluster.control import SharedControl
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica
 from gateway.config import Autoscaling, Backend, Config, Model
-from gateway.console import Speech, set_up
+from gateway.engine.runner import BatchRunner
+from gateway.engine.workers import WorkerPool
 from gateway.errors import ConfigError, InternalError
 from gateway.garbage import leave_out, take_in
-from gateway.run_dir import make_run_dir, shared_run_dir
-from gateway.runner import BatchRunner
-from gateway.supervisor import outlive_signals
-from gateway.workers import WorkerPool
+from gateway.process.announcement import ReadyModel
+from gateway.process.console import Speech, set_up
+from gateway.process.run_dir import make_run_dir, shared_run_dir
+from gateway.process.supervisor import outlive_signals
 
 if TYPE_CHECKING:
     # Reads PROMETHEUS_MULTIPROC_DIR when it is imported, which the ingress replica sets before.

@@ -1,6 +1,7 @@
 """`gateway serve` on Ray: joins a cluster or starts one, deploys, waits for a signal, and takes back what it deployed.
 
-In a process whose parent is `gateway.supervisor`: that ends what is left, also the processes of a Ray that was started here.
+In a process whose parent is `gateway.process.supervisor`: that ends what is left, also the processes of a Ray that was started
+here.
 """
 
 import contextlib
@@ -37,13 +38,13 @@ from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.handle import DeploymentHandle
 
-from gateway.announcement import Announce, named
 from gateway.cluster.deployments import QUIET, application, port_owner
 from gateway.config import Config, Server
-from gateway.console import Speech, step
 from gateway.errors import BackendUnreachable, ConfigError, InternalError
-from gateway.ports import check_ports
-from gateway.supervisor import ENDING, LEFT, LOST, SERVING, hear_signals
+from gateway.process.announcement import Announce, named
+from gateway.process.console import Speech, step
+from gateway.process.ports import check_ports
+from gateway.process.supervisor import ENDING, LEFT, LOST, SERVING, hear_signals
 
 # Batches travel by value, in calls: Ray's shared object store holds next to nothing.
 _OBJECT_STORE_BYTES: Final = 128 << 20

@@ -20,9 +20,9 @@ from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from backends.base import ModelSpec, TensorSpec, words_of
 from gateway.cluster.channel import Channel, ChannelLost, Endpoints, OnPart, Question
+from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import InternalError
-from gateway.protocols.tensors import Buffer
-from gateway.runner import PARTS_AHEAD
+from gateway.wire.tensors import Buffer
 
 # A replica answers `attend` after this long even if nothing changed, so that neither side waits for ever on a lost connection.
 ATTEND_S: Final = 20.0

@@ -42,10 +42,10 @@ from gateway.clock import Clock
 from gateway.cluster.channel import check_size
 from gateway.cluster.link import CALL_MARGIN_S, Call, Link, LinkLost, Outcome
 from gateway.config import Backend
+from gateway.engine.runner import Execution, OnDone, OnPart
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError, InvalidArgument
-from gateway.frames import decode_frame, encode_frame
-from gateway.protocols.tensors import Buffer
-from gateway.runner import Execution, OnDone, OnPart
+from gateway.wire.frames import decode_frame, encode_frame
+from gateway.wire.tensors import Buffer
 
 # Without a replica for longer than this, what waits is refused. Serve replaces a dead one in 4 to 8 s if the model loads fast.
 _EXPECT_REPLICA_S: Final = 15.0

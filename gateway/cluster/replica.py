@@ -21,14 +21,14 @@ from gateway.clock import LoopClock, Timer
 from gateway.cluster.channel import Answer, ChannelServer, Running, Tenant, check_size
 from gateway.cluster.link import ATTEND_S, attend_answer, channel_answer
 from gateway.config import Backend, Model
-from gateway.console import Speech, set_up
+from gateway.engine.runner import Execution
+from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, InternalError
-from gateway.frames import decode_frame, encode_frame
 from gateway.garbage import leave_out, take_in
-from gateway.protocols.tensors import Buffer
-from gateway.runner import Execution
-from gateway.supervisor import outlive_signals
-from gateway.workers import WorkerPool
+from gateway.process.console import Speech, set_up
+from gateway.process.supervisor import outlive_signals
+from gateway.wire.frames import decode_frame, encode_frame
+from gateway.wire.tensors import Buffer
 
 # An ingress that does not come back to `attend` no longer has a share after this.
 _FORGET_S: Final = 3.0

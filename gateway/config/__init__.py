@@ -1,7 +1,7 @@
 """The one configuration object: a YAML file, read and validated once, passed down from there.
 
 Every key with its meaning and default stands in configs/gateway.yaml. How faults are told: `gateway.documents`. What can only
-be seen beside the file, such as whether a model's file is there: `gateway.check`.
+be seen beside the file, such as whether a model's file is there: `gateway.configuring.check`.
 """
 
 from gateway.config.backends import (

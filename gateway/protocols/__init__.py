@@ -1,0 +1,1 @@
+"""Messages of the protocols to requests and back: pure functions."""

@@ -30,8 +30,9 @@ from gateway.protocols.rest import (
     to_json,
 )
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_generate_text
-from gateway.protocols.tensors import Buffer, check_input, check_parameters, check_texts, count_rows, deadline_after, shape_key
+from gateway.protocols.tensors import check_input, check_parameters, check_texts, count_rows, deadline_after, shape_key
 from gateway.types import InferRequest, InferResponse, ParameterValue
+from gateway.wire.tensors import Buffer
 
 _ID: Final = "id"
 _PARAMETERS: Final = "parameters"

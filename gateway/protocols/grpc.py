@@ -21,7 +21,6 @@ from gateway.errors import Code, InvalidArgument, Unavailable
 from gateway.protocols.tensors import (
     LONG_BYTES,
     OF_TENSORS,
-    Buffer,
     check_count,
     check_input,
     check_integer,
@@ -35,11 +34,9 @@ from gateway.protocols.tensors import (
     natural,
     out_of_range,
     shape_key,
-    shaped,
-    tensor_from_bytes,
-    tensor_to_bytes,
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
+from gateway.wire.tensors import Buffer, shaped, tensor_from_bytes, tensor_to_bytes
 
 ReadRegion = Callable[[RegionRef], Buffer]
 WriteRegion = Callable[[RegionRef, Buffer], None]

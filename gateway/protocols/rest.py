@@ -29,12 +29,11 @@ import orjson
 from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.config import Ragged
-from gateway.errors import Code, InvalidArgument
+from gateway.errors import InvalidArgument
 from gateway.garbage import collecting_nothing
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
     OF_TENSORS,
-    Buffer,
     check_count,
     check_input,
     check_integer,
@@ -48,29 +47,9 @@ from gateway.protocols.tensors import (
     natural,
     out_of_range,
     shape_key,
-    shaped,
-    tensor_from_bytes,
-    tensor_to_bytes,
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
-
-STATUS: Final[dict[Code, int]] = {
-    Code.INVALID_ARGUMENT: 400,
-    Code.ALREADY_EXISTS: 400,  # as Triton answers for a region of the same name
-    Code.UNAUTHENTICATED: 401,
-    Code.FORBIDDEN: 403,
-    Code.NOT_FOUND: 404,
-    Code.TOO_LARGE: 413,
-    Code.CANCELLED: 499,  # nobody is left to read it
-    Code.BACKEND_FAILED: 500,
-    Code.CONFIG: 500,
-    Code.INTERNAL: 500,
-    Code.UNSUPPORTED: 501,
-    Code.NOT_READY: 503,
-    Code.OVERLOADED: 503,
-    Code.BACKEND_UNREACHABLE: 503,
-    Code.DEADLINE_EXCEEDED: 504,
-}
+from gateway.wire.tensors import Buffer, shaped, tensor_from_bytes, tensor_to_bytes
 
 ReadRegion = Callable[[RegionRef], Buffer]
 WriteRegion = Callable[[RegionRef, Buffer], None]
@@ -142,11 +121,6 @@ class _LooseBody(msgspec.Struct, gc=False):
 
 _body_decoder: Final = msgspec.json.Decoder(_Body)
 _data_decoders: Final[dict[tuple[type, int], msgspec.json.Decoder[Any]]] = {}
-
-
-def error_body(message: str) -> bytes:
-    """The body of every answer that is an error."""
-    return orjson.dumps({"error": message.encode(errors="replace").decode()})
 
 
 def header_length(value: bytes | None, body_bytes: int) -> int | None:

@@ -4,7 +4,6 @@ Messages follow Triton's where clients search for them (PROTOCOL: "expected 2 in
 """
 
 import difflib
-import struct
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -19,14 +18,11 @@ from gateway.config import Ragged
 from gateway.errors import InvalidArgument, instead, shortened
 from gateway.protocols.smallest import smallest_request_text
 from gateway.types import ParameterValue
-
-_LENGTH = struct.Struct("<I")
-_BYTES = NUMPY["BYTES"]
+from gateway.wire.tensors import check_bytes
 
 # As in Triton: integers, FP32 and FP64.
 _SCORES: Final = frozenset(dtype for name, dtype in NUMPY.items() if name not in ("BOOL", "BYTES", "FP16", "BF16"))
 
-Buffer = bytes | bytearray | memoryview
 
 # Parameters of the protocol and its extensions, of an input or output.
 OF_TENSORS: Final = frozenset(
@@ -70,40 +66,6 @@ def check_region(name: str, datatype: str, shape: Sequence[int], got: int, *, in
     check_bytes(name, datatype, shape, got)
     if in_haste and got > _LONG_REGION_BYTES:
         raise TakesLong
-
-
-def tensor_from_bytes(name: str, datatype: str, shape: Sequence[int], buffer: Buffer) -> np.ndarray:
-    """View raw v2 bytes (row-major, little-endian) as an array of `shape`; BYTES elements are copied out.
-
-    Raises: InvalidArgument, if the bytes are not exactly those of the shape, or the datatype is unknown.
-    """
-    dtype = check_bytes(name, datatype, shape, len(buffer))
-    if dtype is _BYTES:
-        return shaped(name, _bytes_elements(name, prod(shape), buffer), shape)
-    return shaped(name, np.frombuffer(buffer, dtype), shape)
-
-
-def check_bytes(name: str, datatype: str, shape: Sequence[int], got: int) -> np.dtype:
-    """The type of the elements. Raises: InvalidArgument, if so many raw bytes cannot be those of the shape."""
-    dtype = numpy_dtype(name, datatype)
-    count = prod(shape)
-    if dtype is _BYTES:
-        # Each element takes at least its length: a shape that promises more cannot be allocated for.
-        if count * 4 > got:
-            raise InvalidArgument(f"input '{name}': {got} bytes cannot hold the {count} BYTES elements of its shape")
-    elif got != (expected := count * dtype.itemsize):
-        raise InvalidArgument(
-            f"unexpected total byte size {got} for input '{name}', expecting {expected} ({datatype} {list(shape)})"
-        )
-    return dtype
-
-
-def shaped(name: str, flat: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """A view of so many elements as the shape says. Raises: InvalidArgument, for a size that no array can have, beside a 0."""
-    try:
-        return flat.reshape(shape)
-    except ValueError:
-        raise InvalidArgument(f"input '{name}': shape {list(shape)} is larger than a tensor can be") from None
 
 
 def deadline_after(arrival_ns: int, timeout_us: float) -> int | None:
@@ -161,50 +123,6 @@ def natural(value: object, key: str, where: str) -> int:
     if type(value) is int and 0 <= value <= 1 << 62:
         return value
     raise InvalidArgument(f"{where}: parameter '{key}': got {value!r}, expected an integer from 0 to 2^62")
-
-
-def numpy_dtype(name: str, datatype: object) -> np.dtype:
-    """Raises: InvalidArgument, if the protocol has no such datatype."""
-    dtype = NUMPY.get(datatype) if isinstance(datatype, str) else None
-    if dtype is None:
-        raise InvalidArgument(f"input '{name}': unknown datatype {datatype!r}, expected one of {', '.join(NUMPY)}")
-    return dtype
-
-
-def _bytes_elements(name: str, count: int, buffer: Buffer) -> np.ndarray:
-    view = memoryview(buffer)
-    total = len(view)
-    elements = np.empty(count, dtype=object)
-    at = 0
-    for i in range(count):
-        if at + 4 > total:
-            raise InvalidArgument(f"input '{name}': BYTES data ends within the length of element {i} of {count}")
-        (length,) = _LENGTH.unpack_from(view, at)
-        at += 4
-        if at + length > total:
-            raise InvalidArgument(
-                f"input '{name}': BYTES element {i} of {count} has length {length}, but only {total - at} bytes are left"
-            )
-        elements[i] = bytes(view[at : at + length])
-        at += length
-    if at != total:
-        raise InvalidArgument(f"input '{name}': {total - at} bytes are left after the {count} BYTES elements of its shape")
-    return elements
-
-
-def tensor_to_bytes(array: np.ndarray) -> Buffer:
-    """Raw v2 bytes of an array: a view where it is contiguous, BYTES elements with their 4-byte lengths.
-
-    str elements are encoded as UTF-8.
-    """
-    if array.dtype.kind not in "OSU":
-        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    parts: list[bytes] = []
-    for element in array.reshape(-1):
-        raw = element if type(element) is bytes else element.encode() if isinstance(element, str) else bytes(element)
-        parts.append(_LENGTH.pack(len(raw)))
-        parts.append(raw)
-    return b"".join(parts)
 
 
 def check_input(spec: ModelSpec, model: str, name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:

@@ -14,8 +14,9 @@ from backends.base import TensorSpec
 from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import InvalidArgument
 from gateway.protocols.smallest import WITHOUT_JSON
-from gateway.protocols.tensors import Buffer, check_count, tensor_to_bytes
+from gateway.protocols.tensors import check_count
 from gateway.types import ParameterValue
+from gateway.wire.tensors import Buffer, tensor_to_bytes
 
 _LEAVES: Final = (bool, int, float, str, bytes, type(None))
 

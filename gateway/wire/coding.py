@@ -5,9 +5,9 @@ from functools import partial
 from typing import Final
 
 from gateway.errors import GatewayError, TooLarge
-from gateway.protocols.rest import STATUS, error_body
 from gateway.wire.compression import WINDOW_BITS, inflate
 from gateway.wire.exchange import Exchange, Result, Run
+from gateway.wire.http_errors import STATUS, error_body
 
 _INLINE_BYTES: Final = 4 << 10  # a longer body, or one of which comes more than so much, is inflated off the loop
 _INFLATED_INLINE_BYTES: Final = 64 << 10

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.errors import InvalidArgument, TooLarge
-from gateway.protocols.tensors import Buffer
+from gateway.wire.tensors import Buffer
 
 WINDOW_BITS: Final = {b"gzip": 31, b"deflate": 15}
 _LEVEL: Final = 1

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from gateway.protocols.rest import error_body
-from gateway.protocols.tensors import Buffer
 from gateway.wire.compression import choose_encoding, deflate
+from gateway.wire.http_errors import error_body
+from gateway.wire.tensors import Buffer
 
 JSON: Final = b"application/json"
 REASONS: Final = {

@@ -24,11 +24,11 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway.config import Limits
-from gateway.protocols.rest import error_body
-from gateway.protocols.tensors import Buffer
 from gateway.wire.coding import inflate_body, is_coded
 from gateway.wire.exchange import Exchange, Handler, Pieces, Result, Run
+from gateway.wire.http_errors import error_body
 from gateway.wire.requests import BODY, DEAF, FILLING, HEAD, IDLE, PHASES, RequestReader
+from gateway.wire.tensors import Buffer
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WRITE_NOW_BYTES: Final = 64 << 10  # an answer of more does not wait for those of the same read

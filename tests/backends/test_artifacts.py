@@ -14,8 +14,8 @@ import backends
 from backends.artifacts import EXPORTED, ONNX, TORCHSCRIPT, identify
 from backends.file_tensors import exported_tensors
 from backends.torch import load_callable
+from gateway.configuring.guess import guess
 from gateway.errors import ConfigError
-from gateway.guess import guess
 
 
 class Trap:

@@ -10,7 +10,7 @@ import pytest
 import backends
 from backends.base import ModelSpec, Session, Tensors
 from backends.source import load_object
-from gateway.compile import compile_config
+from gateway.commands.compile import compile_config
 from gateway.config import Config, load_config
 
 pytestmark = pytest.mark.slow

@@ -27,11 +27,11 @@ from backends.base import (
 from gateway.clock import LoopClock
 from gateway.config import Backend
 from gateway.config import Model as Config
+from gateway.engine.lane_opener import LaneOpener
+from gateway.engine.metrics import Metrics
+from gateway.engine.workers import WorkerPool
 from gateway.errors import Cancelled
-from gateway.lane_opener import LaneOpener
-from gateway.metrics import Metrics
 from gateway.types import InferRequest
-from gateway.workers import WorkerPool
 from tests.backends.conftest import write_linear
 from tests.backends.contract import SPEC, expected
 from tests.triton_server import TritonServer, require_triton, triton_server

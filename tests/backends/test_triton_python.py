@@ -14,7 +14,7 @@ import pytest
 import backends
 from backends.base import ExecutionFailed, LastPart, LoadFailed, ModelSpec, OutputsRefused, RunCancelled, Tensors, TensorSpec
 from backends.triton_python import lend_utils
-from gateway.session_process import ProcessModel
+from gateway.engine.session_process import ProcessModel
 
 lend_utils()
 from tests import decoupled_model  # noqa: E402  # it imports what was lent

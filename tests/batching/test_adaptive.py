@@ -9,7 +9,7 @@ from gateway.batching.batcher import Batcher
 from gateway.config import Ragged
 from gateway.errors import Overloaded
 from gateway.types import InferRequest
-from loadtest.simulator import SHED, Affine, simulate
+from loadtest.search.simulator import SHED, Affine, simulate
 
 MS = 1_000_000
 

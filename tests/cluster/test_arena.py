@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.cluster.arena import Arena, Offer, Window
-from gateway.frames import decode_frame, encode_frame
+from gateway.wire.frames import decode_frame, encode_frame
 
 MIB = 1 << 20
 

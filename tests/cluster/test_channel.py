@@ -14,7 +14,7 @@ import uvloop
 from gateway.cluster import channel as wire
 from gateway.cluster.channel import Answer, Channel, ChannelLost, ChannelServer, Endpoints, Running, Tenant, check_size
 from gateway.errors import BackendFailed
-from gateway.protocols.tensors import Buffer
+from gateway.wire.tensors import Buffer
 from tests.engine.pools import until_true
 
 pytestmark = pytest.mark.ray  # the package imports it

@@ -12,9 +12,9 @@ from gateway.cluster.channel import Channel, ChannelLost, OnPart, Question
 from gateway.cluster.link import Link, LinkLost, Outcome, _attendance_decoder, attend_answer
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import parse_config
+from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import BackendFailed
-from gateway.protocols.tensors import Buffer
-from gateway.runner import PARTS_AHEAD
+from gateway.wire.tensors import Buffer
 from tests.engine.pools import batch_of, start
 from tests.simulation import SimulatedClock, run_simulated
 

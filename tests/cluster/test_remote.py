@@ -26,8 +26,8 @@ from gateway.clock import LoopClock
 from gateway.cluster.deployments import _content, _deployment_name, _session_dir  # how an ingress names what it calls
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import Config, Model
+from gateway.engine.runner import PARTS_AHEAD, Execution
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled
-from gateway.runner import PARTS_AHEAD, Execution
 from tests.cluster.conftest import APPLICATION, LOOPBACK, Gateway, config
 from tests.engine.misbehaving import value_of
 from tests.engine.pools import PATIENCE_S, batch_of, start, until, until_true

@@ -13,10 +13,10 @@ from backends.base import ModelSpec
 from gateway.cluster.channel import Channel
 from gateway.cluster.replica import Replica
 from gateway.config import parse_config
+from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import BackendFailed, GatewayError
-from gateway.frames import decode_frame, encode_frame
-from gateway.protocols.tensors import Buffer
-from gateway.runner import PARTS_AHEAD
+from gateway.wire.frames import decode_frame, encode_frame
+from gateway.wire.tensors import Buffer
 from tests.engine.misbehaving import value_of
 from tests.engine.pools import children, until_true
 

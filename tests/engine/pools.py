@@ -15,9 +15,9 @@ from backends.base import Device, ModelSpec, RunCancelled, Tensors
 from gateway.batching.batch import Batch, Part
 from gateway.clock import Clock, LoopClock
 from gateway.config import Backend
-from gateway.runner import BatchRunner, Execution
+from gateway.engine.runner import BatchRunner, Execution
+from gateway.engine.workers import WorkerPool
 from gateway.types import InferRequest, ParameterValue
-from gateway.workers import WorkerPool
 from tests.simulation import SimulatedLoop
 
 PATIENCE_S = 20.0
@@ -93,7 +93,7 @@ def children() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile
-            if child.status() != psutil.STATUS_ZOMBIE and "gateway.session_process" in child.cmdline():
+            if child.status() != psutil.STATUS_ZOMBIE and "gateway.engine.session_process" in child.cmdline():
                 found.append(child)
     return found
 

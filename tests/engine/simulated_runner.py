@@ -7,8 +7,8 @@ import numpy as np
 
 from backends.base import ModelSpec, TensorSpec
 from gateway.batching.batch import Batch
+from gateway.engine.runner import PARTS_AHEAD, Execution, OnDone, OnPart
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
-from gateway.runner import PARTS_AHEAD, Execution, OnDone, OnPart
 from tests.simulation import SimulatedClock
 
 SPEC = ModelSpec("simulated", (TensorSpec("X", "FP32", (-1, 1)),), (TensorSpec("Y", "FP32", (-1, 1)),), max_rows=4)

@@ -1,6 +1,6 @@
 """How many failures the log tells."""
 
-from gateway.failure_log import FailureLog
+from gateway.engine.failure_log import FailureLog
 
 S = 1_000_000_000
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gateway.killers import Killers
+from gateway.engine.killers import Killers
 from gateway.types import InferRequest, ParameterValue
 
 MINUTE_NS = 60_000_000_000

@@ -13,9 +13,9 @@ from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
 from gateway.clock import Clock
 from gateway.config import Batching
+from gateway.engine.lane import Lane
+from gateway.engine.metrics import Metrics
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, GatewayError, NotReady, Overloaded
-from gateway.lane import Lane
-from gateway.metrics import Metrics
 from gateway.types import InferRequest, InferResponse, OutputRequest
 from tests.engine.simulated_runner import SPEC, SimulatedRunner
 from tests.simulation import SimulatedClock, run_simulated

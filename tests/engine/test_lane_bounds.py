@@ -13,8 +13,8 @@ from gateway.batching.fairness import SharedWorkers, Sharer
 from gateway.batching.policy import Decision
 from gateway.batching.queue import LengthGroup, Queue, State
 from gateway.clock import Timer
+from gateway.engine.runner import Execution, OnDone, OnPart
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, InternalError, NotReady, Overloaded
-from gateway.runner import Execution, OnDone, OnPart
 from gateway.types import InferRequest, InferResponse
 from tests.engine.simulated_runner import SimulatedRunner
 from tests.engine.test_lane import MS, Bench, simulate

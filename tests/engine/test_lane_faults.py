@@ -8,6 +8,7 @@ import pytest
 from gateway.batching.batch import Batch
 from gateway.batching.policy import Decision
 from gateway.batching.queue import Queue, State
+from gateway.engine.runner import Execution
 from gateway.errors import (
     BackendFailed,
     BackendUnreachable,
@@ -17,7 +18,6 @@ from gateway.errors import (
     NotReady,
     Overloaded,
 )
-from gateway.runner import Execution
 from gateway.types import InferRequest, InferResponse, OutputRequest
 from tests.engine.test_lane import MS, Bench, simulate
 from tests.simulation import SimulatedClock

@@ -11,10 +11,10 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
 from gateway.config import Batching
+from gateway.engine.lane import Lane, Place
+from gateway.engine.metrics import Metrics
+from gateway.engine.runner import PARTS_AHEAD, Execution
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, GatewayError, InternalError
-from gateway.lane import Lane, Place
-from gateway.metrics import Metrics
-from gateway.runner import PARTS_AHEAD, Execution
 from gateway.types import InferRequest, InferResponse
 from tests.engine.simulated_runner import IN_PARTS, StreamingRunner
 from tests.engine.test_lane import MS, simulate

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.engine.metrics import Metrics
 from gateway.errors import Code
-from gateway.metrics import Metrics
 
 
 def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -49,7 +49,7 @@ def test_an_slo_is_a_bucket_edge() -> None:
 @pytest.mark.slow
 def test_a_process_answers_for_all_of_its_node(tmp_path: Path) -> None:
     program = textwrap.dedent("""
-        from gateway.metrics import Metrics
+        from gateway.engine.metrics import Metrics
         metrics = Metrics()
         metrics.endpoint("m", "1", "rest").done(0, 0, 0, 1000)
         print(metrics.expose()[1].decode())

@@ -12,9 +12,9 @@ import pytest
 
 from gateway.batching.batch import Batch
 from gateway.config import Python
+from gateway.engine.runner import Execution
+from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, BackendUnreachable
-from gateway.runner import Execution
-from gateway.workers import WorkerPool
 from tests.engine.misbehaving import value_of
 from tests.engine.pools import PATIENCE_S, batch_of, children, open_pool, pool_for, run, until, until_free
 

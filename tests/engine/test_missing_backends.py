@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from backends.base import ModelSpec, TensorSpec
+from gateway.commands.explain import render
 from gateway.config import Backend, Model, parse_config
+from gateway.engine.lane_opener import LaneOpener
+from gateway.engine.metrics import Metrics
+from gateway.engine.repository import Repository
+from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import BackendFailed, ConfigError, GatewayError
-from gateway.lane_opener import LaneOpener
-from gateway.metrics import Metrics
-from gateway.repository import Repository
-from gateway.routing.explain import render
-from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest, InferResponse
 from tests.engine.simulated_runner import SPEC, SimulatedRunner
 from tests.simulation import SimulatedClock, run_simulated

@@ -14,14 +14,14 @@ import yaml
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
 from gateway.config import Backend, Model, parse_config
+from gateway.engine.lane_opener import LaneOpener
+from gateway.engine.metrics import Metrics
+from gateway.engine.repository import Repository
+from gateway.engine.shared_memory import SharedMemoryRegions
+from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, Code, ConfigError, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
-from gateway.lane_opener import LaneOpener
-from gateway.metrics import Metrics
 from gateway.protocols.tensors import shape_key
-from gateway.repository import Repository
-from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest, InferResponse
-from gateway.workers import WorkerPool
 
 MODELS = """
 models:

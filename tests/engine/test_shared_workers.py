@@ -12,10 +12,10 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
 from gateway.config import Backend, Batching, Model
+from gateway.engine.lane import Lane
+from gateway.engine.lane_opener import LaneOpener
+from gateway.engine.metrics import Metrics
 from gateway.errors import Cancelled, DeadlineExceeded, GatewayError
-from gateway.lane import Lane
-from gateway.lane_opener import LaneOpener
-from gateway.metrics import Metrics
 from gateway.types import InferRequest, InferResponse
 from tests.engine.simulated_runner import SPEC, SimulatedRunner
 from tests.simulation import SimulatedClock, run_simulated

@@ -15,9 +15,9 @@ import pytest
 from backends.base import BackendError, ExecutionFailed, LoadFailed, Model, RunCancelled, SessionLost, SpecMismatch
 from gateway.batching.batch import Batch, Part
 from gateway.config import Python, Synthetic
+from gateway.engine.runner import Execution
+from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, ConfigError, InvalidArgument
-from gateway.runner import Execution
-from gateway.workers import WorkerPool
 from tests.engine.pools import (
     PATIENCE_S,
     CancellableFake,
@@ -224,7 +224,7 @@ def test_a_model_that_is_not_as_declared_is_a_fault_of_the_configuration(monkeyp
         raise SpecMismatch("input 'X': the model has none of that name")
 
     async def main() -> None:
-        monkeypatch.setattr("gateway.workers.backends.load", load)
+        monkeypatch.setattr("gateway.engine.workers.backends.load", load)
         with pytest.raises(ConfigError, match="none of that name"):
             async with pool_of():
                 pass
@@ -237,7 +237,7 @@ def test_a_model_that_is_not_as_declared_is_a_fault_of_the_configuration(monkeyp
 
 def use(monkeypatch: pytest.MonkeyPatch, model: FakeModel, **options: object) -> Synthetic:
     """A backend whose model this is."""
-    monkeypatch.setattr("gateway.workers.backends.load", lambda *_: model)
+    monkeypatch.setattr("gateway.engine.workers.backends.load", lambda *_: model)
     return Synthetic.model_validate({"kind": "synthetic", **options})
 
 
@@ -1057,7 +1057,7 @@ def test_a_model_that_is_loaded_after_nobody_waits_is_closed(monkeypatch: pytest
             return model
 
         backend = use(monkeypatch, model)
-        monkeypatch.setattr("gateway.workers.backends.load", load)
+        monkeypatch.setattr("gateway.engine.workers.backends.load", load)
         opening = asyncio.ensure_future(pool_for(backend).open())
         assert await asyncio.to_thread(loading.wait, PATIENCE_S)
         opening.cancel()
@@ -1083,7 +1083,7 @@ def test_a_thread_that_cannot_be_started_is_a_failed_load(monkeypatch: pytest.Mo
 
     async def main() -> None:
         backend = use(monkeypatch, FakeModel())
-        monkeypatch.setattr("gateway.workers.threading.Thread", Thread)
+        monkeypatch.setattr("gateway.engine.workers.threading.Thread", Thread)
         with pytest.raises(BackendFailed, match="failed to load: RuntimeError: can't start new thread"):
             await asyncio.wait_for(pool_for(backend).open(), PATIENCE_S)
 
@@ -1114,7 +1114,7 @@ def test_the_copy_of_a_process_that_a_model_forked_ends(monkeypatch: pytest.Monk
                 fork()
             return model
 
-        monkeypatch.setattr("gateway.workers.backends.load", load)
+        monkeypatch.setattr("gateway.engine.workers.backends.load", load)
         if where == "open":
             model.on_open = fork
         async with open_pool(backend) as pool:

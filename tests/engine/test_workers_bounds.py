@@ -110,7 +110,7 @@ def test_a_load_that_is_given_up_ends_quietly(
             return model
 
         backend = use(monkeypatch, model)
-        monkeypatch.setattr("gateway.workers.backends.load", load)
+        monkeypatch.setattr("gateway.engine.workers.backends.load", load)
         task = asyncio.ensure_future(pool_for(backend).open())
         assert await asyncio.to_thread(loading.wait, PATIENCE_S)
         task.cancel()
@@ -142,7 +142,7 @@ def test_whatever_a_load_raises_is_a_failed_load(monkeypatch: pytest.MonkeyPatch
 
     async def main() -> None:
         backend = use(monkeypatch, FakeModel())
-        monkeypatch.setattr("gateway.workers.backends.load", load)
+        monkeypatch.setattr("gateway.engine.workers.backends.load", load)
         with pytest.raises(BackendFailed) as failed:
             await pool_for(backend).open()
         assert str(failed.value) == f"m:1/synthetic: failed to load: {words}"
@@ -160,7 +160,7 @@ def test_no_thread_of_a_model_keeps_the_process_from_ending(monkeypatch: pytest.
             threads.append(threading.current_thread())
             return model
 
-        monkeypatch.setattr("gateway.workers.backends.load", load)
+        monkeypatch.setattr("gateway.engine.workers.backends.load", load)
         monkeypatch.setattr(model, "close", lambda: threads.append(threading.current_thread()))
         async with open_pool(backend):
             threads.append(model.sessions[0].thread)
@@ -252,7 +252,7 @@ def test_the_watchdog_is_set_for_the_oldest_run(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_becomes_of_a_session_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "gateway.workers")
+    caplog.set_level(logging.INFO, "gateway.engine.workers")
 
     async def main(clock: SimulatedClock) -> None:
         model = FakeModel(mortal=True)

@@ -14,9 +14,9 @@ import pytest
 from backends.base import ExecutionFailed, Model, OutputsRefused, SessionLost, Tensors
 from gateway.batching.batch import Batch
 from gateway.config import Python, Synthetic
+from gateway.engine.runner import PARTS_AHEAD, Execution
+from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
-from gateway.runner import PARTS_AHEAD, Execution
-from gateway.workers import WorkerPool
 from tests.engine.pools import (
     PATIENCE_S,
     FakeModel,

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 import gateway
-from gateway.guess import guess
+from gateway.configuring.guess import guess
 from tests.from_python.models import Letters, double
 
 
@@ -71,6 +71,6 @@ def test_what_is_neither_class_nor_function_is_refused() -> None:
 
 
 def test_a_subclass_is_marked_for_itself() -> None:
-    from gateway.decoration import mark_of
+    from gateway.configuring.decoration import mark_of
 
     assert mark_of(type("Sub", (Letters,), {})).name is None

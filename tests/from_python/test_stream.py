@@ -13,9 +13,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 import gateway
+from gateway.edges.grpc_in_memory import _UNREAD
+from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import GatewayError, InvalidArgument, NotReady
-from gateway.grpc_in_memory import _UNREAD
-from gateway.runner import PARTS_AHEAD
 from tests.from_python.models import Tokens, double, letters_of
 
 PATIENCE_S = 20.0

@@ -20,12 +20,12 @@ from tritonclient.grpc import service_pb2_grpc
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
 from gateway.config import Backend, Model, parse_config
-from gateway.grpc_server import GrpcServer
-from gateway.lane_opener import LaneOpener
-from gateway.metrics import Metrics
-from gateway.repository import Repository, RepositoryControl
-from gateway.shared_memory import SharedMemoryRegions
-from gateway.workers import WorkerPool
+from gateway.edges.grpc_server import GrpcServer
+from gateway.engine.lane_opener import LaneOpener
+from gateway.engine.metrics import Metrics
+from gateway.engine.repository import Repository, RepositoryControl
+from gateway.engine.shared_memory import SharedMemoryRegions
+from gateway.engine.workers import WorkerPool
 
 CONTROLLED = "server: {model_control: true}\n"  # before the models: clients may load and unload them
 MODELS = """

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from gateway.config import Limits
-from gateway.grpc_server import GrpcServer
+from gateway.edges.grpc_server import GrpcServer
 from tests.grpc_server.serving import LONG, MODELS, SLOW, Served, infer_request, on_loop, serving
 
 pytestmark = pytest.mark.slow

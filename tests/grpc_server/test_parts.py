@@ -17,8 +17,8 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import NotReady
-from gateway.runner import PARTS_AHEAD
 from tests.grpc_server.counting import ENDLESS, WIDTH, closed, goes_on, made
 from tests.grpc_server.serving import Served, infer_request, on_loop, serving
 

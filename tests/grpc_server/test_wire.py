@@ -20,8 +20,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config import Limits
-from gateway.grpc_server import GrpcServer
-from gateway.repository import Repository
+from gateway.edges.grpc_server import GrpcServer
+from gateway.engine.repository import Repository
 from gateway.wire.http2_frames import PREFACE, frame_head
 from gateway.wire.http2_receiver import NOBODY, Receiver
 from tests.grpc_server.serving import MODELS, Served, infer_request, on_loop, serving
@@ -226,15 +226,15 @@ async def test_connections_over_the_limit_are_closed() -> None:
 async def test_what_is_over_is_freed_without_the_collector() -> None:
     def alive() -> list[str]:
         ours = (
-            "gateway.http2",
+            "gateway.edges.http2",
             "gateway.wire.http2",
             "gateway.wire.http2_sending",
             "gateway.wire.http2_server",
             "gateway.wire.http2_headers",
-            "gateway.grpc_call",
-            "gateway.grpc_server",
-            "gateway.grpc_inference",
-            "gateway.grpc_services",
+            "gateway.edges.grpc_call",
+            "gateway.edges.grpc_server",
+            "gateway.edges.grpc_inference",
+            "gateway.edges.grpc_services",
         )
         return [type(each).__qualname__ for each in gc.get_objects() if type(each).__module__ in ours]
 

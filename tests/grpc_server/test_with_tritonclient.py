@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer
 from tritonclient.utils import InferenceServerException
 
-from gateway.grpc_services import InferenceServicer
+from gateway.edges.grpc_services import InferenceServicer
 from tests.file_limit import no_file_longer_than
 from tests.grpc_server.serving import CONTROLLED, MODELS, SLOW, Served, on_loop, serving
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gateway.config import Limits
-from gateway.http2 import Http2Connection
+from gateway.edges.http2 import Http2Connection
 from gateway.wire.http2_frames import HEADERS, INITIAL_WINDOW_SIZE, PING, PREFACE, SETTINGS, frame, settings, window_update
 from gateway.wire.http2_headers import header_block
 from gateway.wire.http2_sending import Stream

@@ -13,7 +13,7 @@ from typing import Any
 import uvloop
 
 from gateway.config import Limits
-from gateway.http_server import HttpServer
+from gateway.edges.http_server import HttpServer
 from gateway.wire.exchange import Exchange, Handler
 
 TIMEOUT_S = 10.0

@@ -4,8 +4,8 @@ import asyncio
 import gc
 
 from gateway.config import Limits
-from gateway.http_server import HttpConnection, HttpServer
-from gateway.rest_in_memory import exchange
+from gateway.edges.http_server import HttpConnection, HttpServer
+from gateway.edges.rest_in_memory import exchange
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.requests import RequestReader
 from tests.http_server.serving import echo, get, post

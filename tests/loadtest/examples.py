@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from loadtest.catalogue import Catalogue, load_catalogue
-from loadtest.conclusion import build
-from loadtest.curves import FrontPoint
-from loadtest.events import Agreed, Measured
-from loadtest.recommendation import AgreementReport, Recommendation
-from loadtest.recommender import question_of
-from loadtest.spec import Spec, parse_spec
-from loadtest.standing import Outcome, Standing
+from loadtest.lab.recommender import question_of
+from loadtest.prices.catalogue import Catalogue, load_catalogue
+from loadtest.question.spec import Spec, parse_spec
+from loadtest.reports.conclusion import build
+from loadtest.reports.recommendation import AgreementReport, Recommendation
+from loadtest.search.curves import FrontPoint
+from loadtest.search.events import Agreed, Measured
+from loadtest.search.standing import Outcome, Standing
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
 NOW = datetime.datetime(2026, 8, 1, 12, tzinfo=datetime.UTC)

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from loadtest.stalls import Recording, Side
+from loadtest.verdict.stalls import Recording, Side
 
 TICK_NS: Final = 100_000
 PERIOD_NS: Final = 10_000_000

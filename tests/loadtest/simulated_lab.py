@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t as student
 
-from loadtest.events import Agree, Agreed, Command, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
 from loadtest.results import Verdict
-from loadtest.search import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS, search
-from loadtest.standing import Outcome
+from loadtest.search.events import Agree, Agreed, Command, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
+from loadtest.search.standing import Outcome
+from loadtest.search.strategy import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS, search
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from loadtest.agreement import (
+from loadtest.errors import UsageError
+from loadtest.verdict.agreement import (
     STATISTICS,
     agreement,
     compare_of,
@@ -18,7 +19,6 @@ from loadtest.agreement import (
     statistic_of,
     top_1,
 )
-from loadtest.errors import UsageError
 
 NAN, INF = math.nan, math.inf
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.analysis import Ended, decided, summarise
-from loadtest.patterns import Schedule
-from loadtest.recorder import CUT, GRPC, MALFORMED, OK, PENDING, RESET, TIMEOUT, UNSENT, RequestLog
+from loadtest.load.patterns import Schedule
+from loadtest.load.recorder import CUT, GRPC, MALFORMED, OK, PENDING, RESET, TIMEOUT, UNSENT, RequestLog
+from loadtest.load.target import Statistics
+from loadtest.load.worker import Report
 from loadtest.results import LoadSpec, RunResult, Slo
-from loadtest.rows import Grid
-from loadtest.stalls import Recording, Side
-from loadtest.target import Statistics
-from loadtest.worker import Report
+from loadtest.verdict.analysis import Ended, decided, summarise
+from loadtest.verdict.rows import Grid
+from loadtest.verdict.stalls import Recording, Side
 
 MS = 1_000_000
 S = 1000 * MS

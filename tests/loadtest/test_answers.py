@@ -16,11 +16,11 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
 from backends.base import Tensors
-from loadtest.answers import MOST_INPUTS, ask, compared, decode_answer, spread
 from loadtest.errors import TargetError
-from loadtest.payloads import Request
+from loadtest.lab.answers import MOST_INPUTS, ask, compared, decode_answer, spread
+from loadtest.load.payloads import Request
+from loadtest.load.target import Address
 from loadtest.results import LoadSpec
-from loadtest.target import Address
 
 REQUESTS = [
     Request({"x": np.array([[number, 1.0]], np.float32)}, {"x": "FP32"}, source=f"line {number}") for number in range(1, 301)

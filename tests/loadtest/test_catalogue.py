@@ -9,8 +9,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from loadtest.catalogue import Catalogue, Price, Spot, load_catalogue
 from loadtest.errors import UsageError
+from loadtest.prices.catalogue import Catalogue, Price, Spot, load_catalogue
 
 TODAY = datetime.date(2026, 8, 1)
 
@@ -34,7 +34,7 @@ def test_everything_that_loadtest_reads_is_installed_with_it() -> None:
     patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["loadtest"]
     package = root / "loadtest"
     data = [path.relative_to(package) for path in package.rglob("*.*") if path.suffix not in (".py", ".pyc")]
-    assert Path("instances.yaml") in data
+    assert Path("prices/instances.yaml") in data
     assert [str(path) for path in data if not any(fnmatch(str(path), pattern) for pattern in patterns)] == []
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from loadtest.dialler import Dialler
-from loadtest.grpc_client import GrpcClient
-from loadtest.http_client import HttpClient
-from loadtest.recorder import MALFORMED, OK, RESET, RequestLog
+from loadtest.load.dialler import Dialler
+from loadtest.load.grpc_client import GrpcClient
+from loadtest.load.http_client import HttpClient
+from loadtest.load.recorder import MALFORMED, OK, RESET, RequestLog
 
 ROWS = 100
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

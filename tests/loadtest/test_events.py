@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from loadtest.events import Agreed, Entrant, Measured, Predicted, Profiled, Question, Spent, Timing
+from loadtest.search.events import Agreed, Entrant, Measured, Predicted, Profiled, Question, Spent, Timing
 
 CHEAP, DEAR = Entrant("cheap", "g", 3.6, 1, 8), Entrant("dear", "g", 36.0, 4, 8)
 

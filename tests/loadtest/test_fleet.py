@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from loadtest.fleet import NoFleet, Offer, cheapest_fleet
+from loadtest.prices.fleet import NoFleet, Offer, cheapest_fleet
 
 
 def test_a_mix_is_cheaper_than_more_of_the_same() -> None:

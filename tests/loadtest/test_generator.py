@@ -15,11 +15,11 @@ import pytest
 import uvloop
 
 from loadtest.errors import Interrupted, TargetError, UsageError
-from loadtest.generator import measure
-from loadtest.progress import Progress
-from loadtest.recorder import RequestLog
+from loadtest.load.recorder import RequestLog
+from loadtest.measuring.generator import measure
+from loadtest.measuring.progress import Progress
 from loadtest.results import LoadSpec, RunResult, Slo, run_from_json, to_json
-from loadtest.statistics import histogram_percentile, rank
+from loadtest.verdict.statistics import histogram_percentile, rank
 from tests.loadtest.scripted_server import ScriptedServer, scripted_server
 
 pytestmark = pytest.mark.slow

@@ -2,11 +2,11 @@
 
 import pytest
 
-from loadtest.costs import cost_per_million
-from loadtest.events import Command, Entrant, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
-from loadtest.ranking import rank
-from loadtest.search import search
-from loadtest.standing import Outcome
+from loadtest.prices.costs import cost_per_million
+from loadtest.search.events import Command, Entrant, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
+from loadtest.search.ranking import rank
+from loadtest.search.standing import Outcome
+from loadtest.search.strategy import search
 
 # throughput per second, p99 in ms, on-demand USD per hour
 PUBLISHED = {"inf2.xlarge": (2674.0, 6.2, 0.7582), "inf1.xlarge": (1181.0, 45.0, 0.228)}

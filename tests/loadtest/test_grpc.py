@@ -13,8 +13,8 @@ import uvloop
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
-from loadtest import nullserver
-from loadtest.generator import measure
+from loadtest.load import nullserver
+from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec, RunResult, Slo
 
 pytestmark = pytest.mark.slow

@@ -14,10 +14,10 @@ import psutil
 import pytest
 import uvloop
 
-from loadtest import hiccups
-from loadtest.looks import Looker
-from loadtest.machine import Meter, watched_for
-from loadtest.stalls import Recording
+from loadtest.measuring import hiccups
+from loadtest.measuring.looks import Looker
+from loadtest.measuring.machine import Meter, watched_for
+from loadtest.verdict.stalls import Recording
 
 needs_proc = pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="needs Linux's /proc")
 
@@ -37,7 +37,7 @@ _NEIGHBOUR = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=Tr
 
 _GENERATOR = """
 import asyncio
-from loadtest.machine import Meter
+from loadtest.measuring.machine import Meter
 async def main():
     async with Meter("127.0.0.1", 1) as meter:
         print(meter.pid, flush=True)

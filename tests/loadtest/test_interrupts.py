@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from loadtest import live_log
+from loadtest.commands.interrupts import interruption
 from loadtest.errors import UsageError
-from loadtest.generator_limit import null_server
-from loadtest.interrupts import interruption
+from loadtest.load import live_log
+from loadtest.measuring.generator_limit import null_server
 from loadtest.results import read_run
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import UsageError
-from loadtest.events import Entrant, Measured, Predicted, Profiled, Question, Timing
-from loadtest.journal import Journal
+from loadtest.lab.journal import Journal
+from loadtest.search.events import Entrant, Measured, Predicted, Profiled, Question, Timing
 
 QUESTION = Question((Entrant("a", "g", 1.0, 1, 8),), 0.99, 50, 600)
 EVENTS = (

@@ -10,8 +10,8 @@ import yaml
 
 from loadtest.cli import main
 from loadtest.errors import ExitCode
-from loadtest.generator_limit import null_server
-from loadtest.recommendation import read, to_json
+from loadtest.measuring.generator_limit import null_server
+from loadtest.reports.recommendation import read, to_json
 from loadtest.results import LoadSpec, read_run
 from loadtest.results import to_json as run_to_json
 from tests.loadtest.examples import changed, example_recommendation

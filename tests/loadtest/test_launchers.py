@@ -9,14 +9,14 @@ from typing import Any
 import psutil
 import pytest
 
-from loadtest.candidates import Candidate
-from loadtest.catalogue import load_catalogue
 from loadtest.errors import TargetError, UsageError
-from loadtest.launchers import launcher_of
-from loadtest.launchers.launcher import StartFailed
-from loadtest.launchers.local import Local
-from loadtest.launchers.url import Url, get_json, instance_type_of
-from loadtest.spec_file import LocalLauncher, UrlLauncher
+from loadtest.lab.launchers import launcher_of
+from loadtest.lab.launchers.launcher import StartFailed
+from loadtest.lab.launchers.local import Local
+from loadtest.lab.launchers.url import Url, get_json, instance_type_of
+from loadtest.prices.catalogue import load_catalogue
+from loadtest.question.candidates import Candidate
+from loadtest.question.spec_file import LocalLauncher, UrlLauncher
 from tests.loadtest.examples import example_spec
 
 CORE = min(os.sched_getaffinity(0))

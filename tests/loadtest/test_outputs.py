@@ -12,14 +12,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest import forms, recommendation, tables
-from loadtest.conclusion import ended_early
 from loadtest.errors import ExitCode
-from loadtest.headline import Fact, facts, headline, lettered, needed, question
-from loadtest.recommendation import Recommendation, to_json
-from loadtest.recommender import question_of
-from loadtest.standing import Outcome
-from loadtest.states import SIGNALS
+from loadtest.lab.recommender import question_of
+from loadtest.reports import forms, recommendation, tables
+from loadtest.reports.conclusion import ended_early
+from loadtest.reports.headline import Fact, facts, headline, lettered, needed, question
+from loadtest.reports.recommendation import Recommendation, to_json
+from loadtest.reports.states import SIGNALS
+from loadtest.search.standing import Outcome
 from tests.loadtest.examples import EXAMPLES, altered, example_outcome, example_spec, told
 from tests.loadtest.simulated_lab import Truth
 

@@ -4,7 +4,7 @@ import time
 import pytest
 import uvloop
 
-from loadtest.pacer import Pacer
+from loadtest.load.pacer import Pacer
 
 
 @pytest.mark.parametrize("spin_ns", [0, 500_000])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import forms, run_page
+from loadtest.reports import forms, run_page
 from loadtest.results import LoadSpec, Slo
 from tests.loadtest.browser import Browser, browser
 from tests.loadtest.examples import EXAMPLES

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from loadtest.errors import UsageError
-from loadtest.patterns import payload_choice, read_trace, schedule
+from loadtest.load.patterns import payload_choice, read_trace, schedule
 
 OPEN = [
     "constant",

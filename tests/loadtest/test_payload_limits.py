@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from loadtest.errors import UsageError
-from loadtest.payloads import from_files, synthetic
+from loadtest.load.payloads import from_files, synthetic
+from loadtest.load.target import Address
 from loadtest.results import LoadSpec
-from loadtest.target import Address
 from tests.loadtest.test_payloads import INPUTS, SPEC, body
 
 

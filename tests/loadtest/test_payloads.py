@@ -8,9 +8,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from loadtest.errors import UsageError
-from loadtest.payloads import Request, distinct, from_files, grpc_requests, http_requests, joined, read_requests, synthetic
+from loadtest.load.payloads import Request, distinct, from_files, grpc_requests, http_requests, joined, read_requests, synthetic
+from loadtest.load.target import Address
 from loadtest.results import LoadSpec
-from loadtest.target import Address
 
 SPEC = LoadSpec("http://host:8000/prefix", model="m")
 INPUTS: list[dict[str, Any]] = [

@@ -8,9 +8,9 @@ from scipy.optimize import curve_fit
 
 from gateway.batching.policies import POLICIES
 from gateway.config import Batching, Ragged
-from loadtest.events import Timing
-from loadtest.prediction import Lengths, MeasuredService, predicted_rps
 from loadtest.results import Slo
+from loadtest.search.events import Timing
+from loadtest.search.prediction import Lengths, MeasuredService, predicted_rps
 
 SLO = Slo.parse("p99<100ms")
 SIZES = (1, 2, 4, 8, 16, 32)

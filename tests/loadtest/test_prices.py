@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loadtest.errors import UsageError
-from loadtest.live_prices import (
+from loadtest.prices.live_prices import (
     CACHE,
     NoPrice,
     current_catalogue,

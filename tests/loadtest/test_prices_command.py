@@ -12,9 +12,9 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from loadtest.catalogue import load_catalogue
 from loadtest.cli import main
 from loadtest.errors import ExitCode
+from loadtest.prices.catalogue import load_catalogue
 
 pytestmark = pytest.mark.slow  # every command reads the whole catalogue
 

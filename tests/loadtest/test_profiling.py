@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from loadtest.events import Timing
-from loadtest.profiling import Executions, Findings, ProfileFailed, executions, profile, slowdown
+from loadtest.lab.profiling import Executions, Findings, ProfileFailed, executions, profile, slowdown
 from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.search.events import Timing
 from tests.loadtest.made_results import run_result
 
 BASE = LoadSpec(target="http://nowhere", model="m")

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.queues import BATCHER, BIMODAL, CONSTANT, EXPONENTIAL, HYPEREXPONENTIAL, Batching, Queue
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import Greedy
-from loadtest.simulator import Affine, simulate
+from loadtest.search.simulator import Affine, simulate
 
 
 def test_the_fast_batcher_is_the_gateways_own() -> None:

@@ -44,7 +44,7 @@ from gateway.wire.http2_frames import (
 from gateway.wire.http2_headers import header_block
 from loadtest.cli import main
 from loadtest.errors import ExitCode
-from loadtest.generator import measure
+from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec, RunResult, read_run
 
 pytestmark = pytest.mark.slow
@@ -330,7 +330,7 @@ def _wrong_there(moment: Moment, taken: int, path: Path, code: int | None, told:
 def forked() -> Iterator[None]:
     """Commands are forked from a process that has imported what they need, which takes longer than they do."""
     forkserver._forkserver._stop()  # private; the process that other tests' preloads are in, which would stay
-    COMMANDS.set_forkserver_preload([__name__, "loadtest.run", "loadtest.terminal"])
+    COMMANDS.set_forkserver_preload([__name__, "loadtest.commands.run", "loadtest.reports.terminal"])
     yield
     forkserver._forkserver._stop()
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.events import Entrant, Measured, Predicted, Question
-from loadtest.ranking import DRAWS, Ranking, flip_usd_per_hour, rank, sample_peaks
-from loadtest.standing import Outcome, Standing
+from loadtest.search.events import Entrant, Measured, Predicted, Question
+from loadtest.search.ranking import DRAWS, Ranking, flip_usd_per_hour, rank, sample_peaks
+from loadtest.search.standing import Outcome, Standing
 
 REQUIRED = 0.99
 ALL, HALF = ((100, 100),) * 10, ((100, 50),) * 10

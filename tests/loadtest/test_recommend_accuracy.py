@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.catalogue import load_catalogue
 from loadtest.cli import main
-from loadtest.events import EXPECTED, Agree, Agreed
-from loadtest.launchers.local import Local
-from loadtest.recommender import Lab, price_by_metadata, question_of
-from loadtest.spec import parse_spec
+from loadtest.lab.launchers.local import Local
+from loadtest.lab.recommender import Lab, price_by_metadata, question_of
+from loadtest.prices.catalogue import load_catalogue
+from loadtest.question.spec import parse_spec
+from loadtest.search.events import EXPECTED, Agree, Agreed
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import yaml
 
 from gateway.config import load_config
 from loadtest.cli import main
-from loadtest.recommendation import to_json
+from loadtest.reports.recommendation import to_json
 from tests.loadtest.examples import changed, example_recommendation
 from tests.loadtest.test_spec_agreement import requests_file
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from gateway.config import load_config
-from loadtest import forms, recommendation
 from loadtest.errors import ExitCode, UsageError
-from loadtest.recommendation import Recommendation
+from loadtest.reports import forms, recommendation
+from loadtest.reports.recommendation import Recommendation
 from loadtest.wording import ms, rate
 from tests.loadtest.examples import TRUTHS, example_recommendation
 from tests.loadtest.simulated_lab import Truth

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.recommendation import Recommendation, read, to_json
+from loadtest.reports.recommendation import Recommendation, read, to_json
 from tests.loadtest.examples import example_recommendation
 from tests.loadtest.simulated_lab import Truth
 from tests.loadtest.test_spec_agreement import requests_file

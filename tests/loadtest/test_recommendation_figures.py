@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from loadtest.catalogue import Price
-from loadtest.conclusion import build
 from loadtest.errors import ExitCode, UsageError
-from loadtest.events import Agreed, Measured, Predicted, Profiled, Timing
-from loadtest.recommendation import Recommendation, read, to_json
-from loadtest.recommender import question_of
-from loadtest.spec import Spec
-from loadtest.standing import Outcome, Standing
+from loadtest.lab.recommender import question_of
+from loadtest.prices.catalogue import Price
+from loadtest.question.spec import Spec
+from loadtest.reports.conclusion import build
+from loadtest.reports.recommendation import Recommendation, read, to_json
+from loadtest.search.events import Agreed, Measured, Predicted, Profiled, Timing
+from loadtest.search.standing import Outcome, Standing
 from tests.loadtest.examples import NOW, example_spec
 
 ONE, TWO, THREE, FOUR = (f"{kind}.large synthetic (sessions {n})" for kind in ("c7i", "c8g") for n in (1, 2))

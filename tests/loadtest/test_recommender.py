@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from loadtest.candidates import Candidate
-from loadtest.catalogue import Catalogue, load_catalogue
 from loadtest.errors import TargetError, UsageError
-from loadtest.events import Load, Measured, Profile, Profiled
-from loadtest.journal import Journal
-from loadtest.launchers.launcher import StartFailed, Usage
-from loadtest.progress import Progress
-from loadtest.recommender import HARD_END_S, WRAP_UP_S, Lab, SearchStep, limited, question_of, required_share, run_search
+from loadtest.lab.journal import Journal
+from loadtest.lab.launchers.launcher import StartFailed, Usage
+from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, SearchStep, limited, question_of, required_share, run_search
+from loadtest.measuring.progress import Progress
+from loadtest.prices.catalogue import Catalogue, load_catalogue
+from loadtest.question.candidates import Candidate
+from loadtest.question.spec import Spec
 from loadtest.results import LoadSpec, RunResult, Slo
-from loadtest.spec import Spec
+from loadtest.search.events import Load, Measured, Profile, Profiled
 from tests.loadtest.examples import example_spec
 from tests.loadtest.made_results import run_result
 

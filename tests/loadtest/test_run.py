@@ -14,7 +14,7 @@ import uvloop
 
 from loadtest.cli import main
 from loadtest.errors import ExitCode
-from loadtest.generator_limit import LEAST_LIMIT_RPS, NullServer, generator_limit_rps, null_server
+from loadtest.measuring.generator_limit import LEAST_LIMIT_RPS, NullServer, generator_limit_rps, null_server
 from loadtest.results import Protocol, read_run
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.cli import main
+from loadtest.reports.run_page import render
 from loadtest.results import LoadSpec, MachineReport, RunResult, Slo, Stall, to_json
-from loadtest.run_page import render
 from tests.loadtest.made_results import run_result
 
 SPEC = LoadSpec(target="127.0.0.1:9", model="<m>", rate_rps=100, slo=Slo.parse("p99<50ms"))

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.events import Command, Entrant, Event, Load, Measured, Predicted, Profile, Question
-from loadtest.ranking import rank
-from loadtest.search import search
-from loadtest.standing import Outcome, Standing
+from loadtest.search.events import Command, Entrant, Event, Load, Measured, Predicted, Profile, Question
+from loadtest.search.ranking import rank
+from loadtest.search.standing import Outcome, Standing
+from loadtest.search.strategy import search
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
 

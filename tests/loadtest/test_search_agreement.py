@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from loadtest.events import EXPECTED, Agree, Entrant, Load, Profile, Question
-from loadtest.standing import Outcome, agreement_text
+from loadtest.search.events import EXPECTED, Agree, Entrant, Load, Profile, Question
+from loadtest.search.standing import Outcome, agreement_text
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
 FP32 = Entrant("fp32", "fp32", 0.1, 1, 8, "fp32")

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.events import Command, Event, Load, Measured, Predicted, Profile, Question
-from loadtest.ranking import rank
-from loadtest.search import search
-from loadtest.standing import Outcome
+from loadtest.search.events import Command, Event, Load, Measured, Predicted, Profile, Question
+from loadtest.search.ranking import rank
+from loadtest.search.standing import Outcome
+from loadtest.search.strategy import search
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search import entrants, question
 

@@ -1,6 +1,6 @@
 """What ends a search, or a candidate, against laboratories in which nothing else would."""
 
-from loadtest.events import Command, Event, Load, Profile, Profiled
+from loadtest.search.events import Command, Event, Load, Profile, Profiled
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search import entrants, question
 

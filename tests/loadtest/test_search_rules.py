@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.events import (
+from loadtest.search.events import (
     Agree,
     Agreed,
     Command,
@@ -22,8 +22,8 @@ from loadtest.events import (
     Question,
     Timing,
 )
-from loadtest.search import decisive_seconds, powers_up_to, profile_seconds, search
-from loadtest.standing import Outcome
+from loadtest.search.standing import Outcome
+from loadtest.search.strategy import decisive_seconds, powers_up_to, profile_seconds, search
 
 START_S = 5.0  # of every candidate
 DECISIVE_S = 12.5  # at 50 ms and 400/s and more: 25 blocks of half a second

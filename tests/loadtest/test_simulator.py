@@ -13,7 +13,7 @@ from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import Queue, State
 from gateway.config import Batching, Ragged
 from gateway.types import InferRequest
-from loadtest.simulator import SHED, Affine, Measured, Simulated, simulate
+from loadtest.search.simulator import SHED, Affine, Measured, Simulated, simulate
 
 MS = 1_000_000
 S = 1_000 * MS

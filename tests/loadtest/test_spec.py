@@ -5,9 +5,9 @@ import pytest
 import yaml
 
 from gateway.config import parse_config
-from loadtest.catalogue import Catalogue, load_catalogue
 from loadtest.errors import UsageError
-from loadtest.spec import load_spec, parse_spec
+from loadtest.prices.catalogue import Catalogue, load_catalogue
+from loadtest.question.spec import load_spec, parse_spec
 from tests.loadtest.examples import changed, example_spec
 
 ROOT = Path(__file__).parents[2]

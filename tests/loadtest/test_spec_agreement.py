@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from loadtest.catalogue import Catalogue, load_catalogue
 from loadtest.errors import UsageError
-from loadtest.events import EXPECTED
-from loadtest.numerics import full_precision, numerics_of
-from loadtest.spec import Comparison, Spec, parse_spec
+from loadtest.prices.catalogue import Catalogue, load_catalogue
+from loadtest.question.numerics import full_precision, numerics_of
+from loadtest.question.spec import Comparison, Spec, parse_spec
+from loadtest.search.events import EXPECTED
 from tests.loadtest.examples import changed
 
 TORCH = {"kind": "torch", "model": "m:f"}

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.candidates import ARCHITECTURES, Candidate, priced
-from loadtest.catalogue import Catalogue, load_catalogue
 from loadtest.errors import UsageError
-from loadtest.spec import Spec, parse_spec
-from loadtest.spec_file import LocalLauncher
+from loadtest.prices.catalogue import Catalogue, load_catalogue
+from loadtest.question.candidates import ARCHITECTURES, Candidate, priced
+from loadtest.question.spec import Spec, parse_spec
+from loadtest.question.spec_file import LocalLauncher
 from tests.loadtest.examples import changed
 
 BACKEND: dict[str, Any] = {"kind": "synthetic", "fixed_ms": 4, "row_ms": 1}

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtest.analysis import Ended, decided, summarise
-from loadtest.patterns import Schedule
-from loadtest.recorder import OK, RequestLog
+from loadtest.load.patterns import Schedule
+from loadtest.load.recorder import OK, RequestLog
+from loadtest.load.worker import Report
 from loadtest.results import LoadSpec, RunResult, Slo
-from loadtest.rows import Grid
-from loadtest.stalls import Delays, Reader, Recording, Side, longest_hiccup_ms, stalls, taken
-from loadtest.worker import Report
+from loadtest.verdict.analysis import Ended, decided, summarise
+from loadtest.verdict.rows import Grid
+from loadtest.verdict.stalls import Delays, Reader, Recording, Side, longest_hiccup_ms, stalls, taken
 from tests.loadtest.simulated_core import MS, PERIOD_NS, Run, core, each_second, poisson
 
 SECONDS = 12.0

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.events import Agreed, Entrant, Measured, Predicted
-from loadtest.standing import Standing, misses
+from loadtest.search.events import Agreed, Entrant, Measured, Predicted
+from loadtest.search.standing import Standing, misses
 
 HELD, MISSED = 1.0, 0.5
 

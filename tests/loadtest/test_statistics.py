@@ -7,7 +7,8 @@ from scipy import stats
 
 from benchmarks.queues import BATCHER, CONSTANT, Batching, Queue
 from loadtest.results import Interval, Percentiles, Slo
-from loadtest.statistics import (
+from loadtest.verdict.decision import Requests, attainment, judge, overall
+from loadtest.verdict.statistics import (
     BatchMeans,
     batch_means,
     binomial_interval,
@@ -20,7 +21,6 @@ from loadtest.statistics import (
     rank,
     slowest,
 )
-from loadtest.verdict import Requests, attainment, judge, overall
 
 
 def queue(rng: np.random.Generator, count: int, busy: float) -> np.ndarray:

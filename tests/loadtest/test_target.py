@@ -7,8 +7,8 @@ from threading import Thread
 import pytest
 
 from loadtest.errors import TargetError
+from loadtest.load.target import Address, model_name
 from loadtest.results import LoadSpec
-from loadtest.target import Address, model_name
 
 
 class _Answer(BaseHTTPRequestHandler):

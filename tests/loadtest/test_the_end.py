@@ -17,15 +17,15 @@ import psutil
 import pytest
 import uvloop
 
-from loadtest import looks
 from loadtest.errors import Interrupted
-from loadtest.generator import measure
-from loadtest.generator_limit import NullServer, null_server
-from loadtest.progress import Progress
-from loadtest.recorder import ROW_BYTES, RequestLog
+from loadtest.load.recorder import ROW_BYTES, RequestLog
+from loadtest.load.worker import Job, Report, Sender, most_ns
+from loadtest.measuring import looks
+from loadtest.measuring.generator import measure
+from loadtest.measuring.generator_limit import NullServer, null_server
+from loadtest.measuring.progress import Progress
 from loadtest.results import LoadSpec, Protocol, RunResult, Slo
-from loadtest.rows import Grid
-from loadtest.worker import Job, Report, Sender, most_ns
+from loadtest.verdict.rows import Grid
 from tests.loadtest.scripted_server import ScriptedServer, scripted_server
 
 pytestmark = pytest.mark.slow
@@ -263,7 +263,7 @@ def test_a_sending_process_that_hangs_does_not_keep_a_stop_from_ending_the_run()
                 if not senders:
                     for child in _children():
                         with contextlib.suppress(psutil.Error):  # what asked the target may just have ended
-                            senders.extend([child] if "loadtest.worker" in child.cmdline() else [])
+                            senders.extend([child] if "loadtest.load.worker" in child.cmdline() else [])
                     senders[0].suspend()
                     stop.set()
 
@@ -289,7 +289,7 @@ def test_who_looks_whether_a_run_is_decided_cannot_hold_it_up(signal_of: Callabl
                 if not lookers:
                     for child in _children():
                         with contextlib.suppress(psutil.Error):  # what asked the target may just have ended
-                            lookers.extend([child] if "loadtest.looks" in child.cmdline() else [])
+                            lookers.extend([child] if "loadtest.measuring.looks" in child.cmdline() else [])
                     signal_of(lookers[0])
 
             spec = replace(SPEC, target=server.url, model="m", rate_rps=2000, duration_s=4, slo=Slo.parse("p90<10ms"))
@@ -310,7 +310,7 @@ def test_who_looks_ends_without_a_word_when_the_generator_is_gone() -> None:
     with tempfile.TemporaryFile() as log:
         log.truncate(ROW_BYTES)
         done = subprocess.run(
-            [sys.executable, "-m", "loadtest.looks", str(log.fileno()), "-1"],
+            [sys.executable, "-m", "loadtest.measuring.looks", str(log.fileno()), "-1"],
             input=len(packed).to_bytes(4, "little") + packed, stdout=writer, stderr=subprocess.PIPE,
             pass_fds=(log.fileno(),), check=True, timeout=60,
         )  # fmt: skip
@@ -319,7 +319,7 @@ def test_who_looks_ends_without_a_word_when_the_generator_is_gone() -> None:
 
 
 def test_a_target_that_trickles_its_answer_for_ever_is_given_up() -> None:
-    from loadtest import blocking
+    from loadtest.load import blocking
 
     async def scenario() -> None:
         with pytest.raises(blocking.NotAnswered, match=r"0\.1 s"):

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 import uvloop
 
-from loadtest.generator import measure
+from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec
 from tests.triton_server import TritonServer, require_triton, triton_server, write_model
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadtest.analysis import Ended, faults, summarise
-from loadtest.patterns import schedule
-from loadtest.recorder import CUT, OK, UNSENT, RequestLog
+from loadtest.commands.run import exit_code
+from loadtest.load.patterns import schedule
+from loadtest.load.recorder import CUT, OK, UNSENT, RequestLog
+from loadtest.load.worker import Report
+from loadtest.reports.run_page import render
+from loadtest.reports.terminal import print_run, remedy
 from loadtest.results import Generator, LoadSpec, MachineReport, RunResult, Slo
-from loadtest.run import exit_code
-from loadtest.run_page import render
-from loadtest.terminal import print_run, remedy
-from loadtest.worker import Report
+from loadtest.verdict.analysis import Ended, faults, summarise
 
 ELSEWHERE = LoadSpec("http://elsewhere:8000", model="m", rate_rps=100, duration_s=10, warmup_s=0.0, slo=Slo.parse("p90<50ms"))
 HERE = replace(ELSEWHERE, target="http://127.0.0.1:8000")

@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from loadtest.results import Objective, ObjectiveResult, Slo, Verdict
-from loadtest.statistics import batch_means, binomial_interval
-from loadtest.verdict import CONFIDENCE, Requests, attainment, judge, lost, met, overall
+from loadtest.verdict.decision import CONFIDENCE, Requests, attainment, judge, lost, met, overall
+from loadtest.verdict.statistics import batch_means, binomial_interval
 
 SLO = Slo.parse("p99<50ms")
 

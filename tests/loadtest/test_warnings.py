@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.analysis import Ended, decided, summarise
-from loadtest.patterns import schedule
-from loadtest.recorder import OK, TIMEOUT, RequestLog
+from loadtest.load.patterns import schedule
+from loadtest.load.recorder import OK, TIMEOUT, RequestLog
+from loadtest.load.worker import Report
 from loadtest.results import LoadSpec, RunResult, Slo
-from loadtest.rows import Grid
-from loadtest.worker import Report
+from loadtest.verdict.analysis import Ended, decided, summarise
+from loadtest.verdict.rows import Grid
 
 CORES = os.cpu_count() or 1
 SLO = Slo.parse("p99<100ms")

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.config import Server
 from gateway.errors import ConfigError
-from gateway.ports import PortClaims
+from gateway.process.ports import PortClaims
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="claims are abstract sockets of Linux")
 
@@ -118,7 +118,7 @@ def test_any_port_that_is_free_is_claimed_by_nobody(held: list[PortClaims]) -> N
 @pytest.mark.slow
 def test_a_killed_process_leaves_no_claim(held: list[PortClaims], port: int) -> None:
     program = (
-        "import signal; from gateway.config import Server; from gateway.ports import PortClaims;"
+        "import signal; from gateway.config import Server; from gateway.process.ports import PortClaims;"
         f"claims = PortClaims(Server(http_port={port}, grpc_port=None), owner='cluster/a'); claims.claim();"
         "print('claimed', flush=True); signal.pause()"
     )

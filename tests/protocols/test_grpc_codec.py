@@ -17,8 +17,9 @@ from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import Code, GatewayError, InvalidArgument, NotFound, Overloaded
 from gateway.protocols.grpc import STATUS, ModelCodec, head_of, parse, trailers
-from gateway.protocols.tensors import Buffer, TakesLong, shape_key
+from gateway.protocols.tensors import TakesLong, shape_key
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
+from gateway.wire.tensors import Buffer
 
 Tensor = pb.ModelInferRequest.InferInputTensor
 Wish = pb.ModelInferRequest.InferRequestedOutputTensor

@@ -20,9 +20,11 @@ from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.config import Ragged
 from gateway.errors import Code, GatewayError, InvalidArgument
-from gateway.protocols.rest import STATUS, ModelCodec, error_body, header_length
-from gateway.protocols.tensors import Buffer, TakesLong, shape_key
+from gateway.protocols.rest import ModelCodec, header_length
+from gateway.protocols.tensors import TakesLong, shape_key
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
+from gateway.wire.http_errors import STATUS, error_body
+from gateway.wire.tensors import Buffer
 
 DATATYPES = list(NUMPY)
 JSON_DATATYPES = [name for name in DATATYPES if name not in ("FP16", "BF16")]

@@ -16,13 +16,13 @@ import yaml
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
 from gateway.config import Backend, Model, parse_config
-from gateway.http_server import HttpServer
-from gateway.lane_opener import LaneOpener
-from gateway.metrics import Metrics
-from gateway.repository import Repository, RepositoryControl
-from gateway.rest_routes import RestRoutes
-from gateway.shared_memory import SharedMemoryRegions
-from gateway.workers import WorkerPool
+from gateway.edges.http_server import HttpServer
+from gateway.edges.rest_routes import RestRoutes
+from gateway.engine.lane_opener import LaneOpener
+from gateway.engine.metrics import Metrics
+from gateway.engine.repository import Repository, RepositoryControl
+from gateway.engine.shared_memory import SharedMemoryRegions
+from gateway.engine.workers import WorkerPool
 
 TIMEOUT_S = 20.0
 FAST = "backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]"

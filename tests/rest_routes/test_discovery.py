@@ -11,8 +11,8 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from backends.base import ModelSpec, TensorSpec
 from gateway.config import Limits
-from gateway.openapi import describe_api
-from gateway.rest_routes import RestRoutes
+from gateway.edges.rest_routes import RestRoutes
+from gateway.protocols.openapi import describe_api
 from tests.rest_routes.serving import MODELS, Served, serving
 from tests.rest_routes.test_generate import events
 from tests.rest_routes.test_routes import ask, row

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import NotReady
-from gateway.runner import PARTS_AHEAD
 from tests.rest_routes.serving import Served, serving
 
 TIMEOUT_S = 10.0

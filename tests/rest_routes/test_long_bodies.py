@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from backends.base import ModelSpec, TensorSpec
+from gateway.engine.long_bodies import LongBodies
+from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import InternalError, NotReady
-from gateway.long_bodies import LongBodies
 from gateway.protocols.rest import ModelCodec
 from gateway.protocols.tensors import LONG_BYTES, LONG_JSON_BYTES
-from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import InferRequest
 from tests.rest_routes.serving import TIMEOUT_S, Served, serving
 
@@ -62,7 +62,7 @@ def nested(declared: int, count: int) -> bytes:
 def children() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
-        if child.status() != psutil.STATUS_ZOMBIE and "gateway.long_bodies" in child.cmdline():
+        if child.status() != psutil.STATUS_ZOMBIE and "gateway.engine.long_bodies" in child.cmdline():
             found.append(child)
     return found
 

@@ -13,11 +13,11 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
 from gateway.config import Model, parse_config
+from gateway.engine.dispatcher import Dispatcher
+from gateway.engine.lane import Lane
+from gateway.engine.metrics import Metrics
+from gateway.engine.runner import Execution, OnDone, OnPart
 from gateway.errors import GatewayError
-from gateway.lane import Lane
-from gateway.metrics import Metrics
-from gateway.routing.dispatcher import Dispatcher
-from gateway.runner import Execution, OnDone, OnPart
 from gateway.types import InferRequest, InferResponse
 from tests.simulation import SimulatedClock, run_simulated
 

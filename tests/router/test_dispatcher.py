@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from gateway.batching.batch import Batch
 from gateway.clock import Timer
+from gateway.engine.dispatcher import Dispatcher
+from gateway.engine.runner import Execution, OnDone, OnPart
 from gateway.errors import (
     BackendFailed,
     BackendUnreachable,
@@ -25,8 +27,6 @@ from gateway.errors import (
     NotReady,
     Overloaded,
 )
-from gateway.routing.dispatcher import Dispatcher
-from gateway.runner import Execution, OnDone, OnPart
 from gateway.types import InferRequest, InferResponse, OutputRequest
 from tests.router.fleet import MS, Fault, Fleet, Kind, S, Sessions
 from tests.simulation import SimulatedClock, run_simulated

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
+from gateway.engine.lane import Lane, Place
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
-from gateway.lane import Lane, Place
 from gateway.types import InferResponse
 from tests.engine.simulated_runner import IN_PARTS, StreamingRunner
 from tests.router.fleet import MS, SLO_MS, Fleet, Kind, Sessions

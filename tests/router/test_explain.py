@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.cli import main
+from gateway.commands.explain import ask, render
 from gateway.errors import BackendUnreachable, GatewayError, NotFound
-from gateway.routing.explain import ask, render
 from tests.served.gateway_process import served
 
 TWO = """

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from gateway.config import parse_config
+from gateway.engine.repository import Repository
 from gateway.errors import GatewayError
 from gateway.ingress import Ingress
-from gateway.repository import Repository
 from gateway.types import InferRequest, InferResponse
 
 pytestmark = pytest.mark.slow

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from gateway.config import parse_config
+from gateway.engine.repository import Repository
 from gateway.errors import GatewayError
 from gateway.ingress import Ingress
-from gateway.repository import Repository
 from gateway.types import InferRequest, InferResponse
 from tests.backends.conftest import write_linear
 from tests.triton_server import TritonServer, require_triton, triton_server

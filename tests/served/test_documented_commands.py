@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.recommendation import to_json
+from loadtest.reports.recommendation import to_json
 from tests.loadtest.examples import example_recommendation
 from tests.served.documents import DOCUMENTS, ROOT, printed
 

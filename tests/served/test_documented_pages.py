@@ -27,8 +27,8 @@ import pytest
 import yaml
 
 from gateway.config import parse_config
-from loadtest.catalogue import load_catalogue
-from loadtest.spec import parse_spec
+from loadtest.prices.catalogue import load_catalogue
+from loadtest.question.spec import parse_spec
 from tests.served.documents import DOCUMENTS, ROOT, Block, blocks
 from tests.served.test_documented_commands import LISTED
 from tests.served.warm import started

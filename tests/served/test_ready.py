@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from backends.base import ModelSpec, TensorSpec
-from gateway.announcement import ReadyModel, curl_command
 from gateway.config import parse_config
+from gateway.process.announcement import ReadyModel, curl_command
 from tests.served.gateway_process import ROOT, served
 
 pytestmark = pytest.mark.slow

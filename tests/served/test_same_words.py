@@ -23,8 +23,8 @@ from tritonclient.utils import InferenceServerException
 import gateway
 from backends.datatypes import datatype_of
 from gateway.config import parse_config
-from gateway.protocols.rest import STATUS
-from gateway.protocols.tensors import tensor_to_bytes
+from gateway.wire.http_errors import STATUS
+from gateway.wire.tensors import tensor_to_bytes
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
-from gateway.shared_memory import SharedMemoryRegions
 from gateway.types import RegionRef
 from tests.file_limit import no_file_longer_than
 

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from gateway.config import Limits
-from gateway.protocols.tensors import Buffer
 from gateway.wire.requests import RequestReader
+from gateway.wire.tensors import Buffer
 
 
 class Request(NamedTuple):

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from gateway.config import Limits
-from gateway.protocols.tensors import Buffer
 from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection
+from gateway.wire.tensors import Buffer
 
 
 class Kept:

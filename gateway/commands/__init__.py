@@ -1,0 +1,1 @@
+"""What `gateway` does, a module per command."""

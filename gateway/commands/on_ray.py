@@ -1,0 +1,67 @@
+"""`gateway serve` on Ray, in two processes: `serve_on_ray` supervises, and starts this module as the one that runs Ray."""
+
+import contextlib
+import logging
+import os
+import pickle
+import sys
+from typing import Final
+
+from gateway.config import Config
+from gateway.process.announcement import announcer
+from gateway.process.command_line import ended
+from gateway.process.console import Speech, set_up, step
+from gateway.process.supervisor import Tell, supervise
+
+_PATH: Final = "PYTHONPATH"
+
+
+def serve_on_ray(config: Config, speech: Speech) -> int:
+    """Serve until a signal ends it, or the Ray that was started for it is lost. Call on the main thread.
+
+    Returns the exit code; does not return after a second Ctrl-C.
+    """
+    # The path is handed on, as whoever started us has it; -P: without the working directory, which may hold anything.
+    env = os.environ | {_PATH: os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    work = pickle.dumps((os.getpid(), sys.path, os.environ.get(_PATH), config, speech))
+    command = [sys.executable, "-P", "-m", "gateway.commands.on_ray"]
+    return supervise(command, work, drain_timeout_s=config.server.drain_timeout_s, env=env)
+
+
+def main() -> None:
+    """The process that runs Ray; argument and standard input are from `serve_on_ray`."""
+    work: tuple[int, list[str], str | None, Config, Speech]
+    work = pickle.load(sys.stdin.buffer)  # noqa: S301  # our parent wrote it
+    parent, sys.path[:], path, config, speech = work
+    tell = Tell(int(sys.argv[1]), parent)
+    sys.argv[:] = ["gateway"]  # Ray looks beside it for code
+    if path is None:
+        del os.environ[_PATH]
+    else:
+        os.environ[_PATH] = path
+    set_up(speech)
+    code = ended("gateway", lambda: _run(config, speech, tell), failed=1)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)  # Ray is ended by our parent; by itself it would take its time
+
+
+def _run(config: Config, speech: Speech, tell: Tell) -> int:
+    announce = announcer(config, quiet=speech.quiet)
+    # Ray reads these when it is imported. They are about what it copies here from its processes.
+    if speech.format == "json":
+        os.environ |= {"RAY_DISABLE_WORKER_LOG_PREFIX": "1", "RAY_DEDUP_LOGS": "0"}
+    if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
+        os.environ["RAY_COLOR_PREFIX"] = "0"
+    # That its clusters want a token, docs/deploy.md says.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    with contextlib.redirect_stdout(sys.stderr):  # on standard output the gateway itself speaks, to programs
+        with step("importing Ray"):
+            from gateway.cluster import run_on_ray  # takes a second, which others need not pay
+
+        return run_on_ray(config, announce, speech, tell)
+
+
+if __name__ == "__main__":
+    main()

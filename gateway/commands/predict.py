@@ -1,0 +1,192 @@
+"""`gateway predict`: one request to a running server, or to a model loaded for it, and the answer as JSON.
+
+Of a model that answers in parts, a line for each, when it is there.
+"""
+
+import argparse
+import json
+import re
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.client import BadStatusLine, HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import orjson
+
+from backends.base import TensorSpec
+from gateway.errors import BackendUnreachable, ConfigError, GatewayError
+from gateway.protocols.values import request_body
+
+if TYPE_CHECKING:
+    from gateway.testing import TestClient
+
+Call = Callable[[str, bytes | None, dict[str, str]], bytes]
+"""A path, a body (None: GET) and headers to the answer's body. Raises: GatewayError."""
+Lines = Callable[[str, bytes], Iterable[bytes]]
+"""A path and a body to the lines of the answer's body, as they come. Raises: GatewayError."""
+
+_TIMEOUT_S: Final = 60.0
+_ADDRESS: Final = re.compile(r"localhost|\d+(\.\d+){3}")
+_STRANGE: Final = "no answer of the Open Inference Protocol v2"
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add `predict` to the command line."""
+    predict = commands.add_parser("predict", help="one request to a model, and its answer")
+    predict.add_argument("where", metavar="TARGET|CONFIG", help="host:port of a server; or what `gateway serve` takes, to load")
+    predict.add_argument("model", metavar="MODEL")
+    predict.add_argument("--version", default="", help="of the model; without it the highest")
+    predict.add_argument(
+        "--input",
+        required=True,
+        metavar="FILE|-",
+        help='a request as REST takes it, or the elements by input name: {"x": [[1, 2]]}; -: standard input',
+    )
+    predict.set_defaults(run=_predict)
+    return predict
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    given = read_input(arguments.input)
+    where = arguments.where
+    if re.fullmatch(r"[\w.-]+:\d+", where):
+        where = f"http://{where}"
+    if where.startswith(("http://", "https://")):
+        url = where.rstrip("/")
+        _tell(ask(partial(over_the_wire, url), partial(lines_over_the_wire, url), arguments.model, arguments.version, given))
+    else:
+        if _ADDRESS.fullmatch(where) and not Path(where).exists():
+            raise ConfigError(f"{where}: no port: write {where}:8000, if that is the server's HTTP port")
+        from gateway.from_python.hosted import (  # what they import takes a while, and the wire needs none of it
+            configuration,
+            only,
+        )
+        from gateway.testing import TestClient
+
+        with TestClient(only(configuration(where, whole=False), arguments.model, arguments.version)) as client:
+            _tell(ask(partial(here, client), partial(lines_here, client), arguments.model, arguments.version, given))
+    return 0
+
+
+def _tell(answers: Iterable[bytes]) -> None:
+    for answer in answers:
+        sys.stdout.buffer.write(answer + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def read_input(place: str) -> dict[str, Any]:
+    """A JSON object from a file or standard input. Raises: ConfigError."""
+    try:
+        text = sys.stdin.buffer.read() if place == "-" else Path(place).read_bytes()
+        given = orjson.loads(text)
+    except OSError as exc:
+        raise ConfigError(f"--input: {place}: {exc.strerror}: expected a file with a request, or - for standard input") from exc
+    except ValueError as exc:
+        raise ConfigError(f"--input: {place}: not JSON: {exc}") from exc
+    if not isinstance(given, dict):
+        raise ConfigError(f'--input: {place}: got a {type(given).__name__}, expected an object such as {{"x": [[1, 2]]}}')
+    return given
+
+
+def ask(call: Call, lines: Lines, model: str, version: str, given: dict[str, Any]) -> Iterator[bytes]:
+    """Have a server answer: a request as it stands, or made of the elements of the inputs that its values are named after.
+
+    Gives the answer, or each part of one. Raises: GatewayError, with the server's own words; BackendUnreachable.
+    """
+    at = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+    if isinstance(given.get("inputs"), list):
+        yield call(f"{at}/infer", orjson.dumps(given), {})
+        return
+    metadata = call(at, None, {})
+    try:
+        tensors = [TensorSpec(each["name"], each["datatype"], tuple(each["shape"])) for each in json.loads(metadata)["inputs"]]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise GatewayError(f"{at}: an answer that is {_STRANGE}") from exc
+    if _in_parts(call, at):
+        yield from _parts(lines(f"{at}/generate_stream", orjson.dumps(given)))
+        return
+    inputs = {tensor.name: tensor for tensor in tensors}
+    body, json_bytes = request_body(given, inputs)
+    yield call(f"{at}/infer", body, {} if json_bytes == len(body) else {"Inference-Header-Content-Length": str(json_bytes)})
+
+
+def _in_parts(call: Call, at: str) -> bool:
+    """Whether a model is decoupled; a server that does not tell has none."""
+    try:
+        return bool(json.loads(call(f"{at}/config", None, {}))["model_transaction_policy"]["decoupled"])
+    except (GatewayError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _parts(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The objects of server-sent events. Raises: GatewayError, if one is an error."""
+    for line in lines:
+        if line.startswith(b"data: "):
+            part = line.removeprefix(b"data: ").rstrip()
+            told = orjson.loads(part)
+            if told.keys() == {"error"}:
+                raise GatewayError(str(told["error"]))
+            yield part
+
+
+def over_the_wire(url: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
+    """A `Call` of a running server, whose address has no slash at its end."""
+    with _opened(f"{url}{path}", url, body, headers) as response:
+        answer: bytes = response.read()
+        return answer
+
+
+def lines_over_the_wire(url: str, path: str, body: bytes) -> Iterator[bytes]:
+    """`Lines` of a running server."""
+    rest = b""
+    with _opened(f"{url}{path}", url, body, {}) as response:
+        while piece := response.read1():  # `readline` takes chunks that are cut off for a whole answer
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from lines
+
+
+@contextmanager
+def _opened(address: str, url: str, body: bytes | None, headers: dict[str, str]) -> Iterator[Any]:
+    """An answer of a server. Raises: GatewayError; BackendUnreachable, also where the answer ends before its end."""
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=_TIMEOUT_S)
+    except urllib.error.HTTPError as exc:
+        with exc:
+            raise GatewayError(_words(exc.read(), address, exc.code)) from exc
+    except (BadStatusLine, ConnectionResetError) as exc:
+        raise BackendUnreachable(
+            f"what listens at {url} speaks no HTTP ({exc}): name the server's HTTP port (8000 unless set; 8001 is gRPC)"
+        ) from exc
+    except (OSError, HTTPException) as exc:  # the latter of what is no URL
+        raise BackendUnreachable(f"nothing answers at {address} ({exc})") from exc
+    with response:
+        try:
+            yield response
+        except (OSError, HTTPException) as exc:
+            raise BackendUnreachable(f"{address}: the answer broke off ({exc})") from exc
+
+
+def here(client: "TestClient", path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
+    """A `Call` of a model that was loaded for it."""
+    response = client.request("GET" if body is None else "POST", path, content=body, headers=headers)
+    if response.status_code != 200:
+        raise GatewayError(_words(response.content, path, response.status_code))
+    return response.content
+
+
+def lines_here(client: "TestClient", path: str, body: bytes) -> Iterator[bytes]:
+    """`Lines` of a model that was loaded for it; they come together."""
+    yield from here(client, path, body, {}).splitlines()
+
+
+def _words(answer: bytes, address: str, status: int) -> str:
+    try:
+        return str(json.loads(answer)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"{address}: status {status}, which is {_STRANGE}"

@@ -1,0 +1,96 @@
+"""`gateway serve`: in one plain process, or on Ray where that is needed or asked for."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gateway.config import Config
+from gateway.garbage import collecting_seldom, leave_out, take_in
+from gateway.process.announcement import Announce, announcer
+from gateway.process.console import Speech, step
+from gateway.process.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
+from gateway.process.run_dir import fresh_run_dir, make_run_dir
+
+if TYPE_CHECKING:
+    from gateway.ingress import Ingress
+
+
+def serve(config: Config, *, on_ray: bool, speech: Speech) -> int:
+    """Serve until a signal ends it. Call on the main thread. Returns the exit code. Raises: GatewayError, OSError."""
+    if on_ray:
+        from gateway.commands.on_ray import serve_on_ray  # with what a command line needs, which `gateway.run` does without
+
+        return serve_on_ray(config, speech)
+    announce = announcer(config, quiet=speech.quiet)
+    own = config.server.run_dir
+    with contextlib.nullcontext(own) if own else fresh_run_dir() as directory:
+        run_dir = Path(directory)
+        use_run_dir(run_dir)
+        shutil.rmtree(run_dir / "regions", ignore_errors=True)  # registered with a server that is gone
+        import uvloop
+
+        uvloop.run(_serve_until_signal(config, run_dir, announce))
+    leave_out()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
+    return 0
+
+
+def use_run_dir(run_dir: Path) -> None:
+    """Make the node's directory and point prometheus_client at it. Before gateway.engine.metrics is imported: see there.
+
+    Raises: ConfigError.
+    """
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(make_run_dir(run_dir))
+
+
+async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce) -> None:
+    with step("starting"), collecting_seldom():
+        from gateway.ingress import Ingress
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    interrupts = Interrupts()
+    ingress = Ingress(config, run_dir=run_dir, on_change=take_in)
+
+    def interrupted(number: int) -> None:
+        meaning = interrupts.meaning(number, time.monotonic())
+        if meaning == "stop":
+            say_stopping(ingress.repository.pending, config.server.drain_timeout_s)
+            stop.set()
+        elif meaning == "end":
+            if config.server.run_dir is None:
+                shutil.rmtree(run_dir, ignore_errors=True)
+            end_at_once()
+
+    numbers = stop_signals()
+    for number in numbers:
+        loop.add_signal_handler(number, interrupted, number)
+    try:
+        await _serve_until(stop, ingress, announce)
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # it is ending: the same press once more must not change how
+
+
+async def _serve_until(stop: asyncio.Event, ingress: "Ingress", announce: Announce) -> None:
+    started = asyncio.ensure_future(ingress.start())
+    stopped = asyncio.ensure_future(stop.wait())
+    with collecting_seldom():
+        await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if started.done():
+        try:
+            leave_out()
+            announce(*started.result(), ingress.ready_models())
+            await stopped
+        finally:
+            stopped.cancel()
+            await ingress.drain()
+    else:
+        started.cancel()
+        await asyncio.gather(started, return_exceptions=True)
+        await ingress.drain()

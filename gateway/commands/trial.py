@@ -1,0 +1,54 @@
+"""`gateway check --load`: each backend is loaded and run, in this process, before anybody relies on it.
+
+It is probed as `gateway serve` probes it, whatever `probe_s` is: with the smallest batch and with the largest.
+"""
+
+import asyncio
+from functools import partial
+from typing import Final, NamedTuple
+
+from backends.base import ModelSpec
+from gateway.clock import LoopClock
+from gateway.config import Backend, Config, Model, Routing
+from gateway.documents.faults import Fault
+from gateway.documents.reader import Document
+from gateway.engine.lane_opener import LaneOpener, close_all
+from gateway.engine.metrics import Metrics
+from gateway.engine.workers import WorkerPool
+from gateway.errors import GatewayError
+
+_REMEDY: Final = "correct the model, or what is said of it here"
+_PROBE_S: Final = 600.0  # that a slow model is run with its largest batch as well
+
+
+class Tried(NamedTuple):
+    """faults: one for each backend that cannot serve. failing: models that raise on the made-up input, and may do so on any."""
+
+    faults: tuple[Fault, ...]
+    failing: tuple[str, ...]
+
+
+async def tried(document: Document, config: Config) -> Tried:
+    """Load each backend by itself, in this process, and run it."""
+    clock = LoopClock(asyncio.get_running_loop())
+    metrics = Metrics()
+
+    def pool(model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
+        return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
+
+    faults = []
+    failing: list[str] = []
+    for index, model in enumerate(config.models):
+        for number, backend in enumerate(model.backends):
+            alone = backend.model_copy(update={"placement": "embedded", "sessions": 1, "shadow_share": None})
+            whole = model.batching.model_copy(update={"probe_s": _PROBE_S})
+            only = model.model_copy(update={"backends": (alone,), "routing": Routing(), "batching": whole})
+            opener = LaneOpener(pool, metrics=metrics, clock=clock, probe_failed=partial(failing.append, model.name))
+            try:
+                opened = await opener.open(only)
+            except GatewayError as exc:
+                words = exc.message.removeprefix(f"{model.name}:{model.version}/{backend.label}: ")
+                faults.append(document.fault(("models", index, "backends", number), words, remedy=_REMEDY))
+            else:
+                await close_all(opened.lanes)
+    return Tried(tuple(faults), tuple(dict.fromkeys(failing)))

@@ -1,0 +1,363 @@
+"""From a model's file to the configuration that serves it: what kind of thing it is, what it takes, and under which name.
+
+`guess` reads files and may run the model on an example; what it gives is a document as it could stand in a YAML file, and
+`written` is that file. A file that is no model is refused by what it is, with the way on.
+"""
+
+import ast
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import yaml
+
+import backends
+from backends.artifacts import MODEL_FILES, UNKNOWN, Artifact, identify
+from backends.base import LoadFailed, Tensors
+from backends.datatypes import NUMPY
+from backends.discovery import normalised
+from backends.near_file import near_file
+from backends.source import is_source, load_object
+from gateway.configuring.decoration import mark_of
+from gateway.configuring.triton_repository import is_model, is_repository, plain, read_model
+from gateway.errors import ConfigError
+from gateway.process.announcement import named
+
+Example: TypeAlias = str | os.PathLike[str] | Mapping[str, object]
+"""One request: a file that holds it, or its arrays (or lists) by input name."""
+
+CONFIGURATIONS: Final = (".yaml", ".yml")
+EXAMPLES: Final = (".example.json", ".example.npz")  # beside a model's file, in place of the file's suffix
+# Beside models in a folder, and not worth a word.
+_BESIDE: Final = (".md", ".txt", ".json", ".npz", ".npy", ".csv", ".data", ".onnx_data", ".log", *CONFIGURATIONS)
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)  # the latter is refused in words when it is loaded
+_FORMS: Final = (
+    "an .onnx, .pt or .pt2 file, FILE.py:Class, FILE.py:function, a folder of these, a Triton model repository, or a .yaml"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """document: a configuration, its paths absolute. notes: what was taken for granted or left aside, one sentence each."""
+
+    document: dict[str, Any]
+    notes: tuple[str, ...] = field(default=())
+
+
+def is_configuration(what: str) -> bool:
+    """Whether MODEL is a configuration file, which nothing is guessed of."""
+    return what == "-" or what.lower().endswith(CONFIGURATIONS)
+
+
+def guess(what: str, *, example: Example | None = None) -> Guess:
+    """The configuration that serves a model, told from the model.
+
+    what: a path, or `FILE.py:name` / `module:name`. example: one request, where the model does not say its inputs.
+    Raises: ConfigError, with what to do.
+    """
+    request = _request(example) if example is not None else None
+    place, _, name = what.rpartition(":")
+    if is_source(what) and not Path(what).exists():
+        file = Path(place).absolute()
+        if place.endswith(".py") and not file.is_file():
+            raise ConfigError(_absent(file))
+        source = f"{file}:{name}" if place.endswith(".py") else what
+        if name == "TritonPythonModel":
+            raise ConfigError(f"{file}: is one version of a model of Triton's: serve its folder, {file.parent.parent}")
+        stem = file.stem if place.endswith(".py") else place.rpartition(".")[2]
+        return _configuration([_of_code(stem, source, request or _beside(file))])
+    path = Path(os.path.normpath(Path(what).absolute()))
+    if not path.exists():
+        raise ConfigError(_absent(path))
+    if not path.is_dir():
+        return _configuration([_of_file(path, request)])
+    if is_model(path):
+        return _of_triton([path])
+    if is_repository(path):
+        return _of_triton(sorted(entry for entry in path.iterdir() if entry.is_dir()))
+    if request is not None:
+        given = "example" if isinstance(example, Mapping) else f"--example: {example}"
+        raise ConfigError(f"{given}: is of one model, but {path} is a folder: put it beside a model, as NAME{EXAMPLES[0]}")
+    return _of_folder(path)
+
+
+def written(found: Guess, folder: Path) -> str:
+    """The document as YAML, its paths counted from `folder`, which the file is going to be in; the notes as comments."""
+    models = [
+        {**model, "backends": [{**backend, "model": _relative(backend["model"], folder)} for backend in model["backends"]]}
+        for model in found.document["models"]
+    ]
+    notes = "".join(f"# {note}\n" for note in found.notes)
+    return notes + yaml.dump(_laid_out({**found.document, "models": models}), Dumper=_Dumper, sort_keys=False, width=10_000)
+
+
+def _request(example: Example) -> Tensors:
+    if isinstance(example, Mapping):
+        return normalised(example)
+    path = Path(example)
+    if not path.exists():
+        raise ConfigError(f"{path.absolute()}: no such file; expected one request, as the example")
+    return read_example(path)
+
+
+def _absent(path: Path) -> str:
+    return f"{path}: no such file; {near_file(path) or f'expected {_FORMS}'}"
+
+
+def read_example(path: Path) -> Tensors:
+    """One request: a v2 request or the elements by input name in JSON, or an .npz of arrays. Raises: ConfigError."""
+    try:
+        if path.suffix == ".npz":
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        given = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(given, dict) or not given:
+            raise ValueError("it is no object with inputs")
+        if isinstance(given.get("inputs"), list):
+            return {tensor["name"]: _array(tensor) for tensor in given["inputs"]}
+        arrays = normalised(given)
+        if odd := [name for name, array in arrays.items() if array.dtype.kind == "O" and not _is_text(array)]:
+            raise ValueError(f"{', '.join(odd)}: neither numbers nor text in lists of equal length")
+        return arrays
+    except Exception as exc:  # whatever numpy, zipfile and json make of a file that is none
+        raise ConfigError(
+            f'{path.absolute()}: no example ({type(exc).__name__}: {exc}): expected a request, {{"inputs": [{{"name": "x", '
+            '"datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}]}, {"x": [[0, 0]]}, or an .npz of arrays by input name'
+        ) from exc
+
+
+def _is_text(array: np.ndarray) -> bool:
+    return all(isinstance(element, str) for element in array.flat)
+
+
+def _array(tensor: dict[str, Any]) -> np.ndarray:
+    datatype = tensor["datatype"]
+    if datatype not in NUMPY:
+        raise ValueError(f"datatype {datatype!r} is none of {', '.join(NUMPY)}")
+    flat = np.array(tensor["data"], NUMPY[datatype]).reshape(tensor["shape"])
+    if datatype == "BYTES":
+        return np.array([text.encode() for text in flat.flat], object).reshape(tensor["shape"])
+    return flat
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One of `models`, and what is to be said of it."""
+
+    model: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def _configuration(entries: list[_Entry], notes: tuple[str, ...] = ()) -> Guess:
+    of_models = tuple(f"{entry.model['name']}: {note}" for entry in entries for note in entry.notes)
+    return Guess({"models": [entry.model for entry in entries]}, of_models + notes)
+
+
+def _of_file(path: Path, example: Tensors | None) -> _Entry:
+    if path.suffix == ".py":
+        return _of_code(path.stem, f"{path}:{_the_model_in(path)}", example or _beside(path))
+    artifact = _identified(path)
+    if not artifact.kind:
+        named = f"; the name of a configuration ends in {CONFIGURATIONS[0]}" if artifact == UNKNOWN else ""
+        raise ConfigError(f"{path}: {artifact.what}: {artifact.way}{named}")
+    return _read(path.stem, artifact.kind, str(path), example or _beside(path))
+
+
+def _identified(path: Path) -> Artifact:
+    try:
+        return identify(path)
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+
+
+def _of_code(name: str, source: str, example: Tensors | None) -> _Entry:
+    """A class with predict, a function; or what makes an nn.Module: its class, or a function without parameters."""
+    try:
+        code = load_object(source)
+    except LoadFailed as exc:
+        raise ConfigError(str(exc)) from exc
+    mark = mark_of(code)
+    entry = _read(mark.name or name, "torch" if _makes_a_module(code) else "python", source, example)
+    return entry if mark.max_rows is None else replace(entry, model={**entry.model, "max_rows": mark.max_rows})
+
+
+def _makes_a_module(code: Any) -> bool:
+    """Told without PyTorch: whose modules have `forward` and `state_dict`, and whose makers say or show it."""
+    if isinstance(code, type):
+        return hasattr(code, "forward") and hasattr(code, "state_dict") and not hasattr(code, "predict")
+    return callable(code) and code.__code__.co_argcount == 0 if hasattr(code, "__code__") else False
+
+
+def _read(name: str, kind: str, model: str, example: Tensors | None) -> _Entry:
+    try:
+        found = backends.read(kind, model, example=example)
+    except LoadFailed as exc:
+        raise ConfigError(str(exc)) from exc
+    tensors = {"inputs": [plain(t) for t in found.inputs], "outputs": [plain(t) for t in found.outputs]}
+    return _Entry(
+        {"name": name, **tensors, "max_rows": found.max_rows, "backends": [{"kind": kind, "model": model}]}, found.notes
+    )
+
+
+def _beside(path: Path) -> Tensors | None:
+    for suffix in EXAMPLES:
+        if (beside := path.with_name(path.stem + suffix)).is_file():
+            return read_example(beside)
+    return None
+
+
+def _the_model_in(path: Path) -> str:
+    """The one model of a Python file, which is read and not run. Raises: ConfigError."""
+    models, functions = _candidates(path)
+    names = models or functions
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise ConfigError(f"{path}: no model in it: expected a class with a method `predict`, or a function `predict`")
+    raise ConfigError(f"{path}: which of {', '.join(names)}? Name it: {path.name}:{names[0]}")
+
+
+def _candidates(path: Path) -> tuple[list[str], list[str]]:
+    """The models of a file: what is marked `@gateway.model`, else classes with a method `predict`, else the function `predict`.
+
+    And its functions. None is private.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as exc:
+        raise ConfigError(f"{path}: not Python: {exc}") from exc
+    methods = {
+        node.name: {part.name for part in node.body if isinstance(part, _FUNCTIONS)}
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+    marked = [node.name for node in tree.body if isinstance(node, (ast.ClassDef, *_FUNCTIONS)) and _is_marked(node)]
+    classes = [name for name, own in methods.items() if "predict" in own and not name.startswith("_")]
+    functions = [node.name for node in tree.body if isinstance(node, _FUNCTIONS) and not node.name.startswith("_")]
+    return marked or classes or [name for name in functions if name == "predict"], functions
+
+
+def _is_marked(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    for decorator in node.decorator_list:
+        match decorator.func if isinstance(decorator, ast.Call) else decorator:
+            case ast.Attribute(value=ast.Name(id="gateway"), attr="model") | ast.Name(id="model"):
+                return True
+    return False
+
+
+def _of_triton(folders: list[Path]) -> Guess:
+    models: list[dict[str, Any]] = []
+    notes: list[str] = []
+    faults: list[str] = []
+    for folder in folders:
+        if not is_model(folder):
+            notes.append(f"{folder} is left aside: it has neither a config.pbtxt nor a version")
+            continue
+        try:
+            entries, told = read_model(folder)
+        except ConfigError as exc:
+            faults.append(exc.message)
+            continue
+        models += entries
+        notes += told
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return Guess({"models": models}, tuple(notes))
+
+
+def _of_folder(folder: Path) -> Guess:
+    """Each file a model; what is none is told. Raises: ConfigError, with all faults."""
+    models, notes, faults = _models_in(folder)
+    if faults:  # which is known before any model is loaded
+        raise ConfigError("\n".join(faults))
+    if not models:
+        raise ConfigError("\n".join([f"{folder}: no model in this folder: expected {_FORMS}", *notes]))
+    entries: list[_Entry] = []
+    for path in models:
+        try:
+            entries.append(_of_file(path, None))
+        except ConfigError as exc:
+            faults.append(exc.message)
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return _configuration(entries, tuple(notes))
+
+
+def _models_in(folder: Path) -> tuple[list[Path], list[str], list[str]]:
+    """The files that are models, notes of what is left aside, and faults."""
+    models: dict[str, Path] = {}
+    notes: list[str] = []
+    faults: list[str] = []
+    without: list[str] = []
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "__")))
+    for path in (entry for entry in entries if entry.is_file() and not entry.name.lower().endswith(_BESIDE)):
+        try:
+            if path.suffix == ".py":
+                if not _candidates(path)[0]:
+                    without.append(path.name)
+                    continue
+            else:
+                artifact = _identified(path)
+                if not artifact.kind and path.with_suffix(".py").is_file():
+                    continue  # what that code loads
+                if artifact.damaged and path.suffix.lower() in MODEL_FILES:
+                    faults.append(f"{path}: {artifact.what}: {artifact.way}")
+                    continue
+                if not artifact.kind:
+                    notes.append(f"{path.name} is left aside, it is {artifact.what}: {artifact.way}")
+                    continue
+        except ConfigError as exc:
+            faults.append(exc.message)
+            continue
+        first = models.setdefault(path.stem, path)
+        if first != path:
+            faults.append(
+                f"{path}: a second model named {path.stem!r}, beside {first.name}: rename one of them or move it away"
+            )
+    if without:
+        notes.append(
+            f"left aside, without a class with `predict` or a function `predict`: {named(without)}; "
+            "to serve another function, name it: FILE.py:function"
+        )
+    folders = [f"{entry.name}/" for entry in entries if entry.is_dir()]
+    if folders:
+        notes.append(f"left aside, folders: {named(folders)}; to serve what is in one, name it")
+    return list(models.values()), notes, faults
+
+
+def _relative(model: str, folder: Path) -> str:
+    """From a folder; as it is, where that would only climb to the root; `module:name` as it is."""
+    if not os.path.isabs(model):
+        return model
+    relative = os.path.relpath(model, folder)
+    return model if relative.startswith(os.path.join("..", "..", "..")) else relative
+
+
+class _Line(dict[str, Any]):
+    """What YAML writes on one line."""
+
+
+class _Dumper(yaml.SafeDumper):
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # items of a list stand in from its key
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:  # who edits one tensor does not mean another
+        return True
+
+
+_Dumper.add_representer(_Line, lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=True))
+
+
+def _laid_out(document: dict[str, Any]) -> dict[str, Any]:
+    models = [
+        {
+            key: [_Line(entry) for entry in value] if key in ("inputs", "outputs", "backends") else value
+            for key, value in model.items()
+        }
+        for model in document["models"]
+    ]
+    return {**document, "models": models}

@@ -1,0 +1,1 @@
+"""The listeners: HTTP and gRPC, on sockets and in memory."""

@@ -1,0 +1,261 @@
+"""Inferences asked for over gRPC: the one of a call, and those of a stream."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.edges.grpc_call import GrpcCall, OneMessage
+from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
+from gateway.engine.lane import OnPart
+from gateway.errors import GatewayError, NotReady
+from gateway.protocols.grpc import ModelCodec, ReadRegion, head_of, parse
+from gateway.protocols.tensors import LONG_BYTES, TakesLong
+from gateway.types import InferRequest
+
+# Of Triton's: told with each answer of a stream; and asked for where an answer in parts is to end with an empty one.
+_FINAL: Final = "triton_final_response"
+_WANTS_FINAL: Final = "triton_enable_empty_final_response"
+_STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
+
+
+class _OfMessage:
+    """What inferences that a message of a call asks for have in common."""
+
+    __slots__ = ()
+
+    call: GrpcCall
+    _arrival_ns: int
+    _data: bytes
+    _endpoints: Endpoints[ModelCodec]
+    _message: pb.ModelInferRequest | None
+    _takes_long: bool
+    decoded: Callable[[InferRequest | GatewayError], None]
+
+    @property
+    def id(self) -> str:
+        """The request's own; empty where its message could not be read."""
+        return "" if self._message is None else str(self._message.id)
+
+    def find(self, endpoints: Endpoints[ModelCodec]) -> Endpoint[ModelCodec]:
+        data = self._data
+        head = head_of(data) if len(data) > LONG_BYTES else None
+        self._takes_long = head is not None  # type: ignore[misc]  # among the slots of those that inherit
+        message = self._message = parse(data if head is None else head)  # type: ignore[misc]  # likewise
+        return endpoints.find(message.model_name, message.model_version)
+
+    def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
+        arrival_ns = self._arrival_ns
+        remaining_s = self.call.remaining_s(arrival_ns)
+        long_bodies = self._endpoints.repository.long_bodies
+        if self._takes_long:
+            return long_bodies.message(codec, self._data, arrival_ns, remaining_s, self.decoded)
+        try:
+            return codec.decode(self._message, arrival_ns, remaining_s, read_region)
+        except TakesLong:
+            return long_bodies.on_thread(
+                partial(codec.at_leisure().decode, self._message, arrival_ns, remaining_s), self.decoded
+            )
+
+
+class _GrpcInference(_OfMessage, Inference[ModelCodec, pb.ModelInferResponse]):
+    """The one of a call."""
+
+    __slots__ = ("_data", "_message", "_takes_long", "call")
+
+    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes) -> None:
+        super().__init__(endpoints, time.monotonic_ns())
+        self.call = call
+        self._data = data
+        self._message = None
+
+    def answer(self, reply: pb.ModelInferResponse) -> None:
+        self.call.reply(reply)
+
+    def refuse(self, error: GatewayError) -> None:
+        self.call.fail(error)
+
+
+class InferCall(OneMessage):
+    """ModelInfer."""
+
+    def __init__(self, call: GrpcCall, endpoints: Endpoints[ModelCodec]) -> None:
+        super().__init__(call)
+        self._endpoints = endpoints
+        self._inference: _GrpcInference | None = None
+
+    def start(self, data: bytes) -> None:
+        self._inference = _GrpcInference(self._endpoints, self._call, data)
+        self._inference.start()
+
+    def cancel(self) -> None:
+        if self._inference is not None:
+            self._inference.cancel()
+
+
+class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
+    """One inference of a stream, which sends its replies when it is their turn; parts are sent when they are there."""
+
+    __slots__ = ("_data", "_final", "_message", "_on_reply", "_takes_long", "call", "in_parts", "inflated", "replies")
+
+    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes, on_reply: Callable[[], None]) -> None:
+        super().__init__(endpoints, time.monotonic_ns())
+        self.call = call
+        self._data = data
+        self._message = None
+        self._on_reply = on_reply
+        self.in_parts = False
+        self.inflated = 0  # bytes of its message, if that came compressed
+        self._final = False  # it has been sent
+        self.replies: tuple[pb.ModelInferResponse | GatewayError, ...] | None = None  # what is left to send; None: not known
+
+    def _parts(self, endpoint: Endpoint[ModelCodec]) -> OnPart:
+        self.in_parts = True
+        return super()._parts(endpoint)
+
+    def part(self, reply: pb.ModelInferResponse) -> bool:
+        reply.parameters[_FINAL].bool_param = self._last
+        self.call.send(pb.ModelStreamInferResponse(infer_response=reply))
+        self._final = self._last
+        return not self.call.stream.backlog
+
+    def finish(self) -> None:
+        message, endpoint = self._message, self._endpoint
+        assert message is not None
+        assert endpoint is not None
+        wanted = _WANTS_FINAL in message.parameters and message.parameters[_WANTS_FINAL].bool_param
+        if wanted and not self._final:
+            self._replied(pb.ModelInferResponse(model_name=endpoint.served.name, id=message.id))
+        else:
+            self._replied()
+
+    def answer(self, reply: pb.ModelInferResponse) -> None:
+        self._replied(reply)
+
+    def refuse(self, error: GatewayError) -> None:
+        if self._final:  # nothing was left to fail for the client
+            self._replied()
+        else:
+            self._replied(error)
+
+    def failed(self) -> pb.ModelInferResponse:
+        """What is beside the message of an error: of a request that could be run, that nothing follows."""
+        reply = pb.ModelInferResponse(id=self.id)
+        if self._request is not None:
+            reply.model_name = self._request.model
+            reply.parameters[_FINAL].bool_param = True
+        return reply
+
+    def _replied(self, *replies: pb.ModelInferResponse | GatewayError) -> None:
+        self.replies = replies
+        on_reply = self._on_reply
+        del self._on_reply  # or this and the stream would hold each other until the cyclic collector comes
+        on_reply()
+
+
+class InferStream:
+    """ModelStreamInfer: one answer per request, in the order of the requests, which run concurrently.
+
+    Requests of decoupled models are in no order with others: each part of an answer, and what follows the last, is sent when it
+    is there, as Triton does. An error does not end the stream. Requests beyond `_STREAM_IN_FLIGHT`, or to a client that does
+    not read its answers, wait undecoded, and their bytes keep the client's window closed.
+    """
+
+    def __init__(self, call: GrpcCall, endpoints: Endpoints[ModelCodec], open_streams: "set[InferStream]") -> None:
+        """open_streams: of the server, which shuts them down."""
+        self._call = call
+        self._endpoints = endpoints
+        self._waiting: tuple[bytes, int] | None = None  # the next message; those behind it are the call's to keep
+        self._running: deque[_Turn] = deque()  # in their order
+        self._in_parts: list[_Turn] = []
+        self._sending = False
+        self._ended = False
+        self._farewell: GatewayError | None = None
+        self._open_streams = open_streams
+        open_streams.add(self)
+
+    def shut_down(self) -> None:
+        """Answer what came, then end."""
+        self._farewell = NotReady("the server is shutting down", retry_after_s=1.0)
+        self._call.deafen()
+        self.drained()
+
+    def message(self, data: bytes, size: int) -> None:
+        self._waiting = data, size
+        self._call.hold()
+        self.drained()
+
+    def end(self) -> None:
+        self._ended = True
+        self.drained()
+
+    def cancel(self) -> None:
+        self._open_streams.discard(self)
+        self._waiting = None
+        for inference in (*self._running, *self._in_parts):
+            inference.cancel()
+
+    def drained(self) -> None:
+        """Send the answers whose turn it is, then start what there is room for; at the end, end.
+
+        Sending and starting call this again, as often as there are answers: the loop that runs then goes on after it.
+        """
+        if self._sending:
+            return
+        self._sending = True
+        try:
+            if not self._call.stream.backlog:
+                for inference in list(self._in_parts):
+                    inference.drained()
+            self._advance()
+        except BaseException:
+            self._call.failed()
+        finally:
+            self._sending = False
+        if self._call.over:
+            self._open_streams.discard(self)
+
+    def _advance(self) -> None:
+        call, running, in_parts = self._call, self._running, self._in_parts
+        while not call.over:
+            while running and running[0].replies is not None:
+                self._send(running.popleft())
+            for inference in [inference for inference in in_parts if inference.replies is not None]:
+                in_parts.remove(inference)
+                self._send(inference)
+            if len(running) + len(in_parts) >= _STREAM_IN_FLIGHT or call.stream.backlog:
+                break
+            if self._waiting is None:
+                call.go_on()
+            if self._waiting is None:
+                break
+            (data, size), self._waiting = self._waiting, None
+            call.stream.credit(size)
+            inference = _Turn(self._endpoints, call, data, self.drained)
+            inference.inflated = len(data) if len(data) + 5 != size else 0
+            running.append(inference)
+            inference.start()
+            if inference.in_parts:
+                in_parts.append(running.pop())
+        if not running and not in_parts and not self._waiting and not call.over:
+            if self._ended:
+                call.finish()
+            elif self._farewell is not None:
+                call.fail(self._farewell)
+
+    def _send(self, inference: _Turn) -> None:
+        replies, inference.replies = inference.replies or (), None  # an error may hold frames that hold the inference
+        if inference.inflated:
+            self._call.stream.give_back(inference.inflated)
+        for reply in replies:
+            if isinstance(reply, pb.ModelInferResponse):
+                reply.parameters[_FINAL].bool_param = True
+                try:
+                    self._call.send(pb.ModelStreamInferResponse(infer_response=reply))
+                    continue
+                except GatewayError as exc:
+                    reply = exc
+            self._call.send(pb.ModelStreamInferResponse(error_message=reply.words, infer_response=inference.failed()))

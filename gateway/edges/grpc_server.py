@@ -1,0 +1,239 @@
+"""The gRPC listener: the v2 inference service, health and reflection on HTTP/2 connections of our own (http2).
+
+An inference begins when the last byte of its message is there. The other calls run as tasks.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.config import Limits
+from gateway.edges.grpc_call import ENCODINGS, GrpcCall, OneMessage, Stream, parser
+from gateway.edges.grpc_inference import InferCall, InferStream
+from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall
+from gateway.edges.http2 import Http2Connection
+from gateway.edges.http_server import last_words_s
+from gateway.engine.inference import Endpoints
+from gateway.engine.repository import Repository
+from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.protocols.grpc import ModelCodec
+from gateway.wire.http2_headers import header_block
+
+_PROTOCOL: Final = "grpc"
+_SERVICE: Final = "inference.GRPCInferenceService"
+_HEALTH: Final = "grpc.health.v1.Health"
+_WATCH_S: Final = 0.25  # how late a watcher of the health is told, at most
+_DRAIN_IDLE_S: Final = 1.0
+
+# Their messages are the same, field by field.
+_REFLECTION: Final = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
+
+_NOT_GRPC: Final = header_block(status=415)
+
+
+class GrpcServer:
+    """Life: start -> drain. On the event loop it was made on."""
+
+    def __init__(self, repository: Repository, limits: Limits) -> None:
+        """limits: body_bytes is the longest message, header_bytes the most metadata of a call, header_timeout_s how long a
+        connection may take to become HTTP/2."""
+        self._limits = limits
+        self._repository = repository
+        self._connections: set[Http2Connection] = set()
+        self._all_closed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._streams: set[InferStream] = set()
+        self._watches: set[HealthWatch] = set()
+        self._looking: asyncio.TimerHandle | None = None
+        self._ready = False  # as watchers were told
+        self._listener: asyncio.Server | None = None
+        self._calls = self._table()
+
+    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """Listen; returns the port, which is a free one for 0. Raises: OSError, if the port is taken."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._connect, host, port, backlog=2048, reuse_port=reuse_port)
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def drain(self, timeout_s: float, give_up: Callable[[], None] = lambda: None) -> None:
+        """Refuse new calls (GOAWAY), answer what is in flight, end the streams, then close.
+
+        For the first second, calls that were under way when the client heard of it are still answered. Shortly before
+        timeout_s, give_up is called, to have the inferences answered now; other calls then fail as UNAVAILABLE. Who does not
+        take that until timeout_s is cut off.
+        """
+        end = time.monotonic() + timeout_s
+        if self._listener is not None:
+            self._listener.close()
+        for stream in list(self._streams):
+            stream.shut_down()
+        self._end_watches()
+        for connection in list(self._connections):
+            connection.announce_drain()
+        await self._closed_within(min(_DRAIN_IDLE_S, timeout_s))
+        self._end_watches()  # those that came meanwhile
+        for connection in list(self._connections):
+            connection.drain()
+        await self._closed_within(end - last_words_s(timeout_s) - time.monotonic())
+        if self._connections:
+            give_up()
+            for connection in list(self._connections):
+                connection.cut_off()
+            await self._closed_within(end - time.monotonic())
+            for connection in list(self._connections):
+                connection.abort()
+
+    async def _closed_within(self, seconds: float) -> None:
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_closed.wait(), seconds)
+
+    def _connect(self) -> Http2Connection:
+        refused = len(self._connections) >= self._limits.connections
+        connection = Http2Connection(self._limits, self.open, self._closed, refused=refused)
+        self._connections.add(connection)
+        self._all_closed.clear()
+        return connection
+
+    def _closed(self, connection: Http2Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_closed.set()
+
+    def _table(self) -> dict[bytes, Callable[[GrpcCall], None]]:
+        """What to do with a new call, by path."""
+        repository = self._repository
+        servicer = InferenceServicer(repository)
+        calls: dict[bytes, Callable[[GrpcCall], None]] = {}
+        # tritonclient's servicer and messages: no generated stubs of our own, and no second `inference` package in the process.
+        for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+            if method.name in ("ModelInfer", "ModelStreamInfer"):
+                continue
+            path = f"/{_SERVICE}/{method.name}".encode()
+            parse = parser(GetMessageClass(method.input_type))
+            calls[path] = self._unary(parse, getattr(servicer, method.name))
+        endpoints = Endpoints(
+            repository,
+            _PROTOCOL,
+            lambda served: ModelCodec(served.name, served.version, served.spec, served.ragged, in_haste=True),
+        )
+        calls[f"/{_SERVICE}/ModelInfer".encode()] = lambda call: call.listen(InferCall(call, endpoints))
+        calls[f"/{_SERVICE}/ModelStreamInfer".encode()] = lambda call: call.listen(InferStream(call, endpoints, self._streams))
+
+        async def check(message: Any) -> Message:
+            if message.service not in ("", _SERVICE):
+                raise NotFound(f"unknown service {message.service!r}, expected '' or '{_SERVICE}'")
+            reply: Message = self._health(message.service)
+            return reply
+
+        parse_check = parser(health_pb2.HealthCheckRequest)
+        calls[f"/{_HEALTH}/Check".encode()] = self._unary(parse_check, check)
+        calls[f"/{_HEALTH}/Watch".encode()] = lambda call: call.listen(
+            HealthWatch(call, parse_check, self._watch, self._watches.discard)
+        )
+        services = reflection.ReflectionServicer((_SERVICE, _HEALTH, *_REFLECTION))
+        for service in _REFLECTION:
+            calls[f"/{service}/ServerReflectionInfo".encode()] = lambda call: call.listen(ReflectionCall(call, services))
+        return calls
+
+    def _health(self, service: str) -> Any:
+        states = health_pb2.HealthCheckResponse
+        if service not in ("", _SERVICE):
+            return states(status=states.SERVICE_UNKNOWN)
+        return states(status=states.SERVING if self._repository.ready() else states.NOT_SERVING)
+
+    def _watch(self, watch: HealthWatch) -> None:
+        watch.tell(self._health(watch.service))
+        self._watches.add(watch)
+        self._tell_watches()
+        if self._looking is None:
+            self._look()
+
+    def _look(self) -> None:
+        """See what has changed. On a timer while there are watchers: sessions come and go without a word to listeners."""
+        self._looking = None
+        self._tell_watches()
+        if self._watches:
+            self._looking = asyncio.get_running_loop().call_later(_WATCH_S, self._look)
+
+    def _tell_watches(self) -> None:
+        ready = self._repository.ready()
+        if ready != self._ready:
+            self._ready = ready
+            for watch in list(self._watches):
+                watch.tell(self._health(watch.service))
+
+    def _end_watches(self) -> None:
+        while self._watches:
+            self._watches.pop().shut_down()
+
+    def open(self, stream: Stream) -> None:
+        """Begin to serve a call, whose headers are here."""
+        headers = stream.headers
+        if not headers.get(b"content-type", b"").startswith(b"application/grpc") or headers.get(b":method") != b"POST":
+            stream.send_headers(_NOT_GRPC, end=True)
+            return
+        call = GrpcCall(stream, self._limits.body_bytes)
+        path = headers.get(b":path", b"")
+        begin = self._calls.get(path)
+        if begin is None:
+            call.fail(Unsupported(f"unknown method {path.decode(errors='replace')}"))
+        elif headers.get(b"grpc-encoding", b"identity") not in ENCODINGS:
+            call.fail(Unsupported("unknown grpc-encoding, expected identity, gzip or deflate"))
+        else:
+            timeout = headers.get(b"grpc-timeout")
+            if timeout is not None:
+                try:
+                    call.set_timeout(timeout)
+                except InvalidArgument as exc:
+                    call.fail(exc)
+                    return
+            begin(call)
+
+    def _unary(self, parse: Callable[[bytes], Any], act: Callable[[Any], Awaitable[Message]]) -> Callable[[GrpcCall], None]:
+        return lambda call: call.listen(_TaskCall(call, parse, act, self._tasks))
+
+
+class _TaskCall(OneMessage):
+    """A call that a coroutine answers, as a task."""
+
+    def __init__(
+        self,
+        call: GrpcCall,
+        parse: Callable[[bytes], Any],
+        act: Callable[[Any], Awaitable[Message]],
+        tasks: set[asyncio.Task[None]],
+    ) -> None:
+        """tasks: of the server, which keeps them from being collected."""
+        super().__init__(call)
+        self._parse = parse
+        self._act = act
+        self._tasks = tasks
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, data: bytes) -> None:
+        self._task = asyncio.ensure_future(self._run(data))
+        self._tasks.add(self._task)
+        self._task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, data: bytes) -> None:
+        try:
+            self._call.reply(await self._act(self._parse(data)))
+        except GatewayError as exc:
+            self._call.fail(exc)
+        except asyncio.CancelledError:  # what it waited for was, if not the call itself: then this says nothing
+            self._call.fail(NotReady("the server is shutting down", retry_after_s=1.0))
+        except BaseException:
+            self._call.failed()

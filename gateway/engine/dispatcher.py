@@ -1,0 +1,460 @@
+"""Sends the requests of one model to its lanes, as the router decides.
+
+A request is in one lane at a time. If that lane fails it, or refuses it, it is submitted once more to another that may stand in
+for it and is predicted to be in time; whatever the second one answers is the answer. Who is to blame for a failed request shows
+there: served elsewhere, it was the lane; failed elsewhere as well, it was the request.
+
+Copies are requests of their own: inputs copied (a client may reuse a shared memory region as soon as it is answered), lowest
+priority, answers dropped. None of what becomes of them reaches a caller.
+
+A backend that scales to zero is woken by what is sent to it, and by what is refused because nothing is in time. How long it
+then took to start is its cold start from there on.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from gateway.batching.batch import Batch
+from gateway.batching.queue import deadline_of
+from gateway.clock import Clock
+from gateway.config import Backend, Model
+from gateway.engine.lane import Lane, OnDone, OnPart, Place
+from gateway.engine.metrics import Metrics
+from gateway.engine.runner import Execution
+from gateway.errors import BackendFailed, BackendUnreachable, DeadlineExceeded, GatewayError, Overloaded, Unavailable
+from gateway.routing.health import Health
+from gateway.routing.policies import POLICIES, Candidate, Route
+from gateway.routing.router import Copy, Router
+from gateway.types import InferRequest, InferResponse
+
+_LOWEST_PRIORITY: Final = 4
+_LOOK_LEAST_NS: Final = 1_000_000
+_LOOK_MOST_NS: Final = 50_000_000
+_COMPARED_BYTES: Final = 1 << 20  # a comparison runs on the event loop: of larger outputs only as much
+
+log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """See the module. On the event loop's thread. Life: made with open lanes, closed before or after them."""
+
+    def __init__(self, lanes: Sequence[Lane], model: Model, metrics: Metrics, clock: Clock, *, seed: int = 0) -> None:
+        """lanes: one per backend of the model, in any order. seed: of this process, unlike others that serve the same model."""
+        slo_ns = round(model.slo.p99_ms * 1e6) if model.slo else None
+        self._slo_ns = slo_ns
+        self._model = model
+        self._clock = clock
+        self._metrics = metrics.routing(model.name, model.version)
+        self._lanes: dict[Candidate, Lane] = {}
+        for lane in lanes:
+            self._observed(lane)
+        policy = POLICIES[model.routing.policy](model.routing, slo_ns, seed)
+        self.router = Router(tuple(self._lanes), policy, model.routing.ejection, slo_ns)
+        self._only = lanes[0] if len(lanes) == 1 else None
+        self._rescue_due = False
+        self._rescue_every_ns = min(max((slo_ns or _LOOK_MOST_NS) // 16, _LOOK_LEAST_NS), _LOOK_MOST_NS)
+        self._starting: set[Candidate] = set()  # were woken
+        self._hung: set[Candidate] = set()  # the last execution of one request alone failed there, after too long
+        self._second: set[InferRequest] = set()  # requests that are with their second lane
+        self._copied: set[InferRequest] = set()  # copies
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self._model.name}:{self._model.version}: {self.router}>"
+
+    def submit(self, request: InferRequest, on_done: OnDone, on_part: OnPart | None = None) -> Place:
+        """Hand a request to a lane. on_done gets its one answer or error, later. on_part: as in `Lane.submit`.
+
+        Raises: what `Lane.submit` does; then on_done is not called.
+        """
+        if self._only is not None and not self._only.runner.cold:
+            return self._only.submit(request, on_done, on_part)
+        now_ns = self._clock.now_ns()
+        route = self.router.route(request, now_ns)
+        if route.candidate is None:
+            raise self._shed(request, route, now_ns)
+        sent = _Sent(self, request, on_done, on_part, route.candidate)
+        try:
+            sent.place = self._lanes[route.candidate].submit(request, sent.done, sent.part)
+        except (Unavailable, BackendFailed):
+            if not self.fall_back(sent, now_ns):
+                raise
+        else:
+            self._sent_to(route.candidate, route.reason, now_ns)
+        try:
+            if not self._rescue_due:
+                self._rescue_later(now_ns)
+            for copy in self.router.copies(request, now_ns):
+                if copy.candidate is not sent.candidate:
+                    self._send_copy(copy, sent, now_ns)
+        except BaseException:
+            log.exception("a request of model %s has no copies", request.model)
+        return sent
+
+    def join(self, lane: Lane) -> None:
+        """Send requests to a further lane of the model as well."""
+        self.router.join(self._observed(lane))
+        self._only = None
+
+    def _observed(self, lane: Lane) -> Candidate:
+        backend = next(backend for backend in self._model.backends if backend.label == _label(lane))
+        candidate = _candidate(lane, backend, self._model)
+        self._lanes[candidate] = lane
+        lane.observer = _Observer(self, candidate)
+        return candidate
+
+    def close(self) -> None:
+        """Stop counting; what is in the lanes is still answered."""
+        self._starting.clear()
+        self._hung.clear()
+        for candidate, lane in self._lanes.items():
+            lane.observer = None
+            if candidate.health.ejected:
+                self._metrics.back(candidate.label)
+        self._metrics.close()
+
+    def explain(self, rows: int = 1) -> dict[str, Any]:
+        """Why a request of so many rows, if ragged of the least length, would go where if it came now. As JSON can hold it."""
+        now_ns = self._clock.now_ns()
+        padded = self._model.ragged.pad if self._model.ragged else ()
+        inputs = {name: np.broadcast_to(np.zeros(()), (rows, 1)) for name in padded}
+        request = InferRequest(self._model.name, self._model.version, "", inputs, rows, now_ns)
+        route = self.router.explain(request, now_ns)
+        return {
+            "model": self._model.name,
+            "version": self._model.version,
+            "rows": rows,
+            "slo_ms": self._slo_ns / 1e6 if self._slo_ns else None,
+            "policy": self._model.routing.policy,
+            "spill_share": self._model.routing.spill_share,
+            **route,
+        }
+
+    # what a request's life asks
+
+    def fall_back(self, sent: "_Sent", now_ns: int) -> bool:
+        """Submit a request that its first lane did not serve to another, if there is one that can."""
+        request, failed = sent.request, sent.candidate
+        if request in self._second or now_ns > deadline_of(request, self._slo_ns):
+            return False
+        candidate = self.router.route(request, now_ns, failed=failed).candidate
+        if candidate is None:
+            return False
+        try:
+            sent.place = self._lanes[candidate].submit(request, sent.done, sent.part)
+        except GatewayError:
+            return False
+        self._second.add(request)
+        sent.candidate, sent.failed = candidate, failed
+        self._sent_to(candidate, "fallback", now_ns)
+        return True
+
+    def _sent_to(self, candidate: Candidate, reason: str, now_ns: int) -> None:
+        """Account for a request that is in a lane now: what fails here must not have it answered by us as well."""
+        try:
+            self._metrics.routed(candidate.label, reason)
+            self._wake(candidate, now_ns)
+        except BaseException:
+            log.exception("a request sent to %s could not be accounted for", self._name(candidate))
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns()
+
+    def _wake(self, candidate: Candidate, now_ns: int) -> None:
+        """Something was sent to a candidate, or would have been: if it is cold, it is to start."""
+        runner = self._lanes[candidate].runner
+        if not runner.cold:
+            return
+        runner.wake()
+        candidate.woken(now_ns)
+        self._starting.add(candidate)
+        if not self._rescue_due:
+            self._rescue_later(now_ns)
+
+    def _rescue_later(self, now_ns: int) -> None:
+        self._rescue_due = True
+        self._clock.call_at(now_ns + self._rescue_every_ns, self._rescue)
+
+    def _rescue(self) -> None:
+        """Free what waits behind a batch that takes longer than predicted, while it can still be in time elsewhere.
+
+        And note which cold backends have started, which no request may be there to see.
+        """
+        self._rescue_due = False
+        now_ns = self._clock.now_ns()
+        for candidate in [candidate for candidate in self._starting if not self._lanes[candidate].runner.cold]:
+            self._starting.discard(candidate)
+            candidate.lives(now_ns)
+        pending = [lane for lane in self._lanes.values() if lane.pending]
+        for lane in pending:
+            lane.hand_over(now_ns)
+        if pending or self._starting:
+            self._rescue_later(now_ns)
+
+    def ended(self, request: InferRequest) -> None:
+        self._second.discard(request)
+
+    def blame(self, candidate: Candidate) -> None:
+        """A request failed, and for no fault of its own."""
+        self.failed(candidate, self._clock.now_ns(), hung=candidate in self._hung)
+
+    # what lanes tell
+
+    def failed(self, candidate: Candidate, now_ns: int, *, hung: bool) -> None:
+        if self.router.failed(candidate, now_ns, hung=hung):
+            self._ejected(candidate, now_ns)
+
+    def failed_alone(self, candidate: Candidate, *, hung: bool) -> None:
+        """One request alone failed. Whether after too long is kept until `blame` asks, or the next one fails."""
+        if hung:
+            self._hung.add(candidate)
+        else:
+            self._hung.discard(candidate)
+
+    def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int, *, streamed_ns: int = 0) -> None:
+        self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
+        if self.router.executed(candidate, batch.rows, busy_ns, batch.expected_ns, now_ns, streamed_ns=streamed_ns):
+            self._ejected(candidate, now_ns)
+
+    def takes_over(self, candidate: Candidate, request: InferRequest, now_ns: int) -> bool:
+        if request in self._copied:
+            return True
+        if request in self._second or now_ns > deadline_of(request, self._slo_ns):
+            return False
+        return self.router.route(request, now_ns, failed=candidate).candidate is not None
+
+    def _ejected(self, candidate: Candidate, now_ns: int) -> None:
+        log.warning("%s is ejected: %s", self._name(candidate), candidate.health)
+        self._metrics.ejected(candidate.label)
+        self._lanes[candidate].hand_over_all(now_ns)
+
+    def _name(self, candidate: Candidate) -> str:
+        return self._lanes[candidate].name
+
+    def _shed(self, request: InferRequest, route: Route, now_ns: int) -> GatewayError:
+        if route.reason == "down":
+            self._metrics.routed("", route.reason)
+            return BackendUnreachable(f"model '{request.model}': no backend has a live session", retry_after_s=1.0)
+        deadline_ns = deadline_of(request, self._slo_ns)
+        if deadline_ns < now_ns:
+            return DeadlineExceeded(f"model '{request.model}': the request came after its deadline")
+        self._metrics.routed("", route.reason)
+        over_s = max(0.0, (now_ns + route.eta_ns - deadline_ns) / 1e9)
+        for candidate in self._lanes:
+            if not candidate.shadow_share:
+                self._wake(candidate, now_ns)
+        if all(lane.runner.cold for lane in self._lanes.values()):
+            message = f"model '{request.model}': is starting, an answer would come {over_s:.1f} s after the deadline"
+            return BackendUnreachable(message, over_s)
+        message = f"model '{request.model}': overloaded, every backend would answer after the deadline"
+        return Overloaded(f"{message}, the first {over_s * 1e3:.0f} ms late", over_s)
+
+    # copies
+
+    def _send_copy(self, copy: Copy, sent: "_Sent", now_ns: int) -> None:
+        request = sent.request
+        inputs = {name: array.copy() for name, array in request.inputs.items()}
+        copied = InferRequest(
+            request.model,
+            request.version,
+            request.id,
+            inputs,
+            request.rows,
+            now_ns,
+            outputs=request.outputs,
+            parameters=dict(request.parameters),
+            priority=_LOWEST_PRIORITY,
+            shape_key=request.shape_key,
+        )
+        pair = _Pair(self._count_pair(copy), self._model.routing.shadow_tolerance) if copy.why == "shadow" else None
+
+        def done(outcome: InferResponse | GatewayError | None) -> None:
+            self._copied.discard(copied)
+            ended_ns = self._clock.now_ns()
+            ok = not isinstance(outcome, GatewayError)
+            was_ejected = copy.candidate.health.ejected
+            if isinstance(outcome, BackendFailed):
+                self.blame(copy.candidate)
+            self.router.returned(copy, ended_ns, ended_ns - now_ns, ok=ok)
+            if was_ejected and not copy.candidate.health.ejected:
+                log.warning("%s is back", self._name(copy.candidate))
+                self._metrics.back(copy.candidate.label)
+            if pair is not None and isinstance(outcome, InferResponse):
+                pair.of_copy(outcome)
+            else:
+                self._metrics.copied(copy.candidate.label, copy.why, "ok" if ok else "failed")
+
+        try:
+            self._lanes[copy.candidate].submit(copied, done)
+        except GatewayError:
+            self._metrics.copied(copy.candidate.label, copy.why, "refused")
+            return
+        self._copied.add(copied)
+        self.router.sent(copy, now_ns)
+        self._wake(copy.candidate, now_ns)
+        if pair is not None:
+            sent.pairs += (pair,)
+
+    def _count_pair(self, copy: Copy) -> Callable[[str], None]:
+        def count(result: str) -> None:
+            self._metrics.copied(copy.candidate.label, copy.why, result)
+
+        return count
+
+
+class _Observer:
+    """The observer of one lane."""
+
+    def __init__(self, dispatcher: Dispatcher, candidate: Candidate) -> None:
+        self._dispatcher = dispatcher
+        self._candidate = candidate
+
+    def executed(self, batch: Batch, execution: Execution, now_ns: int, failed: bool) -> None:
+        busy_ns = now_ns - batch.closed_ns
+        if not failed:
+            self._dispatcher.executed(self._candidate, batch, busy_ns, now_ns, streamed_ns=execution.streamed_ns)
+            return
+        hung = self._dispatcher.router.hung(busy_ns - execution.streamed_ns, batch.expected_ns)
+        if execution.session_lost or (hung and len(batch.parts) > 1):
+            self._dispatcher.failed(self._candidate, now_ns, hung=hung)
+        elif len(batch.parts) == 1:  # the request may be to blame: what becomes of it elsewhere tells
+            self._dispatcher.failed_alone(self._candidate, hung=hung)
+        # Else one of several requests may be, which their retries tell.
+
+    def cancelled(self, batch: Batch, now_ns: int) -> None:
+        # That clients give up says nothing of a backend, unless it had stopped working: else it would look idle, and get more.
+        if batch.expected_ns and self._dispatcher.router.hung(now_ns - batch.closed_ns, batch.expected_ns):
+            self._dispatcher.failed(self._candidate, now_ns, hung=True)
+
+    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
+        return self._dispatcher.takes_over(self._candidate, request, now_ns)
+
+
+class _Sent:
+    """A caller's request that is in a lane, at `place`. failed: the lane that could not serve it before."""
+
+    __slots__ = ("_begun", "_blamed", "_dispatcher", "_on_done", "_on_part", "candidate", "failed", "pairs", "place", "request")
+
+    def __init__(
+        self, dispatcher: Dispatcher, request: InferRequest, on_done: OnDone, on_part: OnPart | None, candidate: Candidate
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._on_done = on_done
+        self._on_part = on_part
+        self._begun = False  # a part of its answer has left
+        self._blamed = False
+        self.request = request
+        self.candidate = candidate
+        self.failed: Candidate | None = None
+        self.pairs: tuple[_Pair, ...] = ()
+        self.place: Place | None = None
+
+    def cancel(self) -> None:
+        if self.place is not None:
+            self.place.cancel()
+
+    def taken(self) -> None:
+        if self.place is not None:
+            self.place.taken()
+
+    def part(self, response: InferResponse) -> None:
+        """A part of the lane's answer, which is the caller's from here on."""
+        self._begun = True
+        assert self._on_part is not None
+        self._on_part(response)
+
+    def done(self, outcome: InferResponse | GatewayError | None) -> None:
+        """The lane's answer: the caller's, unless another lane will give one."""
+        try:
+            if self._falls_back(outcome):
+                return
+            for pair in self.pairs:
+                if outcome is not None:
+                    pair.of_caller(outcome)
+        except BaseException:
+            log.exception("the end of a request of model %s could not be accounted for", self.request.model)
+        self.place = None  # or this and its place would hold each other until the cyclic collector comes
+        self._on_done(outcome)
+
+    def _falls_back(self, outcome: InferResponse | GatewayError | None) -> bool:
+        """Whether the request is with another lane now. If not, whoever failed it before is blamed."""
+        dispatcher = self._dispatcher
+        if self.failed is not None:
+            dispatcher.ended(self.request)
+        if isinstance(outcome, (BackendFailed, Unavailable)) and self.failed is None:
+            blamed = isinstance(outcome, BackendFailed)
+            if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns()):
+                self._blamed = blamed
+                return True
+            if blamed:
+                dispatcher.blame(self.candidate)
+        elif self._blamed and self.failed is not None and not isinstance(outcome, GatewayError):
+            dispatcher.blame(self.failed)
+        return False
+
+
+class _Pair:
+    """The caller's answer and the shadow's, compared once both are here; then counted as match or differs, or as unpaired."""
+
+    __slots__ = ("_copy", "_count", "_mine", "_tolerance")
+
+    def __init__(self, count: Callable[[str], None], tolerance: float) -> None:
+        self._count = count
+        self._tolerance = tolerance
+        self._mine: InferResponse | GatewayError | None = None
+        self._copy: InferResponse | None = None
+
+    def of_caller(self, outcome: InferResponse | GatewayError) -> None:
+        self._mine = outcome
+        self._compare()
+
+    def of_copy(self, outcome: InferResponse | GatewayError) -> None:
+        if isinstance(outcome, InferResponse):
+            self._copy = outcome
+            self._compare()
+
+    def _compare(self) -> None:
+        mine, copy = self._mine, self._copy
+        if mine is None or copy is None:
+            return
+        if not isinstance(mine, InferResponse):
+            self._count("unpaired")
+        else:
+            same = mine.outputs.keys() == copy.outputs.keys() and all(
+                _alike(array, copy.outputs[name], self._tolerance) for name, array in mine.outputs.items()
+            )
+            self._count("match" if same else "differs")
+
+
+def _alike(one: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    most = max(1, _COMPARED_BYTES // max(1, one.dtype.itemsize))
+    one, other = one.reshape(-1)[:most], other.reshape(-1)[:most]
+    if one.dtype.kind in "fcV":  # V: bfloat16
+        return bool(
+            np.allclose(one.astype(np.float64), other.astype(np.float64), rtol=tolerance, atol=tolerance, equal_nan=True)
+        )
+    return bool(np.array_equal(one, other))
+
+
+def _label(lane: Lane) -> str:
+    return lane.name.rsplit("/", 1)[1]
+
+
+def _candidate(lane: Lane, backend: Backend, model: Model) -> Candidate:
+    groups = model.routing.equivalent or (tuple(other.label for other in model.backends),)
+    equivalents = {label for group in groups if backend.label in group for label in group} - {backend.label}
+    return Candidate(
+        backend.label,
+        lane,
+        Health(model.routing.ejection),
+        worker_usd_per_hour=(backend.usd_per_hour or 0.0) / backend.sessions,
+        canary_share=backend.canary_share,
+        shadow_share=backend.shadow_share,
+        equivalents=frozenset(equivalents),
+        cold_start_ns=round(backend.cold_start_s * 1e9) if backend.cold_start_s else None,
+        learned_cold_ns=lane.runner.cold_start_ns,
+    )

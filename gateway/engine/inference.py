@@ -1,0 +1,263 @@
+"""One inference, from its first decoded byte to its last encoded one: one life for all protocols.
+
+It is resolved once, decoded, submitted, cancelled where it is, answered, encoded, counted, and ended exactly once, whatever
+raises. A protocol gives what is its own: how a request is read, how an answer is written, and where either goes.
+
+It takes no task and no future: decoded, it is handed to a lane, whose answer comes back through a callback. A decoupled model
+answers in parts: each is encoded and sent when it is there, and where the client does not keep up, the model waits.
+"""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from gateway.engine.lane import OnPart, Place
+from gateway.engine.metrics import EndpointMetrics
+from gateway.engine.repository import Repository, ServedModel
+from gateway.errors import Cancelled, GatewayError, InternalError, Unsupported
+from gateway.types import InferRequest, InferResponse, RegionRef
+from gateway.wire.tensors import Buffer
+
+log = logging.getLogger(__name__)
+
+Reply_co = TypeVar("Reply_co", covariant=True)
+Reply = TypeVar("Reply")
+
+
+class Codec(Protocol[Reply_co]):
+    """Reads the requests for one model version and writes its answers."""
+
+    def encode(
+        self, request: InferRequest, response: InferResponse, write_region: Callable[[RegionRef, Buffer], None]
+    ) -> Reply_co:
+        """Raises: InvalidArgument, and what write_region raises."""
+        ...
+
+
+C = TypeVar("C", bound=Codec[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[C]):
+    """A model version that is ready, as one protocol speaks of it."""
+
+    served: ServedModel
+    codec: C
+    metrics: EndpointMetrics
+
+
+class Endpoints(Generic[C]):
+    """The models of a repository for one protocol: each is looked for once, until a model is loaded or unloaded."""
+
+    def __init__(self, repository: Repository, protocol: str, codec: Callable[[ServedModel], C]) -> None:
+        """protocol: what its requests are counted under."""
+        self.repository = repository
+        self._protocol = protocol
+        self._codec = codec
+        self._found: dict[tuple[str, str], Endpoint[C]] = {}
+        self._generation = -1
+        # Not counted under the name that was asked for: a client could fill the memory with names.
+        self.nowhere = repository.metrics.endpoint("", "", protocol)
+
+    def find(self, name: str, version: str) -> Endpoint[C]:
+        """version: empty means the highest that is ready. Raises: NotFound, NotReady."""
+        repository = self.repository
+        if repository.generation != self._generation:
+            self._found.clear()
+            self._generation = repository.generation
+        found = self._found.get((name, version))
+        if found is None:
+            served = repository.model(name, version)
+            metrics = repository.metrics.endpoint(served.name, served.version, self._protocol)
+            found = self._found[name, version] = Endpoint(served, self._codec(served), metrics)
+        return found
+
+
+class Inference(ABC, Generic[C, Reply]):
+    """See the module. Life: made -> start -> `answer` or `refuse`, once, perhaps within start. On the event loop's thread."""
+
+    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_endpoints", "_give_up_decoding", "_place", "_request")
+
+    def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
+        self._endpoints = endpoints
+        self._arrival_ns = arrival_ns
+        self._decoded_ns = 0
+        self._endpoint: Endpoint[C] | None = None
+        self._request: InferRequest | None = None
+        self._place: Place | None = None
+        self._give_up_decoding: Callable[[], None] | None = None
+
+    # what a protocol gives
+
+    @abstractmethod
+    def find(self, endpoints: Endpoints[C]) -> Endpoint[C]:
+        """The model that is asked. Raises: GatewayError."""
+
+    @abstractmethod
+    def decode(self, codec: C, read_region: Callable[[RegionRef], Buffer]) -> InferRequest | Callable[[], None]:
+        """What it is asked. Raises: GatewayError.
+
+        Where that takes long, it is told to `decoded` later, and this returns what gives up finding out.
+        """
+
+    @abstractmethod
+    def answer(self, reply: Reply) -> None:
+        """Send what the codec has encoded. Raises: GatewayError, if it cannot be sent."""
+
+    @abstractmethod
+    def refuse(self, error: GatewayError) -> None:
+        """Send an error instead, or behind what `answer` has sent before it raised."""
+
+    # its life
+
+    def start(self, decoded: InferRequest | None = None) -> None:
+        """decoded: what was begun before."""
+        repository = self._endpoints.repository
+        try:
+            endpoint = self.find(self._endpoints)
+            if endpoint is not self._endpoint:  # or models have changed meanwhile: begin anew
+                decoded = None
+            self._endpoint = endpoint
+            on_part = self._parts(endpoint) if endpoint.served.spec.decoupled else None
+            request = decoded or self.decode(endpoint.codec, repository.regions.read)
+            if not isinstance(request, InferRequest):
+                self._give_up_decoding = request
+                return
+            self._request = request
+            self._decoded_ns = time.monotonic_ns()
+            self._place = repository.infer(endpoint.served, request, self._done, on_part)
+        except GatewayError as exc:
+            self._done(exc.with_traceback(None))  # its frames hold this, which may hold it
+        except BaseException:
+            log.exception("an inference failed before it was with a lane")
+            self._done(InternalError("internal error"))
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if self._place is not None:
+            self._place.cancel()
+        elif self._give_up_decoding is not None:
+            self._give_up_decoding()
+            self._done(Cancelled("the client cancelled the request"))
+
+    def decoded(self, outcome: InferRequest | GatewayError) -> None:
+        """Go on with what took long to decode."""
+        self._give_up_decoding = None
+        if isinstance(outcome, InferRequest):
+            self.start(outcome)
+        else:
+            self._done(outcome)
+
+    def _parts(self, endpoint: Endpoint[C]) -> OnPart:
+        """What gets the parts of a decoupled model's answer. Raises: Unsupported, where they cannot be sent."""
+        raise Unsupported(
+            f"model '{endpoint.served.name}' is decoupled: it answers in parts; ask it by ModelStreamInfer over gRPC, or by "
+            f"POST /v2/models/{endpoint.served.name}/generate_stream"
+        )
+
+    def _done(self, outcome: InferResponse | GatewayError | None) -> None:
+        encoding_ns = time.monotonic_ns()
+        self._place = None  # or this and its place would hold each other until the cyclic collector comes
+        self._give_up_decoding = None
+        endpoint = self._endpoint
+        if isinstance(outcome, InferResponse):
+            assert endpoint is not None
+            assert self._request is not None
+            try:
+                self.answer(endpoint.codec.encode(self._request, outcome, self._endpoints.repository.regions.write))
+            except GatewayError as exc:
+                outcome = exc.with_traceback(None)
+            except BaseException:  # must cost this request only, not the batch that it came back with
+                log.exception("an answer of model %s could not be given", self._request.model)
+                outcome = InternalError("internal error")
+            else:
+                endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
+                return
+        assert outcome is not None
+        metrics = self._endpoints.nowhere if endpoint is None else endpoint.metrics
+        metrics.failed(outcome.code, self._arrival_ns, encoding_ns)
+        self.refuse(outcome)
+
+
+class StreamedInference(Inference[C, Reply]):
+    """An inference whose protocol can send an answer in parts.
+
+    A decoupled model: `part` …, then `finish`, or `refuse`, which may come behind parts. Any other: `answer` or `refuse`.
+    """
+
+    __slots__ = ("_fault", "_last", "_part_ns", "_untaken")
+
+    def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
+        super().__init__(endpoints, arrival_ns)
+        self._fault: GatewayError | None = None  # why the rest of the parts is not wanted
+        self._last = False  # the model has said that the part in hand is its last
+        self._part_ns = 0  # when the last part was there; 0: none was
+        self._untaken = 0  # parts that wait for the client
+
+    @abstractmethod
+    def part(self, reply: Reply) -> bool:
+        """Send a part. Whether it has left; if not, it waits for the client: call `drained` when it has.
+
+        Raises: GatewayError, if it cannot be sent.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """There are no more parts. Raises: GatewayError, if what was sent is no answer."""
+
+    def drained(self) -> None:
+        """All that was sent has left."""
+        untaken, self._untaken = self._untaken, 0
+        for _ in range(untaken):
+            if self._place is not None:
+                self._place.taken()
+
+    def _parts(self, endpoint: Endpoint[C]) -> OnPart:
+        return self._part
+
+    def _part(self, response: InferResponse) -> None:
+        endpoint, request, place = self._endpoint, self._request, self._place
+        assert endpoint is not None
+        assert request is not None
+        assert place is not None
+        made_ns = time.monotonic_ns()
+        self._last = response.last
+        try:
+            left = self.part(endpoint.codec.encode(request, response, self._endpoints.repository.regions.write))
+        except GatewayError as exc:
+            self._fault = exc.with_traceback(None)
+            place.cancel()
+            return
+        except BaseException:
+            log.exception("a part of an answer of model %s could not be given", request.model)
+            self._fault = InternalError("internal error")
+            place.cancel()
+            return
+        if self._part_ns:
+            endpoint.metrics.part(made_ns - self._part_ns)
+        else:
+            endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made_ns, time.monotonic_ns())
+        self._part_ns = made_ns
+        if left:
+            place.taken()
+        else:
+            self._untaken += 1
+
+    def _done(self, outcome: InferResponse | GatewayError | None) -> None:
+        if outcome is None and self._fault is None:
+            assert self._endpoint is not None
+            try:
+                self.finish()
+            except GatewayError as exc:
+                self._fault = exc.with_traceback(None)
+            except BaseException:
+                log.exception("the end of an answer of model %s could not be given", self._endpoint.served.name)
+                self._fault = InternalError("internal error")
+            else:
+                self._place = None
+                self._endpoint.metrics.finished()
+                return
+        super()._done(self._fault or outcome)

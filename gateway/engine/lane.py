@@ -1,0 +1,613 @@
+"""One queue and one runner of one model version on one backend: the only place where a request waits.
+
+Life: open -> submit … -> close. Everything happens on the event loop. Arrivals of one loop tick are stepped together at its
+end, so that requests that came in one read share a batch; ends of batches step at once, so that a free worker never idles for
+a tick.
+
+Whatever is called from here may raise whatever it likes, KeyboardInterrupt included: it is logged, costs at most the requests
+it was called for, which are answered with InternalError, and the lane goes on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from backends.base import LastPart, ModelSpec, Tensors, trace_of
+from gateway.batching.batch import Batch, Part
+from gateway.batching.batcher import Batcher
+from gateway.batching.fairness import SharedWorkers
+from gateway.batching.forecast import Forecast
+from gateway.batching.queue import NEVER, LengthGroup
+from gateway.clock import Clock, Timer
+from gateway.engine.failure_log import FailureLog
+from gateway.engine.killers import Killers
+from gateway.engine.metrics import LaneGauges, LaneMetrics
+from gateway.engine.runner import BatchRunner, Execution
+from gateway.errors import (
+    BackendFailed,
+    BackendUnreachable,
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    NotReady,
+    Overloaded,
+    shortened,
+)
+from gateway.types import InferRequest, InferResponse
+
+OnDone = Callable[[InferResponse | GatewayError | None], None]
+"""Gets a request's one answer or error; None, if its answer was given in parts, and that was the last of them."""
+OnPart = Callable[[InferResponse], None]
+"""Gets each part of the answer of a decoupled model, in order, before OnDone is called."""
+
+_HANDED_OVER = 32  # at once
+_RESERVED_SHARE = 0.2  # of the SLO, at most
+_SMOOTHING = 1 / 16
+_FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
+
+log = logging.getLogger(__name__)
+trace_log = logging.getLogger("gateway.trace")
+
+
+class Place(Protocol):
+    """An accepted request's own place, wherever it is now."""
+
+    def cancel(self) -> None:
+        """Nobody waits for the request any more: out of the queue now, or its result is dropped. on_done gets Cancelled.
+
+        Does nothing once it is answered.
+        """
+        ...
+
+    def taken(self) -> None:
+        """A part of the answer has left for its client: the model may make one more. Does nothing once it is answered."""
+        ...
+
+
+class LaneObserver(Protocol):
+    """Who routes between this lane and others."""
+
+    def executed(self, batch: Batch, execution: Execution, now_ns: int, failed: bool) -> None:
+        """A batch ended; its requests are answered, or run once more, after this."""
+        ...
+
+    def cancelled(self, batch: Batch, now_ns: int) -> None:
+        """A batch was ended early, as nobody waited for it any more."""
+        ...
+
+    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
+        """Whether to give up a request that cannot be served here, or not without running it again: another lane will."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One accepted request until it is answered, and its place.
+
+    retried: first rows of the parts that were run a second time. pieces: (first row, outputs) of the parts that are done, if
+    split. batch: of a decoupled model, which has given a first part of the answer.
+    """
+
+    lane: "Lane"
+    request: InferRequest
+    on_done: OnDone
+    rows_left: int
+    reserved_ns: int
+    on_part: OnPart | None = None
+    batch: Batch | None = None
+    retried: tuple[int, ...] = ()
+    pieces: list[tuple[int, Tensors]] = field(default_factory=list)
+
+    def cancel(self) -> None:
+        self.lane.cancel(self.request)
+
+    def taken(self) -> None:
+        if self.batch is not None:
+            self.lane.runner.taken(self.batch)
+
+
+class Lane:
+    """See the module. Every accepted request is answered exactly once."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        spec: ModelSpec,
+        batcher: Batcher,
+        runner: BatchRunner,
+        metrics: LaneMetrics,
+        clock: Clock,
+        call_soon: Callable[[Callable[[], None]], object],
+        trace: bool = False,
+        shared: SharedWorkers | None = None,
+        share_weight: float = 1.0,
+    ) -> None:
+        """name: "model:version/backend", for messages. runner: open. call_soon: the loop's.
+
+        shared: whom to ask for workers, beside the runner's own limit; None: it may use all of the runner's.
+        """
+        self.name = name
+        self.spec = spec
+        self.batcher = batcher
+        self.runner = runner
+        self.metrics = metrics
+        self.observer: LaneObserver | None = None
+        self._clock = clock
+        self._call_soon = call_soon
+        self._trace = trace
+        self._shared = shared
+        self._waiting: dict[InferRequest, _Waiting] = {}
+        self._running: set[Batch] = set()
+        self._answering: list[Part] = []  # of the batch that has just ended
+        self._answering_ns = self._answering_deviation_ns = 0.0
+        self._step_due = False
+        self._timer: Timer | None = None
+        self._timer_at_ns = 0
+        self._overdue_timer: Timer | None = None
+        self._overdue_at_ns = 0
+        self._has_deadlines = False  # a request has come that brought its own
+        self._killers = Killers()
+        self._failures = FailureLog()
+        self._closing = False
+        self._empty = asyncio.Event()
+        runner.on_change = self._runner_changed
+        metrics.watch(self._gauges)
+        if shared is not None:
+            shared.join(self, share_weight)
+
+    def __repr__(self) -> str:
+        return f"<Lane {self.name}: {len(self._waiting)} waiting, {len(self._running)} batches running>"
+
+    @property
+    def available(self) -> bool:
+        """Whether a request sent here can be expected to be run."""
+        return not self._closing and self.runner.available
+
+    @property
+    def pending(self) -> int:
+        """Requests accepted and not answered."""
+        return len(self._waiting)
+
+    def forecast(self, request: InferRequest, now_ns: int) -> Forecast:
+        """When the request would be done, were it submitted now."""
+        # While others have all workers, one that nobody here uses still counts as alive: it waits for them.
+        free_slots = self.runner.free_slots or int(not self._running and self.runner.lives)
+        if self._shared is None:
+            return self.batcher.forecast(request, now_ns, free_slots)
+        free_slots = min(free_slots, max(self._shared.free, int(not self._running)))
+        forecast = self.batcher.forecast(request, now_ns, free_slots)
+        return forecast._replace(wait_ns=max(forecast.wait_ns, self._shared.wait_ns(now_ns)))
+
+    @property
+    def wants_worker(self) -> bool:
+        """Whether something waits and a session is free."""
+        return self.batcher.has_work and self.runner.free_slots > 0
+
+    def submit(self, request: InferRequest, on_done: OnDone, on_part: OnPart | None = None) -> Place:
+        """Accept a request. on_done gets its one answer or error on the loop, never within this call.
+
+        on_part: for a decoupled model, which waits when PARTS_AHEAD parts are not `taken`.
+
+        Raises: NotReady, BackendUnreachable, Overloaded, DeadlineExceeded, InvalidArgument (more rows than the queue may hold),
+        BackendFailed (it has ended a session before). Whatever it raises, the request is not here, and on_done is not called.
+        """
+        if self._closing:
+            raise NotReady(f"model '{request.model}' is being unloaded")
+        if not self.runner.available:
+            raise BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0)
+        now_ns = self._clock.now_ns()
+        if self._killers and self._killers.has(request, now_ns):
+            raise BackendFailed(f"{self.name}: the same inputs have ended a session of the model less than a minute ago")
+        reserved_ns = self._reserved_ns()
+        self.batcher.add(request, now_ns, reserved_ns)
+        try:
+            place = self._waiting[request] = _Waiting(self, request, on_done, request.rows, reserved_ns, on_part)
+            if request.deadline_ns is not None:
+                self._has_deadlines = True
+            if not self._step_due:
+                self._call_soon(self._step)
+                self._step_due = True
+        except BaseException:
+            self._waiting.pop(request, None)
+            self.batcher.cancel(request, reserved_ns)
+            raise
+        return place
+
+    def cancel(self, request: InferRequest) -> None:
+        """Forget a request that nobody waits for any more: out of the queue now, or its result is dropped.
+
+        A batch that nobody waits for is cancelled. on_done gets Cancelled.
+        """
+        if request not in self._waiting:
+            return
+        self._end(request, Cancelled("the client cancelled the request"))
+        for batch in self._running:
+            requests = [part.request for part in batch.parts]
+            if request in requests and not any(other in self._waiting for other in requests):
+                self._cancel_run(batch)
+
+    def hand_over(self, now_ns: int) -> None:
+        """Give up what waits and will be late, as no worker frees before its deadline, to lanes that can still be in time.
+
+        Without a live session that is all that waits.
+        """
+        if not self._lives:
+            self._hand_over(self.batcher.due_before(NEVER + 1, _HANDED_OVER), now_ns)
+            return
+        wait_ns = self.batcher.wait_ns(now_ns, self.runner.free_slots)
+        if wait_ns:
+            self._hand_over(self.batcher.due_before(round(now_ns + wait_ns), _HANDED_OVER), now_ns, as_one=True)
+
+    def hand_over_all(self, now_ns: int) -> None:
+        """Give up all that waits, as far as other lanes can take it."""
+        self._hand_over(self.batcher.due_before(NEVER + 1, self.pending), now_ns)
+
+    def _hand_over(self, requests: list[InferRequest], now_ns: int, *, as_one: bool = False) -> None:
+        """as_one: where the first cannot be taken over, neither can those behind it, and are not asked for."""
+        for request in requests:
+            if self.observer is not None and self.observer.takes_over(request, now_ns):
+                self._end(request, Overloaded(f"backend {self.name} is behind its forecast"))
+            elif as_one:
+                return
+
+    @property
+    def _lives(self) -> bool:
+        """Whether a session is there, or will be as soon as it is needed."""
+        return bool(self._running) or self.runner.lives or self.runner.cold
+
+    def give_up(self, error: GatewayError) -> None:
+        """Answer all that is here with an error, whether it runs or waits; what runs is cancelled where that can be done."""
+        for request in list(self._waiting):
+            self._end(request, error)
+        for batch in list(self._running):
+            self._cancel_run(batch)
+
+    async def close(self) -> None:
+        """Refuse what comes, answer what is here, then free the runner."""
+        self._closing = True
+        if self._waiting:
+            await self._empty.wait()
+        for timer in (self._timer, self._overdue_timer):
+            if timer is not None:
+                timer.cancel()
+        try:
+            await self.runner.close()
+        finally:
+            self.metrics.watch(None)
+            if self._shared is not None:
+                self._shared.leave(self)
+
+    def _gauges(self) -> LaneGauges:
+        live = self.runner.free_slots + len(self._running)
+        service, lengths = self.batcher.service, self.batcher.lengths
+        learned = tuple(
+            (str(group.length) if isinstance(group, LengthGroup) else "", rows, expected_s, expected_s * curve.spread)
+            for group, curve in service.curves.items()
+            # Of other shapes, and of lengths beyond the last bucket, there can be as many as clients think of.
+            if curve.ready and (group is None or (isinstance(group, LengthGroup) and group.length in lengths))
+            for rows in service.probe_rows
+            for expected_s in (curve.expected_ns(rows) / 1e9,)
+        )
+        return LaneGauges(self.batcher.queue_rows, self.batcher.queue_requests, live, len(self._running), learned)
+
+    # deciding
+
+    def _step(self) -> None:
+        self._step_due = False
+        try:
+            if self._shared is None:
+                self.start_batches(self.runner.free_slots)
+            else:
+                self._shared.ask(self)
+        except BaseException:
+            log.exception("%s: what waits could not be looked at", self.name)
+
+    def start_batches(self, workers: int) -> list[Batch]:
+        """Answer what is too late and start what the policy decides on, at most so many batches."""
+        now_ns = self._clock.now_ns()
+        free_slots = self.runner.free_slots
+        self.batcher.workers = max(1, free_slots + len(self._running))  # sessions are lost and rebuilt, replicas come and go
+        try:
+            step = self.batcher.step(now_ns, min(workers, free_slots))
+        except BaseException:
+            log.exception("%s: the batching policy failed, what waits is refused", self.name)
+            self._refuse_waiting(InternalError(f"{self.name}: internal error while a batch was formed"))
+            return []
+        for request, error in step.shed:
+            self._answer(request, error)
+        for batch in step.batches:
+            self._start(batch, now_ns)
+        wake_at_ns = step.wake_at_ns
+        # A timer that is set earlier may stay: a step too early is harmless, and setting one costs more.
+        if wake_at_ns is not None and (self._timer is None or wake_at_ns < self._timer_at_ns):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at_ns = wake_at_ns
+            self._timer = self._clock.call_at(wake_at_ns, self._woken)
+        if self._waiting and self.runner.cold:
+            self.runner.wake()
+        elif self.batcher.has_work and not self.runner.free_slots:
+            self.runner.want()
+        return step.batches
+
+    def _start(self, batch: Batch, now_ns: int) -> None:
+        self._running.add(batch)
+        try:
+            self.metrics.batch_closed(batch)
+            self.runner.start(batch, self._ended, self._part_made if self.spec.decoupled else None)
+        except BaseException:
+            log.exception("%s: a batch could not be started", self.name)
+            error = InternalError(f"{self.name}: internal error while a batch was started")
+            self._call_soon(partial(self._ended, batch, Execution(now_ns, now_ns, error=error)))
+        if self._has_deadlines:
+            self._watch_deadlines(batch.parts)
+
+    def _refuse_waiting(self, error: GatewayError) -> None:
+        """Answer what neither runs nor has just ended."""
+        begun = {part.request for batch in self._running for part in batch.parts}
+        begun.update(part.request for part in self._answering)
+        for request in [request for request in self._waiting if request not in begun]:
+            self._end(request, error)
+
+    def _woken(self) -> None:
+        self._timer = None
+        self._step()
+
+    def _runner_changed(self) -> None:
+        if not self.runner.available:
+            self._refuse_waiting(BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0))
+        elif self._waiting and not self._lives:
+            self.hand_over_all(self._clock.now_ns())
+        self._step()
+
+    # deadlines that pass during a run: those that pass before are the batcher's
+
+    def _watch_deadlines(self, parts: Iterable[Part]) -> None:
+        deadlines_ns = [part.request.deadline_ns for part in parts if part.request.deadline_ns is not None]
+        if not deadlines_ns:
+            return
+        first_ns = min(deadlines_ns)
+        if self._overdue_timer is not None:
+            if self._overdue_at_ns <= first_ns:
+                return
+            self._overdue_timer.cancel()
+        self._overdue_at_ns = first_ns
+        self._overdue_timer = self._clock.call_at(first_ns, self._answer_overdue)
+
+    def _answer_overdue(self) -> None:
+        """Tell those whose deadline has passed.
+
+        The run goes on: others may wait for it, and it cannot be known to be stuck. That of a decoupled model is cancelled.
+        """
+        self._overdue_timer = None
+        now_ns = self._clock.now_ns()
+        waited_for = [
+            (batch, part)
+            for batch in self._running
+            for part in batch.parts
+            if (waiting := self._waiting.get(part.request)) is not None and waiting.batch is None
+        ]
+        later = []
+        for batch, part in waited_for:
+            deadline_ns = part.request.deadline_ns
+            if deadline_ns is None or deadline_ns > now_ns:
+                later.append(part)
+            else:
+                limit_ms = (deadline_ns - part.request.arrival_ns) / 1e6
+                self._end(
+                    part.request,
+                    DeadlineExceeded(f"{self.name}: still running at the deadline, {limit_ms:.1f} ms after arrival"),
+                )
+                if self.spec.decoupled:
+                    self._cancel_run(batch)
+        self._watch_deadlines(later)
+
+    # a part of an answer
+
+    def _part_made(self, batch: Batch, outputs: Tensors) -> None:
+        request = batch.parts[0].request
+        waiting = self._waiting.get(request)
+        if waiting is None:
+            self._cancel_run(batch)  # again: it is over
+            return
+        waiting.batch = batch
+        if waiting.on_part is None:  # a copy, whose answer nobody reads: that it begins is all that is asked of it
+            self._answer(request, None)
+            self._cancel_run(batch)
+            return
+        try:
+            waiting.on_part(_response(request, outputs))
+        except BaseException:
+            log.exception("%s: a part of an answer was not taken", self.name)
+            self._end(request, InternalError("internal error"))
+            self._cancel_run(batch)
+
+    # a batch ended
+
+    def _ended(self, batch: Batch, execution: Execution) -> None:
+        self._running.discard(batch)
+        now_ns = self._clock.now_ns()
+        error = execution.error
+        pieces: list[Tensors] = []
+        if execution.outputs is not None:
+            try:
+                pieces = batch.split(execution.outputs)
+            except GatewayError as exc:
+                error = exc
+            except BaseException as exc:
+                error = BackendFailed(f"{self.name}: outputs do not fit the batch: {type(exc).__name__}: {exc}")
+                execution = replace(execution, trace=trace_of(exc))
+        try:
+            self._learn(batch, execution, error, now_ns)
+        except BaseException:
+            log.exception("%s: the end of a batch could not be accounted for", self.name)
+        if error is not None:
+            self._failed(batch, execution, error, now_ns)
+        # Before the answers are encoded and written: the worker computes the next batch meanwhile.
+        self._answering = batch.parts if error is None else []
+        self._step()
+        if error is None and self.spec.decoupled:
+            self._answer(batch.parts[0].request, None)
+            self._answering = []
+            return
+        for index, (part, outputs) in enumerate(zip(batch.parts, pieces, strict=error is None)):
+            try:
+                self._part_done(part, outputs)
+                if not index:
+                    self._answered(self._clock.now_ns() - now_ns)
+            except BaseException as exc:  # no memory for it, or an output that the model leaves out
+                log.exception("%s: the outputs of a request could not be put together", self.name)
+                reason = f"{type(exc).__name__}: {exc}"
+                self._end(part.request, BackendFailed(f"{self.name}: the outputs do not make an answer: {reason}"))
+        self._answering = []
+
+    def _learn(self, batch: Batch, execution: Execution, error: GatewayError | None, now_ns: int) -> None:
+        """Tell all who keep account of batches; first those of whose workers it was one."""
+        if self._shared is not None:
+            self._shared.ended(self, batch, now_ns)
+        # What is promised of a decoupled model is the first part.
+        streamed_ns = execution.streamed_ns
+        computed_ns = execution.finished_ns - streamed_ns - execution.started_ns
+        cancelled = isinstance(error, Cancelled)
+        failed = error is not None and not (cancelled and execution.first_part_ns is not None)
+        self.batcher.finished(batch, now_ns - streamed_ns, computed_ns, not failed)
+        self.metrics.batch_done(batch, execution, now_ns, failed=failed)
+        if self.observer is not None and failed and cancelled:
+            self.observer.cancelled(batch, now_ns)
+        elif self.observer is not None:
+            self.observer.executed(batch, execution, now_ns, failed=failed)
+        if self._trace:
+            trace_log.info(
+                "%s %s started_ms=%.3f computed_ms=%.3f returned_ms=%.3f error=%s",
+                self.name,
+                batch,
+                (execution.started_ns - batch.closed_ns) / 1e6,
+                (execution.finished_ns - execution.started_ns) / 1e6,
+                (now_ns - execution.finished_ns) / 1e6,
+                error,
+            )
+
+    def _answered(self, took_ns: int) -> None:
+        """Learn how long after the return of a batch its first answer is written.
+
+        Only the first, the one with the least time left: each further one takes less to answer than it arrived later, or the
+        process could not keep up with the arrivals at all.
+        """
+        off_ns = min(took_ns, self._most_reserved_ns()) - self._answering_ns
+        self._answering_ns += _SMOOTHING * off_ns
+        self._answering_deviation_ns += _SMOOTHING * (abs(off_ns) - self._answering_deviation_ns)
+
+    def _reserved_ns(self) -> int:
+        # Mean and two deviations, as TCP bounds a round trip (RFC 6298, with four).
+        return round(min(self._answering_ns + 2 * self._answering_deviation_ns, self._most_reserved_ns()))
+
+    def _most_reserved_ns(self) -> float:
+        return _RESERVED_SHARE * (self.batcher.slo_ns or 0)
+
+    def _part_done(self, part: Part, outputs: Tensors) -> None:
+        request = part.request
+        waiting = self._waiting.get(request)
+        if waiting is None:
+            self.metrics.dropped()  # it is over: cancelled, past its deadline, or another part of it failed
+            return
+        if part.rows != request.rows:
+            waiting.pieces.append((part.start, outputs))
+            waiting.rows_left -= part.rows
+            if waiting.rows_left:
+                return
+            outputs = _join(waiting.pieces)
+        self._answer(request, _response(request, outputs))
+
+    def _failed(self, batch: Batch, execution: Execution, error: GatewayError, now_ns: int) -> None:
+        """Run each part once more by itself, unless it is to blame: another request, or the session, may have been."""
+        lost = execution.session_lost
+        alone = len(batch.parts) == 1
+        if execution.self_inflicted and alone:
+            request = batch.parts[0].request
+            self._killers.add(request, now_ns)
+            # Not "unreachable", which clients take for safe to send again.
+            error = BackendFailed(error.message)
+        for part in batch.parts:
+            to_blame = alone and (not lost or execution.self_inflicted)
+            try:
+                if self._part_failed(part, error, now_ns, lost=lost, to_blame=to_blame):
+                    self._tell(part.request, error, execution.trace, now_ns)
+            except BaseException:
+                log.exception("%s: a failed request could not be run again", self.name)
+                self._end(part.request, error)
+        if lost and self._waiting and not self._lives:
+            self.hand_over_all(now_ns)
+
+    def _part_failed(self, part: Part, error: GatewayError, now_ns: int, *, lost: bool, to_blame: bool) -> bool:
+        """Whether this was the end of the request."""
+        waiting = self._waiting.get(part.request)
+        if waiting is None:
+            return False
+        given_up = lost and self.observer is not None and self.observer.takes_over(part.request, now_ns)
+        begun = waiting.batch is not None  # a part of its answer has left
+        if part.start in waiting.retried or to_blame or given_up or begun or not self.runner.available:
+            self._end(part.request, error)
+            return True
+        waiting.retried += (part.start,)
+        self.metrics.retried()
+        self.batcher.retry(part, now_ns)
+        return False
+
+    def _tell(self, request: InferRequest, error: GatewayError, trace: str, now_ns: int) -> None:
+        """Leave in the log what the client is told only in short."""
+        left_out = self._failures.take(now_ns) if error.code in _FAULTS else None
+        if left_out is not None:
+            others = f" ({left_out} failures before it are left out)" if left_out else ""
+            text = "\n".join(filter(None, (error.message, trace.rstrip())))
+            name, version, own_id = request.model, request.version, shortened(request.id)
+            log.error("model %s version %s, request id %r%s: %s", name, version, own_id, others, text)
+
+    def _end(self, request: InferRequest, error: GatewayError) -> None:
+        """Answer with an error; what still waits of the request is not run."""
+        waiting = self._waiting.get(request)
+        try:
+            if waiting is not None:
+                self.batcher.cancel(request, waiting.reserved_ns)
+        except BaseException:
+            log.exception("%s: a request could not be taken out of the queue", self.name)
+        self._answer(request, error)
+
+    def _cancel_run(self, batch: Batch) -> None:
+        try:
+            self.runner.cancel(batch)
+        except BaseException:
+            log.exception("%s: a run could not be cancelled", self.name)
+
+    def _answer(self, request: InferRequest, outcome: InferResponse | GatewayError | None) -> None:
+        waiting = self._waiting.pop(request, None)
+        if waiting is None:
+            return  # a split request, of which another part was refused before
+        try:
+            waiting.on_done(outcome)
+        except BaseException:
+            # Whoever asked answers its client itself, whatever happens there; the others of the batch wait for theirs.
+            log.exception("%s: the answer to a request was not taken", self.name)
+        if self._closing and not self._waiting:
+            self._empty.set()
+
+
+def _response(request: InferRequest, outputs: Tensors) -> InferResponse:
+    """What a client gets of a model's outputs. Raises: KeyError, for one that it asked for and the model left out."""
+    last = isinstance(outputs, LastPart)
+    if request.outputs:
+        outputs = {output.name: outputs[output.name] for output in request.outputs}
+    return InferResponse(request.model, request.version, request.id, outputs, last=last)
+
+
+def _join(pieces: list[tuple[int, Tensors]]) -> Tensors:
+    """The outputs of a split request, in row order. Shapes: (rows of the part, *per_row) each -> (rows, *per_row)."""
+    pieces.sort(key=lambda piece: piece[0])
+    return {name: np.concatenate([outputs[name] for _, outputs in pieces]) for name in pieces[0][1]}

@@ -1,0 +1,256 @@
+"""From a model's configuration to its lanes: runners opened, probed, and given what was learned of them before."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from backends.base import ModelSpec
+from gateway.batching.batcher import Batcher
+from gateway.batching.fairness import SharedWorkers
+from gateway.batching.policies import POLICIES
+from gateway.clock import Clock
+from gateway.config import Backend, Model
+from gateway.engine.lane import Lane
+from gateway.engine.metrics import Metrics
+from gateway.engine.probes import probe
+from gateway.engine.runner import BatchRunner
+from gateway.errors import BackendFailed, ConfigError, GatewayError
+
+OpenRunner = Callable[[Model, Backend, ModelSpec], BatchRunner]
+
+_BACKOFF_FIRST_S: Final = 0.1
+_BACKOFF_MOST_S: Final = 5.0
+_LONGEST_FILE: Final = 200  # of the 255 bytes a name may have; a quoted letter takes up to twelve
+_STATE_BYTES: Final = 64 << 10  # a file of what was learned is shorter
+
+log = logging.getLogger(__name__)
+
+
+class Opened(NamedTuple):
+    """lanes: open and probed. missing: the other backends of the model, by label, and why."""
+
+    lanes: tuple[Lane, ...]
+    missing: dict[str, str]
+
+
+def _made(state_dir: str) -> Path:
+    path = Path(state_dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path, buffering=0) as file:
+            file.write(bytes(_STATE_BYTES))
+    except OSError as exc:
+        raise ConfigError(
+            f"server.state_dir: {state_dir!r}: {exc.strerror}: expected a directory to write in, with free space"
+        ) from exc
+    return path
+
+
+def _without_use(model: Model) -> str:
+    """What is set of a decoupled model that only batches have a use for."""
+    batching = model.batching
+    keys = batching.model_fields_set & {"max_rows", "max_delay_ms"} | ({"policy"} if batching.policy == "fixed" else set())
+    return ", ".join(f"batching.{key}" for key in sorted(keys))
+
+
+async def close_all(lanes: Iterable[Lane]) -> str:
+    """Close lanes one after the other, also those behind one that cannot be closed. Gives what the first of these said."""
+    fault = ""
+    for lane in lanes:
+        try:
+            await lane.close()
+        except Exception as exc:
+            log.exception("%s could not be closed", lane.name)
+            fault = fault or f"{lane.name}: {exc}"
+    return fault
+
+
+class LaneOpener:
+    """Opens lanes, and keeps what they learned. On the event loop's thread."""
+
+    def __init__(
+        self,
+        open_runner: OpenRunner,
+        *,
+        metrics: Metrics,
+        clock: Clock,
+        state_dir: str | None = None,
+        shared_workers: int | None = None,
+        probe_every_length: bool = True,
+        probe_failed: Callable[[], None] | None = None,
+    ) -> None:
+        """open_runner: makes the runner of a lane, not yet open. state_dir: made if it is not there; None keeps nothing.
+
+        shared_workers: how many batches run at once over all lanes that compute in this process; None: as many as there are
+        sessions. probe_every_length: see `probe`. probe_failed: called for each lane that is opened although it raised in a run
+        before traffic.
+        Raises: ConfigError, if nothing can be kept in the state_dir.
+        """
+        self._open_runner = open_runner
+        self._metrics = metrics
+        self._clock = clock
+        self._state_dir = _made(state_dir) if state_dir else None
+        self._probe_every_length = probe_every_length
+        self._probe_failed = probe_failed
+        self._shared = SharedWorkers(shared_workers) if shared_workers else None
+
+    async def open(self, model: Model) -> Opened:
+        """Load a model's backends and probe them; gives one lane each, in order of price.
+
+        Backends that cannot be loaded are left out if another serves the model without them.
+        Raises: ConfigError, if one is not as declared or unlike another; else GatewayError, that names each that fails if too
+        many do. Then none is left open.
+        """
+        lanes: list[Lane] = []
+        missing: dict[str, str] = {}
+        failed: GatewayError | None = None
+        try:
+            for backend in sorted(model.backends, key=lambda backend: backend.usd_per_hour or 0.0):
+                try:
+                    lanes.append(await self._open_lane(model, backend, lanes[0] if lanes else None))
+                except ConfigError:
+                    raise
+                except GatewayError as exc:
+                    failed = failed or exc
+                    missing[backend.label] = exc.message
+            if failed and all(backend.label in missing or backend.shadow_share for backend in model.backends):
+                raise failed if len(missing) == 1 else BackendFailed("; ".join(dict.fromkeys(missing.values())))
+        except BaseException:  # broken off, too
+            await close_all(lanes)
+            raise
+        return Opened(tuple(lanes), missing)
+
+    async def open_missing(self, model: Model, label: str, beside: Lane, told: Callable[[str], None]) -> Lane:
+        """Try a backend that `open` left out again, until it is there.
+
+        beside: an open lane of the model. told: gets the reason whenever a try has failed. Raises: ConfigError.
+        """
+        backend = next(backend for backend in model.backends if backend.label == label)
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            await asyncio.sleep(backoff_s)
+            try:
+                return await self._open_lane(model, backend, beside)
+            except ConfigError:
+                raise
+            except GatewayError as exc:
+                backoff_s = min(2 * backoff_s, _BACKOFF_MOST_S)
+                told(exc.message)
+
+    async def _open_lane(self, model: Model, backend: Backend, beside: Lane | None) -> Lane:
+        """Raises: GatewayError; BackendFailed, whatever else a backend raises. Then nothing is left open."""
+        name = f"{model.name}:{model.version}/{backend.label}"
+        opened: BatchRunner | Lane | None = None
+        try:
+            opened = runner = self._open_runner(model, backend, model.declared())
+            try:
+                spec = await runner.open()
+            except (GatewayError, asyncio.CancelledError):
+                opened = None  # it has closed what it had opened
+                raise
+            if beside is not None and spec.decoupled != beside.spec.decoupled:
+                one, other = (backend.label, beside.name) if spec.decoupled else (beside.name, backend.label)
+                raise ConfigError(f"backend {one} is decoupled (it answers in parts), and {other} is not")
+            if beside is not None and (spec.inputs, spec.outputs) != (beside.spec.inputs, beside.spec.outputs):
+                raise ConfigError(
+                    f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
+                    f"but {beside.name} has {beside.spec.inputs} and {beside.spec.outputs}"
+                )
+            idle = _without_use(model) if spec.decoupled else ""
+            if idle:
+                log.warning("%s: the model is decoupled: it runs one request at a time, and %s says nothing to it", name, idle)
+            opened = lane = self._lane(name, model, backend, runner, spec)
+            self._restore(lane)
+            well = await probe(
+                runner,
+                lane.batcher,
+                spec,
+                model.ragged,
+                name=name,
+                budget_ns=round(model.batching.probe_s * 1e9),
+                every_length=self._probe_every_length,
+                clock=self._clock,
+            )
+            if not well and self._probe_failed is not None:
+                self._probe_failed()
+        except BaseException as exc:
+            if opened is not None:
+                try:
+                    runner.abort()  # a probe may hang
+                    await opened.close()
+                except Exception:  # the first fault is the one to tell
+                    log.exception("%s could not be closed", name)
+            if isinstance(exc, GatewayError) or not isinstance(exc, (Exception, asyncio.CancelledError)):
+                raise
+            task = asyncio.current_task()
+            if isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # this was broken off; without that, it is an error that the backend raised
+            log.exception("%s: unexpected exception of the backend", name)
+            raise BackendFailed(f"{name}: failed to load: {type(exc).__name__}: {exc}") from exc
+        return lane
+
+    def save(self, lane: Lane) -> None:
+        """Keep what was learned of a backend's speed for the next start, if there is a state_dir; if that fails, warn."""
+        path = self._state_path(lane)
+        if path is None:
+            return
+        temporary = path.with_suffix(f".{os.getpid()}")  # several processes may save at once: the last one wins, whole
+        try:
+            temporary.write_text(json.dumps(lane.batcher.service.to_dict()), encoding="utf-8")
+            temporary.replace(path)
+        except Exception as exc:  # whatever it is, the lane goes: nothing of that may stop its end
+            log.warning("%s: what was learned of its speed is not kept (server.state_dir): %s", lane.name, exc)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+    def _restore(self, lane: Lane) -> None:
+        path = self._state_path(lane)
+        if path is None:
+            return
+        try:
+            lane.batcher.service.restore(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return
+        except Exception as exc:  # the file may hold anything
+            log.warning("%s: what was learned before is unusable and left aside: %s: %s", lane.name, path, exc)
+
+    def _state_path(self, lane: Lane) -> Path | None:
+        if self._state_dir is None:
+            return None
+        name = quote(lane.name, safe="")
+        if len(name) > _LONGEST_FILE:
+            name = f"{name[:_LONGEST_FILE]}-{hashlib.sha256(lane.name.encode()).hexdigest()[:16]}"
+        return self._state_dir / f"{name}.json"
+
+    def _lane(self, name: str, model: Model, backend: Backend, runner: BatchRunner, spec: ModelSpec) -> Lane:
+        batching = model.batching
+        # Answers in parts do not share a run: a client that reads slowly would hold up the others.
+        batcher = Batcher(
+            POLICIES["greedy" if spec.decoupled else batching.policy](batching),
+            max_rows=0 if spec.decoupled else min(spec.max_rows, batching.max_rows or spec.max_rows),
+            row_sizes=spec.row_sizes,
+            workers=runner.slots,
+            max_queue_rows=batching.max_queue_rows,
+            slo_ns=round(model.slo.p99_ms * 1e6) if model.slo else None,
+            ragged=model.ragged,
+        )
+        return Lane(
+            name=name,
+            spec=spec,
+            batcher=batcher,
+            runner=runner,
+            metrics=self._metrics.lane(model.name, model.version, backend.label),
+            clock=self._clock,
+            call_soon=asyncio.get_running_loop().call_soon,
+            trace=batching.trace,
+            shared=self._shared if backend.computes_here else None,
+            share_weight=model.share_weight,
+        )

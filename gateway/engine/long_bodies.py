@@ -1,0 +1,315 @@
+"""What takes long to decode is decoded in processes of its own, one body after another.
+
+A parser holds the interpreter until it is done, on whatever thread: 22 MB of JSON take 0.5 s, and no other client is answered
+meanwhile. So JSON longer than `LONG_JSON_BYTES`, and what is longer than `LONG_BYTES` in protobuf, goes to a child, with what
+the codec knows of the model, and comes back as raw tensors, or as the error that the codec raised. A thread copies the bytes;
+while it waits for them, the interpreter is free. What takes long in steps (`TakesLong`) is done by the thread itself.
+
+There are two children, so that what is long does not wait for what is much longer. Each starts with the first body for it, and
+ends after a while without any. One that dies, or takes too long and is killed, costs the request that it had; the next one
+starts another.
+"""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import importlib
+import logging
+import queue
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy as np
+
+from backends.base import ModelSpec, Tensors, words_of
+from gateway.config import Ragged
+from gateway.engine.shared_memory import SharedMemoryRegions
+from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
+from gateway.process.child import Child, ChildLost, receive, send, serve
+from gateway.protocols.generate import GenerateCodec
+from gateway.protocols.rest import ModelCodec, ReadRegion
+from gateway.protocols.tensors import shape_key
+from gateway.types import InferRequest, OutputRequest
+from gateway.wire.frames import decode_frame, encode_frame, spec_from_plain, spec_to_plain
+from gateway.wire.tensors import Buffer
+
+_END_S: Final = 1.0  # waited for a thread that still reads
+_TIMEOUT_S: Final = 60.0
+_IDLE_S: Final = 300.0
+_LONGER_BYTES: Final = 2 << 20  # than what takes a child some tenths of a second at most
+# What the child may take: lists of one number each need 40 bytes for each of JSON.
+_MEMORY_BYTES: Final = 256 << 20
+_MEMORY_PER_BYTE: Final = 64
+
+_ERRORS: Final[dict[str, type[GatewayError]]] = {
+    error.__name__: error for error in (InvalidArgument, NotFound, TooLarge, Unsupported, InternalError)
+}
+
+log = logging.getLogger(__name__)
+
+Decoded = Callable[[InferRequest | GatewayError], None]
+
+
+class Codec(Protocol):
+    """What a codec knows of its model."""
+
+    model: str
+    version: str
+    spec: ModelSpec
+    ragged: Ragged | None
+
+
+class _Job:
+    """One body. work: what is done for it on the thread. done: gets the outcome on the loop. Both None once nobody waits."""
+
+    __slots__ = ("done", "loop", "work")
+
+    def __init__(self, work: Callable[["_Decoder"], InferRequest], done: Decoded) -> None:
+        self.work: Callable[[_Decoder], InferRequest] | None = work
+        self.done: Decoded | None = done
+        self.loop = asyncio.get_running_loop()
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more; nor is its body kept."""
+        self.work = self.done = None
+
+    def end(self, outcome: InferRequest | GatewayError) -> None:
+        """From the thread."""
+        self.work = None
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited with it
+            self.loop.call_soon_threadsafe(self._tell, outcome)
+
+    def _tell(self, outcome: InferRequest | GatewayError) -> None:
+        if self.done is not None:
+            self.done(outcome)
+
+
+class LongBodies:
+    """See the module. Life: made -> infer, generate, message … -> close. On an event loop's thread."""
+
+    def __init__(self, regions: SharedMemoryRegions, *, timeout_s: float = _TIMEOUT_S, idle_s: float = _IDLE_S) -> None:
+        """timeout_s: of the processor, for one body. idle_s: how long a child waits for another."""
+        self._regions = regions
+        self._timeout_s = timeout_s
+        self._shorter, self._longer = _Decoder(idle_s), _Decoder(idle_s)
+
+    def infer(
+        self, codec: ModelCodec, body: Buffer, header_bytes: int | None, arrival_ns: int, done: Decoded
+    ) -> Callable[[], None]:
+        """Have a body decoded as the codec would; `done` gets the request or the error later, on this loop.
+
+        Returns: what to call when nobody waits for it any more; then `done` is not called. Raises: NotReady, once closed.
+        """
+        about = {"json_depth": codec.json_depth, "header_bytes": header_bytes, "arrival_ns": arrival_ns}
+        return self._put(codec, body, {"reader": "infer", **about}, done)
+
+    def generate(self, codec: GenerateCodec, body: Buffer, arrival_ns: int, done: Decoded) -> Callable[[], None]:
+        """Likewise, for the generate extension."""
+        return self._put(codec, body, {"reader": "generate", "json_depth": codec.json_depth, "arrival_ns": arrival_ns}, done)
+
+    def message(
+        self, codec: Codec, data: bytes, arrival_ns: int, remaining_s: float | None, done: Decoded
+    ) -> Callable[[], None]:
+        """Likewise, for a ModelInferRequest of gRPC. remaining_s: as `protocols.grpc.ModelCodec.decode` takes it."""
+        return self._put(codec, data, {"reader": "message", "remaining_s": remaining_s, "arrival_ns": arrival_ns}, done)
+
+    def on_thread(self, work: Callable[[ReadRegion], InferRequest], done: Decoded) -> Callable[[], None]:
+        """Likewise, for what takes long without holding the interpreter: it is done here, beside the loop."""
+
+        def read(decoder: _Decoder) -> InferRequest:
+            # Regions of its own: those of the loop are no other thread's.
+            regions = SharedMemoryRegions(self._regions.directory, enabled=self._regions.enabled)
+            try:
+                return work(regions.read)
+            finally:
+                regions.close()
+
+        return self._longer.put(_Job(read, done))
+
+    def close(self) -> None:
+        """End the children, and with them what they decode, for which nobody may wait. From any thread.
+
+        Waits for their end, which comes at once but for work on a thread.
+        """
+        self._shorter.close()
+        self._longer.close()
+
+    def _put(self, codec: Codec, body: Buffer, about: dict[str, Any], done: Decoded) -> Callable[[], None]:
+        about |= {
+            "model": codec.model,
+            "version": codec.version,
+            "regions": str(self._regions.directory),
+            "regions_enabled": self._regions.enabled,
+            "timeout_s": self._timeout_s,
+        }
+
+        def read(decoder: _Decoder) -> InferRequest:
+            about["spec"] = spec_to_plain(codec.spec)
+            inputs, answer = decoder.ask({"body": np.frombuffer(body, np.uint8)}, about)
+            if "error" in answer:
+                raise _ERRORS[answer["error"]](answer["message"])
+            parameters = answer["parameters"]
+            return InferRequest(
+                codec.model, codec.version, answer["id"], inputs, answer["rows"], about["arrival_ns"],
+                msgspec.convert(answer["outputs"], tuple[OutputRequest, ...]), parameters, answer["deadline_ns"],
+                answer["priority"], shape_key(codec.spec, codec.ragged, inputs, parameters),
+            )  # fmt: skip
+
+        return (self._longer if len(body) > _LONGER_BYTES else self._shorter).put(_Job(read, done))
+
+
+class _Decoder:
+    """A thread that is there as long as there is work, and the child that it may ask."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        # under the lock
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._child: Child | None = None
+
+    def put(self, job: _Job) -> Callable[[], None]:
+        """Returns: what gives the job up. Raises: NotReady, once closed."""
+        with self._lock:
+            if self._closed:
+                raise NotReady("the server is shutting down", retry_after_s=1.0)
+            self._jobs.put(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="long-bodies", daemon=True)
+                self._thread.start()
+        return job.give_up
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            thread, child = self._thread, self._child
+            self._jobs.put(None)
+        if child is not None:
+            child.kill()
+        if thread is not None:
+            thread.join(_END_S)
+
+    # on the thread
+
+    def ask(self, tensors: Tensors, about: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+        """What the child answers. Raises: ChildLost; OSError, if there can be none."""
+        if self._child is not None and self._child.ended:
+            self._end_child()
+        child = self._child or Child("gateway.engine.long_bodies")
+        with self._lock:
+            self._child = child
+            if self._closed:
+                raise ChildLost("is not wanted any more")
+        return decode_frame(child.ask(encode_frame(tensors, about)))
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._idle_s)
+            except queue.Empty:
+                job = None
+            with self._lock:
+                if self._closed or (job is None and self._jobs.empty()):
+                    self._thread = None
+                    child, self._child = self._child, None
+                    break
+            work = None if job is None else job.work
+            if job is not None and work is not None:
+                job.end(self._outcome(work))
+            del job, work  # and the body that they hold, while this waits
+        if child is not None:
+            child.close()
+
+    def _outcome(self, work: Callable[["_Decoder"], InferRequest]) -> InferRequest | GatewayError:
+        try:
+            return work(self)
+        except GatewayError as exc:
+            return exc.with_traceback(None)  # its frames hold the body
+        except (ChildLost, OSError) as exc:
+            self._end_child()
+            log.error("a long request was lost with the process that decoded it, which %s", exc)
+            return InternalError("the process that decodes long requests was lost with this one")
+        except Exception as exc:
+            log.exception("a long request could not be decoded")
+            return InternalError(f"the request could not be decoded: {words_of(exc)}")
+
+    def _end_child(self) -> None:
+        with self._lock:
+            child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+
+# in the child
+
+
+@functools.cache
+def _regions(directory: str, enabled: bool) -> SharedMemoryRegions:
+    return SharedMemoryRegions(directory, enabled=enabled)
+
+
+def _read(about: Mapping[str, Any], body: memoryview) -> InferRequest:
+    """Raises: GatewayError."""
+    model = about["model"], about["version"], spec_from_plain(about["spec"])
+    read_region = _regions(about["regions"], about["regions_enabled"]).read
+    match about["reader"]:
+        case "generate":
+            generate = GenerateCodec(*model, None, about["json_depth"])
+            return generate.decode(body, about["arrival_ns"])
+        case "message":
+            grpc = importlib.import_module("gateway.protocols.grpc")  # takes long, and few need it
+            request: InferRequest = grpc.ModelCodec(*model, None).decode(
+                grpc.parse(bytes(body)), about["arrival_ns"], about["remaining_s"], read_region
+            )
+            return request
+    infer = ModelCodec(*model, None, about["json_depth"])
+    return infer.decode(body, about["header_bytes"], about["arrival_ns"], read_region)
+
+
+def _decoded(frame: Buffer) -> Sequence[Buffer]:
+    tensors, about = decode_frame(frame)
+    body = memoryview(tensors["body"]).toreadonly()  # type: ignore[arg-type]  # an ndarray is a buffer
+    signal.setitimer(signal.ITIMER_PROF, about["timeout_s"])  # which ends this process, also within a parser
+    try:
+        request = _read(about, body)
+    except GatewayError as exc:
+        return encode_frame({}, {"error": type(exc).__name__, "message": exc.message})
+    except MemoryError:
+        return encode_frame({}, {"error": "TooLarge", "message": f"{len(body)} bytes of request take too much memory to read"})
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    extra: dict[str, Any] = {
+        "id": request.id, "rows": request.rows, "outputs": request.outputs, "parameters": request.parameters,
+        "deadline_ns": request.deadline_ns, "priority": request.priority,
+    }  # fmt: skip
+    return encode_frame(request.inputs, extra)
+
+
+def _serve(channel: socket.socket) -> None:
+    # Millions of lists come and go here, none of them garbage: looking for some took most of the time.
+    gc.freeze()
+    gc.disable()
+    while True:
+        try:
+            frame = receive(channel)
+        except EOFError:
+            return
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = _MEMORY_BYTES + _MEMORY_PER_BYTE * len(frame)
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        send(channel, _decoded(frame))
+        del frame
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        gc.collect()  # of what errors left: next to nothing
+
+
+if __name__ == "__main__":
+    serve(_serve)

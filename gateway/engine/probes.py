@@ -1,0 +1,132 @@
+"""Runs before traffic: they warm every session up, and teach the service model of a lane what its backend costs.
+
+Inputs are made up from the model's spec: ones, open dimensions of size 1, ragged inputs of each bucket's length. The smallest
+batches of all buckets come first, then the largest ones, until the time is up: what was not probed is learned from the first
+requests.
+
+A probe that fails ends the probing. Outputs that are not as declared fail the load: no other content mends that. What the model
+raises is a warning, since it may insist on content that is not made up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from backends.base import ModelSpec, Tensors, TensorSpec, ones
+from gateway.batching.batch import Batch
+from gateway.batching.batcher import Batcher
+from gateway.clock import Clock
+from gateway.config import Ragged
+from gateway.engine.runner import BatchRunner, Execution
+from gateway.errors import BackendFailed, Cancelled, ConfigError
+from gateway.protocols.tensors import shape_key
+from gateway.types import InferRequest
+
+log = logging.getLogger(__name__)
+
+
+async def probe(
+    runner: BatchRunner,
+    batcher: Batcher,
+    spec: ModelSpec,
+    ragged: Ragged | None,
+    *,
+    name: str,
+    budget_ns: int,
+    every_length: bool,
+    clock: Clock,
+) -> bool:
+    """Run each of the batcher's probe sizes in each bucket: in every session side by side, then once alone to be timed.
+
+    budget_ns: no run begins after so long. every_length: else the shortest bucket only. runner: open and idle. name: of the
+    lane, for the log.
+    Gives whether all went well. Raises: ConfigError, if outputs are not as declared.
+    """
+    until_ns = clock.now_ns() + budget_ns
+    sizes = batcher.service.probe_rows if spec.max_rows and not spec.decoupled else (1,)
+    well = False
+    for request in _requests(spec, ragged, sizes, every_length=every_length):
+        if clock.now_ns() >= until_ns:
+            break
+        # Started at once: an idle session may be lost at any await.
+        ends = await asyncio.gather(*[_start(runner, batcher, spec, request, clock) for _ in range(runner.free_slots)])
+        failed = next((execution for _, execution, _ in ends if execution.error), None)
+        if failed is not None:
+            _tell(name, failed, spec, request, well=well)
+            return False
+        if not ends or not runner.free_slots:
+            break
+        batch, execution, time_ns = await _start(runner, batcher, spec, request, clock)
+        if execution.error is None:
+            well = True
+            batcher.service.probe(batch.group, batch.padded_rows, [time_ns - execution.streamed_ns])
+    return True
+
+
+def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, *, well: bool) -> None:
+    """Say what a failed probe means. well: an earlier one, of fewer rows or another length, went well. Raises: ConfigError."""
+    assert failed.error is not None
+    fault = failed.error.message.removeprefix(f"{name}: ")
+    shapes = ", ".join(f"{tensor} {list(array.shape)}" for tensor, array in request.inputs.items())
+    tried = f"tried with inputs of ones, {shapes}"
+    which = "every request"
+    if well:
+        which = f"every batch of {request.rows} rows" if request.rows > 1 else "every request of this length"
+    way = f"; where the model takes one row at a time, set max_rows: 1 (it is {spec.max_rows})" if request.rows > 1 else ""
+    if failed.refused:
+        raise ConfigError(f"{name}: {which} would fail: {fault} ({tried}){way}")
+    if not isinstance(failed.error, BackendFailed):  # it has come to no run, or is gone
+        log.warning("%s: not probed: %s", name, fault)
+        return
+    unless = f"({tried}; all is well if only such made-up inputs are refused)"
+    log.warning("%s: %s will fail: %s %s%s\n%s", name, which, fault, unless, way, failed.trace.rstrip())
+
+
+def _requests(spec: ModelSpec, ragged: Ragged | None, sizes: tuple[int, ...], *, every_length: bool) -> Iterator[InferRequest]:
+    """One request per size and length, small ones first."""
+    lengths = (ragged.buckets or (1,)) if ragged else (1,)
+    if not every_length:
+        lengths = lengths[:1]
+    for rows in sizes:
+        for length in lengths:
+            inputs = {
+                tensor.name: _input(tensor, rows if spec.max_rows else 0, length if ragged and tensor.name in ragged.pad else 1)
+                for tensor in spec.inputs
+                if not tensor.optional
+            }
+            yield InferRequest("", "", "", inputs, rows, 0, shape_key=shape_key(spec, ragged, inputs))
+
+
+def _input(tensor: TensorSpec, rows: int, length: int) -> np.ndarray:
+    """rows: 0 for a model without a batch dimension. length: of an open axis 1."""
+    shape = [size if size >= 0 else 1 for size in tensor.shape]
+    if rows:
+        shape[0] = rows
+        if len(shape) > 1 and tensor.shape[1] < 0:
+            shape[1] = length
+    return ones(tensor.datatype, shape)
+
+
+def _start(
+    runner: BatchRunner, batcher: Batcher, spec: ModelSpec, request: InferRequest, clock: Clock
+) -> "asyncio.Future[tuple[Batch, Execution, int]]":
+    """Run a request as a batch of its own; gives also the nanoseconds that its worker was taken.
+
+    Of a decoupled model, until the first part of its answer: what comes after it may have no end.
+    """
+    ended: asyncio.Future[tuple[Batch, Execution, int]] = asyncio.get_running_loop().create_future()
+
+    def done(batch: Batch, execution: Execution) -> None:
+        if isinstance(execution.error, Cancelled) and execution.first_part_ns is not None:
+            execution = replace(execution, error=None)
+        if not ended.done():  # else nobody waits any more
+            ended.set_result((batch, execution, clock.now_ns() - batch.closed_ns))
+
+    def part(batch: Batch, outputs: Tensors) -> None:
+        runner.cancel(batch)
+
+    runner.start(batcher.probe(request, clock.now_ns()), done, part if spec.decoupled else None)
+    return ended

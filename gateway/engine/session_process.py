@@ -1,0 +1,215 @@
+"""A model in processes of its own: one process per session, spoken to in frames over a private socket pair.
+
+For code that holds the GIL or may crash. The child is `python -m gateway.engine.session_process FD FD`; it gets one frame with
+what to load, answers with the model's spec, then runs one batch per frame. It ends when its socket does. What it prints goes to
+the gateway's standard error. A child that dies, is killed or breaks the framing is a lost session.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, cast
+
+import backends
+from backends.base import (
+    BackendError,
+    Device,
+    ExecutionFailed,
+    LastPart,
+    LoadFailed,
+    ModelSpec,
+    OutputsRefused,
+    SessionLost,
+    StreamingSession,
+    Tensors,
+    trace_of,
+    words_of,
+)
+from gateway.garbage import leave_out
+from gateway.process.child import Child, ChildLost, receive, send, serve
+from gateway.wire.frames import decode_frame, encode_frame, spec_from_plain, spec_to_plain
+from gateway.wire.tensors import Buffer
+
+
+class ProcessModel:
+    """A `Model` whose sessions are processes. The first of them is started by `load`, since only it can tell the spec."""
+
+    def __init__(self, kind: str, options: Mapping[str, Any], declared: ModelSpec) -> None:
+        self.spec = declared
+        self.device = Device("cpu")
+        self.memory_bytes = 0  # the children's, which this process does not see
+        self._load = {"kind": kind, "options": dict(options), "declared": spec_to_plain(declared)}
+        self._lock = threading.Lock()
+        self._sessions: weakref.WeakSet[ProcessSession] = weakref.WeakSet()
+        self._spare: ProcessSession | None = None
+        self._closed = False
+
+    def load(self) -> "ProcessModel":
+        """Raises: LoadFailed."""
+        self._spare = self._start()
+        self.spec = self._spare.spec
+        return self
+
+    def open_session(self, index: int) -> "ProcessSession":
+        with self._lock:
+            spare, self._spare = self._spare, None
+        return spare or self._start()
+
+    def close(self) -> None:
+        """End all children at once, those that are still loading too. From any thread."""
+        with self._lock:
+            self._closed = True
+            sessions = list(self._sessions)
+        for session in sessions:
+            session.kill()
+
+    def _start(self) -> "ProcessSession":
+        session = ProcessSession()
+        with self._lock:
+            self._sessions.add(session)
+            closed = self._closed
+        if closed:
+            session.kill()
+        try:
+            session.load(self._load)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+
+class ProcessSession:
+    """One child process. Life: made -> load -> run … -> close; kill at any time, from any thread."""
+
+    spec: ModelSpec  # from load on
+
+    def __init__(self) -> None:
+        """Start the child. Raises: OSError."""
+        self._child = Child("gateway.engine.session_process")
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def load(self, load: Mapping[str, Any]) -> None:
+        """Raises: LoadFailed, with the child's own message."""
+        try:
+            _, answer = self._exchange({}, load)
+        except SessionLost as exc:
+            raise LoadFailed(f"{exc} while it loaded the model") from exc
+        if "error" in answer:
+            raise LoadFailed(answer["error"])
+        self.spec = spec_from_plain(answer["spec"])
+
+    def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
+        outputs, answer = self._exchange(inputs, {"parameters": dict(parameters)})
+        _check(answer)
+        return outputs
+
+    def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
+        """The child makes a part when it is asked for the next."""
+        outputs, answer = self._exchange(inputs, {"parameters": dict(parameters), "stream": True})
+        while True:
+            _check(answer)
+            if not answer["part"]:
+                return
+            try:
+                yield LastPart(outputs) if answer["last"] else outputs
+            except GeneratorExit:
+                _, answer = self._exchange({}, {"next": False})
+                _check(answer)
+                raise
+            outputs, answer = self._exchange({}, {"next": True})
+
+    def watch(self, died: Callable[[str], None]) -> None:
+        self._child.watch(lambda status: died(f"process {self.pid} ended with status {status}"))
+
+    def kill(self) -> None:
+        self._child.kill()
+
+    def close(self) -> None:
+        self._child.close()
+
+    def _exchange(self, tensors: Tensors, extra: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+        frame = encode_frame(tensors, extra)
+        try:
+            return decode_frame(self._child.ask(frame))
+        except ChildLost as exc:
+            raise SessionLost(f"process {self.pid} of the session {exc}", self_inflicted=exc.self_inflicted) from exc
+        except Exception as exc:
+            raise SessionLost(
+                f"process {self.pid} of the session answered no frame: {words_of(exc)}", self_inflicted=True
+            ) from exc
+
+
+def _check(answer: Mapping[str, Any]) -> None:
+    """Raises: BackendError, if a child's answer is one."""
+    if "error" not in answer:
+        return
+    error: BackendError
+    if answer["lost"]:
+        error = SessionLost(answer["error"], self_inflicted=answer["self_inflicted"])
+    else:
+        error = (OutputsRefused if answer["refused"] else ExecutionFailed)(answer["error"])
+    error.trace = answer["trace"]
+    raise error
+
+
+def _serve(channel: socket.socket) -> None:
+    """The child: load what the first frame says, then run frames until the socket ends."""
+    pid = os.getpid()
+
+    def answer(frame: list[Buffer]) -> None:
+        if os.getpid() != pid:
+            os._exit(1)  # the model forked, and this is the copy: only the original answers
+        send(channel, frame)
+
+    _, load = decode_frame(receive(channel))
+    try:
+        model = backends.load(load["kind"], load["options"], spec_from_plain(load["declared"]))
+        session = model.open_session(0)
+    except BaseException as exc:  # whatever it is, the parent must be told in words
+        answer(encode_frame({}, {"error": words_of(exc)}))
+        return
+    leave_out()
+    answer(encode_frame({}, {"spec": spec_to_plain(model.spec)}))
+    while True:
+        try:
+            frame = receive(channel)
+        except EOFError:
+            break
+        tensors, extra = decode_frame(frame)
+        try:
+            if "stream" in extra:
+                with contextlib.closing(cast(StreamingSession, session).stream(tensors, extra["parameters"])) as parts:
+                    wanted = True
+                    while wanted and (outputs := next(parts, None)) is not None:
+                        answer(encode_frame(outputs, {"part": True, "last": isinstance(outputs, LastPart)}))
+                        wanted = decode_frame(receive(channel))[1]["next"]
+                outcome = encode_frame({}, {"part": False})
+            else:
+                outcome = encode_frame(session.run(tensors, extra["parameters"]), {})
+        except BaseException as exc:  # as above
+            outcome = encode_frame({}, {"error": words_of(exc, traced=True), "trace": trace_of(exc), **_verdict(exc)})
+        answer(outcome)
+    for close in (session.close, model.close):
+        try:
+            close()
+        except BaseException:  # nobody is left to be told
+            traceback.print_exc()
+
+
+def _verdict(exc: BaseException) -> dict[str, bool]:
+    """Whether what a run raised has ended the session, and by the run's own doing; or was about outputs not as declared."""
+    if isinstance(exc, SessionLost):
+        return {"lost": True, "self_inflicted": exc.self_inflicted, "refused": False}
+    ended = isinstance(exc, MemoryError) or not isinstance(exc, Exception)
+    return {"lost": ended, "self_inflicted": ended, "refused": isinstance(exc, OutputsRefused)}
+
+
+if __name__ == "__main__":
+    serve(_serve)

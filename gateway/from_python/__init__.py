@@ -1,0 +1,1 @@
+"""The gateway in somebody else's process: `gateway.load` and `gateway.run`."""

@@ -1,0 +1,252 @@
+"""`gateway.load`: a model in this process, called as a function. No sockets, no Ray."""
+
+import asyncio
+import contextlib
+import time
+import weakref
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.base import TensorSpec
+from gateway.config import Config
+from gateway.configuring.guess import Example
+from gateway.engine.lane import Place
+from gateway.engine.repository import Repository
+from gateway.errors import GatewayError, InvalidArgument, NotReady
+from gateway.from_python.hosted import Hosted, Source, configuration, only
+from gateway.protocols.rest import ModelCodec
+from gateway.protocols.values import request_body
+from gateway.types import InferRequest, InferResponse, ParameterValue
+
+Outputs = dict[str, npt.NDArray[Any]]
+
+
+def load(what: Source, *, model: str | None = None, version: str = "", example: Example | None = None) -> "LoadedModel":
+    """Load one model into this process; blocks until it can be called.
+
+    what: what `gateway serve` takes (model.onnx, FILE.py:name, gateway.yaml, …), a configuration as a dict or `Config`, or a
+    class or function. model, version: which one, where there are several; without a version the highest. example: one request
+    (a file, or arrays by input name), of a model that does not say its inputs.
+    Raises: ConfigError, for what is none; GatewayError, if it cannot be loaded.
+    """
+    return LoadedModel(only(configuration(what, example=example, whole=False), model, version))
+
+
+class LoadedModel:
+    """A model in this process. Life: made by `load` -> predict or stream … -> close, as a context manager or by itself.
+
+    May be called from any thread and any event loop, also at the same time: such calls share batches.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """config: of this model alone."""
+        self._hosted = Hosted(config)
+        (one,) = config.models
+        spec = self._hosted.ingress.repository.model(one.name).spec
+        self._codec = ModelCodec(one.name, one.version, spec, one.ragged, config.server.limits.json_depth)
+        self._streams: weakref.WeakSet[_Parts] = weakref.WeakSet()
+
+    def __repr__(self) -> str:
+        return f"<LoadedModel {self.name!r} version {self.version}>"
+
+    @property
+    def name(self) -> str:
+        return self._codec.model
+
+    @property
+    def version(self) -> str:
+        return self._codec.version
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What it takes; shapes with the rows in front, -1 for any size."""
+        return self._codec.spec.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self._codec.spec.outputs
+
+    def predict(
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> Outputs:
+        """Ask it once; blocks until it has answered.
+
+        inputs: by name. Arrays have the datatype that the model declares; nested lists are taken as such. Shapes: (rows, …), as
+        declared. outputs: only these; none means all. parameters: as in a v2 request: `timeout` in microseconds, `priority`,
+        and what the model knows. Returns copies, by name. Raises: GatewayError, in the words a server would use (`words`).
+        """
+        return self._hosted.run(_asked(self._hosted.ingress.repository, self._codec, inputs, outputs, parameters))
+
+    async def predict_async(
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> Outputs:
+        """The same for a running event loop, which goes on meanwhile. Cancelled, the request leaves the queue."""
+        work = _asked(self._hosted.ingress.repository, self._codec, inputs, outputs, parameters)
+        return await asyncio.wrap_future(self._hosted.submit(work))
+
+    def stream(
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> Generator[Outputs, None, None]:
+        """Ask it once, and give each part of its answer when it is there; of a model that gives one answer, that.
+
+        It is asked when the first part is; the model makes a few parts ahead, and waits for the caller then. Closed early, as
+        where a loop over it is left, the model is stopped at its next part. Arguments and errors: as of `predict`; an error may
+        come after parts.
+        """
+        parts = self._asks(inputs, outputs, parameters)
+        try:
+            while (part := self._hosted.run(parts.next())) is not None:
+                yield part
+        finally:
+            self._end(parts)
+
+    async def stream_async(
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> AsyncGenerator[Outputs, None]:
+        """The same for a running event loop, with `async for`; a loop that is left early closes it with `aclose`."""
+        parts = self._asks(inputs, outputs, parameters)
+        try:
+            while (part := await asyncio.wrap_future(self._hosted.submit(parts.next()))) is not None:
+                yield part
+        finally:
+            self._end(parts)
+
+    def _asks(
+        self, inputs: Mapping[str, object], outputs: Sequence[str], parameters: Mapping[str, ParameterValue] | None
+    ) -> "_Parts":
+        parts = _Parts(self._hosted.ingress.repository, self._codec, inputs, outputs, parameters)
+        self._streams.add(parts)
+        return parts
+
+    def _end(self, parts: "_Parts") -> None:
+        with contextlib.suppress(NotReady):  # it is closed, and the model with it
+            self._hosted.submit(parts.close())
+
+    def close(self) -> None:
+        """Answer what is in flight, end the streams that are still open, and free the model. A second call does nothing."""
+        for parts in list(self._streams):
+            self._end(parts)
+        self._hosted.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await asyncio.to_thread(self.close)
+
+
+class _Parts:
+    """The answer to one request, part by part. On the gateway's loop."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        codec: ModelCodec,
+        inputs: Mapping[str, object],
+        outputs: Sequence[str],
+        parameters: Mapping[str, ParameterValue] | None,
+    ) -> None:
+        self._repository = repository
+        self._codec = codec
+        self._asked = (inputs, outputs, parameters)
+        self._arrived: asyncio.Queue[InferResponse | GatewayError | None] = asyncio.Queue()
+        self._place: Place | None = None
+        self._begun = False
+
+    async def next(self) -> Outputs | None:
+        """The next part; None: there is none. Raises: GatewayError."""
+        if not self._begun:
+            self._begun = True
+            request = _request(self._repository, self._codec, *self._asked)
+            served = self._repository.model(self._codec.model, self._codec.version)
+            self._place = self._repository.infer(served, request, self._done, self._arrived.put_nowait)
+        arrived = await self._arrived.get()
+        if isinstance(arrived, GatewayError):
+            raise arrived.with_traceback(None)
+        if arrived is None:
+            return None
+        if self._place is not None:
+            self._place.taken()
+        return _copied(arrived)
+
+    def _done(self, outcome: InferResponse | GatewayError | None) -> None:
+        self._place = None
+        if isinstance(outcome, InferResponse):  # its one answer
+            self._arrived.put_nowait(outcome)
+            outcome = None
+        self._arrived.put_nowait(outcome)
+
+    async def close(self) -> None:
+        """Nobody waits for more."""
+        if self._place is not None:
+            self._place.cancel()
+
+
+def _request(
+    repository: Repository,
+    codec: ModelCodec,
+    inputs: Mapping[str, object],
+    outputs: Sequence[str],
+    parameters: Mapping[str, ParameterValue] | None,
+) -> InferRequest:
+    # As a REST client would write it: what reads and refuses it is what reads and refuses his.
+    binary: dict[str, ParameterValue] = {**(parameters or {}), "binary_data_output": True}
+    body, json_bytes = request_body(inputs, codec.spec.input_by_name, outputs=outputs, parameters=binary)
+    return codec.decode(body, json_bytes, time.monotonic_ns(), repository.regions.read)
+
+
+def _copied(response: InferResponse) -> Outputs:
+    return {name: np.array(array) for name, array in response.outputs.items()}
+
+
+async def _asked(
+    repository: Repository,
+    codec: ModelCodec,
+    inputs: Mapping[str, object],
+    outputs: Sequence[str],
+    parameters: Mapping[str, ParameterValue] | None,
+) -> Outputs:
+    if codec.spec.decoupled:
+        raise InvalidArgument(f"model '{codec.model}' is decoupled: it answers in parts; call `stream`, and iterate over it")
+    request = _request(repository, codec, inputs, outputs, parameters)
+    answered: asyncio.Future[InferResponse | GatewayError | None] = asyncio.get_running_loop().create_future()
+
+    def done(outcome: InferResponse | GatewayError | None) -> None:
+        if not answered.done():
+            answered.set_result(outcome)
+
+    place = repository.infer(repository.model(codec.model, codec.version), request, done)
+    try:
+        outcome = await answered
+    except asyncio.CancelledError:
+        place.cancel()
+        raise
+    if isinstance(outcome, GatewayError):
+        raise outcome.with_traceback(None)
+    assert outcome is not None
+    return _copied(outcome)

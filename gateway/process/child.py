@@ -1,0 +1,185 @@
+"""A process of our own, asked over a private socket pair: one message there, one back.
+
+The child is `python -m MODULE FD FD`. It ends when its socket does. What it prints goes to the gateway's standard error.
+
+The child leads a process group, so that what it starts ends with it. The group cannot outlive the gateway either, not even
+while its code holds the GIL: the kernel itself kills it when the gateway's end of a pipe, the lifeline, closes.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+import numpy as np
+
+from gateway.wire.tensors import Buffer
+
+_SIZE_BYTES: Final = 8
+_STOP_TIMEOUT_S: Final = 5.0
+# How long a child whose socket has ended may take to end as well.
+_EXIT_S: Final = 1.0
+# By which somebody else ends a process: an operator, the kernel that needs its memory.
+_FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
+
+
+class ChildLost(Exception):
+    """The child answers no more: how that came. self_inflicted: by what it ran itself."""
+
+    def __init__(self, how: str, *, self_inflicted: bool = False) -> None:
+        super().__init__(how)
+        self.self_inflicted = self_inflicted
+
+
+class Child:
+    """One child process. Life: made -> ask … -> close; kill at any time, from any thread."""
+
+    def __init__(self, module: str) -> None:
+        """Start it: `python -m module`, which calls `serve`. Raises: OSError."""
+        ours, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        try:
+            # The path is handed on, so that a model file beside the gateway's start directory is found in the child as well.
+            env = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno()), str(lifeline)],
+                pass_fds=[theirs.fileno(), lifeline],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # on its standard output the gateway speaks to programs
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
+        self._socket = ours
+        self._reaping = threading.Lock()
+        self._status: Future[int] = Future()
+        threading.Thread(target=self._reap, name=f"reap-{self.pid}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._status.done()
+
+    def ask(self, pieces: Sequence[Buffer]) -> memoryview:
+        """Send one message, in pieces, and wait for the one that answers it. Raises: ChildLost."""
+        if self._status.done():
+            raise ChildLost(f"ended with status {self._status.result()}")
+        try:
+            send(self._socket, pieces)
+            return receive(self._socket)
+        except (OSError, EOFError) as exc:
+            status = self._ended_within(_EXIT_S)
+            how = "has left its connection" if status is None else f"ended with status {status}"
+            raise ChildLost(how, self_inflicted=status not in _FROM_OUTSIDE) from exc
+
+    def watch(self, ended: Callable[[int], None]) -> None:
+        """ended: gets the child's status when it has ended, on any thread."""
+        self._status.add_done_callback(lambda status: ended(status.result()))
+
+    def kill(self) -> None:
+        with self._reaping:  # or its pid could be another's by now
+            if not self._status.done():
+                self._kill_group()
+
+    def close(self) -> None:
+        self._socket.close()
+        if self._ended_within(_STOP_TIMEOUT_S) is None:
+            self.kill()
+            self._ended_within(_STOP_TIMEOUT_S)
+
+    def _ended_within(self, timeout_s: float) -> int | None:
+        """The status of the child, if it has ended by then."""
+        try:
+            return self._status.result(timeout_s)
+        except TimeoutError:
+            return None
+
+    def _reap(self) -> None:
+        """On a thread of its own, until the child has ended."""
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):  # code of a model's waits for any child
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet: its number stays its group's
+        else:  # macOS
+            self._process.wait()
+        with self._reaping:
+            self._kill_group()  # what the child started
+            status = self._process.wait()
+            os.close(self._lifeline)
+            # What has left the group may hold the other end: who asks must not wait for that.
+            with contextlib.suppress(OSError):  # closed before
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._status.set_result(status)
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: nobody is left
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def send(channel: socket.socket, pieces: Sequence[Buffer]) -> None:
+    size = sum(len(piece) for piece in pieces)
+    channel.sendall(size.to_bytes(_SIZE_BYTES, "little") + bytes(pieces[0]))
+    for piece in pieces[1:]:
+        channel.sendall(piece)
+
+
+def receive(channel: socket.socket) -> memoryview:
+    """One message. Raises: EOFError at the end of the stream."""
+    size = int.from_bytes(_receive_exactly(channel, _SIZE_BYTES), "little")
+    return _receive_exactly(channel, size)
+
+
+def _receive_exactly(channel: socket.socket, size: int) -> memoryview:
+    # numpy, since bytearray would write the zeros first, and hold the interpreter meanwhile.
+    buffer = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]  # an ndarray is a buffer
+    view = buffer
+    while view:
+        count = channel.recv_into(view)
+        if count == 0:
+            raise EOFError
+        view = view[count:]
+    return buffer
+
+
+def serve(serve_channel: Callable[[socket.socket], None]) -> None:
+    """In the child, whose arguments are the two descriptors: end with the gateway, and have its messages answered."""
+    _end_with(int(sys.argv[2]))
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        serve_channel(channel)
+
+
+def _end_with(lifeline: int) -> None:
+    """Have this process group killed when the other end of the pipe closes, which only the gateway holds.
+
+    By the kernel where it can: a thread would wait for a run that holds the GIL. PR_SET_PDEATHSIG would spare what the model
+    started, and strike when the gateway's thread that forked ends.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+        if select.select([lifeline], [], [], 0)[0]:  # it closed before
+            os._exit(1)
+    else:
+        threading.Thread(target=_end_after, args=(lifeline,), daemon=True).start()
+
+
+def _end_after(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,109 @@
+"""What the command lines of this project have in common: version, completion, examples, how much is said, and how they end."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import shtab
+
+from gateway import __version__
+from gateway.errors import ConfigError, GatewayError
+from gateway.process.console import FORMATS, LEVELS, Speech, words
+from gateway.process.interrupts import ENDED_AT_ONCE
+
+FAULTY: Final = 2  # as argparse ends
+UNREAD: Final = 141  # as a shell tells of what SIGPIPE ended
+
+
+def program(name: str, does: str, *commands: str, exit_codes: Mapping[int, str]) -> argparse.ArgumentParser:
+    """The root of a command line. commands: examples, as they are typed. exit_codes: each with what it means."""
+    codes = "\n  ".join(("exit codes:", *(f"{code:<4} {meaning}" for code, meaning in exit_codes.items())))
+    root = argparse.ArgumentParser(
+        prog=name, description=does, epilog=f"{examples(*commands)}\n\n{codes}", formatter_class=Paragraphs
+    )
+    root.add_argument("--version", action="version", version=f"{name} {__version__}")
+    # argparse puts the shells' names behind it.
+    shtab.add_argument_to(root, help=f"print what completes this command, and exit: source <({name} --print-completion bash)")
+    return root
+
+
+def add_command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, does: str, *typed: str, more: str = ""
+) -> argparse.ArgumentParser:
+    """Add one command. does: in a few words, beginning small. typed: examples. more: further paragraphs for its help."""
+    return commands.add_parser(
+        name,
+        help=does,
+        description="\n\n".join(filter(None, (f"{does[0].upper()}{does[1:]}.", more))),
+        epilog=examples(*typed),
+        formatter_class=Paragraphs,
+    )
+
+
+def add_speech(root: argparse.ArgumentParser, *, quiet: str) -> None:
+    """Give every command the options that say how much it says, and completion to those of files. quiet: what that leaves."""
+    for command in leaves(root):
+        group = command.add_argument_group("what it says, on standard error")
+        group.add_argument("--quiet", action="store_true", help=quiet)
+        group.add_argument("--log-level", choices=LEVELS, help="least severe log lines to show (info; with --quiet warning)")
+        group.add_argument("--log-format", choices=FORMATS, default="text", help="json: one object a line (text)")
+        for action in command._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+
+
+def speech(arguments: argparse.Namespace) -> Speech:
+    """What the options of `add_speech` say."""
+    level = arguments.log_level or ("warning" if arguments.quiet else "info")
+    return Speech(level, arguments.log_format, arguments.quiet)
+
+
+def ended(name: str, run: Callable[[], int], *, failed: int) -> int:
+    """Run a command and give its exit code, also where an error ended it, which is told. failed: the code for most of them."""
+    try:
+        code = run()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+    except ConfigError as exc:
+        words.error(exc.message)
+        return FAULTY
+    except GatewayError as exc:
+        words.error("%s: %s", name, exc.message)
+        return failed
+    except OSError as exc:
+        words.error("%s", "\n".join(f"{name}: {line}" for line in str(exc).splitlines()))
+        return failed
+    except KeyboardInterrupt:
+        words.error("%s: ended by Ctrl-C", name)
+        return ENDED_AT_ONCE
+
+
+def leaves(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The commands that have no commands below them."""
+    below = [action for action in command._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield command
+    for action in below:
+        for child in action.choices.values():
+            yield from leaves(child)
+
+
+def examples(*commands: str) -> str:
+    """The epilog that shows what can be typed."""
+    return "\n  ".join(("examples:", *commands))
+
+
+class Paragraphs(argparse.RawDescriptionHelpFormatter):
+    """Fills each paragraph of a description, and leaves what begins with "examples:" as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return super()._fill_text(text, width, indent)
+        fill = argparse.HelpFormatter._fill_text
+        return "\n\n".join(fill(self, paragraph, width, indent) for paragraph in text.split("\n\n"))

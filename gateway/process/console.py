@@ -1,0 +1,99 @@
+"""What a process says beside its result, on standard error: log lines, steps that take long, and its last words.
+
+`set_up` once in each process says how. Steps and last words are plain lines; in the format `json` they are objects of one line
+each, as every log line is then. Nothing here is coloured.
+"""
+
+import contextlib
+import json
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+FORMATS: Final = ("text", "json")
+
+_SLOW_S: Final = 1.0
+
+# Plain lines to who started the command: info for what goes on, which `quiet` leaves out, error for why it ends.
+words: Final = logging.getLogger("gateway.process.console")
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """How much a process says, and in which format. quiet: no steps, only warnings and errors."""
+
+    level: str = "info"
+    format: Literal["text", "json"] = "text"
+    quiet: bool = False
+
+
+def set_up(speech: Speech, *, guest: bool = False) -> None:
+    """Log to standard error as this says; a second call replaces the first.
+
+    guest: in a process of somebody else (Ray), where only what is ours is logged so. Otherwise everything is, unless the root
+    has handlers already.
+    """
+    formatter = _JsonLine() if speech.format == "json" else logging.Formatter(_LINE)
+    if guest:
+        for name in ("gateway", "backends"):
+            _own(logging.getLogger(name), formatter, speech.level)
+    else:
+        logging.basicConfig(level=speech.level.upper(), handlers=[_Stderr(formatter)])
+    plain = formatter if speech.format == "json" else logging.Formatter("%(message)s")
+    _own(words, plain, "warning" if speech.quiet else "info")
+
+
+@contextlib.contextmanager
+def step(text: str) -> Iterator[None]:
+    """Say what is being done once it has taken a second: "loading minilm …"."""
+    timer = threading.Timer(_SLOW_S, words.info, (f"{text} …",))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+_LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def _own(logger: logging.Logger, formatter: logging.Formatter, level: str) -> None:
+    logger.handlers[:] = [_Stderr(formatter)]
+    logger.propagate = False
+    logger.setLevel(level.upper())
+
+
+class _Stderr(logging.Handler):
+    """Writes to what is `sys.stderr` at the time."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
+class _JsonLine(logging.Formatter):
+    """One object a line: time (UTC), level, logger, process, message, and the traceback as `exception` where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(said)

@@ -1,0 +1,70 @@
+"""What the signals mean that come to a gateway: the first asks it to stop, a later Ctrl-C to end at once."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Final, Literal, NoReturn
+
+from gateway.process.console import words
+
+ENDED_AT_ONCE: Final = 130  # as a shell tells of what SIGINT ended
+
+# Wrappers (make, uv, timeout) pass on what their children get from the terminal as well.
+_SAME_PRESS_S: Final = 0.5
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """What asks to stop: Ctrl-C, whoever ends processes, a terminal that closes, unless (nohup) that is to be outlived."""
+    usual = (signal.SIGINT, signal.SIGTERM)
+    return usual if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*usual, signal.SIGHUP)
+
+
+class Interrupts:
+    """The signals of one run, in the order they come."""
+
+    def __init__(self) -> None:
+        self._asked_s: float | None = None
+
+    def meaning(self, number: int, now_s: float) -> Literal["stop", "end", "nothing"]:
+        """number: of `stop_signals`. now_s: monotonic. A second SIGTERM hurries nothing: draining is bounded in time."""
+        if self._asked_s is None:
+            self._asked_s = now_s
+            return "stop"
+        return "end" if number == signal.SIGINT and now_s - self._asked_s >= _SAME_PRESS_S else "nothing"
+
+
+def say_stopping(pending: int | None, drain_timeout_s: float) -> None:
+    """pending: requests in flight; None: unknown."""
+    if pending == 0:
+        words.info("stopping")
+        return
+    waiting = "requests in flight have" if pending is None else f"{pending} in flight, which {'have' if pending > 1 else 'has'}"
+    words.info("stopping: %s up to %g s; Ctrl-C again ends at once", waiting, drain_timeout_s)
+
+
+@contextlib.contextmanager
+def ctrl_c_ends_at_once() -> Iterator[None]:
+    """On the main thread, around what a KeyboardInterrupt may break instead of end: PyTorch, being imported, aborts on one."""
+
+    def end(_number: int, _frame: object) -> None:
+        words.error("gateway: ended by Ctrl-C")
+        os._exit(ENDED_AT_ONCE)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # whoever started this wants it otherwise: nohup
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_at_once(left: str = "") -> NoReturn:
+    """End this process with what it runs, after a word. What it started ends with it. left: what does not."""
+    words.warning("; ".join(filter(None, ("ended at once: requests in flight are lost", left))))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ENDED_AT_ONCE)

@@ -1,0 +1,30 @@
+"""What an error is over HTTP: its status, and its body."""
+
+from typing import Final
+
+import orjson
+
+from gateway.errors import Code
+
+STATUS: Final[dict[Code, int]] = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.ALREADY_EXISTS: 400,  # as Triton answers for a region of the same name
+    Code.UNAUTHENTICATED: 401,
+    Code.FORBIDDEN: 403,
+    Code.NOT_FOUND: 404,
+    Code.TOO_LARGE: 413,
+    Code.CANCELLED: 499,  # nobody is left to read it
+    Code.BACKEND_FAILED: 500,
+    Code.CONFIG: 500,
+    Code.INTERNAL: 500,
+    Code.UNSUPPORTED: 501,
+    Code.NOT_READY: 503,
+    Code.OVERLOADED: 503,
+    Code.BACKEND_UNREACHABLE: 503,
+    Code.DEADLINE_EXCEEDED: 504,
+}
+
+
+def error_body(message: str) -> bytes:
+    """The body of every answer that is an error."""
+    return orjson.dumps({"error": message.encode(errors="replace").decode()})

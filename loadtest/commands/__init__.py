@@ -1,0 +1,1 @@
+"""What `loadtest` does, a module per command."""

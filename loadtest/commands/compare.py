@@ -1,0 +1,72 @@
+"""`loadtest compare BASE NEW`: has it become slower? Two results of `loadtest run --json` of the same load.
+
+Runs of the same seed are compared block by block: each block of both was offered the very same requests. A change counts if its
+95 % interval excludes zero and its estimate is beyond the tolerance. Exit code 4 is a regression.
+"""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gateway.process.command_line import add_command
+from gateway.process.console import words
+from loadtest.commands.run import STDOUT, add_json, write
+from loadtest.errors import ExitCode, UsageError
+from loadtest.results import read_run
+
+
+def add_parser(subparsers: Any) -> None:  # argparse's own type is private
+    """Add `compare`."""
+    parser = add_command(
+        subparsers,
+        "compare",
+        "two results of the same load: regression, improvement or same",
+        "loadtest compare base.json new.json",
+        "loadtest compare base.json new.json --junit compare.xml --markdown -",
+        more=str(__doc__).partition("\n\n")[2],
+    )
+    parser.add_argument("base", type=Path, help="result of `loadtest run --json`")
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--tolerance", type=float, default=0.05, metavar="SHARE", help="relative change that is fine (0.05)")
+    parser.add_argument("--share-tolerance", type=float, default=0.005, metavar="SHARE", help="of the attainment (0.005)")
+    add_json(parser, "the comparison")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write it for a pull request; -: to standard output")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write it for CI; -: to standard output")
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> ExitCode:
+    import msgspec
+    from rich.table import Table
+
+    from loadtest.reports.consoles import results
+    from loadtest.verdict.comparison import cells, compare, junit, markdown
+
+    printed = [name for name in ("json", "markdown", "junit") if getattr(args, name) == STDOUT]
+    if len(printed) > 1:
+        raise UsageError(f"--{' and --'.join(printed)}: standard output takes one of them; name a FILE for the others")
+    base, new = read_run(args.base), read_run(args.new)
+    for path, result in ((args.base, base), (args.new, new)):
+        if not result.valid:
+            why = "; ".join(result.reasons)
+            words.error("loadtest: %s: INVALID, nothing can be compared: %s. Measure it again.", path, why)
+            return ExitCode.INVALID
+    if not (args.tolerance >= 0 and args.share_tolerance >= 0):
+        raise UsageError("--tolerance and --share-tolerance must be at least 0")
+    comparison = compare(base, new, tolerance=args.tolerance, share_tolerance=args.share_tolerance)
+    if args.json:
+        write(args.json, msgspec.json.format(msgspec.json.encode(asdict(comparison)), indent=2).decode() + "\n")
+    if args.junit:
+        write(args.junit, junit(comparison))
+    if args.markdown:
+        write(args.markdown, markdown(comparison, base, new))
+    table = Table("metric", "base", "new", "change", "95 % interval", "verdict", box=None, pad_edge=False)
+    for metric in comparison.metrics:
+        table.add_row(*cells(metric))
+    console = results(hidden=args.quiet or bool(printed))
+    console.print(table)
+    for note in comparison.notes:
+        console.print(f"note: {note}", style="yellow", markup=False)
+    console.print(f"[bold]{comparison.verdict}[/bold]")
+    return ExitCode.REGRESSION if comparison.verdict == "regression" else ExitCode.MET

@@ -1,0 +1,140 @@
+"""What `loadtest recommend` would start, for how long, at what cost: worked out without starting anything."""
+
+import datetime
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loadtest.lab.launchers.launcher import Launcher
+from loadtest.question.spec import Spec
+from loadtest.search.events import EXPECTED, Question
+from loadtest.search.strategy import AGREE_MOST, FINALISTS, OVERLOAD, SAFE, SHORTLIST, agree_seconds, profile_seconds
+from loadtest.wording import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCandidate:
+    """One candidate and its price. price_flags: what makes the price doubtful."""
+
+    name: str
+    usd_per_hour: float
+    price_basis: str
+    price_source: str
+    price_date: datetime.date | None
+    price_flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedComparison:
+    """Of answers, before anything is loaded. kinds: of candidates. seconds: the most, of each. share: of all the time."""
+
+    kinds: int
+    reference: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """profiles: shared by the candidates, of profile_seconds each. loaded: how many see real load; of those, finalists up to
+    their peak. max_usd: the most it can cost; None: nothing is paid for.
+    """
+
+    model: str
+    slo: str
+    launcher: str
+    minutes: float
+    candidates: tuple[PlannedCandidate, ...]
+    comparison: PlannedComparison | None
+    profiles: int
+    profile_seconds: float
+    loaded: int
+    finalists: int
+    start_seconds: float
+    max_usd: float | None
+    warnings: tuple[str, ...]
+
+
+def plan_of(spec: Spec, question: Question, launcher: Launcher, today: datetime.date) -> Plan:
+    """spec: its candidates are priced."""
+    candidates = []
+    for candidate in spec.candidates:
+        price = candidate.price
+        assert price is not None
+        candidates.append(
+            PlannedCandidate(candidate.name, price.usd_per_hour, candidate.basis, price.source, price.date, price.flags(today))
+        )
+    comparison = None
+    if spec.comparison is not None:
+        comparison = PlannedComparison(
+            len({candidate.numerics for candidate in spec.candidates}),
+            spec.comparison.reference,
+            agree_seconds(question.seconds),
+            AGREE_MOST,
+        )
+    profiles = len({candidate.group for candidate in spec.candidates})
+    loaded = min(SHORTLIST, len(candidates))
+    max_usd = None
+    if launcher.paid:
+        dearest = max(candidate.usd_per_hour for candidate in candidates) * question.seconds / 3600
+        max_usd = dearest if question.max_usd is None else min(dearest, question.max_usd)
+    return Plan(
+        model=spec.model,
+        slo=str(spec.slo),
+        launcher=spec.launcher.kind,
+        minutes=question.seconds / 60,
+        candidates=tuple(candidates),
+        comparison=comparison,
+        profiles=profiles,
+        profile_seconds=profile_seconds(question, profiles),
+        loaded=loaded,
+        finalists=min(FINALISTS, loaded),
+        start_seconds=launcher.start_s,
+        max_usd=max_usd,
+        warnings=tuple(spec.warnings),
+    )
+
+
+def as_json(plan: Plan) -> str:
+    """For programs."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(plan)).decode()
+
+
+def show(plan: Plan, console: "Console") -> None:
+    """For people."""
+    from rich.table import Table
+
+    grid = Table(title=f"{plan.model} within {plan.slo}, launcher {plan.launcher}", title_justify="left", box=None)
+    for column in ("candidate", "USD/h", "price"):
+        grid.add_column(column, justify="right" if column == "USD/h" else "left")
+    for candidate in plan.candidates:
+        price = ", ".join((candidate.price_basis, *candidate.price_flags))
+        grid.add_row(candidate.name, f"{candidate.usd_per_hour:.4g}", price)
+    console.print(grid)
+    sources = {f"{c.price_basis}: {c.price_source}, {c.price_date or 'undated'}" for c in plan.candidates}
+    for source in sorted(sources):
+        console.print(f"prices, {source}", style="dim")
+    if plan.comparison is not None:
+        kinds = plan.comparison.kinds
+        against = plan.comparison.reference
+        console.print(
+            f"First the answers of {kinds} kind{'s' * (kinds > 1)} of candidates are compared with "
+            f"{against if against == EXPECTED else f'those of {against}'}: for seconds on a quiet machine, at most "
+            f"{plan.comparison.seconds:.0f} s each, and {plan.comparison.share:.0%} of the time in all."
+        )
+    console.print(
+        f"{counted(len(plan.candidates), 'candidate')} {'has' if len(plan.candidates) == 1 else 'share'} "
+        f"{counted(plan.profiles, 'profile')} of {plan.profile_seconds:.0f} s; up to "
+        f"{plan.loaded} see real load, {plan.finalists} up to their peak. A start takes about {plan.start_seconds:.0f} s. "
+        f"All in all {plan.minutes:g} minutes, {OVERLOAD:g} and {SAFE:g} times the winner's peak included."
+    )
+    if plan.max_usd is not None:
+        console.print(f"Costs at most ${plan.max_usd:.2f}.")
+    else:
+        console.print("Costs nothing: what is measured runs already, or runs here.")
+    for line in plan.warnings:
+        console.print(f"! {line}", style="yellow")

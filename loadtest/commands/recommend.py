@@ -1,0 +1,179 @@
+"""`loadtest recommend SPEC` and `loadtest plan SPEC`."""
+
+import argparse
+import asyncio
+import datetime
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gateway.process.command_line import add_command
+from gateway.process.console import words
+from loadtest.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from loadtest.commands.interrupts import Interruption
+    from loadtest.lab.launchers.launcher import Launcher
+    from loadtest.question.spec import Spec
+    from loadtest.reports.recommendation import Recommendation
+    from loadtest.search.events import Question
+
+
+def add_parser(subparsers: Any) -> None:
+    recommend = add_command(
+        subparsers,
+        "recommend",
+        "find the cheapest candidate that meets an SLO",
+        "loadtest recommend configs/loadtests/minilm-local.yaml",
+        "loadtest recommend configs/loadtests/minilm-local.yaml --budget-minutes 10 --out results",
+        more="Writes a report, a table of evidence, and the gateway configuration of the winner. A search that was interrupted "
+        "goes on where it ended.",
+    )
+    recommend.set_defaults(execute=_recommend)
+    recommend.add_argument(
+        "--out", type=Path, metavar="DIR", help="for reports, runs and journal (default: loadtest-results/NAME)"
+    )
+    recommend.add_argument("--fresh", action="store_true", help="measure anew, even if an interrupted search could be resumed")
+    recommend.add_argument("--resume", action="store_true", help="go on where the last search ended, --budget-minutes more")
+    recommend.add_argument("--json", action="store_true", help="the report as JSON to standard output, and nothing else there")
+    plan = add_command(
+        subparsers,
+        "plan",
+        "what `recommend` would start, for how long, at what cost; starts nothing",
+        "loadtest plan configs/loadtests/minilm-local.yaml",
+        "loadtest plan configs/loadtests/running-servers.yaml --target-rps 500",
+    )
+    plan.add_argument("--json", action="store_true", help="as JSON, and nothing else")
+    plan.set_defaults(execute=_plan)
+    for parser in (recommend, plan):
+        parser.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file: `gateway examples minilm-local` writes one")
+        parser.add_argument("--budget-minutes", type=float, metavar="N", help="instead of budget.minutes")
+        parser.add_argument(
+            "--max-usd", type=float, metavar="N", help="instead of budget.usd; without it nothing paid is started"
+        )
+        parser.add_argument(
+            "--target-rps", type=float, metavar="N", help="instead of target_rps: the rate a fleet is wanted for"
+        )
+        parser.add_argument("--instances", type=Path, metavar="FILE", help="another catalogue than the one that comes along")
+
+
+def _recommend(arguments: argparse.Namespace) -> int:
+    import uvloop
+
+    from loadtest.commands.interrupts import interruption
+    from loadtest.commands.plan import plan_of
+    from loadtest.commands.plan import show as show_plan
+    from loadtest.lab.launchers import launcher_of
+    from loadtest.lab.recommender import question_of
+    from loadtest.reports.consoles import meanwhile, results
+    from loadtest.reports.forms import show, write_all
+    from loadtest.reports.recommendation import to_json
+
+    spec = _read(arguments)
+    console = results(hidden=arguments.quiet or arguments.json)
+    launcher = launcher_of(spec.launcher)
+    launcher.preflight(spec.candidates)
+    question = question_of(spec, paid=launcher.paid)
+    if launcher.paid and question.max_usd is None:
+        show_plan(plan_of(spec, question, launcher, _today()), console)
+        words.error("loadtest: nothing was started: these candidates cost money; set --max-usd to allow it")
+        return ExitCode.USAGE
+    folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
+    with interruption() as interrupted:
+        try:
+            found = uvloop.run(_search(spec, question, launcher, folder, arguments, meanwhile(arguments), interrupted))
+        except asyncio.CancelledError:
+            words.warning("loadtest: interrupted: what was measured is kept in %s; the same command goes on from there", folder)
+            return interrupted.exit_code
+    written = write_all(found, folder)
+    show(found, console)
+    console.print("written: " + ", ".join(str(path) for path in written), soft_wrap=True)
+    if arguments.json:
+        print(to_json(found))
+    return found.exit_code
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from loadtest.commands.plan import as_json, plan_of, show
+    from loadtest.lab.launchers import launcher_of
+    from loadtest.lab.recommender import question_of
+    from loadtest.reports.consoles import results
+
+    spec = _read(arguments)
+    launcher = launcher_of(spec.launcher)
+    launcher.preflight(spec.candidates)
+    plan = plan_of(spec, question_of(spec, paid=launcher.paid), launcher, _today())
+    if arguments.json:
+        print(as_json(plan))
+    else:
+        show(plan, results())
+    return ExitCode.MET
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
+
+
+def _read(arguments: argparse.Namespace) -> "Spec":
+    from loadtest.lab.recommender import limited, price_by_metadata
+    from loadtest.prices.catalogue import BUNDLED, load_catalogue
+    from loadtest.prices.live_prices import current_catalogue
+    from loadtest.question.spec import load_spec
+
+    own = arguments.instances
+    now = datetime.datetime.now(datetime.UTC)
+    catalogue = load_catalogue(own) if own else current_catalogue(now, instances=BUNDLED)
+    spec = load_spec(arguments.spec, catalogue)
+    spec = limited(spec, minutes=arguments.budget_minutes, usd=arguments.max_usd, target_rps=arguments.target_rps)
+    return asyncio.run(price_by_metadata(spec, catalogue))
+
+
+async def _search(
+    spec: "Spec",
+    question: "Question",
+    launcher: "Launcher",
+    folder: Path,
+    arguments: argparse.Namespace,
+    console: "Console",
+    interrupted: "Interruption",
+) -> "Recommendation":
+    from loadtest.lab.journal import Journal
+    from loadtest.lab.recommender import Lab, extended, run_search
+    from loadtest.measuring.generator import measure
+    from loadtest.reports.conclusion import build
+    from loadtest.reports.display import Display
+    from loadtest.wording import counted, differences
+
+    journal = Journal(folder / "journal.jsonl", question, fresh=arguments.fresh, resume=arguments.resume)
+    if journal.events:
+        console.print(f"resuming after {counted(len(journal.events), 'step')} found in {folder / 'journal.jsonl'}")
+    if arguments.resume:
+        question = extended(question, journal.events)
+    names = dict(zip((candidate.name for candidate in spec.candidates), differences(spec.candidates), strict=True))
+    display = Display(console, question, names, paid=launcher.paid)
+    lab = Lab(spec, launcher, measure, runs=folder / "runs", on_progress=display.on_progress if console.is_terminal else None)
+    task = asyncio.current_task()
+    assert task is not None  # this is a coroutine
+
+    def cancel() -> None:
+        task.cancel()
+
+    try:
+        with interrupted.calls(cancel):
+            outcome = await run_search(question, lab, journal, on_step=display.on_step)
+    finally:
+        display.clear()
+        journal.close()
+    now = datetime.datetime.now(datetime.UTC)
+    return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid, out=arguments.out)
+
+
+def machine() -> str:
+    """What this machine is, in a few words."""
+    from loadtest.wording import counted
+
+    cores = len(os.sched_getaffinity(0))
+    return f"{platform.machine()} with {counted(cores, 'core')}, Python {platform.python_version()}"

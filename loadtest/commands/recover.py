@@ -1,0 +1,62 @@
+"""`loadtest recover FILE.live`: what a run had measured when it was killed.
+
+While `loadtest run` is asked to write a file (--json, --log), what it measures lives in FILE.live beside it, which a run that
+ends removes. After one that was killed it is still there.
+"""
+
+import argparse
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gateway.process.command_line import add_command
+from loadtest.commands.run import add_json
+from loadtest.errors import ExitCode, UsageError
+
+
+def add_parser(subparsers: Any) -> None:  # argparse's own type is private
+    """Add `recover`."""
+    parser = add_command(
+        subparsers,
+        "recover",
+        "what a run that was killed had measured",
+        "loadtest recover new.json.live --json new.json",
+        more=str(__doc__).partition("\n\n")[2],
+    )
+    parser.add_argument("file", type=Path, metavar="FILE.live", help="what the run has left; it stays as it is")
+    add_json(parser, "the result, marked PARTIAL")
+    parser.add_argument("--log", type=Path, metavar="CSV", help="write every request: intended, sent, done, status")
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> ExitCode:
+    import numpy as np
+
+    from loadtest.commands.run import STDOUT, exit_code, write
+    from loadtest.load import live_log
+    from loadtest.load.patterns import schedule
+    from loadtest.load.recorder import PENDING, UNSENT, write_csv
+    from loadtest.reports.consoles import results
+    from loadtest.reports.terminal import print_run
+    from loadtest.results import to_json
+    from loadtest.verdict.analysis import Ended, summarise
+
+    description, log = live_log.read(args.file)
+    spec = description.spec
+    plan = schedule(spec.pattern, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
+    status, dispatched = np.asarray(log.status), np.asarray(log.dispatched)
+    rows = np.flatnonzero((dispatched > 0) & (status != UNSENT))  # what was still open is cut off: PENDING
+    done = rows[status[rows] != PENDING]
+    if len(done) == 0:
+        raise UsageError(f"{args.file}: the run was killed before anything was answered: there is nothing to recover")
+    rows = rows[np.argsort(np.asarray(log.intended)[rows], kind="stable")]
+    elapsed_ns = min(plan.duration_ns, max(int(dispatched[rows].max()), int(np.asarray(log.done)[done].max())))
+    rows = rows[np.asarray(log.intended)[rows] < elapsed_ns]
+    ended = Ended(description.started_at, datetime.now(UTC).isoformat(timespec="milliseconds"), elapsed_ns, partial=True)
+    result = summarise(spec, plan, log, rows, (), ended, None, None)
+    if args.log:
+        write_csv(args.log, log, used=rows)
+    if args.json:
+        write(args.json, to_json(result) + "\n")
+    print_run(result, results(hidden=args.quiet or args.json == STDOUT))
+    return exit_code(result)

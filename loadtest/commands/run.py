@@ -1,0 +1,233 @@
+"""`loadtest run TARGET`: one load test, judged."""
+
+import argparse
+import asyncio
+import csv
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from gateway.process.command_line import add_command
+from gateway.process.console import words
+from loadtest.commands.interrupts import Interruption, interruption
+from loadtest.errors import ExitCode, Interrupted, UsageError
+from loadtest.results import LoadSpec, Protocol, RunResult, Slo, read_spec, to_json
+
+if TYPE_CHECKING:
+    from loadtest.measuring.progress import Progress
+
+STDOUT: Final = Path("-")
+DEFAULT_USERS: Final = 10  # as wrk's connections: where nothing says how much to send
+
+
+def add_parser(subparsers: Any) -> None:  # argparse's own type is private
+    """Add `run`."""
+    parser = add_command(
+        subparsers,
+        "run",
+        "one load test of a server that runs, with a verdict",
+        "loadtest run http://127.0.0.1:8000 --model minilm",
+        'loadtest run http://127.0.0.1:8000 --model minilm --rate 200 --slo "p99<50ms,errors<0.1%" --json new.json',
+        'loadtest run 127.0.0.1:8001 --protocol grpc --model minilm --rate 200 --slo "p99<50ms" --until-decided',
+    )
+    parser.add_argument(
+        "target",
+        nargs="?",
+        help="http://host:port; host:port alone goes by --protocol, and is REST without it; for invocations the whole URL",
+    )
+    add_load_options(parser)
+    parser.add_argument("--spec", type=Path, metavar="FILE", help="all of this from a JSON file; options here win")
+    parser.add_argument("--until-decided", action="store_true", help="end as soon as the SLO is decided")
+    parser.add_argument("--log", type=Path, metavar="CSV", help="write every request: intended, sent, done, status")
+    add_json(parser, "the result, for compare and report")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the blocks; -: to standard output")
+    parser.set_defaults(execute=execute)
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add --json to a command that also has other things to write. what: goes to the file."""
+    help = f"write {what}; without FILE to standard output, and nothing else there"
+    parser.add_argument("--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=help)
+
+
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    """Add what describes the load: one option per field of `LoadSpec`. Left-out options are None."""
+    parser.add_argument("--protocol", choices=get_args(Protocol), help="default rest-json")
+    parser.add_argument("--model", help="default: the server's only one")
+    parser.add_argument("--version")
+    parser.add_argument(
+        "--pattern", help="default poisson with a --rate; phases joined by ';', such as ramp:to=500;constant:rate=500"
+    )
+    parser.add_argument(
+        "--rate",
+        type=float,
+        dest="rate_rps",
+        metavar="RPS",
+        help=f"mean offered requests/s; without it (and --pattern) {DEFAULT_USERS} users who each wait for their answer",
+    )
+    parser.add_argument("--duration", type=float, dest="duration_s", metavar="S", help="default 30")
+    parser.add_argument("--slo", metavar="TEXT", help='such as "p99<50ms,errors<0.1%%"')
+    parser.add_argument("--seed", type=int, help="default 0")
+    parser.add_argument("--connections", type=int, metavar="N", help="the most per process, default 256")
+    parser.add_argument("--processes", type=int, metavar="N", help="that send, default 1")
+    parser.add_argument("--timeout", type=float, dest="timeout_s", metavar="S", help="default 10")
+    parser.add_argument("--warmup", type=float, dest="warmup_s", metavar="S", help="default: found (MSER-5)")
+    parser.add_argument("--rows", metavar="N[-M]", help="rows of a request, default 1; joins those of --payload")
+    parser.add_argument("--length", metavar="N[-M]", help="what else is -1 in the model's shapes, default 16")
+    parser.add_argument(
+        "--payload", action="append", dest="payloads", metavar="PATH", help=".json, .jsonl or a folder of requests"
+    )
+    parser.add_argument("--content-type", metavar="TYPE", help="of --payload for invocations")
+    parser.add_argument("--values", action="append", metavar="NAME=LOW:HIGH", help="range of a synthetic input")
+    parser.add_argument("--header", action="append", dest="headers", metavar="NAME:VALUE", help="sent with every request")
+    parser.add_argument("--label", help="what tables and reports call this run")
+
+
+def _asked(args: argparse.Namespace) -> LoadSpec:
+    """The spec that the options describe. Raises: UsageError."""
+    given: dict[str, Any] = {
+        name: getattr(args, name)
+        for name in LoadSpec.__dataclass_fields__
+        if name not in ("slo", "headers") and getattr(args, name, None) is not None
+    }
+    for name in ("payloads", "values"):
+        if name in given:
+            given[name] = tuple(given[name])
+    if args.slo is not None:
+        given["slo"] = Slo.parse(args.slo)
+    if args.headers:
+        given["headers"] = tuple(_header(text) for text in args.headers)
+    if args.spec:
+        spec = replace(read_spec(args.spec), **given)
+    elif "target" not in given:
+        took = f"; --json took {str(args.json)!r} as its FILE: put --json last" if args.json not in (None, STDOUT) else ""
+        raise UsageError(f"run: needs a TARGET (or --spec FILE){took}")
+    else:
+        spec = LoadSpec(**given)
+    if "pattern" not in given and "rate_rps" not in given and spec.pattern == "poisson" and not spec.rate_rps:
+        return replace(spec, pattern=f"users:count={DEFAULT_USERS}")
+    return spec
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise UsageError(f"--header {text!r}: expected NAME:VALUE")
+    return name.strip(), value.strip()
+
+
+def execute(args: argparse.Namespace) -> int:
+    import uvloop
+
+    spec = _asked(args)
+    if args.json == args.csv == STDOUT:
+        raise UsageError("--json and --csv: standard output takes one of them; name a FILE for the other")
+    live = _live_file(args)
+    with interruption() as interrupted, _removed(live):
+        try:
+            result = uvloop.run(_measure(spec, args, interrupted, live))
+        except Interrupted as exc:
+            words.error("loadtest: %s", exc)
+            return interrupted.exit_code
+        if args.json:
+            write(args.json, to_json(result) + "\n")
+        if args.csv:
+            write(args.csv, blocks_csv(result))
+    from loadtest.reports.consoles import results
+    from loadtest.reports.terminal import print_run
+
+    print_run(result, results(hidden=args.quiet or STDOUT in (args.json, args.csv)))
+    return exit_code(result)
+
+
+def _live_file(args: argparse.Namespace) -> Path | None:
+    """Where what is measured is kept meanwhile, if something is to be kept: beside it."""
+    from loadtest.load.live_log import SUFFIX
+
+    for path in (args.json, args.log):
+        if path is not None and path != STDOUT and (path.is_file() or not path.exists()):
+            return Path(f"{path}{SUFFIX}")
+    return None
+
+
+@contextmanager
+def _removed(live: Path | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if live is not None:
+            live.unlink(missing_ok=True)
+
+
+def exit_code(result: RunResult) -> ExitCode:
+    if not result.valid:
+        return ExitCode.INVALID
+    if result.verdict is None:
+        return ExitCode.MET if result.succeeded else ExitCode.MISSED
+    return ExitCode.MET if result.verdict == "pass" else ExitCode.MISSED
+
+
+async def _measure(spec: LoadSpec, args: argparse.Namespace, interrupted: Interruption, live: Path | None) -> RunResult:
+    from loadtest.load.target import Address
+    from loadtest.measuring.generator import measure
+    from loadtest.reports.consoles import meanwhile
+
+    stop = asyncio.Event()
+    shown = meanwhile(args).is_terminal
+    if spec.pattern == f"users:count={DEFAULT_USERS}" and not args.pattern:
+        Address.of(spec)  # what is wrong is told first, and alone
+        words.info(
+            "no --rate: %d users send as fast as each is answered; to offer a load of your own, add --rate RPS", DEFAULT_USERS
+        )
+
+    def show(progress: "Progress") -> None:
+        # Not rich's live display: its thread would hold the interpreter while requests are due.
+        _tell(
+            f"{progress.elapsed_s:5.0f} s of {spec.duration_s:g}   {progress.rate_rps:,.0f}/s   "
+            f"p50 {progress.p50_ms:.2f} ms   p99 {progress.p99_ms:.2f} ms   {progress.sent:,} sent   {progress.failed:,} failed"
+        )
+
+    def end() -> None:
+        stop.set()
+        if shown:
+            _tell("ending; what was measured is kept. Once more ends at once.")
+
+    with interrupted.calls(end):
+        result = await measure(
+            spec, until_decided=args.until_decided, stop=stop, on_progress=show if shown else None, log=args.log, keep=live
+        )
+    if shown:
+        _tell("")
+    return result
+
+
+def _tell(line: str) -> None:
+    """Replace the line that shows the progress; a terminal that is gone is no reason to end a run."""
+    with suppress(OSError):
+        sys.stderr.write(f"\r\x1b[2K{line}")
+        sys.stderr.flush()
+
+
+def blocks_csv(result: RunResult) -> str:
+    """The blocks of a run as CSV."""
+    text = io.StringIO()
+    rows = [asdict(block) for block in result.blocks]
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, or to standard output for "-". Raises: UsageError."""
+    if path == STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(f"{path}: cannot be written: {exc}") from exc

@@ -1,0 +1,75 @@
+"""What a search has measured so far, one JSON line per event: append-only, so that an interruption loses at most one of them.
+
+The first line names the question: a journal is resumed only if it answers the same one (candidates, prices, SLO; a budget may
+grow). The last line of a search that came to its end says so; after it a new search begins, unless it is to go on.
+"""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from loadtest.errors import UsageError
+from loadtest.search.events import Agreed, Event, Measured, Predicted, Profiled, Question
+
+KINDS: Final[dict[str, type[Event]]] = {
+    "agreed": Agreed,
+    "profiled": Profiled,
+    "predicted": Predicted,
+    "measured": Measured,
+}
+FINISHED: Final = b'{"finished":true}\n'
+NAMES: Final = {kind: name for name, kind in KINDS.items()}
+
+
+class Journal:
+    """Life: open, append any number of events, finish if the search did, close. events: found when opened, oldest first."""
+
+    def __init__(self, path: Path, question: Question, *, fresh: bool = False, resume: bool = False) -> None:
+        """fresh: forget what is there. resume: go on even if that search came to its end.
+
+        Raises: UsageError, if it belongs to another question, or there is nothing to go on from.
+        """
+        self._path = path
+        head = msgspec.json.encode({"question": fingerprint(question)}) + b"\n"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() and not fresh else []
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()  # the write that an interruption cut short
+        if lines and lines[-1] == FINISHED:
+            lines = lines[:-1] if resume else []
+        if lines and lines[0] != head:
+            raise UsageError(f"{path}: belongs to another question (candidates, prices or SLO changed): --fresh starts anew")
+        if resume and len(lines) < 2:
+            raise UsageError(f"--resume: {path} has no measurement to go on from: leave --resume out")
+        self.events = tuple(_read(line, path, number) for number, line in enumerate(lines[1:], start=2))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(lines))
+        self._file: IO[bytes] = path.open("ab")
+        if not lines:
+            self._file.write(head)
+
+    def append(self, event: Event) -> None:
+        self._file.write(msgspec.json.encode({"event": NAMES[type(event)], "data": event}) + b"\n")
+        self._file.flush()
+
+    def finish(self) -> None:
+        self._file.write(FINISHED)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def fingerprint(question: Question) -> str:
+    """Equal for equal questions, whatever their budgets."""
+    return hashlib.sha256(msgspec.json.encode(replace(question, seconds=0.0, max_usd=None))).hexdigest()[:16]
+
+
+def _read(line: bytes, path: Path, number: int) -> Event:
+    try:
+        record = msgspec.json.decode(line)
+        event: Event = msgspec.convert(record["data"], KINDS[record["event"]], str_keys=True)
+    except (msgspec.MsgspecError, KeyError, TypeError) as exc:
+        raise UsageError(f"{path}: line {number} is no event: {exc}; --fresh starts anew") from exc
+    return event

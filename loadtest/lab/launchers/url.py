@@ -1,0 +1,78 @@
+"""Servers that somebody else started, and goes on paying for."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+from loadtest.errors import TargetError
+from loadtest.lab.launchers.launcher import StartFailed, Usage
+from loadtest.question.candidates import Candidate
+
+TIMEOUT_S = 5.0
+
+
+class Url:
+    """Checks that the server is ready; leaves it as it was."""
+
+    paid = False
+    start_s = 0.0
+
+    def preflight(self, candidates: Sequence[Candidate]) -> None:
+        return  # whether a server is there shows when it is asked
+
+    async def start(self, candidate: Candidate) -> "RunningUrl":
+        try:
+            await asyncio.to_thread(get_json, f"{candidate.url}/v2/health/ready")
+        except TargetError as exc:
+            raise StartFailed(str(exc)) from exc
+        return RunningUrl(candidate.url)
+
+
+class RunningUrl:
+    """A server that is not ours: nothing to see of its machine, nothing to stop."""
+
+    grpc = ""
+
+    def __init__(self, rest: str) -> None:
+        self.rest = rest
+
+    def failure(self) -> str:
+        return ""  # a server that goes away is seen by its answers
+
+    def usage(self) -> Usage:
+        return Usage()
+
+    async def stop(self) -> None:
+        return
+
+
+async def instance_type_of(url: str) -> str:
+    """Ask a gateway on which instance type it runs. Raises: TargetError, if it does not say."""
+    metadata = await asyncio.to_thread(get_json, f"{url}/v2")
+    found = metadata.get("instance_type")
+    if not isinstance(found, str) or not found:
+        raise TargetError(
+            f"{url} does not say which instance type it runs on: set `instances` or `usd_per_hour` on the candidate"
+        )
+    return found
+
+
+def get_json(url: str) -> dict[str, Any]:
+    """The JSON object at an address; empty for an empty answer. Blocks for at most 5 s. Raises: TargetError."""
+    if not url.startswith(("http://", "https://")):
+        raise TargetError(f"{url}: expected an address that begins with http:// or https://")
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            body = answer.read()
+        found = json.loads(body) if body else {}
+    except urllib.error.HTTPError as exc:
+        with exc:  # it holds the connection
+            raise TargetError(f"{url}: {exc}") from exc
+    except (OSError, ValueError) as exc:  # URLError is an OSError
+        raise TargetError(f"{url}: {exc}") from exc
+    if not isinstance(found, dict):
+        raise TargetError(f"{url}: expected a JSON object")
+    return found

@@ -1,0 +1,487 @@
+"""Drives a search: starts candidates, measures what the search asks for, writes the journal.
+
+The search decides (search.py, pure), launchers start, the generator measures; this module waits.
+"""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from backends.base import Tensors
+from gateway.config import Batching, parse_config
+from loadtest.errors import LoadtestError, UsageError
+from loadtest.lab.answers import ask, compared, spread
+from loadtest.lab.journal import Journal
+from loadtest.lab.launchers.launcher import Launcher, Running, StartFailed
+from loadtest.lab.launchers.url import get_json, instance_type_of
+from loadtest.lab.profiling import Executions, ProfileFailed, executions, profile, slowdown
+from loadtest.load.payloads import Request, distinct, length_of, read_requests
+from loadtest.load.target import Address
+from loadtest.measuring.generator_limit import generator_limit_rps
+from loadtest.measuring.machine import Meter
+from loadtest.measuring.progress import Progress
+from loadtest.measuring.reference import Reference
+from loadtest.prices.catalogue import Catalogue
+from loadtest.question.candidates import Candidate, priced
+from loadtest.question.spec import Spec
+from loadtest.results import LoadSpec, RunResult, Slo, to_json
+from loadtest.search.events import (
+    EXPECTED,
+    Agree,
+    Agreed,
+    Command,
+    Entrant,
+    Event,
+    Load,
+    Measured,
+    Predict,
+    Predicted,
+    Profile,
+    Profiled,
+    Question,
+    Spent,
+)
+from loadtest.search.prediction import Lengths, predicted_rps
+from loadtest.search.standing import Outcome
+from loadtest.search.strategy import search
+from loadtest.verdict.stalls import others_share
+
+Measure = Callable[..., Awaitable[RunResult]]
+LOST_TARGET = ("refused", "reset")  # errors that mean that nobody is there
+SATURATED_SHARE = 0.95  # of what closed-loop users are answered: open traffic has longer queues
+FAST_RPS = 4000.0  # from here on, what the load generator can offer is looked at
+WRAP_UP_S = 10.0  # after the budget's end a run is given up, and what it measured until then is kept
+HARD_END_S = 20.0  # and so much after it whatever still waits
+QUIET_SHARE = 0.1  # of the cores: less other work than that disturbs no profile
+AGAIN_SHARE = 0.2  # of the time that is left: so much a second profile may take
+QUIET_WAIT_S = 20.0  # at most, before what was disturbed is measured again
+
+
+def question_of(spec: Spec, *, paid: bool) -> Question:
+    """What the search needs to know of a spec whose candidates are all priced. paid: whether running them costs money."""
+    assert spec.slo.tightest_ms is not None  # parse_spec refuses such an SLO
+    entrants = tuple(Entrant(c.name, c.group, c.usd_per_hour, c.sessions, c.max_rows, c.numerics) for c in spec.candidates)
+    return Question(
+        entrants=entrants,
+        required=required_share(spec.slo),
+        limit_ms=spec.slo.tightest_ms,
+        seconds=spec.budget.minutes * 60,
+        target_rps=spec.target_rps,
+        max_usd=spec.budget.usd if paid else None,
+        min_agreement=spec.min_agreement if spec.comparison else None,
+        reference=spec.comparison.reference if spec.comparison else "",
+        stand_ins=spec.comparison.stand_ins if spec.comparison else (),
+    )
+
+
+def required_share(slo: Slo) -> float:
+    """The share of requests that must meet every objective at once: at least what the most lenient percentile asks."""
+    return min(objective.percentile for objective in slo.objectives) / 100
+
+
+async def price_by_metadata(spec: Spec, catalogue: Catalogue) -> Spec:
+    """Ask running servers without a stated instance type for it, so that every candidate has a price.
+
+    Raises: TargetError, UsageError.
+    """
+    candidates = []
+    names: dict[str, str] = {}  # that change, as they begin with the instance type
+    for candidate in spec.candidates:
+        if candidate.price is None:
+            known = priced(candidate, await instance_type_of(candidate.url), catalogue, spec.basis)
+            names[candidate.name] = known.name
+            candidate = known
+        candidates.append(candidate)
+    comparison = spec.comparison
+    if comparison is not None:
+        reference = names.get(comparison.reference, comparison.reference)
+        stand_ins = tuple(names.get(name, name) for name in comparison.stand_ins)
+        comparison = replace(comparison, reference=reference, stand_ins=stand_ins)
+    return replace(spec, candidates=tuple(candidates), comparison=comparison)
+
+
+class Lab:
+    """Answers the search's commands by measuring. Life: any number of `answer`, then close.
+
+    One candidate runs at a time; it stays up until another is wanted. measure: `loadtest.measuring.generator.measure`.
+    runs: where each run's full result is kept; None: nowhere. on_progress: told about twice a second how a load goes.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        launcher: Launcher,
+        measure: Measure,
+        *,
+        runs: Path | None = None,
+        on_progress: Callable[[Load, Progress], None] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._candidates = {candidate.name: candidate for candidate in spec.candidates}
+        self._launcher = launcher
+        self._measure = measure
+        self._runs = runs
+        self._on_progress = on_progress
+        self._reference = Reference()
+        self._profiles: dict[str, Profiled] = {}
+        self._slowdown: dict[str, float] = {}
+        self._answers: dict[str, list[Tensors | None]] = {}  # of the reference, by its name
+        self._running: Running | None = None
+        self._running_name = ""
+        self._count = 0
+        self._disturbed = False
+        self._sizes: tuple[int, ...] = ()  # lengths of the payload's requests, once they were needed
+
+    def __repr__(self) -> str:
+        return f"<Lab with {self._running_name or 'nothing'} running, {self._count} runs so far>"
+
+    def remember(self, event: Event) -> None:
+        """Take note of an event: predictions need profiles, and what was disturbed is measured again when it is quiet."""
+        if isinstance(event, Profiled):
+            self._profiles[event.group] = event
+        elif isinstance(event, Measured):
+            self._count += 1
+            self._disturbed = not event.valid
+            if event.valid and not event.failure:
+                self._slowdown[event.entrant] = event.slowdown
+
+    async def answer(self, command: Command, *, left_s: float = math.inf) -> Event:
+        """left_s: of the budget; soon after it everything ends, whatever it waits for."""
+        began_s = time.monotonic()
+        candidate = self._candidates[command.entrant]
+        if isinstance(command, Predict):
+            rps, why = await asyncio.to_thread(self._predict, candidate)
+            ceiling_rps = await generator_limit_rps(self._spec.payload.protocol) if rps > FAST_RPS else None
+            rps = min(rps, ceiling_rps or math.inf)
+            disturbed = not rps and self._profiles[candidate.group].disturbed
+            return Predicted(command.entrant, rps, time.monotonic() - began_s, why, ceiling_rps, disturbed)
+        try:
+            async with asyncio.timeout(left_s + HARD_END_S if math.isfinite(left_s) else None):
+                if self._disturbed:
+                    await self._quiet(min(QUIET_WAIT_S, left_s / 10))
+                if isinstance(command, Agree):
+                    event: Event = await self._agree(command, candidate)
+                else:
+                    event = await self._answer(command, candidate, left_s - (time.monotonic() - began_s))
+        except (StartFailed, TimeoutError) as exc:
+            failure = f"did not start: {exc}" if isinstance(exc, StartFailed) else "did not answer before the budget ended"
+            if isinstance(command, Agree):
+                event = Agreed(command.entrant, failure=failure)
+            elif isinstance(command, Profile):
+                event = Profiled(command.group, failure=failure)
+            else:
+                event = Measured(command.entrant, command.purpose, command.rps, "fail", (), 0.0, failure=failure)
+        event = replace(event, seconds=time.monotonic() - began_s)
+        self.remember(event)
+        return event
+
+    async def _answer(self, command: Profile | Load, candidate: Candidate, left_s: float) -> Profiled | Measured:
+        start_s = time.monotonic()
+        running = await self._ensure(candidate)
+        start_s = time.monotonic() - start_s
+        before_ms = await self._reference.time_ms(candidate.cpus)
+        if isinstance(command, Profile):
+            event: Profiled | Measured = await self._profile(command, candidate, running, left_s - start_s)
+        else:
+            event = await self._load(command, candidate, running, left_s - start_s)
+        after_ms = await self._reference.time_ms(candidate.cpus)
+        return replace(event, start_s=start_s, reference_ms=(before_ms + after_ms) / 2)
+
+    async def _quiet(self, most_s: float) -> None:
+        """Wait until other work leaves the machine alone, at most so long. What runs of ours is idle."""
+        until_s = time.monotonic() + most_s
+        psutil.cpu_percent()
+        while time.monotonic() < until_s:
+            await asyncio.sleep(min(1.0, most_s))
+            if psutil.cpu_percent() < 100 * QUIET_SHARE:
+                return
+
+    async def close(self) -> None:
+        await self._reference.close()
+        if self._running is not None:
+            await self._running.stop()
+            self._running, self._running_name = None, ""
+
+    async def _ensure(self, candidate: Candidate) -> Running:
+        if self._running is not None and self._running_name == candidate.name and not self._running.failure():
+            return self._running
+        if self._running is not None:
+            await self._running.stop()
+            self._running = None
+        self._running = await self._launcher.start(candidate)
+        self._running_name = candidate.name
+        return self._running
+
+    def _predict(self, candidate: Candidate) -> tuple[float, str]:
+        """The rate, and why it is 0."""
+        profiled = self._profiles[candidate.group]
+        slower = self._slowdown.get(candidate.name, 1.0)
+        rps = predicted_rps(
+            tuple(replace(timing, ms=timing.ms * slower) for timing in profiled.timings),
+            overhead_ms=profiled.overhead_ms,
+            slo=self._spec.slo,
+            batching=batching_of(candidate),
+            sessions=candidate.sessions,
+            max_rows=candidate.max_rows,
+            rows_per_request=self._spec.payload.rows,
+            lengths=self._lengths_of(candidate),
+            seed=self._spec.seed,
+        )
+        if profiled.saturated_rps is not None:
+            rps = min(rps, SATURATED_SHARE * profiled.saturated_rps)
+        alone_ms = profiled.timings[0].ms + profiled.overhead_ms
+        if not rps and profiled.disturbed:
+            return rps, "could not be measured: other work on the machine disturbed its profile"
+        return rps, "" if rps else f"one request alone takes {alone_ms:.3g} ms, and {self._spec.slo} is asked"
+
+    def _lengths_of(self, candidate: Candidate) -> Lengths | None:
+        ragged = parse_config(candidate.document, source=candidate.name).models[0].ragged if candidate.document else None
+        if ragged is None or not self._spec.payload.files:
+            return None  # made-up requests of one run may differ in length, but not in what is known of them here
+        if not self._sizes:
+            self._sizes = tuple(length_of(request, ragged.pad) for request in read_requests(self._spec.payload.files))
+        return Lengths(ragged, self._sizes)
+
+    async def _agree(self, command: Agree, candidate: Candidate) -> Agreed:
+        """The reference is asked twice: it must agree with itself. Its answers are kept for the others."""
+        comparison = self._spec.comparison
+        assert comparison is not None  # else question_of asks for no agreement
+        requests = spread(distinct(await asyncio.to_thread(read_requests, comparison.files)))
+        failure = ""
+        if command.reference == EXPECTED:
+            self._answers[EXPECTED] = [request.expected for request in requests]
+        elif command.reference not in self._answers:
+            # It is the candidate itself, but where an interrupted search goes on.
+            failure, answers = await self._ask(self._candidates[command.reference], requests, command.seconds)
+            if failure and command.entrant != command.reference:
+                failure = f"cannot be compared: the reference {command.reference} {failure}"
+            self._answers |= {} if failure else {command.reference: answers}
+        if not failure:
+            failure, theirs = await self._ask(candidate, requests, command.seconds)
+        if failure:
+            return Agreed(command.entrant, failure=failure)
+        ours = self._answers[command.reference]
+        if command.reference == EXPECTED:  # whoever wrote them down need not have done so for every output
+            theirs = [
+                answer and {name: array for name, array in answer.items() if name in (wanted or ())}
+                for answer, wanted in zip(theirs, ours, strict=True)
+            ]
+        found = await asyncio.to_thread(
+            compared, requests, ours, theirs, statistics=comparison.statistics, batched=comparison.batched
+        )
+        return Agreed(command.entrant, found.agreement, found.inputs, found.statistic, failure=found.failure)
+
+    async def _ask(self, candidate: Candidate, requests: list[Request], seconds: float) -> tuple[str, list[Tensors | None]]:
+        """Why a candidate cannot be asked, else "" and its answers."""
+        stop = threading.Event()
+        running: Running | None = None
+        try:
+            running = await self._ensure(_unhurried(candidate))
+            wanted = self._load_spec(running)
+            address = Address.of(wanted)
+            return "", await asyncio.to_thread(ask, wanted, address, self._spec.model, requests, seconds=seconds, stop=stop)
+        except StartFailed as exc:
+            return f"did not start: {exc}", []
+        except LoadtestError as exc:
+            return (running.failure() if running else "") or str(exc), []
+        finally:
+            stop.set()  # who is cancelled does not wait for the rest
+
+    async def _profile(self, command: Profile, candidate: Candidate, running: Running, left_s: float) -> Profiled:
+        """What other work disturbed is profiled once more, when it is quiet, if there is time."""
+        began_s = time.monotonic()
+        found, disturbed = await self._profile_once(command, running)
+        took_s = time.monotonic() - began_s
+        if disturbed and took_s < AGAIN_SHARE * left_s:
+            await self._quiet(min(QUIET_WAIT_S, left_s / 10))
+            found, disturbed = await self._profile_once(command, running)
+        return replace(found, disturbed=disturbed)
+
+    async def _profile_once(self, command: Profile, running: Running) -> tuple[Profiled, bool]:
+        wanted = self._load_spec(running)
+        address = Address.of(wanted)
+        lengths = self._lengths_of(self._candidates[command.entrant])
+        try:
+            async with Meter(address.host, address.port) as meter:
+                began_ns = time.monotonic_ns()
+                found = await profile(
+                    wanted,
+                    rows=command.rows,
+                    sessions=command.sessions,
+                    seconds=command.seconds,
+                    limit_ms=self._spec.slo.tightest_ms or 0.0,
+                    measure=self._measure,
+                    look=lambda: self._executions(running),
+                    lengths=f"{min(lengths.typical)}-{max(lengths.typical)}" if lengths is not None else "",
+                )
+                recording = meter.recording(began_ns)
+        except (ProfileFailed, LoadtestError) as exc:
+            return Profiled(command.group, failure=running.failure() or f"no profile: {exc}"), False
+        event = Profiled(command.group, found.timings, found.overhead_ms, saturated_rps=found.saturated_rps)
+        return event, recording is not None and others_share(recording) > QUIET_SHARE
+
+    async def _load(self, command: Load, candidate: Candidate, running: Running, left_s: float) -> Measured:
+        before = await self._executions(running)
+        running.usage()
+        wanted = replace(self._load_spec(running), rate_rps=command.rps, duration_s=command.seconds, label=command.entrant)
+        stop = asyncio.Event()
+        alarm = asyncio.get_running_loop().call_later(left_s + WRAP_UP_S, stop.set) if math.isfinite(left_s) else None
+        told, shown = self._on_progress, {}
+        if told is not None:
+            shown = {"on_progress": lambda progress: told(command, progress)}
+        try:
+            result = await self._measure(
+                wanted, until_decided=command.until_decided, or_lost=command.purpose == "peak", stop=stop, **shown
+            )
+        except LoadtestError as exc:
+            failure = running.failure() or str(exc)
+            return Measured(command.entrant, command.purpose, command.rps, "fail", (), 0.0, failure=failure)
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+        usage = running.usage()
+        batches = (await self._executions(running)).since(before)
+        self._keep(result)
+        profiled = self._profiles.get(candidate.group, Profiled(candidate.group))
+        return Measured(
+            entrant=command.entrant,
+            purpose=command.purpose,
+            rps=command.rps,
+            verdict=result.verdict or "undecided",
+            blocks=tuple((block.requests, block.met) for block in result.blocks if not block.warmup and block.requests),
+            seconds=0.0,
+            valid=result.valid,
+            disturbed=result.machine is not None and result.machine.disturbed,
+            failure=running.failure() or _lost(result),
+            p50_ms=result.latency.p50,
+            p95_ms=result.latency.p95,
+            p99_ms=result.latency.p99,
+            p99_low_ms=result.p99_interval_ms[0] or 0.0,
+            p99_high_ms=result.p99_interval_ms[1] or 0.0,
+            mean_ms=result.latency.mean,
+            goodput_rps=result.goodput_rps,
+            error_rate=result.error_rate,
+            queue_ms=result.server.queue_ms if result.server else None,
+            compute_ms=result.server.compute_ms if result.server else None,
+            overhead_ms=result.server.overhead_ms if result.server else None,
+            batch_rows={rows: count for rows, (count, _) in batches.by_rows.items()},
+            cpu_percent=usage.cpu_percent,
+            memory_percent=usage.memory_percent,
+            notes=result.reasons if not result.valid else result.warnings,
+            # The server does not tell how long its batches were.
+            slowdown=1.0
+            if self._lengths_of(candidate) is not None
+            else slowdown(profiled.timings, batches, candidate.sessions, result.warmup_s + result.window_s),
+        )
+
+    def _load_spec(self, running: Running) -> LoadSpec:
+        payload = self._spec.payload
+        return LoadSpec(
+            target=running.grpc if payload.protocol == "grpc" else running.rest,
+            protocol=payload.protocol,
+            model=self._spec.model,
+            seed=self._spec.seed,
+            slo=self._spec.slo,
+            timeout_s=max(1.0, 20 * (self._spec.slo.tightest_ms or 0.0) / 1e3),
+            rows=str(payload.rows),
+            length=payload.length,
+            payloads=payload.files,
+            values=payload.values,
+            pad=self._spec.pad,
+        )
+
+    async def _executions(self, running: Running) -> Executions:
+        """What the server has counted so far; nothing, if it keeps no statistics."""
+        try:
+            return executions(await asyncio.to_thread(get_json, f"{running.rest}/v2/models/{self._spec.model}/stats"))
+        except LoadtestError:
+            return Executions({})
+
+    def _keep(self, result: RunResult) -> None:
+        if self._runs is not None:
+            self._runs.mkdir(parents=True, exist_ok=True)
+            (self._runs / f"{self._count:03}.json").write_text(to_json(result))
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStep:
+    """What a live display is told: before a measurement (event None) and after it. seconds, usd: spent so far."""
+
+    command: Command
+    event: Event | None
+    seconds: float
+    usd: float
+
+
+async def run_search(
+    question: Question, lab: Lab, journal: Journal, *, on_step: Callable[[SearchStep], None] = lambda step: None
+) -> Outcome:
+    """The whole search, from where the journal stops. The journal is left open; the lab is closed in every case."""
+    spent = Spent(question)
+    for event in journal.events:
+        lab.remember(event)
+        spent.add(event)
+    steps = search(question, journal.events)
+    try:
+        command = next(steps)
+        while True:
+            on_step(SearchStep(command, None, spent.seconds, spent.usd))
+            event = await lab.answer(command, left_s=question.seconds - spent.seconds)
+            journal.append(event)
+            spent.add(event)
+            on_step(SearchStep(command, event, spent.seconds, spent.usd))
+            command = steps.send(event)
+    except StopIteration as stop:
+        journal.finish()
+        outcome: Outcome = stop.value
+        return outcome
+    finally:
+        await lab.close()
+
+
+def extended(question: Question, events: Sequence[Event]) -> Question:
+    """The question with its budget on top of what these events have spent."""
+    spent = Spent(question)
+    for event in events:
+        spent.add(event)
+    usd = None if question.max_usd is None else question.max_usd + spent.usd
+    return replace(question, seconds=question.seconds + spent.seconds, max_usd=usd)
+
+
+def _unhurried(candidate: Candidate) -> Candidate:
+    """The same without an SLO, for which its gateway would refuse what would be late, as on a busy machine much would be."""
+    if not candidate.document:
+        return candidate
+    models = [{key: value for key, value in model.items() if key != "slo"} for model in candidate.document["models"]]
+    return replace(candidate, name=f"{candidate.name}, without SLO", document={**candidate.document, "models": models})
+
+
+def batching_of(candidate: Candidate) -> Batching:
+    """How the candidate batches; of a server that is not ours, the gateway's default is assumed."""
+    if not candidate.document:
+        return Batching()
+    return parse_config(candidate.document, source=candidate.name).models[0].batching
+
+
+def limited(spec: Spec, *, minutes: float | None, usd: float | None, target_rps: float | None) -> Spec:
+    """The spec with what the command line says instead. Raises: UsageError."""
+    for name, value in (("--budget-minutes", minutes), ("--target-rps", target_rps)):
+        if value is not None and value <= 0:
+            raise UsageError(f"{name}: expected a number above 0, got {value:g}")
+    if usd is not None and usd < 0:
+        raise UsageError(f"--max-usd: expected at least 0, got {usd:g}")
+    budget = spec.budget.model_copy(update={k: v for k, v in (("minutes", minutes), ("usd", usd)) if v is not None})
+    return replace(spec, budget=budget, target_rps=target_rps or spec.target_rps)
+
+
+def _lost(result: RunResult) -> str:
+    gone = sum(result.errors.get(kind, 0) for kind in LOST_TARGET)
+    if result.requests and gone > result.requests / 2:
+        return f"the target went away: {gone} of {result.requests} requests found nobody"
+    return ""

@@ -1,0 +1,57 @@
+"""Open connections to one host whose name was looked up before the run."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from loadtest.load.blocking import NotAnswered, ask
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+
+class Dialler:
+    """Where to connect to, and how. Life: look_up once, then dial any number of times.
+
+    Names are looked up in a thread, and starting one waits for the scheduler: in the middle of a run that is send lag.
+    """
+
+    def __init__(self, host: str, port: int, *, tls: bool, protocols: Sequence[str] = (), timeout_s: float) -> None:
+        """protocols: for TLS to agree on (ALPN). timeout_s: of one connection, and of the look-up."""
+        self._host = host
+        self._port = port
+        self._tls = ssl.create_default_context() if tls else None
+        if self._tls is not None and protocols:
+            self._tls.set_alpn_protocols(list(protocols))
+        self._timeout_s = timeout_s
+        self._addresses = [host]
+
+    async def look_up(self) -> None:
+        """A name that does not resolve is no error yet: `dial` will fail."""
+        try:
+            found = await ask(socket.getaddrinfo, self._host, self._port, type=socket.SOCK_STREAM, timeout_s=self._timeout_s)
+        except (OSError, UnicodeError, NotAnswered):
+            return
+        self._addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+    async def dial(self, protocol: Callable[[], P]) -> P:
+        """Connect to the first address that answers, and begin with that one the next time.
+
+        A connection counts from its return: one whose dialling fails or is cancelled late may have been made, and the event
+        loop then closes it without a word to its protocol.
+        Raises: OSError (TimeoutError is one), of the last address tried.
+        """
+        loop = asyncio.get_running_loop()
+        name = self._host if self._tls else None
+        async with asyncio.timeout(self._timeout_s):
+            for address in self._addresses:
+                try:
+                    _, made = await loop.create_connection(protocol, address, self._port, ssl=self._tls, server_hostname=name)
+                except OSError:
+                    if address == self._addresses[-1]:
+                        raise
+                else:
+                    self._addresses.sort(key=lambda each, first=address: each != first)  # type: ignore[misc]  # no type for it
+                    return made
+        raise AssertionError("there is always an address")

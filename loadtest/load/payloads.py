@@ -1,0 +1,383 @@
+"""The requests a run sends: made from the model's metadata or read from files, encoded once, before the run.
+
+A file is a v2 request (.json), or one in each line (.jsonl); `{"inputs": […], "expected": {"outputs": […]}}` says what its
+answer should be. With rows, requests are joined: with others of equal shape, or, padded, of nearly the same length.
+
+Synthetic values: floats are standard normal; integers are 1 to 99 (valid token numbers in every vocabulary), but 1 where the
+input's name has "mask" and 0 where it has "type"; BYTES are short words. `--values NAME=LOW:HIGH` overrides.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from backends.base import Tensors
+from backends.datatypes import NUMPY
+from gateway.wire.tensors import tensor_to_bytes
+from loadtest.errors import UsageError
+from loadtest.load.target import Address
+from loadtest.results import LoadSpec
+
+_VARIETY: Final = 64  # different synthetic requests
+_POOL_BYTES: Final = 64 << 20
+_MAX_FILES: Final = 10_000  # and requests in them
+_MAX_FILE_BYTES: Final = 256 << 20
+_PAYLOAD_STREAM: Final = 3  # of randomness, beside those of loadtest.load.patterns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A v2 request's inputs by name, their datatypes, and the outputs it should get, if that is known.
+
+    source: where it was read, for messages.
+    """
+
+    inputs: Tensors
+    datatypes: dict[str, str]
+    expected: Tensors | None = None
+    source: str = ""
+
+    @property
+    def rows(self) -> int | None:
+        """The first dimension that all inputs share; None if they do not."""
+        sizes = {array.shape[:1] for array in self.inputs.values()}
+        return int(next(iter(sizes))[0]) if len(sizes) == 1 and () not in sizes else None
+
+
+def synthetic(spec: LoadSpec, inputs: Sequence[dict[str, Any]]) -> list[tuple[Tensors, dict[str, str]]]:
+    """Make a variety of inputs from v2 metadata: arrays and datatypes by name. The seed decides them.
+
+    -1 in the first place becomes rows, elsewhere length (the same for all inputs of a request). Raises: UsageError.
+    """
+    if not inputs:
+        raise UsageError(f"model {spec.model!r} states no inputs in its metadata: give requests with --payload")
+    rows, length = _range("--rows", spec.rows), _range("--length", spec.length)
+    values = _values(spec.values, {str(tensor["name"]) for tensor in inputs})
+    rng = np.random.default_rng([spec.seed, _PAYLOAD_STREAM])
+    made: list[tuple[Tensors, dict[str, str]]] = []
+    used_bytes = 0
+    for _ in range(_VARIETY):
+        row_count, long = int(rng.integers(rows[0], rows[1] + 1)), int(rng.integers(length[0], length[1] + 1))
+        arrays: Tensors = {}
+        for tensor in inputs:
+            sizes = [int(size) for size in tensor["shape"]]
+            shape = [size if size >= 0 else row_count if axis == 0 else long for axis, size in enumerate(sizes)]
+            name = str(tensor["name"])
+            arrays[name] = _fill(name, str(tensor["datatype"]), shape, values.get(name), rng)
+        made.append((arrays, {str(tensor["name"]): str(tensor["datatype"]) for tensor in inputs}))
+        used_bytes += sum(array.nbytes for array in arrays.values())
+        if used_bytes > _POOL_BYTES:
+            break
+    return made
+
+
+def _fill(
+    name: str, datatype: str, shape: Sequence[int], limits: tuple[float, float] | None, rng: np.random.Generator
+) -> np.ndarray:
+    dtype = NUMPY.get(datatype)
+    if dtype is None:
+        raise UsageError(f"input {name!r}: the server's metadata has the unknown datatype {datatype!r}")
+    if dtype.kind == "O":
+        words = [b"word%d" % number for number in rng.integers(0, 1000, prod(shape)).tolist()]
+        array = np.empty(len(words), dtype=object)
+        array[:] = words
+        return array.reshape(shape)
+    if dtype.kind in "iub":
+        low, high = (0, 1) if dtype.kind == "b" else (1, 1) if "mask" in name else (0, 0) if "type" in name else (1, 99)
+        low, high = (int(limits[0]), int(limits[1])) if limits else (low, high)
+        return rng.integers(low, high + 1, shape).astype(dtype)
+    if limits:
+        return rng.uniform(*limits, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def http_requests(spec: LoadSpec, address: Address, model: str, made: Iterable[tuple[Tensors, dict[str, str]]]) -> list[bytes]:
+    """Whole HTTP requests for these inputs. Raises: UsageError."""
+    return [_http(spec, address, model, *encode_body(spec, arrays, datatypes)) for arrays, datatypes in made]
+
+
+def grpc_requests(spec: LoadSpec, model: str, made: Iterable[tuple[Tensors, dict[str, str]]]) -> list[bytes]:
+    """Serialised ModelInferRequest messages with raw contents."""
+    from tritonclient.grpc import service_pb2
+
+    messages: list[bytes] = []
+    for arrays, datatypes in made:
+        message = service_pb2.ModelInferRequest(model_name=model, model_version=spec.version)
+        for name, array in arrays.items():
+            message.inputs.add(name=name, datatype=datatypes[name], shape=array.shape)
+            message.raw_input_contents.append(bytes(tensor_to_bytes(array)))
+        messages.append(message.SerializeToString())
+    return messages
+
+
+def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
+    """Read the spec's payload files, a folder's in order of name. JSON files are v2 requests (for invocations, a .json file is
+    the body as it is); others are raw bodies (for rest-binary, the raw request of one input).
+
+    `spec.rows` above 1 joins requests to so many rows; `spec.lengths` leaves others out. Raises: UsageError.
+    """
+    least, most = _range("--rows", spec.rows)
+    if most > 1 or spec.lengths:
+        pad, requests = _paddings(spec.pad), read_requests(spec.payloads)
+        if spec.lengths:
+            shortest, longest = _range("lengths", spec.lengths)
+            requests = [request for request in requests if shortest <= length_of(request, pad) <= longest]
+        return _encoded(spec, address, model, joined(requests, least, most, pad, seed=spec.seed))
+    made: list[bytes] = []
+    for path in _paths(spec.payloads):
+        if path.suffix == ".jsonl":
+            made += _encoded(spec, address, model, _read(path))
+            continue
+        body = _contents(path)
+        is_json = path.suffix == ".json"
+        if spec.protocol == "invocations":
+            kind = spec.content_type or ("application/json" if is_json else "application/octet-stream")
+            made.append(_http(spec, address, model, body, {"Content-Type": kind}))
+        elif is_json:
+            (request,) = _read(path)
+            if spec.protocol == "rest-json" and request.expected is None:
+                made.append(_http(spec, address, model, body, {"Content-Type": "application/json"}))
+            else:
+                made += _encoded(spec, address, model, [request])
+        elif spec.protocol == "rest-binary":
+            raw = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
+            made.append(_http(spec, address, model, body, raw))
+        else:
+            raise UsageError(f"payload {path}: protocol {spec.protocol} takes v2 requests in .json and .jsonl files")
+    if not made:
+        raise UsageError(f"payload {', '.join(spec.payloads)}: no request in it")
+    return made
+
+
+def read_requests(names: Iterable[str]) -> list[Request]:
+    """The v2 requests of .json and .jsonl files, and of those in folders. Raises: UsageError, for any other file too."""
+    found: list[Request] = []
+    for path in _paths(names):
+        if path.suffix not in (".json", ".jsonl"):
+            raise UsageError(f"payload {path}: expected v2 requests in .json and .jsonl files")
+        found += _read(path)
+        if len(found) > _MAX_FILES:
+            raise UsageError(f"payload {path}: over {_MAX_FILES} requests")
+    if not found:
+        raise UsageError(f"payload {', '.join(names)}: no request in it")
+    return found
+
+
+def distinct(requests: Iterable[Request]) -> list[Request]:
+    """Each once, in their order."""
+    known: dict[tuple[object, ...], Request] = {}
+    for request in requests:
+        key = tuple((name, array.shape, bytes(tensor_to_bytes(array))) for name, array in request.inputs.items())
+        known.setdefault(key, request)
+    return list(known.values())
+
+
+def joined(
+    requests: Sequence[Request], least: int, most: int, pad: Mapping[str, float], *, seed: int = 0, count: int = _VARIETY
+) -> list[Request]:
+    """`count` requests of `least` to `most` rows, each one of these and its neighbours in length, as a batch would be formed.
+
+    pad: input -> what fills the shorter ones along axis 1; other inputs are joined only where their rows have one shape.
+    Raises: UsageError, if a request has no rows.
+    """
+    groups: dict[object, list[Request]] = {}
+    for request in requests:
+        if not request.rows:
+            raise UsageError(
+                f"payload {request.source}: its inputs have no common first dimension: it cannot be joined to rows"
+            )
+        key = tuple((name, array.shape[2 if name in pad else 1 :]) for name, array in sorted(request.inputs.items()))
+        groups.setdefault(key, []).append(request)
+    ordered = [sorted(group, key=lambda request: length_of(request, pad)) for group in groups.values()]
+    places = [(group, at) for group in ordered for at in range(len(group))]
+    rng = np.random.default_rng([seed, _PAYLOAD_STREAM])
+    made: list[Request] = []
+    used_bytes = 0
+    for number in rng.permutation(len(places))[:count]:
+        group, at = places[number]
+        rows = int(rng.integers(least, most + 1))
+        # A group too small for so many rows is gone through again.
+        chosen, size, at = [], 0, max(0, min(at, len(group) - rows))
+        while size < rows:
+            chosen.append(group[at % len(group)])
+            size, at = size + (chosen[-1].rows or 0), at + 1
+        made.append(_join(chosen, rows, pad))
+        used_bytes += sum(array.nbytes for array in made[-1].inputs.values())
+        if used_bytes > _POOL_BYTES:
+            break
+    return made
+
+
+def _join(requests: Sequence[Request], rows: int, pad: Mapping[str, float]) -> Request:
+    inputs: Tensors = {}
+    for name, first in requests[0].inputs.items():
+        arrays = [request.inputs[name] for request in requests]
+        if name in pad:
+            longest = max(array.shape[1] for array in arrays)
+            filled = np.full((sum(map(len, arrays)), longest, *first.shape[2:]), pad[name], first.dtype)
+            at = 0
+            for array in arrays:
+                filled[at : at + len(array), : array.shape[1]] = array
+                at += len(array)
+            arrays = [filled]
+        inputs[name] = np.concatenate(arrays)[:rows]
+    return Request(inputs, requests[0].datatypes, source=requests[0].source)
+
+
+def length_of(request: Request, pad: Iterable[str]) -> int:
+    """The longest axis 1 among the inputs that are padded; 0 if it has none."""
+    return max((array.shape[1] for name, array in request.inputs.items() if name in pad and array.ndim > 1), default=0)
+
+
+def _encoded(spec: LoadSpec, address: Address, model: str, requests: Iterable[Request]) -> list[bytes]:
+    made = [(request.inputs, request.datatypes) for request in requests]
+    return grpc_requests(spec, model, made) if spec.protocol == "grpc" else http_requests(spec, address, model, made)
+
+
+def _paths(names: Iterable[str]) -> list[Path]:
+    paths: list[Path] = []
+    for name in names:
+        path = Path(name)
+        paths += sorted(entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]
+        if len(paths) > _MAX_FILES:
+            raise UsageError(f"payload {name}: over {_MAX_FILES} files")
+    if not paths:
+        raise UsageError("payload: the folder has no files")
+    return paths
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            body = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise UsageError(f"payload {path}: cannot be read: {exc}") from exc
+    if len(body) > _MAX_FILE_BYTES:
+        raise UsageError(f"payload {path}: over {_MAX_FILE_BYTES >> 20} MiB")
+    return body
+
+
+def _read(path: Path) -> Iterator[Request]:
+    body = _contents(path)
+    if path.suffix == ".json":
+        yield _request(body, str(path))
+        return
+    for number, line in enumerate(body.splitlines(), start=1):
+        if line.strip():
+            yield _request(line, f"{path}: line {number}")
+
+
+def _request(text: bytes, source: str) -> Request:
+    try:
+        document = json.loads(text)
+        inputs, datatypes = tensors_of(document["inputs"])
+        expected = tensors_of(document["expected"]["outputs"])[0] if "expected" in document else None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
+        raise UsageError(f"payload {source}: not a v2 inference request: {type(exc).__name__}: {exc}") from exc
+    return Request(inputs, datatypes, expected, source)
+
+
+def tensors_of(described: Iterable[Mapping[str, Any]]) -> tuple[Tensors, dict[str, str]]:
+    """The tensors of a v2 JSON document, and their datatypes.
+
+    Raises: ValueError, KeyError, TypeError, AttributeError or OverflowError, for what is none.
+    """
+    arrays: Tensors = {}
+    datatypes: dict[str, str] = {}
+    for tensor in described:
+        name, datatype = str(tensor["name"]), str(tensor["datatype"])
+        data = tensor["data"]
+        if datatype == "BYTES":
+            data = [item.encode() for item in np.asarray(data, dtype=object).reshape(-1)]
+        arrays[name] = np.array(data, dtype=NUMPY[datatype]).reshape(tensor["shape"])
+        datatypes[name] = datatype
+    return arrays, datatypes
+
+
+def _paddings(texts: Iterable[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise UsageError(f"pad {text!r}: expected NAME=VALUE") from None
+    return found
+
+
+def encode_body(spec: LoadSpec, arrays: Tensors, datatypes: dict[str, str]) -> tuple[bytes, dict[str, str]]:
+    """The body and its headers, in the spec's protocol."""
+    if spec.protocol == "rest-binary":
+        raw = {name: bytes(tensor_to_bytes(array)) for name, array in arrays.items()}
+        described = [
+            {
+                "name": name,
+                "datatype": datatypes[name],
+                "shape": list(array.shape),
+                "parameters": {"binary_data_size": len(raw[name])},
+            }
+            for name, array in arrays.items()
+        ]
+        head = orjson.dumps({"inputs": described, "parameters": {"binary_data_output": True}})
+        kind = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
+        return head + b"".join(raw.values()), kind
+    tensors: list[dict[str, Any]] = []
+    for name, array in arrays.items():
+        if datatypes[name] in ("FP16", "BF16"):
+            raise UsageError(f"input {name!r}: {datatypes[name]} has no JSON form: use --protocol rest-binary or grpc")
+        flat: Any = array.reshape(-1)
+        data = [item.decode() for item in flat] if array.dtype == object else np.ascontiguousarray(flat)
+        tensors.append({"name": name, "datatype": datatypes[name], "shape": list(array.shape), "data": data})
+    return orjson.dumps({"inputs": tensors}, option=orjson.OPT_SERIALIZE_NUMPY), {"Content-Type": "application/json"}
+
+
+def infer_path(spec: LoadSpec, address: Address, model: str) -> str:
+    """What a REST request asks for."""
+    return address.path if spec.protocol == "invocations" else address.model_path(model, spec.version) + "/infer"
+
+
+def _http(spec: LoadSpec, address: Address, model: str, body: bytes, headers: dict[str, str]) -> bytes:
+    path = infer_path(spec, address, model)
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    fields = headers | dict(spec.headers)
+    if all(name.lower() != "host" for name in fields):
+        fields = {"Host": f"{host}:{address.port}", **fields}
+    lines = [
+        f"POST {path} HTTP/1.1",
+        *(f"{name}: {value}" for name, value in fields.items()),
+        f"Content-Length: {len(body)}",
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def _range(option: str, text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    try:
+        limits = int(low), int(high or low)
+    except ValueError:
+        raise UsageError(f'{option} {text!r}: expected a number or a range such as "1-8"') from None
+    if not 1 <= limits[0] <= limits[1]:
+        raise UsageError(f"{option} {text!r}: expected at least 1, and the smaller number first")
+    return limits
+
+
+def _values(texts: Iterable[str], names: set[str]) -> dict[str, tuple[float, float]]:
+    limits: dict[str, tuple[float, float]] = {}
+    for text in texts:
+        name, _, span = text.partition("=")
+        low, _, high = span.partition(":")
+        try:
+            limits[name] = float(low), float(high)
+        except ValueError:
+            raise UsageError(f"--values {text!r}: expected NAME=LOW:HIGH") from None
+        if name not in names:
+            raise UsageError(f"--values {text!r}: the model has no input {name!r}, only {', '.join(sorted(names))}")
+        if limits[name][0] > limits[name][1]:
+            raise UsageError(f"--values {text!r}: LOW is above HIGH")
+    return limits

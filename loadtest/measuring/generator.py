@@ -1,0 +1,461 @@
+"""The one place where a load test waits: it sends what the schedule says and counts what comes back.
+
+One process sends from the caller's own event loop; several are subprocesses (`loadtest.load.worker`) that share the log's
+memory, so that everything is seen here while it happens, and nothing has to be merged afterwards.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+
+from loadtest.errors import Interrupted, LoadtestError, TargetError, UsageError
+from loadtest.load import live_log, payloads, target
+from loadtest.load.blocking import NotAnswered, ask
+from loadtest.load.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
+from loadtest.load.recorder import CUT, PENDING, UNSENT, RequestLog, write_csv
+from loadtest.load.worker import Job, Report, Sender, most_ns
+from loadtest.measuring import looks
+from loadtest.measuring.looks import Looker
+from loadtest.measuring.machine import Meter
+from loadtest.measuring.progress import Follower, Progress
+from loadtest.results import LoadSpec, RunResult
+from loadtest.verdict import decision as verdict
+from loadtest.verdict.analysis import LAG_SHARE, Ended, summarise
+from loadtest.verdict.rows import MIN_BLOCKS, Grid
+from loadtest.verdict.stalls import Recording
+
+_LEAD_NS: Final = 50_000_000  # between "all are ready" and the first intended send
+_CLOSED_LOOP_ROWS_PER_S: Final = 120_000  # more than one process can send
+_SPIN_BELOW_MS: Final = 0.1  # a lag limit that the timer alone does not keep
+_SPIN_NS: Final = 50_000
+_WATCH_S: Final = 0.5
+_WORKER_READY_S: Final = 30.0
+_WORKER_END_S: Final = 5.0  # from the moment at which it should
+_QUESTIONS_S: Final = 60.0  # before the run: several, and the reading of files
+_STATISTICS_S: Final = 10.0
+_LAST_WORD_S: Final = 1.0  # for the target's statistics, once the user has ended the run
+
+T = TypeVar("T")
+# A sequential test looks after 20 blocks and then after each 30 % more. Ten looks at most are paid for (Bonferroni).
+_LOOK_GROWTH: Final = 1.3
+_LOOKS: Final = 10
+
+
+async def measure(
+    spec: LoadSpec,
+    *,
+    until_decided: bool = False,
+    or_lost: bool = False,
+    stop: asyncio.Event | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    log: Path | None = None,
+    keep: Path | None = None,
+) -> RunResult:
+    """Run one load test, from first to last answer, and judge it.
+
+    until_decided: end as soon as a sequential test on the blocks decides the SLO; `spec.duration_s` is the bound.
+    or_lost: with that, end too as soon as a run of twice `spec.duration_s` would not pass, were all of it like what was seen.
+    stop: set it to end now; the result is then marked partial.
+    on_progress: called about twice a second, on the event loop.
+    log: where to write every request (CSV: intended, sent, done, status).
+    keep: a file in which what is measured lives meanwhile (`loadtest.load.live_log`); the caller removes it once it has the
+    result. A target that is down or fails gives a result full of errors, not an exception; what fails in the generator itself
+    gives an invalid one that says so. The run ends `spec.timeout_s` and about a second after its duration at the latest.
+    Cancelled, it ends within about a second, with all that it opened and started.
+    Raises: UsageError (the spec), TargetError (metadata needed for synthetic payloads cannot be had), Interrupted (stop was set
+    before anything was sent).
+    """
+    check(spec)
+    stop = stop or asyncio.Event()
+    plan = schedule(spec.pattern, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
+    address = target.Address.of(spec)
+    try:
+        model, requests = await _unless(stop, ask(_prepare, spec, address, timeout_s=_QUESTIONS_S))
+    except NotAnswered as exc:
+        raise TargetError(f"{spec.target} did not say what it serves: {exc}") from exc
+    before = await _statistics(spec, address, model, stop)
+    if stop.is_set():
+        raise Interrupted("interrupted before anything was sent")
+    async with AsyncExitStack() as opened:
+        looked_at = until_decided and spec.slo is not None and plan.stationary and not plan.users
+        file = opened.enter_context(live_log.create(keep) if keep else _own_file(in_memory=looked_at))
+        meter = Meter(address.host, address.port, wanted=spec.slo is not None)  # it speaks of a verdict
+        looker: Looker | None = None
+        if looked_at:
+            looker = await opened.enter_async_context(Looker(file.fileno(), meter.fileno()))
+        await opened.enter_async_context(meter)
+        run = _Run(
+            spec,
+            plan,
+            address,
+            requests,
+            stop=stop,
+            looker=looker,
+            or_lost=or_lost,
+            on_progress=on_progress,
+            meter=meter,
+        )
+        rows, reports, ended = await run.execute(file, keep=keep is not None)
+        await meter.end()
+        recording = run.recording()
+    after = await _statistics(spec, address, model, stop)
+    result = summarise(spec, plan, run.log, rows, reports, ended, before, after, recording)
+    if log is not None:
+        write_csv(log, run.log, used=rows)
+    return result
+
+
+def _own_file(*, in_memory: bool) -> IO[bytes]:
+    """For this run alone. in_memory: where that can be had; who writes to one on a disk has to wait for that now and then."""
+    if in_memory and hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("requests"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work. Raises: Interrupted, if stop comes first; the work is then cancelled."""
+    working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Interrupted("interrupted before anything was sent")
+        return await working
+    finally:
+        for task in (working, stopped):
+            task.cancel()
+        await asyncio.wait((working, stopped))
+
+
+async def _statistics(spec: LoadSpec, address: target.Address, model: str, stop: asyncio.Event) -> target.Statistics | None:
+    """The server's totals; None if it does not tell them in the time there is."""
+    asked = ask(target.statistics, spec, address, model, timeout_s=_LAST_WORD_S if stop.is_set() else _STATISTICS_S)
+    with suppress(NotAnswered, Interrupted):
+        return await (asked if stop.is_set() else _unless(stop, asked))
+    return None
+
+
+def check(spec: LoadSpec) -> None:
+    """Raises: UsageError, for a number that makes no sense. Asks nobody."""
+    bounds = {
+        "duration": (spec.duration_s, 0.1, 86_400),
+        "connections": (spec.connections, 1, 60_000),
+        "processes": (spec.processes, 1, 64),
+        "timeout": (spec.timeout_s, 0.001, 3600),
+        "rate": (spec.rate_rps, 0, 10_000_000),
+        "seed": (spec.seed, 0, 1 << 62),
+        "warmup": (spec.warmup_s or 0, 0, spec.duration_s),
+    }
+    for name, (value, low, high) in bounds.items():
+        if not low <= value <= high:
+            raise UsageError(f"--{name} {value:g}: expected {low:g} to {high:g}")
+    for name, text in spec.headers:
+        if not name.isprintable() or not text.isprintable() or not (name + text).isascii():
+            raise UsageError(f"--header {name!r}: a header must be one line of ASCII")
+
+
+def _prepare(spec: LoadSpec, address: target.Address) -> tuple[str, list[bytes]]:
+    """The model's name and its encoded requests."""
+    if spec.payloads:
+        model = spec.model if spec.protocol == "invocations" else target.model_name(spec, address)
+        return model, payloads.from_files(spec, address, model)
+    if spec.protocol == "invocations":
+        root = replace(address, path="")  # of the container, which may speak v2 beside SageMaker's contract
+        model = target.model_name(spec, root)
+        made = payloads.synthetic(spec, target.model_metadata(spec, root, model)["inputs"])
+        return model, payloads.http_requests(spec, address, model, made)
+    model = target.model_name(spec, address)
+    made = payloads.synthetic(spec, target.model_metadata(spec, address, model).get("inputs", []))
+    if spec.protocol == "grpc":
+        return model, payloads.grpc_requests(spec, model, made)
+    return model, payloads.http_requests(spec, address, model, made)
+
+
+class _Run:
+    """One execution: the log, the senders, and the watch over them."""
+
+    def __init__(
+        self,
+        spec: LoadSpec,
+        plan: Schedule,
+        address: target.Address,
+        requests: list[bytes],
+        *,
+        stop: asyncio.Event,
+        looker: Looker | None,
+        or_lost: bool,
+        on_progress: Callable[[Progress], None] | None,
+        meter: Meter,
+    ) -> None:
+        """looker: None, if the run lasts as long as it may."""
+        self._spec = spec
+        self._plan = plan
+        self._address = address
+        self._requests = requests
+        self._on_progress = on_progress
+        self._meter = meter
+        self._processes = min(spec.processes, plan.users or len(plan.intended_ns))
+        self._or_lost = or_lost
+        self._looker = looker
+        self._grid = Grid.of(spec, plan.duration_ns, plan.rate_rps)
+        # per run, once started
+        self.log: RequestLog
+        self._start_ns = 0
+        self._stop = stop
+        self._halt = asyncio.Event()  # the user's stop, a fault, or a decision
+        self._halted_ns = 0  # when, by the clock; 0: not by a stop or a fault
+        self._faults: list[str] = []
+        self._decided_ns = 0
+
+    async def execute(self, file: IO[bytes], *, keep: bool) -> tuple[np.ndarray, list[Report], Ended]:
+        """Send everything. Gives the dispatched rows in order of their intended time.
+
+        file: an empty one, for the log. keep: whether it is to outlive this process. Raises: Interrupted, if it was stopped
+        before anything was sent.
+        """
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        jobs = self._lay_out(file, shared=keep or self._processes > 1 or self._looker is not None)
+        if keep:
+            live_log.describe(file, self._spec, rows=self.log.rows, started_at=started_at)
+        watch = asyncio.create_task(self._follow_to_the_end())
+        stopped = asyncio.create_task(self._forward_stop())
+        try:
+            if self._looker is not None:
+                asked = looks.Job(self._spec, self._grid, self.log.rows, self._meter.cores, self._or_lost)
+                await _unless(self._halt, self._looker.prepare(asked))
+            reports = await (self._send_here(jobs[0]) if len(jobs) == 1 else self._send_elsewhere(jobs, file.fileno()))
+        finally:
+            for task in (watch, stopped):
+                task.cancel()
+            await asyncio.wait((watch, stopped))
+        elapsed_ns = self._plan.duration_ns
+        partial = False
+        if self._decided_ns and not self._faults:
+            elapsed_ns = self._decided_ns
+        elif self._faults or self._stop.is_set():
+            halted_ns = min(elapsed_ns, (self._halted_ns or time.monotonic_ns()) - self._start_ns)
+            if halted_ns <= 0:
+                raise Interrupted("interrupted before anything was sent")
+            partial = halted_ns < elapsed_ns or bool(np.any(np.asarray(self.log.status) == CUT))
+            elapsed_ns = halted_ns
+        status, intended = np.asarray(self.log.status), np.asarray(self.log.intended)
+        rows = np.flatnonzero((status != PENDING) & (status != UNSENT))
+        rows = rows[np.argsort(intended[rows], kind="stable")] if self._plan.users else rows
+        rows = rows[intended[rows] < elapsed_ns]
+        ended_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        return rows, reports, Ended(started_at, ended_at, elapsed_ns, partial, tuple(self._faults))
+
+    def _fail(self, fault: str) -> None:
+        """Something went wrong in the generator: end the run, with what there is."""
+        self._faults.append(fault)
+        self._halted_ns = self._halted_ns or time.monotonic_ns()
+        self._halt.set()
+
+    def recording(self) -> Recording | None:
+        """What the hiccup meter has seen so far, its times from the start of the run."""
+        return self._meter.recording(self._start_ns)
+
+    def _lay_out(self, file: IO[bytes], *, shared: bool) -> list[Job]:
+        """Make the log, fill in what is known before, and share the work out."""
+        plan, spec, count = self._plan, self._spec, self._processes
+        per_process = int(min(MAX_REQUESTS // count, plan.duration_ns / 1e9 * _CLOSED_LOOP_ROWS_PER_S))
+        rows = per_process * count if plan.users else len(plan.intended_ns)
+        self.log = RequestLog.shared(rows, file.fileno()) if shared else RequestLog(rows)
+        if not plan.users:
+            np.asarray(self.log.intended)[:] = plan.intended_ns
+            np.asarray(self.log.payload)[:] = payload_choice(rows, len(self._requests), spec.seed)
+        limit_ms = spec.slo.tightest_ms if spec.slo else None
+        spin = limit_ms is not None and limit_ms * LAG_SHARE < _SPIN_BELOW_MS
+        job = Job(
+            grpc=spec.protocol == "grpc",
+            host=self._address.host,
+            port=self._address.port,
+            tls=self._address.tls,
+            requests=self._requests,
+            metadata=[(name.lower(), value) for name, value in spec.headers],
+            connections=spec.connections,
+            timeout_ns=int(spec.timeout_s * 1e9),
+            duration_ns=plan.duration_ns,
+            spin_ns=_SPIN_NS if spin else 0,
+            rate_rps=plan.rate_rps / count,
+            rows=rows,
+            first=0,
+            step=count,
+            log_rows=rows,
+        )
+        if not plan.users:
+            return [replace(job, first=number) for number in range(count)]
+        assert plan.think_ns is not None
+        return [
+            replace(
+                job,
+                first=per_process * number,
+                rows=per_process * (number + 1),
+                step=1,
+                users=plan.users // count + (number < plan.users % count),
+                think_ns=tuple(plan.think_ns[number::count].tolist()),
+            )
+            for number in range(count)
+        ]
+
+    async def _send_here(self, job: Job) -> list[Report]:
+        sender = Sender(job, self.log)
+        try:
+            await _unless(self._halt, sender.prepare())
+        except BaseException:
+            await sender.close()
+            raise
+        self._start_ns = time.monotonic_ns() + _LEAD_NS
+        report = await sender.run(self._start_ns, self._halt)
+        if report.fault:
+            self._fail(f"the load generator failed: {report.fault}")
+        return [report]
+
+    async def _send_elsewhere(self, jobs: list[Job], fd: int) -> list[Report]:
+        workers: list[asyncio.subprocess.Process] = []
+        try:
+            await _unless(self._halt, self._start(workers, jobs, fd))
+            self._start_ns = time.monotonic_ns() + _LEAD_NS
+            for worker in workers:
+                _input(worker).write(self._start_ns.to_bytes(8, "little"))
+            closer = asyncio.create_task(self._close_inputs(workers))
+            tasks = [asyncio.create_task(self._report_of(worker, number)) for number, worker in enumerate(workers, 1)]
+            halted = asyncio.create_task(self._halt.wait())
+            ended = asyncio.gather(*tasks)
+            try:
+                most_s = max(most_ns(job) for job in jobs) / 1e9
+                await asyncio.wait((halted, ended), timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+                _, late = await asyncio.wait(tasks, timeout=_WORKER_END_S)
+                if late:
+                    self._fail(f"{len(late)} of {len(jobs)} sending processes did not end when they should")
+            finally:
+                for task in (closer, halted, *tasks):
+                    task.cancel()
+                await asyncio.wait((closer, halted, *tasks))
+                await asyncio.gather(ended, return_exceptions=True)
+            return [report for task in tasks if not task.cancelled() and (report := task.result())]
+        finally:
+            for worker in workers:
+                if worker.returncode is None:
+                    worker.kill()  # its report is in, or it is of no use
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WORKER_END_S):
+                    for worker in workers:
+                        await worker.wait()
+            self._cut_orphans()
+
+    async def _start(self, workers: list[asyncio.subprocess.Process], jobs: list[Job], fd: int) -> None:
+        """Start the sending processes, each added to `workers` at once, and wait until all are ready."""
+        for job in jobs:
+            spawning = asyncio.create_task(self._spawn(fd))
+            try:
+                worker = await asyncio.shield(spawning)
+            finally:  # also if we are cancelled meanwhile: it exists, and is to be ended
+                workers.append(await spawning)
+            packed = msgspec.msgpack.encode(job)
+            _input(worker).write(len(packed).to_bytes(8, "little") + packed)
+        try:
+            async with asyncio.timeout(_WORKER_READY_S + self._spec.timeout_s):
+                for worker in workers:
+                    if not await _output(worker).readline():
+                        raise LoadtestError(f"a sending process {_ending(await worker.wait())}: see its message above")
+        except TimeoutError as exc:
+            raise LoadtestError("a sending process was not ready in time: is the machine busy?") from exc
+
+    async def _report_of(self, worker: asyncio.subprocess.Process, number: int) -> Report | None:
+        """What a sending process says at its end; None if it was lost, which ends the run."""
+        line = await _output(worker).readline()
+        try:
+            report = msgspec.json.decode(line, type=Report)
+        except msgspec.MsgspecError:
+            self._fail(f"sending process {number} of {self._processes} {_ending(await worker.wait())}")
+            return None
+        if report.fault:
+            self._fail(f"sending process {number} of {self._processes} failed: {report.fault}")
+        return report
+
+    def _cut_orphans(self) -> None:
+        """What a lost process has sent, and nobody waits for."""
+        status = np.asarray(self.log.status)
+        status[(status == PENDING) & (np.asarray(self.log.dispatched) > 0)] = CUT
+
+    async def _spawn(self, fd: int) -> asyncio.subprocess.Process:
+        # A session of its own: the terminal's Ctrl-C is for us, who then end the worker in order.
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "loadtest.load.worker", str(fd),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, pass_fds=(fd,), start_new_session=True,
+        )  # fmt: skip
+
+    async def _close_inputs(self, workers: list[asyncio.subprocess.Process]) -> None:
+        await self._halt.wait()
+        for worker in workers:
+            _input(worker).close()
+
+    async def _forward_stop(self) -> None:
+        await self._stop.wait()
+        self._halted_ns = self._halted_ns or time.monotonic_ns()
+        self._halt.set()
+
+    # Watching.
+
+    async def _follow_to_the_end(self) -> None:
+        try:
+            await self._follow()
+        except Exception as exc:  # of a task nobody would see it
+            self._fail(f"the watch over the run failed: {type(exc).__name__}: {exc}")
+
+    async def _follow(self) -> None:
+        """Show progress and have looked whether the SLO is decided, twice a second."""
+        next_look, looked = MIN_BLOCKS, 0
+        follower = Follower(self.log, self._plan, self._processes)
+        look: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await asyncio.sleep(_WATCH_S)
+                elapsed_ns = time.monotonic_ns() - self._start_ns
+                if not self._start_ns or elapsed_ns < 0:
+                    continue
+                progress = follower.look(elapsed_ns)
+                if self._on_progress is not None:
+                    self._on_progress(progress)
+                self._meter.follow()
+                blocks = follower.settled_ns(elapsed_ns) // self._grid.block_ns
+                if self._looker is None or looked == _LOOKS or blocks < next_look or (look is not None and not look.done()):
+                    continue
+                next_look, looked = int(blocks * _LOOK_GROWTH) + 1, looked + 1
+                look = asyncio.create_task(self._ask(self._looker, blocks))
+        finally:
+            if look is not None:
+                look.cancel()
+                await asyncio.wait((look,))
+
+    async def _ask(self, looker: Looker, blocks: int) -> None:
+        """End the run, if the first `blocks` blocks decide it."""
+        if await looker.decided(looks.Look(blocks, 1 - (1 - verdict.CONFIDENCE) / _LOOKS, self._start_ns)):
+            self._decided_ns = blocks * self._grid.block_ns
+            self._halt.set()
+
+
+def _input(worker: asyncio.subprocess.Process) -> asyncio.StreamWriter:
+    assert worker.stdin is not None
+    return worker.stdin
+
+
+def _output(worker: asyncio.subprocess.Process) -> asyncio.StreamReader:
+    assert worker.stdout is not None
+    return worker.stdout
+
+
+def _ending(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,107 @@
+"""How much load can one process offer, honestly? Against a null server beside it.
+
+The null server takes a core of its own, so a machine that only sends can offer at least this much.
+"""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from loadtest.errors import LoadtestError
+from loadtest.results import LoadSpec, Protocol, RunResult
+
+LEAST_LIMIT_RPS: Final = 5_000.0  # any machine that is not busy otherwise sends that from one process
+_LIMIT_S: Final = 2.0  # for `generator_limit_rps`, the start of the null server included
+_LIMIT_USERS: Final = 64  # enough to keep the generator busy
+_LIMIT_RUN_S: Final = 0.3
+_HONEST_SHARES: Final = (0.8, 0.6, 0.45)  # of what users can get out of one process, offered as an open loop
+_limits: dict[bool, float] = {}  # by whether it is gRPC; measured once per process
+
+
+@dataclass(frozen=True, slots=True)
+class NullServer:
+    """Where it listens."""
+
+    http_port: int
+    grpc_port: int
+
+    def target(self, protocol: Protocol) -> str:
+        return f"127.0.0.1:{self.grpc_port}" if protocol == "grpc" else f"http://127.0.0.1:{self.http_port}"
+
+
+@contextmanager
+def null_server() -> Iterator[NullServer]:
+    """Run the null server as a process of its own."""
+    command = [sys.executable, "-m", "loadtest.load.nullserver"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ports = process.stdout.readline().split()
+        if len(ports) != 2:
+            raise LoadtestError("the null server did not start: see its message above")
+        yield NullServer(int(ports[0]), int(ports[1]))
+        # Leaving closes its standard input, which ends it.
+
+
+async def generator_limit_rps(protocol: Protocol) -> float:
+    """The rate that one process can offer honestly on this machine: in time, against a server that costs nothing.
+
+    Measured once per process for REST and for gRPC, in about two seconds; on a machine that is busy it comes out lower, but
+    never below LEAST_LIMIT_RPS. More than that is no question to ask a candidate: the answer would be about the generator.
+    """
+    grpc = protocol == "grpc"
+    if grpc not in _limits:
+        found = LEAST_LIMIT_RPS
+        with suppress(TimeoutError):  # so busy is the machine
+            async with asyncio.timeout(2 * _LIMIT_S):
+                found = max(found, await _find_limit("grpc" if grpc else "rest-json"))
+        _limits[grpc] = found
+    return _limits[grpc]
+
+
+async def _find_limit(protocol: Protocol) -> float:
+    from loadtest.measuring.generator import measure
+
+    began_s = time.monotonic()
+    async with _null_server_beside() as server:
+        spec = LoadSpec(
+            server.target(protocol), protocol=protocol, model="null", duration_s=_LIMIT_RUN_S, timeout_s=0.3, warmup_s=0.0
+        )
+        busy = await measure(replace(spec, pattern=f"users:count={_LIMIT_USERS}"))
+        for share in _HONEST_SHARES:
+            offered = await measure(replace(spec, rate_rps=max(1000.0, share * busy.succeeded_rps)))
+            if offered.valid and keeps_up(offered):
+                return offered.asked_rps
+            if time.monotonic() - began_s > _LIMIT_S:
+                break
+    return share * busy.succeeded_rps
+
+
+@asynccontextmanager
+async def _null_server_beside() -> AsyncIterator[NullServer]:
+    """`null_server` that does not keep the event loop waiting, and ends when it is cancelled."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadtest.load.nullserver", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        ports = (await process.stdout.readline()).split()
+        if len(ports) != 2:
+            raise LoadtestError("the null server did not start: see its message above")
+        yield NullServer(int(ports[0]), int(ports[1]))
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def keeps_up(result: RunResult) -> bool:
+    """Whether what was asked was sent and answered without a growing backlog, however late each request was."""
+    backlog_s = result.latency.p99 / 1e3
+    return (
+        result.sent_rps >= 0.99 * result.asked_rps and result.succeeded == result.requests and backlog_s < 0.2 * result.window_s
+    )

@@ -1,0 +1,73 @@
+"""How far a run has come, told while it goes on."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from loadtest.load.patterns import Schedule
+from loadtest.load.recorder import OK, PENDING, RequestLog
+from loadtest.verdict.statistics import percentiles
+
+_FOLLOW_ROWS: Final = 200_000  # looked at in one go: more are not sent in between
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What has happened so far, for a live display; rate and percentiles are of about the last second."""
+
+    elapsed_s: float
+    sent: int
+    succeeded: int
+    failed: int
+    rate_rps: float
+    p50_ms: float
+    p99_ms: float
+
+
+class Follower:
+    """Follows a log that is being written, looking at each row about once."""
+
+    def __init__(self, log: RequestLog, plan: Schedule, processes: int) -> None:
+        segments = processes if plan.users else 1
+        size = log.rows // segments
+        self._log = log
+        self._closed = plan.users > 0
+        self._settled = [size * number for number in range(segments)]  # every row below, in its segment, is done
+        self._ends = [size * (number + 1) for number in range(segments)]
+        self._succeeded = self._failed = 0
+        self._last_ns = 0
+
+    def settled_ns(self, elapsed_ns: int) -> int:
+        """Up to when every intended request of an open loop is done."""
+        row = self._settled[0]
+        return min(elapsed_ns, self._log.intended[row] if row < self._log.rows else elapsed_ns)
+
+    def look(self, elapsed_ns: int) -> Progress:
+        succeeded = failed = sent = 0
+        recent: list[np.ndarray] = []
+        for number, (first, end) in enumerate(zip(self._settled, self._ends, strict=True)):
+            part = slice(first, min(end, first + _FOLLOW_ROWS))
+            status, dispatched = np.asarray(self._log.status)[part], np.asarray(self._log.dispatched)[part]
+            done, intended = np.asarray(self._log.done)[part], np.asarray(self._log.intended)[part]
+            pending = np.flatnonzero(status == PENDING)
+            settled = int(pending[0]) if len(pending) else len(status)
+            self._settled[number] += settled
+            self._succeeded += int(np.count_nonzero(status[:settled] == OK))
+            self._failed += int(np.count_nonzero(status[:settled] > OK))
+            succeeded += int(np.count_nonzero(status[settled:] == OK))
+            failed += int(np.count_nonzero(status[settled:] > OK))
+            sent += int(np.count_nonzero(dispatched[settled:] > 0))
+            recent.append((done - intended)[(status == OK) & (done > self._last_ns)])
+        latencies = percentiles(np.concatenate(recent))
+        passed_s = max(elapsed_ns - self._last_ns, 1) / 1e9
+        self._last_ns = elapsed_ns
+        return Progress(
+            elapsed_s=elapsed_ns / 1e9,
+            sent=self._succeeded + self._failed + sent,
+            succeeded=self._succeeded + succeeded,
+            failed=self._failed + failed,
+            rate_rps=latencies.count / passed_s,
+            p50_ms=latencies.p50,
+            p99_ms=latencies.p99,
+        )

@@ -1,0 +1,1 @@
+"""What instances and fleets of them cost."""

@@ -1,0 +1,78 @@
+"""The cheapest fleet for a rate: how many instances of which kinds, as a small integer program."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from loadtest.prices.costs import autoscaling_invocations_per_minute
+
+HEADROOM = 0.7  # of max_rps: what the loss of an instance or a burst may take before the SLO breaks
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One kind of instance that may be in the fleet. max_count: None means any number can be had."""
+
+    name: str
+    usd_per_hour: float
+    max_rps: float
+    max_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """counts: offers that are in it -> how many. capacity_rps: what it serves within the SLO, headroom not taken off.
+
+    autoscaling_per_minute: offer -> invocations per instance and minute to scale at.
+    """
+
+    counts: dict[str, int]
+    usd_per_hour: float
+    capacity_rps: float
+    target_rps: float
+    headroom: float
+    autoscaling_per_minute: dict[str, float]
+
+
+class NoFleet(Exception):
+    """The offers cannot carry the target rate."""
+
+
+def cheapest_fleet(offers: Sequence[Offer], target_rps: float, *, headroom: float = HEADROOM, min_instances: int = 1) -> Fleet:
+    """Minimise the hourly price of whole instances that carry target_rps at `headroom` of their measured capacity.
+
+    Mixes are considered: a large and a small instance may together be cheaper than two large ones.
+    Raises: NoFleet, if the offers (their max_count) cannot carry the rate.
+    """
+    if not offers:
+        raise NoFleet("no candidate meets the SLO: there is nothing to build a fleet of")
+    price = np.array([offer.usd_per_hour for offer in offers])
+    rate = np.array([offer.max_rps * headroom for offer in offers])
+    # No optimal fleet has more of one kind than would carry everything alone; this bound also keeps the search small.
+    alone = np.maximum(np.ceil(target_rps / rate), min_instances)
+    upper = np.array(
+        [alone[i] if offer.max_count is None else min(alone[i], offer.max_count) for i, offer in enumerate(offers)]
+    )
+    found = milp(
+        price,
+        integrality=np.ones(len(offers)),
+        bounds=Bounds(0, upper),
+        # Scaled to 1, so that the solver's absolute tolerance means the same at every rate.
+        constraints=[LinearConstraint(rate / target_rps, lb=1), LinearConstraint(np.ones(len(offers)), lb=min_instances)],
+        options={"time_limit": 10.0},
+    )
+    if found.x is None:
+        most = float(rate @ upper)
+        raise NoFleet(f"{target_rps:g} requests/s cannot be carried: the offers end at {most:.4g}/s; raise `max_count`")
+    counts = {offer.name: round(n) for offer, n in zip(offers, found.x, strict=True) if round(n)}
+    by_name = {offer.name: offer for offer in offers}
+    return Fleet(
+        counts=counts,
+        usd_per_hour=sum(by_name[name].usd_per_hour * n for name, n in counts.items()),
+        capacity_rps=sum(by_name[name].max_rps * n for name, n in counts.items()),
+        target_rps=target_rps,
+        headroom=headroom,
+        autoscaling_per_minute={name: autoscaling_invocations_per_minute(by_name[name].max_rps) for name in counts},
+    )

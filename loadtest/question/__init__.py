@@ -1,0 +1,1 @@
+"""What `loadtest recommend` is asked: its file, and the candidates in it."""

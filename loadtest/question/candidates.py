@@ -1,0 +1,298 @@
+"""What is compared: one entry of `candidates` becomes a candidate for each of its instances and settings, with its price."""
+
+import difflib
+import itertools
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from backends.check import checked
+from backends.mistakes import Wanted
+from backends.source import is_source
+from gateway.config import parse_config
+from gateway.errors import ConfigError
+from loadtest.errors import UsageError
+from loadtest.prices.catalogue import Catalogue, Price, PriceBasis
+from loadtest.question.numerics import full_precision, numerics_of
+from loadtest.question.spec_file import CandidateSpec, LocalLauncher, SpecFile, UrlLauncher
+from loadtest.results import Slo
+from loadtest.wording import counted
+
+BATCHING_SETTINGS = ("max_rows", "policy", "max_delay_ms")
+ARCHITECTURES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One configuration on one kind of instance, ready to be started and priced.
+
+    group: candidates of one group differ only in sessions and batch cap, so that one profile t(n, k) serves them all.
+    numerics: candidates of one numerics compute the same, as far as can be known: same file or code, same precision.
+    full_precision: whether it computes with the model's own floats; None if that cannot be known.
+    document: the gateway configuration that serves it; empty for a server that already runs.
+    cpus: the cores it is pinned to; empty: all.
+    price: None only for a `url` candidate whose instance type is still to be asked from the server.
+    """
+
+    name: str
+    group: str
+    instance_type: str
+    price: Price | None
+    basis: str
+    backend: str
+    settings: dict[str, Any]
+    sessions: int
+    max_rows: int
+    document: dict[str, Any]
+    url: str = ""
+    cpus: tuple[int, ...] = ()
+    max_count: int | None = None
+    numerics: str = ""
+    full_precision: bool | None = None
+
+    @property
+    def usd_per_hour(self) -> float:
+        assert self.price is not None  # priced before the search begins: recommender.price_by_metadata
+        return self.price.usd_per_hour
+
+
+def priced(candidate: Candidate, instance_type: str, catalogue: Catalogue, basis: PriceBasis) -> Candidate:
+    """A `url` candidate, its instance type now known. Raises: UsageError, if that has no price."""
+    price = catalogue.price(instance_type, basis)
+    return replace(candidate, name=f"{instance_type} {candidate.name}", instance_type=instance_type, price=price, basis=basis)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a candidate runs, and for how much."""
+
+    instance_type: str
+    price: Price
+    basis: str
+    cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """One entry of `candidates`, and all it needs to become candidates."""
+
+    file: SpecFile
+    wanted: CandidateSpec
+    model: dict[str, Any]
+    slo: Slo
+    catalogue: Catalogue
+    at: str
+
+    def candidates(self) -> list[Candidate]:
+        """Raises: UsageError, with one line per fault."""
+        if isinstance(self.file.launcher, UrlLauncher):
+            return self._running()
+        if self.wanted.url is not None:
+            raise UsageError(f"{self.at}: url: only for `launcher: {{kind: url}}`")
+        faults: list[str] = []
+        backend = collect(faults, "", self._backend)
+        places = [collect(faults, "", partial(self._place, name)) for name in self.wanted.instances or ("",)]
+        # Settings are checked even where no place is well, on one of no name.
+        sound = [place for place in places if place is not None] or [
+            _Place("", Price(usd_per_hour=1, source="-", date=None), "own", ())
+        ]
+        found: list[Candidate] = []
+        for place, values in itertools.product(sound, itertools.product(*self.wanted.settings.values())):
+            settings = dict(zip(self.wanted.settings, values, strict=True))
+            if backend is not None:
+                found.append(collect(faults, "", partial(self._candidate, place, backend, settings)))
+        if faults:
+            raise UsageError("\n".join(dict.fromkeys(faults)))
+        return found
+
+    def _place(self, instance_type: str) -> "_Place":
+        price, basis = self._price(instance_type)
+        return _Place(instance_type, price, basis, self._cpus(instance_type))
+
+    def _running(self) -> list[Candidate]:
+        faults: list[str] = []
+        if self.wanted.url is None:
+            faults.append(f"{self.at}: url: missing, expected the address of the running server")
+        if len(self.wanted.instances) > 1 or self.wanted.settings or self.wanted.backend:
+            faults.append(f"{self.at}: a running server has one instance type, and its backend and settings are its own")
+        price, basis, instance_type = None, self.file.price, ""
+        if self.wanted.instances or self.wanted.usd_per_hour is not None:
+            instance_type = self.wanted.instances[0] if self.wanted.instances else ""
+            price, basis = collect(faults, "", partial(self._price, instance_type)) or (None, basis)
+        if faults or self.wanted.url is None:
+            raise UsageError("\n".join(faults))
+        name = " ".join(filter(None, (instance_type, self.wanted.url)))
+        return [
+            Candidate(
+                name=name,
+                group=name,
+                instance_type=instance_type,
+                price=price,
+                basis=basis,
+                backend="running",
+                settings={},
+                sessions=1,
+                max_rows=int(self.model.get("max_rows", 32)),
+                document={},
+                url=self.wanted.url.rstrip("/"),
+                max_count=self.wanted.max_count,
+                numerics=self.wanted.url.rstrip("/"),
+            )
+        ]
+
+    def _backend(self) -> dict[str, Any]:
+        if isinstance(self.wanted.backend, dict):
+            return self.wanted.backend
+        if self.wanted.backend is None:
+            raise UsageError(f"{self.at}: backend: missing, expected a mapping with `kind`")
+        known: dict[str, dict[str, Any]] = {b.get("name", b["kind"]): b for b in self.model.get("backends", ())}
+        if self.wanted.backend not in known:
+            near = difflib.get_close_matches(self.wanted.backend, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f", it has {', '.join(known) or 'none'}"
+            raise UsageError(f"{self.at}: backend: the model has no backend {self.wanted.backend!r}{hint}")
+        return known[self.wanted.backend]
+
+    def _price(self, instance_type: str) -> tuple[Price, str]:
+        if instance_type:
+            try:
+                self.catalogue.instance(instance_type)
+            except UsageError as exc:
+                raise UsageError(f"{self.at}: instances: {exc}") from exc
+        if self.wanted.usd_per_hour is not None:
+            if not self.wanted.price_source:
+                raise UsageError(
+                    f"{self.at}: price_source: missing, expected where {self.wanted.usd_per_hour:g} USD/h comes from"
+                )
+            own = Price(usd_per_hour=self.wanted.usd_per_hour, source=self.wanted.price_source, date=self.wanted.price_date)
+            return own, "own"
+        if not instance_type:
+            raise UsageError(f"{self.at}: no price: name `instances`, or set `usd_per_hour` and `price_source`")
+        try:
+            return self.catalogue.price(instance_type, self.file.price), self.file.price
+        except UsageError as exc:
+            raise UsageError(f"{self.at}: instances: {exc}") from exc
+
+    def _cpus(self, instance_type: str) -> tuple[int, ...]:
+        launcher = self.file.launcher
+        assert isinstance(launcher, LocalLauncher)
+        if not instance_type:
+            return launcher.cpus or ()
+        bare = instance_type.removeprefix("ml.")
+        if bare not in launcher.stands_for:
+            raise UsageError(
+                f"{self.at}: instances: {bare} is not measured by running on this machine: choose its launcher, "
+                f"or say that this machine stands for it with `launcher: {{stands_for: {{{bare}: [0, 1]}}}}`"
+            )
+        return launcher.stands_for[bare]
+
+    def _candidate(self, place: "_Place", backend: dict[str, Any], settings: dict[str, Any]) -> Candidate:
+        batching = {key: value for key, value in settings.items() if key in BATCHING_SETTINGS}
+        own = {key: value for key, value in settings.items() if key not in BATCHING_SETTINGS}
+        document = {
+            "models": [
+                {
+                    **self.model,
+                    "slo": {"p99_ms": self.slo.tightest_ms or 1000.0},
+                    "batching": {**self.model.get("batching", {}), **batching},
+                    "backends": [{**backend, **own, "usd_per_hour": place.price.usd_per_hour}],
+                }
+            ]
+        }
+        try:
+            model = parse_config(document, source=self.at).models[0]
+        except ConfigError as exc:
+            raise UsageError(exc.message.replace("models[0].backends[0].", "settings: ")) from exc
+        parsed = model.backends[0]
+        options = parsed.options()
+        faults: list[str] = []
+        collect(faults, "", partial(self._check_device, place.instance_type, options.get("device", "cpu")))
+        collect(faults, "", partial(self._check_file, place.instance_type, options.get("model")))
+        collect(faults, "", partial(self._check_code, parsed.kind, options))
+        if faults:
+            raise UsageError("\n".join(faults))
+        label = ", ".join(f"{key} {value}" for key, value in settings.items())
+        group = {key: value for key, value in settings.items() if key not in ("sessions", *BATCHING_SETTINGS)}
+        return Candidate(
+            name=" ".join(filter(None, (place.instance_type, parsed.label, f"({label})" if label else ""))),
+            group=f"{place.instance_type} {parsed.label} {group} {place.cpus}",
+            instance_type=place.instance_type,
+            price=place.price,
+            basis=place.basis,
+            backend=parsed.label,
+            settings=settings,
+            sessions=parsed.sessions,
+            max_rows=model.batching.max_rows or model.max_rows or 1,
+            document=document,
+            cpus=place.cpus,
+            max_count=self.wanted.max_count,
+            numerics=numerics_of(parsed.kind, options),
+            full_precision=full_precision(parsed.kind, options),
+        )
+
+    def _check_device(self, instance_type: str, device: str) -> None:
+        if not instance_type or device == "cpu":
+            return
+        accelerator = self.catalogue.instance(instance_type).accelerator
+        needs = "nvidia" if device.startswith("cuda") else "aws"
+        if accelerator is None or accelerator.vendor != needs:
+            raise UsageError(f"{self.at}: {instance_type} has no device {device!r}: {accelerator or 'no accelerator'}")
+
+    def _check_file(self, instance_type: str, model: object) -> None:
+        if not isinstance(model, str) or ":" in model:
+            return  # code: its size is known when it is loaded
+        if not Path(model).exists():
+            raise UsageError(f"{self.at}: backend: no file {model!r}; paths count from the spec's folder")
+        size_gib = Path(model).stat().st_size / (1 << 30)
+        if instance_type and size_gib > (memory_gib := self.catalogue.instance(instance_type).memory_gib):
+            raise UsageError(f"{self.at}: {model} has {size_gib:.1f} GiB, {instance_type} only {memory_gib:g} GiB of memory")
+
+    def _check_code(self, kind: str, options: dict[str, Any]) -> None:
+        """That the file is there whose code a model names, and has it; none of it is run."""
+        if not isinstance(model := options.get("model"), str) or not is_source(model) or ".py:" not in model:
+            return
+        wanted = Wanted(kind, options, here=False, thorough=False)
+        if mistakes := [mistake for mistake in checked(wanted) if mistake.at == ("model",)]:
+            mistake = mistakes[0]
+            told = "; ".join(filter(None, (mistake.found, mistake.expected and f"expected {mistake.expected}", mistake.remedy)))
+            raise UsageError(f"{self.at}: backend.model: {model!r}: {told}; paths count from the spec's folder")
+
+
+def oddities(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue) -> list[str]:
+    """What is odd about candidates but not wrong, one sentence each."""
+    found = []
+    if isinstance(file.launcher, LocalLauncher):
+        here = ARCHITECTURES.get(platform.machine(), platform.machine())
+        used = {candidate.instance_type.removeprefix("ml.") for candidate in candidates}
+        stands_for = {name: cpus for name, cpus in file.launcher.stands_for.items() if name in used}
+        for cpus in dict.fromkeys(stands_for.values()):
+            names = ", ".join(name for name, cores in stands_for.items() if cores == cpus)
+            cores = ", ".join(map(str, cpus))
+            found.append(
+                f"{names}: not measured itself: by `stands_for` of the spec this machine's cores {cores} stand for it; "
+                "measure there before you rely on it"
+            )
+        for name, cpus in stands_for.items():
+            instance = catalogue.instance(name)
+            if len(cpus) != instance.vcpu:
+                told = f"{len(cpus)} {'core stands' if len(cpus) == 1 else 'cores stand'} for it"
+                found.append(f"{name} has {instance.vcpu} vCPU, {told}: name as many in `stands_for`, if this machine has them")
+            if instance.architecture != here:
+                found.append(f"{name} is {instance.architecture}, this machine is {here}: its rates will differ; measure there")
+    crowded = [c for c in candidates if c.cpus and c.sessions * int(c.settings.get("threads", 1)) > len(c.cpus)]
+    if crowded:
+        have, they = ("has", "it") if len(crowded) == 1 else ("have", "they")
+        crowd = f"{len(crowded)} of {counted(len(candidates), 'candidate')} {have} more threads of work than cores"
+        found.append(f"{crowd}: with fewer `sessions` or `threads` {they} may be faster")
+    return found
+
+
+def collect(faults: list[str], prefix: str, step: Callable[[], Any]) -> Any:
+    """The step's value, or None and its faults, so that the user sees all of them at once."""
+    try:
+        return step()
+    except UsageError as exc:
+        faults.extend(f"{prefix}: {line}" if prefix else line for line in str(exc).splitlines())
+        return None

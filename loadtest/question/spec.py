@@ -1,0 +1,286 @@
+"""The file behind `loadtest recommend SPEC`: a YAML that names the model, the SLO, the candidates and the budget.
+
+Everything that can be known to be wrong is found here, with one line per fault, before anything is started.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gateway.config import config_of, located, parse_config
+from gateway.documents.faults import ConfigFaults
+from gateway.documents.reader import Document, read
+from gateway.errors import ConfigError
+from loadtest.errors import UsageError
+from loadtest.load.payloads import distinct, read_requests
+from loadtest.prices.catalogue import Catalogue, PriceBasis
+from loadtest.question.candidates import Candidate, Expansion, collect, oddities
+from loadtest.question.spec_file import BudgetSpec, LocalLauncher, Payload, SpecFile, UrlLauncher, read_file, validated
+from loadtest.results import Slo
+from loadtest.search.events import EXPECTED
+from loadtest.verdict.agreement import LEAST_INPUTS, compare_of
+
+MIN_AGREEMENT = 0.999  # of a cosine: a model in bf16 keeps 0.9999 and more, one quantised to int8 may have 0.94
+_ANY_SLO = Slo.parse("p99<1s")
+_AGREEMENT = re.compile(r"agreement\s*>=?\s*(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Which requests the candidates' answers are compared on, and how: see `loadtest.verdict.agreement`.
+
+    reference: a candidate's name, or events.EXPECTED. stand_ins: candidates that may take its place.
+    """
+
+    files: tuple[str, ...]
+    statistics: dict[str, str]
+    batched: bool
+    reference: str
+    stand_ins: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A checked spec. warnings: what is odd about it but not wrong.
+
+    min_agreement: what a candidate's answers must reach; None: they may be anything. comparison: None if nothing is compared.
+    pad: as in LoadSpec: how requests of different lengths are joined.
+    """
+
+    source: str
+    model: str
+    slo: Slo
+    target_rps: float | None
+    basis: PriceBasis
+    launcher: LocalLauncher | UrlLauncher
+    payload: Payload
+    candidates: tuple[Candidate, ...]
+    budget: BudgetSpec
+    seed: int
+    warnings: tuple[str, ...]
+    min_agreement: float | None = MIN_AGREEMENT
+    comparison: Comparison | None = None
+    pad: tuple[str, ...] = ()
+
+
+def load_spec(path: Path, catalogue: Catalogue) -> Spec:
+    """Read and check a file, whose relative paths count from its folder. Raises: UsageError, with one line per fault."""
+    try:
+        document = read_file(path)
+    except ConfigFaults as exc:
+        raise UsageError(exc.message) from exc
+    return _spec_of(document, catalogue)
+
+
+def parse_spec(document: object, catalogue: Catalogue, *, source: str) -> Spec:
+    """Check a parsed document. source: what messages call it. Raises: UsageError, with one line per fault."""
+    return _spec_of(Document(source, document), catalogue)
+
+
+def _spec_of(document: Document, catalogue: Catalogue) -> Spec:
+    source = document.source
+    if not isinstance(document.value, dict):
+        raise UsageError(f"{source}: expected a mapping with `model`, `slo`, `launcher` and `candidates`")
+    faults = list(map(str, document.faults))
+    file, bad, incomplete = validated(document, faults)
+    slo, min_agreement = (None, None) if "slo" in bad else _slo(file.slo, source, faults)
+    model = None
+    if not bad & {"model", "gateway"} and not ("launcher" in bad and isinstance(file.model, str) and file.gateway is None):
+        model = collect(faults, source, partial(_model, file))
+    candidates: list[Candidate] = []
+    whole = model is not None and "candidates" not in bad and not incomplete
+    if model is not None and "candidates" not in bad:
+        for index, wanted in enumerate(file.candidates):
+            # An SLO at fault is told already: any other does to check the candidates.
+            expand = Expansion(file, wanted, model, slo or _ANY_SLO, catalogue, f"{source}: candidates[{index}]")
+            own: list[str] = []
+            candidates += collect(own, "", expand.candidates) or []
+            faults += [line for line in own if not _follows(line, index in incomplete, "launcher" in bad)]
+            whole = whole and not own
+    names = [candidate.name for candidate in candidates]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        faults.append(f"{source}: candidates: listed twice: {', '.join(twice)}")
+    if isinstance(file.launcher, UrlLauncher) and file.payload.protocol == "grpc":
+        faults.append(f"{source}: payload.protocol: grpc: servers that run already are asked over REST")
+    comparison: Comparison | None = None
+    doubts: list[str] = []
+    if model is not None and not bad & {"slo", "payload", "agreement"}:
+        batched = model.get("max_rows") != 0
+        comparison, doubts = _comparison(
+            file, candidates, source, faults, whole=whole, batched=batched, min_agreement=min_agreement
+        )
+    if faults or slo is None or model is None:
+        raise UsageError("\n".join(dict.fromkeys(faults)))
+    return Spec(
+        source=source,
+        model=model["name"],
+        slo=slo,
+        target_rps=file.target_rps,
+        basis=file.price,
+        launcher=file.launcher,
+        payload=file.payload,
+        candidates=tuple(candidates),
+        budget=file.budget,
+        seed=file.seed,
+        warnings=(*oddities(file, candidates, catalogue), *doubts),
+        min_agreement=min_agreement,
+        comparison=comparison,
+        pad=tuple(f"{name}={value:g}" for name, value in ((model.get("ragged") or {}).get("pad") or {}).items()),
+    )
+
+
+def _follows(line: str, incomplete: bool, no_launcher: bool) -> bool:
+    """Whether a fault only follows from one that is told already: what is missing may be what was left out for it."""
+    return (incomplete and ("missing, expected" in line or "no price: " in line)) or (no_launcher and "launcher" in line)
+
+
+def _slo(value: object, source: str, faults: list[str]) -> tuple[Slo | None, float | None]:
+    """The latency and error objectives, and the agreement that is asked, which is no property of a single run."""
+    min_agreement: float | None = MIN_AGREEMENT
+    whole: object = value
+    parts: list[object] = [value]
+    if isinstance(value, dict):
+        whole = {key: number for key, number in value.items() if key != "min_agreement"}
+        parts = [{key: number} for key, number in whole.items()]
+        asked = value.get("min_agreement", MIN_AGREEMENT)
+        if asked is None or (isinstance(asked, int | float) and not isinstance(asked, bool) and 0 <= asked <= 1):
+            min_agreement = asked
+        else:
+            faults.append(f"{source}: slo: min_agreement: {asked!r}: expected 0 to 1, or null to allow any answers")
+    elif isinstance(value, str):
+        texts = [part.strip() for part in value.split(",")]
+        for text in texts:
+            if (match := _AGREEMENT.fullmatch(text)) and float(match[1]) <= 1:
+                min_agreement = float(match[1])
+            elif text.startswith("agreement"):
+                faults.append(
+                    f'{source}: slo: cannot read "{text}", expected such as "agreement>={MIN_AGREEMENT:g}", at most 1'
+                )
+        parts = [text for text in texts if not text.startswith("agreement")]
+        whole = ",".join(map(str, parts))
+    before = len(faults)
+    for part in parts:  # each alone, so that all faults are told
+        collect(faults, source, partial(Slo.from_yaml, part))
+    slo = collect(faults, source, partial(Slo.from_yaml, whole)) if len(faults) == before else None
+    if slo is not None and slo.tightest_ms is None:
+        faults.append(f"{source}: slo: a recommendation needs a latency objective such as p99_ms: 50")
+    return slo, min_agreement
+
+
+def _comparison(
+    file: SpecFile,
+    candidates: Sequence[Candidate],
+    source: str,
+    faults: list[str],
+    *,
+    whole: bool,
+    batched: bool,
+    min_agreement: float | None,
+) -> tuple[Comparison | None, list[str]]:
+    """On what the candidates are compared, None if nothing is to be; and what is odd about it.
+
+    whole: whether these are all candidates: else the name of a reference cannot be judged yet.
+    """
+    before = len(faults)
+    wanted = file.agreement
+    statistics = {"": wanted.statistic} if isinstance(wanted.statistic, str) else wanted.statistic
+    for name in statistics.values():
+        collect(faults, f"{source}: agreement.statistic", partial(compare_of, name))
+    sent = collect(faults, source, partial(read_requests, file.payload.files)) if file.payload.files else []
+    if batched and (odd := next((request for request in sent or () if request.rows != 1), None)):
+        faults.append(
+            f"{source}: payload.files: {odd.source}: expected requests of one row, got {odd.rows}: payload.rows joins them"
+        )
+    if wanted.requests:
+        asked = collect(faults, source, partial(read_requests, wanted.requests))
+        files = wanted.requests
+    else:
+        asked, files = sent, file.payload.files
+    if asked is None:
+        return None, []
+    requests = distinct(asked)
+    without = next((request for request in requests if request.expected is None), None)
+    if without and any(request.expected is not None for request in requests):
+        faults.append(f"{source}: {without.source}: expected an `expected` answer, as other requests have one")
+    expected = bool(requests) and without is None and wanted.reference is None
+    chosen = collect(faults, source, partial(_reference, wanted.reference if whole else None, candidates))
+    kinds = len({candidate.numerics for candidate in candidates})
+    if chosen is None or len(faults) > before or (kinds < 2 and not expected):
+        return None, []
+    why = f"{kinds} kinds of candidates compute differently (precision, file or backend)"
+    if expected:
+        why = "answers are to be compared with the expected ones"
+    if len(requests) >= LEAST_INPUTS:
+        if expected:
+            return Comparison(files, statistics, batched, EXPECTED, ()), []
+        reference, stand_ins = chosen
+        unsure = (
+            "no candidate is known to compute in full precision: answers are compared with those of the first, " + reference
+        )
+        named = wanted.reference is not None or any(candidate.full_precision for candidate in candidates)
+        return Comparison(files, statistics, batched, reference, stand_ins), [] if named else [unsure]
+    if min_agreement is None:
+        return None, [f"{why}; they were not compared, as that takes {LEAST_INPUTS} real requests"]
+    found = (
+        f"{len(requests)} different requests are in {', '.join(files)}, {LEAST_INPUTS} are needed"
+        if files
+        else f"made-up requests cannot tell whether their answers agree: name files of at least {LEAST_INPUTS} real requests"
+    )
+    what = "agreement.requests" if wanted.requests else "payload.files"
+    faults.append(f"{source}: {what}: {why}, and {found}; or allow any answers with slo: {{min_agreement: null}}")
+    return None, []
+
+
+def _reference(wanted: str | None, candidates: Sequence[Candidate]) -> tuple[str, tuple[str, ...]] | None:
+    """The candidate whose answers count as right, and who may stand in for it."""
+    if not candidates:
+        return None
+    if wanted is not None:
+        for names in ([c.name for c in candidates], [c.backend for c in candidates]):
+            if wanted in names:
+                return candidates[names.index(wanted)].name, ()
+        known = list(dict.fromkeys(name for c in candidates for name in (c.backend, c.name)))
+        near = difflib.get_close_matches(wanted, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f": {', '.join(known)}"
+        raise UsageError(f"agreement.reference: {wanted!r}: expected the name of a candidate or of its backend{hint}")
+    likely = {True: 0, None: 1, False: 2}
+    first: dict[str, Candidate] = {}
+    for candidate in candidates:
+        first.setdefault(candidate.numerics, candidate)
+    ranked = sorted(first.values(), key=lambda candidate: likely[candidate.full_precision])
+    alike = [candidate.name for candidate in ranked if candidate.full_precision == ranked[0].full_precision]
+    return alike[0], tuple(alike[1:])
+
+
+def _gateway_file(file: SpecFile) -> dict[str, Any]:
+    if file.gateway is None:
+        raise UsageError("gateway: missing, expected the configuration that the names of model and backend refer to")
+    try:
+        document = read(file.gateway)
+        config_of(document)
+    except ConfigFaults as exc:
+        raise UsageError("\n".join(f"gateway: {line}" for line in exc.message.splitlines())) from exc
+    found = located(document.value, Path(file.gateway).absolute().parent)
+    assert isinstance(found, dict)  # config_of accepts nothing else
+    return found
+
+
+def _model(file: SpecFile) -> dict[str, Any]:
+    """The model's part of a gateway configuration, backends included if a gateway file names some."""
+    if isinstance(file.model, dict):
+        try:
+            parse_config({"models": [{**file.model, "backends": [{"kind": "synthetic"}]}]}, source="model")
+        except ConfigError as exc:
+            raise UsageError(exc.message.replace("models[0].", "")) from exc
+        return file.model
+    if isinstance(file.launcher, UrlLauncher) and file.gateway is None:
+        return {"name": file.model}
+    models: list[dict[str, Any]] = _gateway_file(file)["models"]
+    for model in models:
+        if model["name"] == file.model:
+            return model
+    raise UsageError(f"model: {file.gateway} has no model {file.model!r}, it has {', '.join(m['name'] for m in models)}")

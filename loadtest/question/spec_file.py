@@ -1,0 +1,192 @@
+"""The file behind `loadtest recommend SPEC` as it is written, and what can be read of one that has faults.
+
+Every key with its meaning: docs/loadtest.md and configs/loadtests/.
+"""
+
+import copy
+import datetime
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.config import located_backend
+from gateway.documents.reader import Document, read
+from gateway.documents.validation import faults_of
+from loadtest.prices.catalogue import PriceBasis
+from loadtest.results import Protocol
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Payload(_Strict):
+    """What is sent; as in `loadtest run`."""
+
+    protocol: Protocol = "rest-binary"
+    rows: int = Field(default=1, ge=1)
+    length: str = "16"
+    values: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+
+class AgreementSpec(_Strict):
+    """How candidates' answers are compared with the reference's, where they do not all compute the same.
+
+    reference: a candidate's name, or its backend's; None: the requests' expected answers, else the first of full precision.
+    requests: files to compare on; none: the payload's.
+    statistic: of `loadtest.verdict.agreement`, for all outputs or by output; none: what fits the datatype.
+    """
+
+    reference: str | None = None
+    requests: tuple[str, ...] = ()
+    statistic: str | dict[str, str] = {}
+
+
+class LocalLauncher(_Strict):
+    """This machine: each candidate in fresh processes, pinned to cores.
+
+    cpus: the cores of candidates without an instance type; None: all. stands_for: instance type -> the cores that stand for it.
+    nice: how far the candidate gives way to the load generator, which shares the machine.
+    """
+
+    kind: Literal["local"]
+    cpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    stands_for: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
+    start_timeout_s: float = Field(default=90.0, gt=0, le=600)
+    nice: int = Field(default=10, ge=0, le=19)
+
+
+class UrlLauncher(_Strict):
+    """Servers that already run: every candidate names its `url`."""
+
+    kind: Literal["url"]
+
+
+class CandidateSpec(_Strict):
+    """One line of candidates: instances × settings, on one backend.
+
+    backend: a backend of a gateway configuration, or the name of one in the file under `gateway`.
+    settings: key -> values to try: any key of the backend, and max_rows, policy, max_delay_ms of batching.
+    usd_per_hour: a price of one's own (contract, reservation, electricity); needs price_source.
+    max_count: the most instances of this kind that can be had.
+    """
+
+    instances: tuple[str, ...] = ()
+    backend: str | dict[str, Any] | None = None
+    settings: dict[str, tuple[Any, ...]] = {}
+    url: str | None = None
+    usd_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    price_source: str | None = None
+    price_date: datetime.date | None = None
+    max_count: int | None = Field(default=None, ge=1)
+
+
+class BudgetSpec(_Strict):
+    """minutes: of measuring, starts included. usd: the most that paid candidates may cost; None: nothing paid is started."""
+
+    minutes: float = Field(default=45.0, gt=0, le=24 * 60)
+    usd: float | None = Field(default=None, ge=0)
+
+
+class SpecFile(_Strict):
+    """The file as it is written. model: a model of a gateway configuration, or the name of one in the file under `gateway`."""
+
+    model: str | dict[str, Any]
+    gateway: str | None = None
+    slo: Any  # read by _slo, which has its own messages
+    target_rps: float | None = Field(default=None, gt=0)
+    price: PriceBasis = "ec2"
+    launcher: Annotated[LocalLauncher | UrlLauncher, Field(discriminator="kind")]
+    payload: Payload = Payload()
+    agreement: AgreementSpec = AgreementSpec()
+    candidates: tuple[CandidateSpec, ...] = Field(min_length=1)
+    budget: BudgetSpec = BudgetSpec()
+    seed: int = 0
+
+
+def read_file(path: Path) -> Document:
+    """The file as it stands there, its relative paths counted from its folder. Raises: ConfigFaults."""
+    document = read(path)
+    return replace(document, value=_located(document.value, path.absolute().parent))
+
+
+def validated(document: Document, faults: list[str]) -> tuple[SpecFile, set[str], set[int]]:
+    """The file without what is at fault in it, so that the rest can be checked too; which of its keys that concerns, and which
+    candidates, by number.
+    """
+    try:
+        return SpecFile.model_validate(document.value), set(), set()
+    except ValidationError as exc:
+        errors = exc.errors()
+    no_slo = document.fault(("slo",), "missing", expected="what is asked", remedy="add `slo: p99<50ms`", value=False)
+    for fault in faults_of(errors, SpecFile, document):
+        faults.append(str(no_slo if fault.path == "slo" and fault.found == "missing" else fault))
+    # pydantic also calls a list too short if its items are at fault.
+    at_fault = [error["loc"] for error in errors if error["type"] != "too_short"]
+    told = [e for e in errors if e["type"] != "too_short" or all(loc[: len(e["loc"])] != e["loc"] for loc in at_fault)]
+    mended = copy.deepcopy(document.value)
+    for error in errors:
+        _drop(mended, error["loc"])
+    for key, stand_in in {"model": "", "slo": {}, "launcher": {"kind": "local"}}.items():
+        mended.setdefault(key, stand_in)
+    if not mended.get("candidates"):
+        mended["candidates"] = [{}]
+    bad = {str(loc[0]) for loc in at_fault if loc[0] != "candidates" or len(loc) == 1}
+    bad |= {"candidates"} if any(error["type"] == "too_short" for error in told) else set()
+    incomplete = {loc[1] for loc in at_fault if loc[0] == "candidates" and len(loc) > 1 and isinstance(loc[1], int)}
+    return SpecFile.model_validate(mended), bad, incomplete
+
+
+def _drop(document: dict[Any, Any], location: tuple[int | str, ...]) -> None:
+    """Take away what is at a place that pydantic names, which also names the types that it tried there."""
+    node: Any = document
+    holder: Any = None
+    key: Any = None
+    for part in location:
+        if (isinstance(node, dict) and part in node) or (isinstance(node, list) and isinstance(part, int) and part < len(node)):
+            holder, key, node = node, part, node[part]  # type: ignore[index]  # an int where it is a list, as just seen
+    if isinstance(holder, dict):
+        holder.pop(key, None)
+    elif isinstance(key, int) and location[0] == "candidates" and len(location) == 2:
+        document["candidates"][key] = {}  # in place, as others are known by their number
+    elif isinstance(key, int):
+        _drop(document, location[:-1])  # with its list
+
+
+def _located(document: object, folder: Path) -> object:
+    """A spec as it was read, with its relative paths counted from `folder`; what is not as it should be stays."""
+    if not isinstance(document, dict):
+        return document
+
+    def counted(path: object) -> object:
+        return os.path.normpath(folder / path) if isinstance(path, str) else path
+
+    found = dict(document)
+    if "gateway" in found:
+        found["gateway"] = counted(found["gateway"])
+    for part, key in (("payload", "files"), ("agreement", "requests")):
+        held = found.get(part)
+        if isinstance(held, dict) and isinstance(held.get(key), list):
+            found[part] = held | {key: [counted(path) for path in held[key]]}
+    if isinstance(agreement := found.get("agreement"), dict) and "statistic" in agreement:
+        found["agreement"] = agreement | {"statistic": _located_statistic(agreement["statistic"], counted)}
+    if isinstance(found.get("candidates"), list):
+        found["candidates"] = [
+            candidate | {"backend": located_backend(candidate["backend"], folder)}
+            if isinstance(candidate, dict) and "backend" in candidate
+            else candidate
+            for candidate in found["candidates"]
+        ]
+    return found
+
+
+def _located_statistic(statistic: object, counted: Callable[[object], object]) -> object:
+    """A statistic, or one for each output: a name stays, `path/to/file.py:function` is counted."""
+    if isinstance(statistic, dict):
+        return {name: _located_statistic(own, counted) for name, own in statistic.items()}
+    return counted(statistic) if isinstance(statistic, str) and ".py:" in statistic else statistic

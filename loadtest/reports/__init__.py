@@ -1,0 +1,1 @@
+"""What was found, as people and programs read it."""

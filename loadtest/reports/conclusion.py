@@ -1,0 +1,348 @@
+"""From the outcome of a search to the recommendation: who wins, how surely, at what cost, and what is to be said of it."""
+
+import datetime
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from loadtest.prices.costs import (
+    HOURS_PER_MONTH,
+    autoscaling_invocations_per_minute,
+    cost_per_inference,
+    cost_per_million,
+    requests_per_dollar,
+)
+from loadtest.prices.fleet import Fleet, NoFleet, Offer, cheapest_fleet
+from loadtest.question.candidates import Candidate
+from loadtest.question.spec import MIN_AGREEMENT, Spec
+from loadtest.reports import headline
+from loadtest.reports.recommendation import (
+    AgreementReport,
+    CandidateReport,
+    EndpointConfiguration,
+    EnvironmentParameter,
+    FleetAtRate,
+    Floor,
+    InferenceRecommendation,
+    Metrics,
+    ModelConfiguration,
+    PriceReport,
+    Recommendation,
+    Status,
+    held_points,
+)
+from loadtest.reports.states import State
+from loadtest.search.curves import FrontPoint, cliff, curve, front
+from loadtest.search.events import Agreed, Question
+from loadtest.search.ranking import rank
+from loadtest.search.standing import Outcome, Standing, agreement_text, misses
+from loadtest.search.strategy import LEAST_SECONDS, MOST_INVALID, MOST_VAIN, decisive_seconds, verify_seconds
+from loadtest.wording import clock, differences, letters, usd
+
+CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
+SPARE_SHARE = 0.05  # of the budget: what is left over without a word
+
+
+def build(
+    spec: Spec,
+    question: Question,
+    outcome: Outcome,
+    *,
+    now: datetime.datetime,
+    machine: str,
+    paid: bool,
+    out: Path | None = None,
+) -> Recommendation:
+    """Put the outcome of a search into a document. out: where results were asked to go; None: to the usual place."""
+    today = now.date()
+    configured = {candidate.name: candidate for candidate in spec.candidates}
+    standings = {standing.entrant.name: standing for standing in outcome.standings}
+    reports = _named([_candidate(configured[name], standing, outcome, question, today) for name, standing in standings.items()])
+    verdict = rank(question, outcome, seed=spec.seed)
+    winner = standings[outcome.winner] if outcome.winner else None
+    runner_up = standings[outcome.runner_up] if outcome.runner_up else None
+    ranked = [standing for standing in standings.values() if standing.claimed_rps and not standing.broken]
+    # Beside a proven rate, one that only held in a sample carries no fleet.
+    sure = [standing for standing in ranked if standing.peak_rps or not (winner and winner.peak_rps)]
+    offers = [Offer(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in sure]
+    notes = list(outcome.notes)
+    if winner:
+        decisive = next(run for run in reversed(winner.evidence) if run.rps == winner.claimed_rps)
+        notes += [f"the run behind {winner.entrant.name}'s rate: {note}" for note in decisive.notes]
+    notes += ended_early(question, outcome)
+    fleet = _fleet(offers, spec.target_rps, question.headroom, notes) if spec.target_rps and offers else None
+    limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
+    floor = outcome.floor
+    state = _state(outcome, limited)
+    found = Recommendation(
+        created_at=now.isoformat(timespec="seconds"),
+        source=spec.source,
+        model=spec.model,
+        slo=str(spec.slo),
+        limit_ms=question.limit_ms,
+        required_share=question.required,
+        target_rps=spec.target_rps,
+        headroom=question.headroom,
+        state=state,
+        needed="",
+        command="",
+        answer="",
+        winner=outcome.winner,
+        runner_up=outcome.runner_up,
+        proven=state == "proven",
+        verified=outcome.verified,
+        margin=verdict.margin if verdict else None,
+        margin_resolved=bool(winner and runner_up and _told_apart(question, winner, runner_up)),
+        probability_cheapest=verdict.probability_cheapest if verdict else None,
+        flip_usd_per_hour=verdict.flip_usd_per_hour if verdict else None,
+        autoscaling_invocations_per_minute=autoscaling_invocations_per_minute(winner.claimed_rps) if winner else None,
+        fleet=fleet,
+        fleets=_fleets(offers, question.headroom),
+        candidates=reports,
+        InferenceRecommendations=tuple(_aws(configured[s.entrant.name], s, fleet) for s in sorted(ranked, key=_aws_order)),
+        floor=Floor(floor.entrant, floor.rps, floor.p50_ms, floor.p95_ms, floor.p99_ms) if floor and floor.requests else None,
+        generator_limited=limited,
+        configuration=configured[outcome.winner].document if outcome.winner else {},
+        launcher=spec.launcher.kind,
+        machine=machine,
+        seconds_spent=outcome.seconds,
+        seconds_budget=question.seconds,
+        usd_spent=outcome.usd if paid else 0.0,
+        warnings=(*_loss(reports, outcome), *spec.warnings, *_price_warnings(reports)),
+        notes=tuple(notes),
+        pareto_p99=_pareto_p99(reports),
+        pareto_agreement=_pareto_agreement(reports),
+        min_agreement=question.min_agreement,
+        reference=outcome.reference,
+    )
+    if state == "not proven":
+        words, command = headline.needed(found, outcome.needed_seconds, out)
+        found = replace(found, needed=words, command=command)
+    return replace(found, answer=headline.answer(found))
+
+
+def _state(outcome: Outcome, limited: Sequence[str]) -> State:
+    by_name = {standing.entrant.name: standing for standing in outcome.standings}
+    if outcome.winner is not None:
+        return "proven" if by_name[outcome.winner].peak_rps else "not proven"
+    if limited or (outcome.floor is not None and not outcome.floor.valid) or _incomparable(outcome):
+        return "invalid"
+    hopeful = (standing for standing in outcome.standings if standing.predicted_rps and not standing.broken)
+    undecided = any(all(run.verdict != "fail" for run in standing.evidence) for standing in hopeful)
+    kept = outcome.floor is not None and outcome.floor.verdict == "pass"  # though its profile said that it could not be
+    return "not proven" if undecided or kept else "no candidate"
+
+
+def _incomparable(outcome: Outcome) -> bool:
+    """No candidate's answers could be compared: nothing is known of any."""
+    compared = [standing.agreement for standing in outcome.standings if standing.agreement is not None]
+    return bool(compared) and all(agreed.agreement is None for agreed in compared)
+
+
+def _told_apart(question: Question, winner: Standing, runner_up: Standing) -> bool:
+    """Whether what was measured of both leaves no doubt which costs less."""
+    ours, theirs = (_costs(question, standing) for standing in (winner, runner_up))
+    return ours[1] < theirs[0] or theirs[1] < ours[0]
+
+
+def _costs(question: Question, standing: Standing) -> tuple[float, float]:
+    """The least and the most it may cost: at the lowest rate that it missed, or as estimated, and at the claimed one."""
+    claimed, missed = standing.claimed_rps, standing.missed_rps
+    most = missed if math.isfinite(missed) else standing.estimated_rps
+    return question.cost(standing.entrant, max(most, claimed)), question.cost(standing.entrant, claimed)
+
+
+def _pareto_p99(reports: Sequence[CandidateReport]) -> tuple[FrontPoint, ...]:
+    """Over every rate at which the SLO held: less load is quicker, and dearer."""
+    return front(
+        FrontPoint(report.name, point.offered_rps, cost_per_million(report.price.usd_per_hour, point.offered_rps), point.p99_ms)
+        for report in reports
+        for point in held_points(report)
+    )
+
+
+def _pareto_agreement(reports: Sequence[CandidateReport]) -> tuple[FrontPoint, ...]:
+    return front(
+        (
+            FrontPoint(report.name, report.claimed_rps, report.cost_per_million_usd, report.agreement.value)
+            for report in reports
+            if report.cost_per_million_usd and report.agreement is not None and report.agreement.value is not None
+        ),
+        rising=True,
+    )
+
+
+def _named(reports: list[CandidateReport]) -> tuple[CandidateReport, ...]:
+    """In order of rank, each with its letter and with what tells it from the others."""
+    told = differences(reports)
+    named = [replace(report, differs=differs) for report, differs in zip(reports, told, strict=True)]
+    named = [replace(report, letter=letters(place)) for place, report in enumerate(sorted(named, key=_order))]
+    return tuple(named)
+
+
+def _candidate(
+    candidate: Candidate, standing: Standing, outcome: Outcome, question: Question, today: datetime.date
+) -> CandidateReport:
+    price = candidate.price
+    assert price is not None  # as question_of saw
+    rate = standing.claimed_rps
+    profiled = outcome.profiles.get(candidate.group)
+    at_max = [run for run in standing.evidence if run.rps == rate]
+    points = curve(standing.runs)
+    return CandidateReport(
+        name=candidate.name,
+        status=_status(standing, outcome),
+        instance_type=candidate.instance_type,
+        backend=candidate.backend,
+        settings=candidate.settings,
+        price=PriceReport(
+            price.usd_per_hour,
+            candidate.basis,
+            price.source,
+            price.date.isoformat() if price.date else None,
+            price.flags(today),
+        ),
+        predicted_rps=standing.predicted_rps,
+        max_rps=standing.peak_rps,
+        failing_rps=standing.missed_rps if math.isfinite(standing.missed_rps) else None,
+        held_rps=standing.held_rps,
+        estimated_rps=standing.estimated_rps,
+        cost_per_million_usd=cost_per_million(price.usd_per_hour, rate) if rate else None,
+        requests_per_dollar=requests_per_dollar(price.usd_per_hour, rate) if rate else None,
+        p99_ms_at_max=at_max[-1].p99_ms if at_max else None,
+        out=standing.out,
+        runs=tuple(standing.runs),
+        timings=profiled.timings if profiled else (),
+        overhead_ms=profiled.overhead_ms if profiled else 0.0,
+        curve=points,
+        cliff=cliff(points),
+        agreement=_agreement(standing.agreement, outcome.reference, question.min_agreement),
+    )
+
+
+def _agreement(agreed: Agreed | None, reference: str, min_agreement: float | None) -> AgreementReport | None:
+    if agreed is None:
+        return None
+    met = not misses(agreed, min_agreement)
+    return AgreementReport(agreed.agreement, agreed.inputs, agreed.statistic, reference, agreed.entrant, met, agreed.failure)
+
+
+def _loss(reports: Sequence[CandidateReport], outcome: Outcome) -> list[str]:
+    """At what loss the winner wins, where it is one that the default would not allow."""
+    found = next((report.agreement for report in reports if report.name == outcome.winner), None)
+    if found is None or (found.value is not None and found.value >= MIN_AGREEMENT):
+        return []
+    told = f"agree only {agreement_text(found.value or 0.0)} with those of {found.reference}"
+    if found.value is None:
+        told = f"could not be judged: {found.failure}"
+    return [f"the winner's answers {told}; the spec allows it"]
+
+
+def _status(standing: Standing, outcome: Outcome) -> Status:
+    name = standing.entrant.name
+    if name == outcome.winner:
+        return "winner"
+    if name == outcome.runner_up:
+        return "runner-up"
+    if standing.claimed_rps:
+        return "measured" if standing.out else "finalist"
+    if standing.unknown:
+        return "not measurable"
+    return "predicted" if standing.predicted_rps and not standing.runs else "rejected"
+
+
+_ORDER: Final[tuple[Status, ...]] = ("winner", "runner-up", "finalist", "measured", "not measurable", "predicted", "rejected")
+
+
+def _order(report: CandidateReport) -> tuple[int, float]:
+    predicted = report.price.usd_per_hour / report.predicted_rps if report.predicted_rps else math.inf
+    return _ORDER.index(report.status), report.cost_per_million_usd or predicted
+
+
+def ended_early(question: Question, outcome: Outcome) -> list[str]:
+    """Why the search left some of its budget, in a sentence; none if it did not, or hardly."""
+    left_s = question.seconds - outcome.seconds
+    if left_s < max(LEAST_SECONDS, SPARE_SHARE * question.seconds):
+        return []
+    ended = f"the search ended {clock(left_s)} (minutes:seconds) before its budget"
+    tried = [standing for standing in outcome.standings if standing.estimated_rps and not standing.broken]
+    if not tried:
+        return [f"{ended}: no candidate was left that could be measured"]
+    if vain := ", ".join(standing.entrant.name for standing in tried if len(standing.invalid_runs) >= MOST_INVALID):
+        told = f"the last {MOST_INVALID} runs of {vain} were INVALID"
+        return [f"{ended}: {told}, and no other could change the answer in that time"]
+    start_s = max((run.start_s for standing in tried for run in standing.runs), default=0.0)
+    run_s = start_s + min(decisive_seconds(question.limit_ms, standing.estimated_rps) for standing in tried)
+    if question.max_usd is not None:
+        cheapest = min(standing.entrant.usd_per_hour for standing in tried)
+        if (question.max_usd - outcome.usd) / cheapest * 3600 < run_s:
+            return [f"{ended}: the rest of {usd(question.max_usd)} does not pay for another run"]
+    if any(standing.tries >= MOST_VAIN and not standing.peak_rps for standing in tried) and not outcome.winner:
+        return [f"{ended}: {MOST_VAIN} runs, ever further down, showed of no rate that it keeps the SLO"]
+    if left_s < max(outcome.needed_seconds or 0.0, run_s + 2 * verify_seconds(question)):
+        return [f"{ended}: that is too short for a run that could change the answer, and for the check of the winner behind it"]
+    return [f"{ended}: nothing was left to try that could change the answer"]
+
+
+def _fleet(offers: list[Offer], target_rps: float, headroom: float, notes: list[str]) -> Fleet | None:
+    try:
+        return cheapest_fleet(offers, target_rps, headroom=headroom)
+    except NoFleet as exc:
+        notes.append(str(exc))
+        return None
+
+
+def _fleets(offers: list[Offer], headroom: float) -> tuple[FleetAtRate, ...]:
+    found = []
+    best = max((offer.max_rps for offer in offers), default=0.0)
+    for times in CURVE_POINTS if offers else ():
+        rps = float(f"{times * best:.2g}")
+        try:
+            fleet = cheapest_fleet(offers, rps, headroom=headroom)
+        except NoFleet:
+            break
+        found.append(FleetAtRate(rps, fleet.counts, fleet.usd_per_hour * HOURS_PER_MONTH))
+    return tuple(found)
+
+
+def _aws(candidate: Candidate, standing: Standing, fleet: Fleet | None) -> InferenceRecommendation:
+    rate = standing.claimed_rps
+    run = next(run for run in reversed(standing.runs) if run.rps == rate)
+    settings = tuple(EnvironmentParameter(key, "String", str(value)) for key, value in candidate.settings.items())
+    return InferenceRecommendation(
+        RecommendationId=candidate.name,
+        Metrics=Metrics(
+            CostPerHour=candidate.usd_per_hour,
+            CostPerInference=cost_per_inference(candidate.usd_per_hour, rate * 60),
+            MaxInvocations=int(rate * 60),
+            ModelLatency=run.mean_ms if run.queue_ms is None or run.compute_ms is None else run.queue_ms + run.compute_ms,
+            CpuUtilization=run.cpu_percent,
+            MemoryUtilization=run.memory_percent,
+        ),
+        EndpointConfiguration=EndpointConfiguration(
+            InstanceType=f"ml.{candidate.instance_type.removeprefix('ml.')}" if candidate.instance_type else "",
+            InitialInstanceCount=(fleet.counts.get(candidate.name, 1) if fleet else 1),
+        ),
+        ModelConfiguration=ModelConfiguration(settings),
+    )
+
+
+def _aws_order(standing: Standing) -> float:
+    return cost_per_million(standing.entrant.usd_per_hour, standing.claimed_rps)
+
+
+def _price_warnings(reports: Sequence[CandidateReport]) -> list[str]:
+    """One line per doubtful price, with all the types whose price it is the same with."""
+    types: dict[tuple[str, str, str | None, tuple[str, ...]], list[CandidateReport]] = {}
+    for report in reports:
+        if report.price.flags:
+            key = (report.price.basis, report.price.source, report.price.date, report.price.flags)
+            types.setdefault(key, []).append(report)
+    return [
+        headline.price_reservation(
+            " ".join(sorted({same.instance_type for same in group if same.instance_type})), group[0].price
+        )
+        for _, group in sorted(types.items(), key=str)
+    ]

@@ -1,0 +1,46 @@
+"""Where a command writes for people: its results to standard output, what goes on meanwhile to standard error.
+
+Both are coloured in a terminal only, and not where NO_COLOR is set: rich sees to that.
+"""
+
+import argparse
+import io
+import os
+import sys
+
+from rich.console import Console
+
+from gateway.process.console import words
+
+WIDTH = 100  # columns where there is no terminal
+_UNBROKEN = 10_000  # columns
+
+
+def results(*, hidden: bool = False) -> Console:
+    """Standard output at the terminal's width, or WIDTH columns where there is none."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH
+    return Console(width=width, highlight=False, quiet=hidden, force_terminal=False if hidden else None)
+
+
+def meanwhile(arguments: argparse.Namespace) -> Console:
+    """Standard error, as --quiet and --log-format say. It is a terminal only where a line of it can be redrawn."""
+    if arguments.quiet:
+        return Console(quiet=True, force_terminal=False)
+    if arguments.log_format == "json":
+        return Console(file=_Lines(), width=_UNBROKEN, highlight=False, force_terminal=False)
+    console = Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, force_terminal=False) if console.is_dumb_terminal else console
+
+
+class _Lines(io.StringIO):
+    """Makes each line that is written a log line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            words.info("%s", line.rstrip())
+        return len(text)

@@ -1,0 +1,220 @@
+"""The answer in words: one signal per state, and figures that agree because each is made here, once, for every output."""
+
+import math
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from loadtest.prices.costs import HOURS_PER_MONTH
+from loadtest.reports.recommendation import CandidateReport, PriceReport, Recommendation
+from loadtest.reports.states import SIGNALS
+from loadtest.search.standing import agreement_text
+from loadtest.wording import chance, clock, minutes, ms, percent, rate, slo_in_words, usd
+
+SURE: Final = 0.9  # probability from which the cheapest is called so without more ado
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One figure of the headline. key: what it is in the document. label: what it is, in words that need no other."""
+
+    key: str
+    value: str
+    label: str
+
+
+def question(found: Recommendation) -> str:
+    """What was asked, in words."""
+    at = f" at {rate(found.target_rps)}" if found.target_rps is not None else ""
+    return f"What is the cheapest way to serve {found.model}{at} with {slo_in_words(found.slo)}?"
+
+
+def headline(found: Recommendation, *, command: bool = True) -> str:
+    """What follows the state's word: the answer, or what it would take to have one. command: with the command for that."""
+    winner = found.winner_report
+    slo = slo_in_words(found.slo)
+    if found.state == "proven" and winner is not None:
+        return f"{winner.letter} {_standing(found)}: {winner.differs}"
+    if found.state == "not proven":
+        ahead = f". So far {winner.letter} is ahead: {winner.differs}" if winner is not None else ""
+        return found.needed + (f": {found.command}" if command else "") + ahead
+    if found.state == "no candidate":
+        missed = any(candidate.agreement is not None and not candidate.agreement.met for candidate in found.candidates)
+        return f"not one was seen to keep {slo}" + (" with answers like the reference's" if missed else "")
+    remedy = "Stop what else runs here, or leave the load generator a core of its own, and run it again"
+    if not found.generator_limited and (failed := _reference_failed(found)):
+        return f"nothing can be said about {slo}: no answers could be compared with the reference's: {failed}. {remedy}"
+    unknown = [candidate for candidate in found.candidates if candidate.name in found.generator_limited]
+    letters = ", ".join(candidate.letter for candidate in unknown) or "any candidate"
+    why = f"{letters} could not be measured on this machine"
+    if any(run.disturbed for candidate in unknown for run in candidate.runs):
+        why = f"other work on this machine disturbed what was measured of {letters}"
+    return f"nothing can be said about {slo}: {why}. {remedy}"
+
+
+def _reference_failed(found: Recommendation) -> str:
+    """Why the reference could not be asked; empty if it could."""
+    reference = next((candidate for candidate in found.candidates if candidate.name == found.reference), None)
+    if reference is None or reference.agreement is None or not reference.agreement.failure:
+        return ""
+    return f"{reference.letter} {reference.agreement.failure}"
+
+
+def _standing(found: Recommendation) -> str:
+    """How the winner stands to the rest, as far as that is known."""
+    if len(found.candidates) == 1:
+        return f"is the only candidate, and keeps {slo_in_words(found.slo)}"
+    if found.runner_up is None:
+        return "is the only one that was seen to keep the SLO"
+    if not found.margin_resolved:
+        return "is as cheap as any, within what was measured"
+    sure = (found.probability_cheapest or 0.0) >= SURE
+    return "is the cheapest" if sure else "is the cheapest that was found"
+
+
+def needed(found: Recommendation, seconds: float | None, out: Path | None) -> tuple[str, str]:
+    """What a proof would take, and the command for it. seconds: of budget on top; None: cannot be told."""
+    command = f"loadtest recommend {shlex.quote(found.source)}" + (f" --out {shlex.quote(str(out))}" if out else "")
+    if seconds is None:
+        enough = f"{minutes(found.seconds_budget)} of measuring did not suffice"
+        return enough, f"{command} --budget-minutes {2 * found.seconds_budget / 60:g}"
+    return f"needs about {minutes(seconds, 'more ')}", f"{command} --resume --budget-minutes {max(1, math.ceil(seconds / 60))}"
+
+
+def facts(found: Recommendation) -> list[Fact]:
+    """The figures of the answer, each once."""
+    winner = found.winner_report
+    return _missed(found) if winner is None else [*_of_winner(found, winner), *_of_rest(found, winner)]
+
+
+def answer(found: Recommendation) -> str:
+    """The whole answer as sentences, for where there is no layout."""
+    told = "; ".join(f"{fact.value} {fact.label}" for fact in facts(found))
+    return f"{SIGNALS[found.state].word}: {headline(found)}." + (f" {told}." if told else "")
+
+
+def price_told(price: PriceReport) -> str:
+    """Basis, date and age: `EC2 on demand, price of 2026-07-21, 124 days old`."""
+    basis = {"ec2": "EC2 on demand", "spot": "EC2 spot", "sagemaker": "SageMaker", "own": "your own price"}[price.basis]
+    told = [basis, f"price of {price.date}" if price.date else "price without a date", *price.flags]
+    return ", ".join(part for part in told if part != "undated")
+
+
+def price_reservation(types: str, price: PriceReport) -> str:
+    """What to do about a price that is estimated, undated or old."""
+    own = price.basis == "own"
+    anew = "set `usd_per_hour` anew" if price.date else "set `price_date` beside it, such as 2026-11-22"
+    remedy = anew if own else f"`loadtest prices refresh {types}` fetches today's"
+    return f"{types or 'a candidate'}: {price_told(price)} ({price.source}): {remedy}"
+
+
+def reservations(found: Recommendation) -> list[str]:
+    """What to keep in mind, each with what to do where something can be done."""
+    return [lettered(found, line) for line in (*found.warnings, *found.notes)]
+
+
+def lettered(found: Recommendation, text: str) -> str:
+    """A text that names candidates, with their letters instead."""
+    letters = {candidate.name: candidate.letter for candidate in found.candidates}
+    names = "|".join(re.escape(name) for name in sorted(letters, key=len, reverse=True))
+    # A name may be a word that also stands in a path, or in another's name.
+    return re.sub(rf"(?<![\w./-])(?:{names})(?![\w/-]|\.\w|\s\()", lambda name: letters[name[0]], text)
+
+
+def fleet_told(found: Recommendation, counts: dict[str, int]) -> str:
+    """`2 × A + 1 × B`."""
+    return " + ".join(f"{count} × {found.candidate(name).letter}" for name, count in counts.items())
+
+
+def cliff_told(candidate: CandidateReport) -> str:
+    """Where p99 jumps, in words; empty if it was not seen to."""
+    cliff = candidate.cliff
+    if cliff is None:
+        return ""
+    return (
+        f"{candidate.letter} has a cliff between {rate(cliff.below_rps)} and {rate(cliff.above_rps)}: "
+        f"p99 about {ms(cliff.below_p99_ms)} below it, {ms(cliff.above_p99_ms)} above"
+    )
+
+
+def _of_winner(found: Recommendation, winner: CandidateReport) -> list[Fact]:
+    slo = slo_in_words(found.slo)
+    held = (
+        f"kept {slo}, proven at 95 % confidence" if found.state == "proven" else f"kept {slo} while it was measured, not proven"
+    )
+    higher = any(run.rps > winner.claimed_rps for run in winner.runs)
+    more = "" if higher else "; the highest that was tried"
+    told = [Fact("claimed_rps", rate(winner.claimed_rps), held + more)]
+    if winner.p99_ms_at_max is not None:
+        told.append(Fact("p99_ms_at_max", ms(winner.p99_ms_at_max), "p99 at that rate"))
+    told += [
+        Fact("cost_per_million_usd", usd(winner.cost_per_million_usd or 0.0), "per million requests at that rate"),
+        Fact("usd_per_hour", usd(winner.price.usd_per_hour), f"an hour of {winner.letter}: {price_told(winner.price)}"),
+    ]  # fmt: skip
+    if found.fleet is not None and found.target_rps is not None:
+        month = usd(found.fleet.usd_per_hour * HOURS_PER_MONTH)
+        fleet = fleet_told(found, found.fleet.counts)
+        told.append(
+            Fact("usd_per_month", month, f"a month for {rate(found.target_rps)}: {fleet}, loaded to {percent(found.headroom)}")
+        )
+    agreed = winner.agreement
+    if agreed is not None and agreed.value is not None and agreed.measured_on != agreed.reference:
+        with_whom = lettered(found, agreed.reference)
+        told.append(
+            Fact(
+                "agreement",
+                agreement_text(agreed.value),
+                f"agreement with {with_whom} ({agreed.statistic}, {agreed.inputs} inputs)",
+            )
+        )
+    return told
+
+
+def _of_rest(found: Recommendation, winner: CandidateReport) -> list[Fact]:
+    runner_up = next((candidate for candidate in found.candidates if candidate.name == found.runner_up), None)
+    if runner_up is None or found.margin is None:
+        return []
+    letter, told = runner_up.letter, []
+    unproven = "" if runner_up.max_rps else ", which is not proven"
+    if not found.margin_resolved:
+        told.append(Fact("margin", "the same", f"is what {letter}, the runner-up, costs, within what was measured{unproven}"))
+    else:
+        more = f"{percent(abs(found.margin))} {'more' if found.margin > 0 else 'less'}"
+        compared = f"is what {letter}, the runner-up, costs at {rate(runner_up.claimed_rps)}"
+        if found.target_rps is not None:
+            compared = (
+                f"is what {letter} alone, the runner-up, costs for {rate(found.target_rps)}, against {winner.letter} alone"
+            )
+        told.append(Fact("margin", more, f"{compared}{unproven}"))
+        if found.flip_usd_per_hour is not None and found.margin > 0:
+            flip = f"an hour of {winner.letter} is where {letter} becomes the cheaper"
+            told.append(Fact("flip_usd_per_hour", usd(found.flip_usd_per_hour), flip))
+    if found.probability_cheapest is not None:
+        told.append(
+            Fact(
+                "probability_cheapest",
+                chance(found.probability_cheapest),
+                f"is the chance that none costs less than {winner.letter}",
+            )
+        )
+    return told
+
+
+def _missed(found: Recommendation) -> list[Fact]:
+    floor = found.floor
+    if floor is None or found.state != "no candidate":
+        return []
+    letter = found.candidate(floor.candidate).letter
+    return [
+        Fact("floor.p99_ms", ms(floor.p99_ms), f"p99 of {letter}, the quickest, hardly loaded with {rate(floor.rps)}"),
+        Fact("floor.p95_ms", ms(floor.p95_ms), "p95 there"),
+        Fact("floor.p50_ms", ms(floor.p50_ms), "p50 there"),
+    ]
+
+
+def spent(found: Recommendation) -> str:
+    """Time and money, in words."""
+    money = f", {usd(found.usd_spent)}" if found.usd_spent else ""
+    return f"Measured for {clock(found.seconds_spent)} of {clock(found.seconds_budget)} (minutes:seconds){money}."

@@ -1,0 +1,235 @@
+"""What a search asks and what it is answered: commands and events, as plain values that go to the journal and back."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from loadtest.prices.costs import cost_per_million, fleet_usd_per_hour
+from loadtest.prices.fleet import HEADROOM
+from loadtest.results import Verdict
+
+Purpose = Literal["round", "peak", "overload", "recovery", "floor"]
+
+SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
+EXPECTED = "the expected answers"  # the reference, where the requests bring them along
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """What the search must know of a candidate.
+
+    Entrants of one group share a profile; those of one numerics ("": none but itself) compute the same, and share an agreement.
+    """
+
+    name: str
+    group: str
+    usd_per_hour: float
+    sessions: int
+    max_rows: int
+    numerics: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """required: share of requests that must meet the SLO. limit_ms: its tightest limit. max_usd: None means no limit.
+
+    reference: the entrant whose answers the others' must agree with, or EXPECTED; "" if nothing is compared.
+    stand_ins: entrants that take its place, in this order, where it cannot be asked.
+    min_agreement: what an entrant must reach to be measured any further; None: agreement is reported, but never required.
+    """
+
+    entrants: tuple[Entrant, ...]
+    required: float
+    limit_ms: float
+    seconds: float
+    target_rps: float | None = None
+    headroom: float = HEADROOM
+    max_usd: float | None = None
+    min_agreement: float | None = None
+    reference: str = ""
+    stand_ins: tuple[str, ...] = ()
+
+    def cost(self, entrant: Entrant, max_rps: float) -> float:
+        """What is minimised: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.
+
+        Fleets come in whole instances, so that many cost the same: the cost per million, a millionth as heavy, breaks the tie.
+        """
+        if max_rps <= 0:
+            return math.inf
+        per_million = cost_per_million(entrant.usd_per_hour, max_rps)
+        if self.target_rps is None:
+            return per_million
+        return fleet_usd_per_hour(entrant.usd_per_hour, self.target_rps, max_rps, self.headroom) + 1e-6 * per_million
+
+
+@dataclass(frozen=True, slots=True)
+class Agree:
+    """Compare the entrant's answers with the reference's (with its own second ones, if it is the reference itself)."""
+
+    entrant: str
+    reference: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measure t(rows, concurrency) at these rows and concurrency 1 .. sessions, interleaved, on the group's widest entrant."""
+
+    entrant: str
+    group: str
+    rows: tuple[int, ...]
+    sessions: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Predict:
+    """Simulate the batcher on the group's profile, slowed down as the entrant's last run was, if it had one."""
+
+    entrant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Offer rps, open loop, for at most `seconds`. until_decided: end as soon as the SLO is decided."""
+
+    entrant: str
+    rps: float
+    seconds: float
+    purpose: Purpose
+    until_decided: bool = True
+
+
+Command = Agree | Profile | Predict | Load
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Mean time the model took for `rows` while `concurrency` ran at once. spread: standard deviation of its logarithm."""
+
+    rows: int
+    concurrency: int
+    ms: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """How far an entrant's answers agree with the reference's.
+
+    agreement: the 1st percentile over `inputs` requests, each judged by its worst row; None if they could not be compared.
+    statistic: in words, which one. failure: why nothing was compared: it did not start, outputs differ in shape, …
+    """
+
+    entrant: str
+    agreement: float | None = None
+    inputs: int = 0
+    statistic: str = ""
+    seconds: float = 0.0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """overhead_ms, saturated_rps: as in `loadtest.lab.profiling.Findings`. failure: why there is no profile: it did not start,
+    …
+
+    reference_ms: what the reference kernel took on the candidate's core, before and after; 0 if it was not timed.
+    start_s: of `seconds`, what its start took; 0 if it was up. disturbed: other work had much of its cores.
+    """
+
+    group: str
+    timings: tuple[Timing, ...] = ()
+    overhead_ms: float = 0.0
+    seconds: float = 0.0
+    failure: str = ""
+    saturated_rps: float | None = None
+    reference_ms: float = 0.0
+    start_s: float = 0.0
+    disturbed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """rps: the largest rate at which the simulated batcher meets the SLO; 0 if it does at none. why: of a 0, in words.
+
+    ceiling_rps: more than this the load generator cannot offer; None: it is far away. disturbed: a 0 says nothing, as other
+    work had much of the cores in the profile.
+    """
+
+    entrant: str
+    rps: float
+    seconds: float = 0.0
+    why: str = ""
+    ceiling_rps: float | None = None
+    disturbed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One load run.
+
+    blocks: (requests, requests that met the SLO) of each stretch of time, warm-up excluded.
+    valid: False if the load generator could not keep up, or other work on the machine decided; then nothing else counts.
+    disturbed: it was other work. failure: the target died or did not start.
+    seconds: of the budget, start of the candidate included. batch_rows: rows of a batch -> how many were executed.
+    slowdown: how much longer batches took than by the group's profile. p99_low_ms, p99_high_ms: 95 % interval; 0: not known.
+    reference_ms, start_s: as in `Profiled`.
+    """
+
+    entrant: str
+    purpose: str
+    rps: float
+    verdict: Verdict
+    blocks: tuple[tuple[int, int], ...]
+    seconds: float
+    valid: bool = True
+    failure: str = ""
+    p50_ms: float = 0.0
+    p95_ms: float = 0.0
+    p99_ms: float = 0.0
+    mean_ms: float = 0.0
+    goodput_rps: float = 0.0
+    error_rate: float = 0.0
+    queue_ms: float | None = None
+    compute_ms: float | None = None
+    overhead_ms: float | None = None
+    batch_rows: dict[int, int] = field(default_factory=dict)
+    cpu_percent: float | None = None
+    memory_percent: float | None = None
+    notes: tuple[str, ...] = ()
+    slowdown: float = 1.0
+    p99_low_ms: float = 0.0
+    p99_high_ms: float = 0.0
+    disturbed: bool = False
+    reference_ms: float = 0.0
+    start_s: float = 0.0
+
+    @property
+    def requests(self) -> int:
+        return sum(requests for requests, _ in self.blocks)
+
+    @property
+    def attainment(self) -> float | None:
+        """Share that met the SLO; None if nothing was measured."""
+        return sum(met for _, met in self.blocks) / self.requests if self.requests else None
+
+
+Event = Agreed | Profiled | Predicted | Measured
+
+
+class Spent:
+    """What measuring has cost so far: seconds, and USD if the candidates were paid for."""
+
+    def __init__(self, question: Question) -> None:
+        self.seconds = 0.0
+        self.usd = 0.0
+        self._prices = {entrant.name: entrant.usd_per_hour for entrant in question.entrants}
+        by_sessions = sorted(question.entrants, key=lambda entrant: entrant.sessions)
+        self._profiled = {entrant.group: entrant.name for entrant in by_sessions}  # on the widest of each group
+
+    def add(self, event: Event) -> None:
+        self.seconds += event.seconds
+        if not isinstance(event, Predicted):  # then nothing runs that would cost money
+            name = self._profiled[event.group] if isinstance(event, Profiled) else event.entrant
+            self.usd += event.seconds / 3600 * self._prices[name]

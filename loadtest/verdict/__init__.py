@@ -1,0 +1,1 @@
+"""From the log of a run to its result and verdict: statistics, without any I/O."""

@@ -1,0 +1,365 @@
+"""From the log of a run to its result."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from loadtest.load.patterns import Schedule
+from loadtest.load.recorder import RequestLog, status_name
+from loadtest.load.target import Statistics
+from loadtest.load.worker import Report
+from loadtest.results import Block, Generator, LoadSpec, MachineReport, RunResult, ServerSplit
+from loadtest.verdict import decision as verdict
+from loadtest.verdict import disturbance, stalls
+from loadtest.verdict.rows import BLOCK_LIMITS, BLOCK_REQUESTS, MIN_BLOCKS, MOST_WARMUP, Grid, Rows
+from loadtest.verdict.stalls import Delays, Recording
+from loadtest.verdict.statistics import histogram, latency_interval, mser5, percentiles
+
+LAG_SHARE: Final = 0.01  # of the tightest limit (LOADTEST: the INVALID rule)
+_LAG_WITHOUT_SLO_MS: Final = 1.0
+_MIN_RATE_SHARE: Final = 0.99
+_MUCH_CPU: Final = 0.2  # of the machine
+_MOST_CPU: Final = 0.75  # of the machine, where the target is on it too
+_SATURATED: Final = 0.85  # of a core; the kernel leaves 5 % to others, and connecting anew costs some
+_HERE: Final = ("127.0.0.1", "localhost", "[::1]")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended. elapsed_ns: when sending stopped, from the start; partial: before it should.
+
+    faults: what went wrong in the generator itself; any makes the run INVALID.
+    """
+
+    started_at: str
+    ended_at: str
+    elapsed_ns: int
+    partial: bool
+    faults: tuple[str, ...] = ()
+
+
+def summarise(
+    spec: LoadSpec,
+    schedule: Schedule,
+    log: RequestLog,
+    rows: np.ndarray,
+    reports: Sequence[Report],
+    ended: Ended,
+    before: Statistics | None,
+    after: Statistics | None,
+    recording: Recording | None = None,
+) -> RunResult:
+    """Judge a run. rows: numbers of the dispatched rows, ascending by intended time.
+
+    recording: of the hiccup meter, its times from the start of the run; None where there is none.
+    """
+    closed = schedule.users > 0
+    rate_rps = len(rows) / ended.elapsed_ns * 1e9 if closed else schedule.rate_rps
+    grid = Grid.of(spec, schedule.duration_ns, rate_rps).until(ended.elapsed_ns)
+    everything = Rows.read(log, rows, grid)
+    evaluable = everything.where(everything.evaluable)
+    warmup_block, steady = _warmup(spec, schedule, grid, evaluable)
+    start_ns = warmup_block * grid.block_ns
+    window_s = max(ended.elapsed_ns - start_ns, 1) / 1e9
+
+    inside = everything.where(everything.block >= warmup_block)
+    counted = inside.where(inside.evaluable)
+    succeeded = counted.where(counted.ok)
+    latency = percentiles(succeeded.latency)
+    requests = counted.requests()
+    judged = verdict.judge(spec.slo, requests) if spec.slo and len(requests.failed) else ()
+
+    due = len(inside.block)
+    if not closed:
+        due = int(np.count_nonzero((schedule.intended_ns >= start_ns) & (schedule.intended_ns < ended.elapsed_ns)))
+    generator = _generator(spec, inside, reports, latency.p99)
+    in_time = int(np.count_nonzero(inside.dispatched < ended.elapsed_ns + generator.send_lag_limit_ms * 1e6))
+    busy = max((report.busy for report in reports), default=0.0)
+    found = verdict.overall(judged) if judged else "undecided" if spec.slo else None
+    delays = Delays.of(recording, evaluable.intended, evaluable.done) if recording is not None else None
+    marked = disturbance.marked(spec.slo, evaluable, delays)
+    machine: MachineReport | None = None
+    disturbed: tuple[str, ...] = ()
+    bent: tuple[str, ...] = ()
+    if delays is not None:
+        own, counted_marks = found if judged else None, marked[evaluable.block >= warmup_block]
+        machine, disturbed, bent = disturbance.assess(
+            spec, delays, own, counted, counted_marks, inside, generator, start_ns, ended.elapsed_ns
+        )
+    reasons = ended.faults
+    if not closed:
+        own_lag_ms = _percentile(disturbance.own_lag_ns(inside, delays) / 1e6, 99)
+        reasons += faults(spec, generator, own_lag_p99_ms=own_lag_ms, busy=busy, due=due, in_time=in_time, met=found == "pass")
+    reasons += disturbed
+    if reasons:
+        judged = tuple(replace(objective, verdict="undecided", requests_needed=None) for objective in judged)
+    kinds, counts = np.unique(counted.status[~counted.ok], return_counts=True)
+    return RunResult(
+        spec=spec,
+        started_at=ended.started_at,
+        ended_at=ended.ended_at,
+        window_s=window_s,
+        warmup_s=start_ns / 1e9,
+        warmup_requests=len(evaluable.block) - len(counted.block),
+        steady=steady,
+        asked_rps=schedule.rate_rps if schedule.stationary and not closed else due / window_s,
+        sent_rps=in_time / window_s,
+        requests=len(counted.block),
+        succeeded=latency.count,
+        excluded=len(inside.block) - len(counted.block),
+        succeeded_rps=latency.count / window_s,
+        goodput_rps=int(np.count_nonzero(verdict.met(spec.slo, requests))) / window_s,
+        latency=latency,
+        service=percentiles(succeeded.service),
+        latency_histogram=histogram(succeeded.latency),
+        errors={status_name(kind): count for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)},
+        error_samples={kind: text for report in reports for kind, text in report.error_samples.items()},
+        attainment=verdict.attainment(spec.slo, requests) if judged and spec.slo else None,
+        objectives=judged,
+        verdict=None if reasons else found,
+        requests_needed=_most_needed([objective.requests_needed for objective in judged]) if judged else None,
+        blocks=_blocks(spec, grid, evaluable, warmup_block, marked),
+        generator=generator,
+        server=_split(before, after, _mean_ms(evaluable.service[evaluable.ok])),
+        valid=not reasons,
+        reasons=reasons,
+        warnings=_warnings(
+            spec,
+            schedule,
+            grid,
+            warmup_block,
+            steady,
+            generator,
+            requests=len(counted.block),
+            succeeded=latency.count,
+            busy=busy,
+        )
+        + (() if reasons else bent),
+        partial=ended.partial,
+        machine=machine,
+        p99_interval_ms=_p99_interval_ms(succeeded),
+        stalls=stalls.stalls(delays, evaluable.intended, evaluable.dispatched, evaluable.done),
+    )
+
+
+def decided(
+    spec: LoadSpec,
+    log: RequestLog,
+    grid: Grid,
+    blocks: int,
+    confidence: float,
+    recording: Recording | None = None,
+    *,
+    or_lost: bool = False,
+) -> bool:
+    """Whether the first `blocks` blocks of an open, stationary run decide the SLO, whatever other work may have delayed.
+
+    All their requests are done. recording: as for `summarise`, up to now. or_lost: or whether the run is (`verdict.lost`).
+    """
+    assert spec.slo is not None
+    end = int(np.searchsorted(np.asarray(log.intended), blocks * grid.block_ns))
+    rows = Rows.read(log, slice(0, end), grid)
+    rows = rows.where(rows.evaluable)
+    marked = disturbance.marked(
+        spec.slo, rows, Delays.of(recording, rows.intended, rows.done) if recording is not None else None
+    )
+    counts = rows.intended >= spec.warmup_s * 1e9 if spec.warmup_s is not None else _settled(rows)
+    rows, marked = rows.where(counts), marked[counts]
+    if len(np.unique(rows.block)) < MIN_BLOCKS:
+        return False
+    if or_lost:
+        warmup_ns = int(rows.intended[0])
+        share = (blocks * grid.block_ns - warmup_ns) / (grid.blocks * grid.block_ns - warmup_ns)
+        if verdict.lost(spec.slo, disturbance.had_met(rows, marked), share):
+            return True
+    found = verdict.overall(verdict.judge(spec.slo, rows.requests(), confidence=confidence))
+    return found != "undecided" and disturbance.bears(spec.slo, rows, marked, found, confidence)
+
+
+def _settled(rows: Rows) -> np.ndarray:
+    cut, _ = _mser5(rows)
+    return np.arange(len(rows.block)) >= cut
+
+
+def _mser5(rows: Rows) -> tuple[int, bool]:
+    # On the logarithm: a change of level counts, whatever the level, and single long waits do not look like one.
+    return mser5(np.log(np.maximum(rows.latency, 1)), MOST_WARMUP)
+
+
+def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: Rows) -> tuple[int, bool]:
+    """The first block that counts, and whether the rest looks steady."""
+    if spec.warmup_s is not None:
+        return min(int(np.ceil(spec.warmup_s * 1e9 / grid.block_ns)), grid.blocks - 1), True
+    if not schedule.stationary or len(evaluable.block) == 0:
+        return 0, True
+    cut, steady = _mser5(evaluable)
+    if cut == 0:
+        return 0, steady
+    return min(int(evaluable.block[cut - 1]) + 1, int(grid.blocks * MOST_WARMUP)), steady
+
+
+def _p99_interval_ms(succeeded: Rows) -> tuple[float | None, float | None]:
+    if not len(succeeded.block):
+        return None, None
+    low_ms, high_ms = latency_interval(succeeded.latency, succeeded.block, 99, verdict.CONFIDENCE)
+    return low_ms or None, high_ms if math.isfinite(high_ms) else None
+
+
+def _generator(spec: LoadSpec, inside: Rows, reports: Sequence[Report], p99_ms: float) -> Generator:
+    lag_ms = (inside.dispatched - inside.intended) / 1e6
+    connected = inside.where(inside.sent > 0)
+    return Generator(
+        send_lag_p50_ms=_percentile(lag_ms, 50),
+        send_lag_p99_ms=_percentile(lag_ms, 99),
+        send_lag_limit_ms=_lag_limit_ms(spec, p99_ms),
+        loop_lag_p99_ms=max((report.loop_lag_p99_ms for report in reports), default=0.0),
+        connection_wait_p99_ms=_percentile((connected.sent - connected.dispatched) / 1e6, 99),
+        connections=sum(report.connections for report in reports),
+        cpu_cores=sum(report.cpu_s / report.wall_s for report in reports if report.wall_s),
+        processes=len(reports),
+    )
+
+
+def _blocks(spec: LoadSpec, grid: Grid, evaluable: Rows, warmup_block: int, marked: np.ndarray) -> tuple[Block, ...]:
+    edges = np.searchsorted(evaluable.block, np.arange(grid.blocks + 1))
+    met, ok, latency = verdict.met(spec.slo, evaluable.requests()), evaluable.ok, evaluable.latency
+    blocks: list[Block] = []
+    for index in range(grid.blocks):
+        part = slice(edges[index], edges[index + 1])
+        successes = latency[part][ok[part]]
+        summary = percentiles(successes) if len(successes) else None
+        blocks.append(
+            Block(
+                index=index,
+                start_s=index * grid.block_ns / 1e9,
+                duration_s=grid.block_ns / 1e9,
+                requests=len(ok[part]),
+                met=int(np.count_nonzero(met[part])),
+                failed=int(np.count_nonzero(~ok[part])),
+                p50_ms=summary.p50 if summary else None,
+                p99_ms=summary.p99 if summary else None,
+                mean_ms=summary.mean if summary else None,
+                warmup=index < warmup_block,
+                marked=int(np.count_nonzero(marked[part])),
+            )
+        )
+    return tuple(blocks)
+
+
+def _percentile(values: np.ndarray, percentile: float) -> float:
+    return float(np.percentile(values, percentile)) if len(values) else 0.0
+
+
+def _mean_ms(values_ns: np.ndarray) -> float:
+    return float(values_ns.mean()) / 1e6 if len(values_ns) else 0.0
+
+
+def _lag_limit_ms(spec: LoadSpec, p99_ms: float) -> float:
+    if spec.slo and spec.slo.tightest_ms is not None:
+        return spec.slo.tightest_ms * LAG_SHARE
+    return max(_LAG_WITHOUT_SLO_MS, p99_ms * LAG_SHARE)
+
+
+def faults(
+    spec: LoadSpec, generator: Generator, *, own_lag_p99_ms: float, busy: float, due: int, in_time: int, met: bool
+) -> tuple[str, ...]:
+    """Why an open-loop run is INVALID: facts. What to do depends on who shows them.
+
+    own_lag_p99_ms: send lag less what other work took from the generator. busy: share of the time, of the process that had
+    least left. due, in_time: requests of the measured time. met: whether the SLO was met all the same, which what the generator
+    took of the target can only have made harder.
+    """
+    found: list[str] = []
+    if own_lag_p99_ms > generator.send_lag_limit_ms:
+        of = "the SLO's tightest limit" if spec.slo and spec.slo.tightest_ms is not None else "the p99, and at least 1 ms"
+        found.append(
+            f"send lag p99 {generator.send_lag_p99_ms:.3g} ms is above {generator.send_lag_limit_ms:.3g} ms, 1 % of {of}"
+        )
+    if in_time < _MIN_RATE_SHARE * due:
+        found.append(f"only {in_time / due:.1%} of the asked requests were sent in time, 99 % are needed")
+    if met:
+        return tuple(found)
+    if busy > _SATURATED and generator.connection_wait_p99_ms > generator.send_lag_limit_ms:
+        found.append(
+            f"requests waited for a connection (p99 {generator.connection_wait_p99_ms:.3g} ms) while the process that sends "
+            f"them was busy {min(busy, 1):.0%} of the time: its limit was measured, or the target's, and nobody can tell which"
+        )
+    cores = os.cpu_count() or 1
+    if generator.cpu_cores > _MOST_CPU * cores and _is_here(spec):
+        found.append(
+            f"the generator took {generator.cpu_cores:.2f} of this machine's {cores} cores, on which the target runs as well"
+        )
+    return tuple(found)
+
+
+def _warnings(
+    spec: LoadSpec,
+    schedule: Schedule,
+    grid: Grid,
+    warmup_block: int,
+    steady: bool,
+    generator: Generator,
+    *,
+    requests: int,
+    succeeded: int,
+    busy: float,
+) -> tuple[str, ...]:
+    blocks = grid.blocks - warmup_block
+    warnings: list[str] = []
+    if requests == 0:
+        warnings.append("no request was answered or failed in the measured time: nothing can be said")
+    elif succeeded == 0:
+        warnings.append("no request succeeded: there are no latencies")
+    if not steady:
+        warnings.append(
+            "latency still drifts after a fifth of the run: overload, or a warm-up longer than that; run longer or offer less"
+        )
+    if spec.slo and grid.block_ns < grid.wanted_ns:
+        needed_s = grid.wanted_ns * MIN_BLOCKS / (1 - MOST_WARMUP) / 1e9
+        warnings.append(
+            f"blocks of {grid.block_ns / 1e9:.3g} s are shorter than {BLOCK_LIMITS} limits or {BLOCK_REQUESTS} requests: "
+            f"intervals may be too narrow; a run of {needed_s:.0f} s would do"
+        )
+    if spec.slo and blocks < MIN_BLOCKS:
+        warnings.append(f"only {blocks} blocks behind the warm-up, {MIN_BLOCKS} are wanted: intervals may be too narrow")
+    if generator.cpu_cores > _MUCH_CPU * (os.cpu_count() or 1) and _is_here(spec):
+        warnings.append(
+            f"the generator took {generator.cpu_cores:.2f} of this machine's {os.cpu_count()} cores, before the target: "
+            "a target on the same machine had only the rest"
+        )
+    if schedule.users and busy > _SATURATED:
+        warnings.append(
+            f"the process that sends was busy {min(busy, 1):.0%} of the time: the target may answer more than it can ask"
+        )
+    if spec.slo and not schedule.stationary:
+        warnings.append("the offered rate changes by design: the verdict is about this mixture, not about one load")
+    return tuple(warnings)
+
+
+def _is_here(spec: LoadSpec) -> bool:
+    return any(name in spec.target for name in _HERE)
+
+
+def _most_needed(needed: Sequence[int | None]) -> int | None:
+    known = [count for count in needed if count is not None]
+    return max(known) if len(known) == len(needed) else None
+
+
+def _split(before: Statistics | None, after: Statistics | None, service_ms: float) -> ServerSplit | None:
+    if before is None or after is None:
+        return None
+    spent = after.since(before)
+    if spent.requests <= 0:
+        return None
+    queue_ms, compute_ms = spent.queue_ns / spent.requests / 1e6, spent.compute_ns / spent.requests / 1e6
+    return ServerSplit(
+        requests=spent.requests,
+        queue_ms=queue_ms,
+        compute_ms=compute_ms,
+        overhead_ms=service_ms - queue_ms - compute_ms,
+        rows_per_execution=spent.rows / spent.executions if spent.executions > 0 else 0.0,
+    )

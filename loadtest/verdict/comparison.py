@@ -1,0 +1,258 @@
+"""Has it become slower? Two results of the same load, compared.
+
+Results of the same seed and duration are compared block by block: block 7 of both was offered the very same requests, so what
+the traffic did to both cancels out. Others are compared as two samples (Welch). A change counts if its interval excludes zero
+and its estimate is beyond the tolerance; the intervals together hold at 95 % (Bonferroni over the metrics).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+from xml.etree import ElementTree
+
+import numpy as np
+from scipy import special
+
+from loadtest.errors import UsageError
+from loadtest.results import Block, RunResult
+
+Change = Literal["regression", "improvement", "same", "undecided"]
+
+CONFIDENCE: Final = 0.95
+_MIN_BLOCKS: Final = 5
+_DUST: Final = 1e-9  # of floats: what lies so near to a tolerance is not beyond it
+_LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length")  # what must be equal to compare
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of a comparison. change, lower, upper: relative (0.1 is 10 % more), or a difference of shares for attainment.
+
+    None where there are too few blocks to tell.
+    """
+
+    name: str
+    base: float | None
+    new: float | None
+    change: float | None
+    lower: float | None
+    upper: float | None
+    tolerance: float
+    verdict: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """paired: block by block. notes: what to keep in mind."""
+
+    verdict: Change
+    paired: bool
+    blocks: int
+    metrics: tuple[Metric, ...]
+    notes: tuple[str, ...]
+
+
+def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_tolerance: float = 0.005) -> Comparison:
+    """Compare two valid runs. tolerance: of relative changes; share_tolerance: of the attainment.
+
+    Raises: UsageError, if their loads differ.
+    """
+    different = [name for name in _LOAD if getattr(base.spec, name) != getattr(new.spec, name)]
+    if different:
+        shown = ", ".join(f"{name} {getattr(base.spec, name)} and {getattr(new.spec, name)}" for name in different)
+        raise UsageError(f"compare: the runs had different loads: {shown}")
+    closed = base.spec.pattern.startswith("users")
+    paired = not closed and base.spec.seed == new.spec.seed and _grid(base) == _grid(new)
+    first = max(_first(base), _first(new)) if paired else 0
+    before = [block for block in base.blocks if not block.warmup and block.index >= first]
+    after = [block for block in new.blocks if not block.warmup and block.index >= first]
+    if paired:
+        before, after = before[: len(after)], after[: len(before)]
+    compared: list[tuple[str, float | None, float | None, _Of, bool, float]] = [
+        (
+            "latency p50 (ms)",
+            _known(base, base.latency.p50),
+            _known(new, new.latency.p50),
+            lambda b: _log(b.p50_ms),
+            False,
+            tolerance,
+        ),
+        (
+            "latency p99 (ms)",
+            _known(base, base.latency.p99),
+            _known(new, new.latency.p99),
+            lambda b: _log(b.p99_ms),
+            False,
+            tolerance,
+        ),
+        (
+            "latency mean (ms)",
+            _known(base, base.latency.mean),
+            _known(new, new.latency.mean),
+            lambda b: _log(b.mean_ms),
+            False,
+            tolerance,
+        ),
+    ]
+    if base.attainment and new.attainment:
+        share = lambda b: b.met / b.requests if b.requests else None  # noqa: E731  # beside its like above
+        compared.append(("attainment", base.attainment.estimate, new.attainment.estimate, share, True, share_tolerance))
+    if closed:
+        rate = lambda b: _log((b.requests - b.failed) / b.duration_s)  # noqa: E731  # beside its like above
+        compared.append(("answered (1/s)", base.succeeded_rps, new.succeeded_rps, rate, True, tolerance))
+    confidence = 1 - (1 - CONFIDENCE) / len(compared)
+    metrics = tuple(
+        _metric(name, old, now, before, after, of, paired=paired, more_is_better=more, tolerance=beyond, confidence=confidence)
+        for name, old, now, of, more, beyond in compared
+    )
+    return Comparison(
+        _overall(base, new, metrics), paired, min(len(before), len(after)), metrics, _notes(base, new, paired=paired)
+    )
+
+
+_Of = Callable[[Block], float | None]
+
+
+def _known(result: RunResult, value: float) -> float | None:
+    return value if result.latency.count else None
+
+
+def _log(value: float | None) -> float | None:
+    return math.log(value) if value else None
+
+
+def _grid(result: RunResult) -> tuple[float, int]:
+    return (result.blocks[0].duration_s, len(result.blocks)) if result.blocks else (0.0, 0)
+
+
+def _first(result: RunResult) -> int:
+    return sum(block.warmup for block in result.blocks)
+
+
+def _metric(
+    name: str,
+    base: float | None,
+    new: float | None,
+    before: Sequence[Block],
+    after: Sequence[Block],
+    of: _Of,
+    *,
+    paired: bool,
+    more_is_better: bool,
+    tolerance: float,
+    confidence: float,
+) -> Metric:
+    olds, news = [of(block) for block in before], [of(block) for block in after]
+    tail = 1 - (1 - confidence) / 2
+    if paired:
+        differences = np.array([now - old for old, now in zip(olds, news, strict=True) if old is not None and now is not None])
+        counts = (len(differences),)
+        if min(counts) >= _MIN_BLOCKS:
+            centre, error = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(len(differences))
+            freedom = float(len(differences) - 1)
+    else:
+        first = np.array([value for value in olds if value is not None])
+        second = np.array([value for value in news if value is not None])
+        counts = (len(first), len(second))  # type: ignore[assignment]  # one or two samples
+        if min(counts) >= _MIN_BLOCKS:
+            parts = float(first.var(ddof=1)) / len(first), float(second.var(ddof=1)) / len(second)
+            centre, error = float(second.mean() - first.mean()), math.sqrt(sum(parts))
+            freedom = _welch(parts, (len(first), len(second)))
+    if min(counts) < _MIN_BLOCKS:
+        return Metric(name, base, new, None, None, None, tolerance, "undecided")
+    reach = float(special.stdtrit(freedom, tail)) * error
+    change, lower, upper = centre, centre - reach, centre + reach
+    if name != "attainment":  # from logarithms
+        change, lower, upper = math.expm1(change), math.expm1(lower), math.expm1(upper)
+    return Metric(name, base, new, change, lower, upper, tolerance, _decide(change, lower, upper, tolerance, more_is_better))
+
+
+def _welch(parts: tuple[float, float], counts: tuple[int, int]) -> float:
+    total = sum(parts)
+    if total == 0:
+        return float(sum(counts) - 2)
+    return total**2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
+
+
+def _decide(change: float, lower: float, upper: float, tolerance: float, more_is_better: bool) -> Change:
+    tolerance += _DUST
+    if abs(change) > tolerance and not lower <= 0 <= upper:
+        return "improvement" if (change > 0) == more_is_better else "regression"
+    return "same" if -tolerance <= lower and upper <= tolerance else "undecided"
+
+
+def _overall(base: RunResult, new: RunResult, metrics: Sequence[Metric]) -> Change:
+    verdicts = {metric.verdict for metric in metrics}
+    if "regression" in verdicts or (base.verdict == "pass" and new.verdict == "fail"):
+        return "regression"
+    if "improvement" in verdicts or (base.verdict == "fail" and new.verdict == "pass"):
+        return "improvement"
+    return "undecided" if "undecided" in verdicts else "same"
+
+
+def _notes(base: RunResult, new: RunResult, *, paired: bool) -> tuple[str, ...]:
+    notes: list[str] = []
+    if not paired:
+        notes.append("not paired: seeds or blocks differ, so differences in traffic count as noise")
+    for name in ("protocol", "model", "version", "connections", "processes", "payloads"):
+        old, now = getattr(base.spec, name), getattr(new.spec, name)
+        if old != now:
+            notes.append(f"{name} differs: {old or '(none)'} and {now or '(none)'}")
+    if base.verdict != new.verdict:
+        notes.append(f"the SLO's verdict was {base.verdict} and is {new.verdict}")
+    return tuple(notes)
+
+
+def markdown(comparison: Comparison, base: RunResult, new: RunResult) -> str:
+    """A table for a pull request."""
+    way = f"{comparison.blocks} blocks, {'paired' if comparison.paired else 'not paired'}"
+    lines = [
+        f"### loadtest: {comparison.verdict}",
+        "",
+        f"`{_title(base)}` → `{_title(new)}`, {way}",
+        "",
+        "| metric | base | new | change | 95 % interval | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [f"| {' | '.join(cells(metric))} |" for metric in comparison.metrics]
+    lines += ["", *(f"- {note}" for note in comparison.notes)] if comparison.notes else []
+    return "\n".join(lines) + "\n"
+
+
+def _title(result: RunResult) -> str:
+    return result.spec.label or result.spec.target
+
+
+def cells(metric: Metric) -> tuple[str, ...]:
+    points = metric.name == "attainment"
+
+    def value(number: float | None) -> str:
+        return "-" if number is None else f"{number:.3%}" if points else f"{number:.3f}"
+
+    def change(number: float | None) -> str:
+        return "-" if number is None else f"{number * 100:+.2f} points" if points else f"{number:+.1%}"
+
+    interval = f"{change(metric.lower)} to {change(metric.upper)}"
+    return metric.name, value(metric.base), value(metric.new), change(metric.change), interval, metric.verdict
+
+
+def junit(comparison: Comparison) -> str:
+    """One test case per metric: a regression fails, an undecided one is skipped."""
+    failures = sum(metric.verdict == "regression" for metric in comparison.metrics)
+    skipped = sum(metric.verdict == "undecided" for metric in comparison.metrics)
+    attributes = {"tests": len(comparison.metrics), "failures": failures, "skipped": skipped, "errors": 0}
+    suite = ElementTree.Element(
+        "testsuite", {"name": "loadtest compare"} | {key: str(count) for key, count in attributes.items()}
+    )
+    for metric in comparison.metrics:
+        case = ElementTree.SubElement(suite, "testcase", classname="loadtest.commands.compare", name=metric.name)
+        text = " | ".join(cells(metric)[1:])
+        if metric.verdict == "regression":
+            ElementTree.SubElement(case, "failure", message=text)
+        elif metric.verdict == "undecided":
+            ElementTree.SubElement(case, "skipped", message=text)
+        else:
+            ElementTree.SubElement(case, "system-out").text = text
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

@@ -1,0 +1,95 @@
+"""The log of a run in blocks, as it is judged.
+
+Blocks lie on a grid that starts with the run: at least 20 behind the warm-up, each of at least 10 SLO limits and 200 requests
+where the run is long enough for that, at most 200. The warm-up ends on the grid, so that two runs of the same spec can be
+compared block by block.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from loadtest.load.recorder import CUT, OK, PENDING, UNSENT, RequestLog
+from loadtest.results import LoadSpec
+from loadtest.verdict import decision as verdict
+
+MIN_BLOCKS: Final = 20
+MAX_BLOCKS: Final = 200
+BLOCK_REQUESTS: Final = 200
+BLOCK_LIMITS: Final = 10  # of the SLO's longest limit
+MOST_WARMUP: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The blocks of a run. wanted_ns: how long a block should be; block_ns: how long it can be in this run."""
+
+    block_ns: int
+    wanted_ns: int
+    blocks: int
+
+    def until(self, elapsed_ns: int) -> "Grid":
+        """The blocks of a run that ended early."""
+        return Grid(self.block_ns, self.wanted_ns, max(1, min(self.blocks, -(-elapsed_ns // self.block_ns))))
+
+    @classmethod
+    def of(cls, spec: LoadSpec, duration_ns: int, rate_rps: float) -> "Grid":
+        limit_ms = max((objective.limit_ms for objective in spec.slo.objectives), default=0.0) if spec.slo else 0.0
+        wanted_ns = int(max(BLOCK_LIMITS * limit_ms * 1e6, BLOCK_REQUESTS / max(rate_rps, 1e-9) * 1e9))
+        most = int(MIN_BLOCKS / (1 - MOST_WARMUP))
+        blocks = min(MAX_BLOCKS, max(most, duration_ns // wanted_ns))
+        block_ns = -(-duration_ns // blocks)
+        return cls(block_ns, wanted_ns, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of the log in order of their intended time: columns of (n,), and the block that each row is in."""
+
+    intended: np.ndarray
+    dispatched: np.ndarray
+    sent: np.ndarray
+    done: np.ndarray
+    status: np.ndarray
+    block: np.ndarray
+
+    @classmethod
+    def read(cls, log: RequestLog, rows: np.ndarray | slice, grid: Grid) -> "Rows":
+        intended = np.asarray(log.intended)[rows]
+        return cls(
+            intended=intended,
+            dispatched=np.asarray(log.dispatched)[rows],
+            sent=np.asarray(log.sent)[rows],
+            done=np.asarray(log.done)[rows],
+            status=np.asarray(log.status)[rows],
+            block=np.minimum(intended // grid.block_ns, grid.blocks - 1),
+        )
+
+    def where(self, which: np.ndarray) -> "Rows":
+        """Those rows; which: (n,) bool."""
+        columns = (self.intended, self.dispatched, self.sent, self.done, self.status, self.block)
+        return Rows(*(column[which] for column in columns))
+
+    @property
+    def evaluable(self) -> np.ndarray:
+        found: np.ndarray = (self.status != PENDING) & (self.status != CUT) & (self.status != UNSENT)
+        return found
+
+    @property
+    def ok(self) -> np.ndarray:
+        found: np.ndarray = self.status == OK
+        return found
+
+    @property
+    def latency(self) -> np.ndarray:
+        found: np.ndarray = self.done - self.intended
+        return found
+
+    @property
+    def service(self) -> np.ndarray:
+        return np.where(self.sent > 0, self.done - self.sent, 0)  # 0: it failed before it got a connection
+
+    def requests(self) -> verdict.Requests:
+        """What is judged. The rows must all be evaluable."""
+        return verdict.Requests(self.latency, self.service, ~self.ok, self.block)

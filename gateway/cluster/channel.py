@@ -11,45 +11,38 @@ The token is the replica's, and told through Ray, to whoever may call its actors
 
 What is in flight is bounded by whoever asks: an ingress has no more batches here than the replica leases it slots. It says who
 it is and that it wants some (WANT), is told how many it has (SLOTS, in order with its answers), and says that it knows (KNOWN)
-once it has had the chance to use them, in order with its batches. An answer in
-parts is a frame for each of them, then the answer. The replica's session waits once it is PARTS_AHEAD of the client, wherever
-on the way those parts are: the ingress says what was taken.
+once it has had the chance to use them, in order with its batches. An answer in parts is a frame for each of them, then the
+answer. The replica's session waits once it is PARTS_AHEAD of the client, wherever on the way those parts are: the ingress says
+what was taken.
 """
 
 import asyncio
-import contextlib
-import hmac
 import logging
 import secrets
 import socket
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
-from gateway.cluster.arena import SHARED_FROM_BYTES, Arena, Offer, Window
-from gateway.errors import BackendFailed
+from gateway.cluster.channel_connection import (
+    ANSWER,
+    CANCEL,
+    GREETING_S,
+    KNOWN,
+    PART,
+    RUN,
+    SLOTS,
+    TAKEN,
+    TOKEN_BYTES,
+    WANT,
+    Connection,
+)
 from gateway.wire.tensors import Buffer
 
-VERSION: Final = 3
-TOKEN_BYTES: Final = 32
-
-_HEAD: Final = struct.Struct("<QIB")
-_GREETING: Final = struct.Struct("<4sH32s")
-_MAGIC: Final = b"GWCH"
-_GREET, _PROVE, _RUN, _CANCEL, _ANSWER, _PART, _TAKEN, _OFFER, _ACCEPT, _RELEASE, _WANT, _SLOTS, _KNOWN = range(13)
-_SHARED: Final = 0x80  # added to the kind of a frame whose payload lies in the sender's arena
-_LIES: Final = struct.Struct("<QQ")  # offset and size there
-_OFFERED: Final = struct.Struct("<Ii32s")
 _WANTED: Final = struct.Struct("<d")
 _SLOTS_TOLD: Final = struct.Struct("<I?")
-
-_MOST_BYTES: Final = (1 << 31) - 1  # of a frame, as Serve's gRPC server takes
-_MOST_UNKNOWN_BYTES: Final = 64  # of a frame from somebody who has not proved anything
-_SCRATCH_BYTES: Final = 256 << 10
-GREETING_S: Final = 5.0
 _MOST_UNKNOWN: Final = 64  # connections
-_SOCKET_BUFFER_BYTES: Final = 4 << 20
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +57,6 @@ class Endpoints(NamedTuple):
     unix: str
     host: str
     port: int
-
-
-def check_size(pieces: Sequence[Buffer], most_bytes: int = _MOST_BYTES) -> None:
-    """Raises: BackendFailed, for a frame that the other side would refuse, with the connection and all that is on it."""
-    size = sum(map(len, pieces))
-    if size > most_bytes:
-        raise BackendFailed(f"tensors of {size} bytes, expected at most {most_bytes} between an ingress and a replica")
 
 
 def _nothing() -> None: ...
@@ -103,207 +89,6 @@ Enter = Callable[[str, Callable[[int, int, bool], None]], Tenant]
 """An ingress has said its name: gets that, and where it is told its slots, a number, and whether any session lives."""
 
 
-class _Connection(asyncio.BufferedProtocol):
-    """One end: greetings, and frames cut from what comes. What comes of either is told by `trusted`, `frame`, `ended`."""
-
-    _role = b""
-    _peers_role = b""
-
-    def __init__(self, token: bytes, greeting_s: float = GREETING_S) -> None:
-        self._token = token
-        self._greeting_s = greeting_s
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._held = 0  # bytes of the scratch that are no whole frame yet
-        self._large: bytearray | None = None  # the payload that is being read, where it is longer than the scratch
-        self._large_at = 0
-        self._large_head = (0, 0)
-        self._greeting = _GREETING.pack(_MAGIC, VERSION, secrets.token_bytes(32))
-        self._peers_greeting = b""
-        self._is_trusted = False
-        self._arena: Arena | None = None  # of what is sent
-        self._may_offer = False  # an arena
-        self._is_accepted = False  # the other side has opened it
-        self._window: Window | None = None  # on the other side's
-        self._patience = self._loop.call_later(greeting_s, self._give_up)
-
-    # what the two ends make of it
-
-    def trusted(self) -> None:
-        """The other side has proved that it knows the token."""
-
-    def frame(self, kind: int, number: int, payload: Buffer) -> None:
-        """The next frame of a side that is trusted."""
-
-    def ended(self, why: str) -> None:
-        """Nothing more comes, nor goes."""
-
-    # asyncio.BufferedProtocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        # TCP_NODELAY is set by both loops.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        self._send(_GREET, 0, (self._greeting,))
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        if self._large is not None:
-            return memoryview(self._large)[self._large_at :]
-        return self._scratch[self._held :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            if self._large is None:
-                self._held += nbytes
-                self._cut()
-                return
-            self._large_at += nbytes
-            if self._large_at == len(self._large):
-                payload, self._large = self._large, None
-                self._take(*self._large_head, payload)
-        except BaseException:
-            log.exception("a batch channel is given up")
-            self.abort()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()
-        for memory in (self._arena, self._window):
-            if memory is not None:
-                memory.close()
-        self._arena, self._window, self._may_offer = None, None, False
-        self.ended(str(exc) if exc else "the connection was closed")
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    # frames
-
-    def _send(self, kind: int, number: int, pieces: Sequence[Buffer]) -> None:
-        size = sum(map(len, pieces))
-        if size >= SHARED_FROM_BYTES and (self._is_accepted or self._may_offer):
-            lies = self._share(pieces)
-            if lies is not None:
-                self._transport.write(_HEAD.pack(_LIES.size, number, kind | _SHARED) + _LIES.pack(*lies))
-                return
-        head = _HEAD.pack(size, number, kind)
-        if len(pieces) == 1 and len(pieces[0]) < 1 << 14:
-            self._transport.write(head + bytes(pieces[0]))
-        else:
-            self._transport.writelines([head, *pieces])
-
-    def _share(self, pieces: Sequence[Buffer]) -> tuple[int, int] | None:
-        """Write a frame to the arena; None: there is no room, or none that the other side has opened yet."""
-        if self._may_offer:
-            self._may_offer = False
-            try:
-                self._arena = Arena()
-            except OSError as exc:
-                log.debug("large frames go by the socket: %s", exc)
-            else:
-                self._send(_OFFER, 0, (_OFFERED.pack(*self._arena.offer),))
-        return self._arena.put(pieces) if self._is_accepted and self._arena is not None else None
-
-    def _trust(self) -> None:
-        self._is_trusted = True
-        self._patience.cancel()
-        self._may_offer = self._transport.get_extra_info("socket").family == socket.AF_UNIX
-
-    def _trusted_frame(self, kind: int, number: int, payload: Buffer) -> None:
-        """Raises: ValueError, KeyError, struct.error, for memory that is not there."""
-        if kind & _SHARED:
-            if self._window is None:
-                raise ValueError("no arena was offered")
-            offset, size = _LIES.unpack(payload)
-            payload = self._window.read(offset, size, partial(self._let_go, offset))
-            self.frame(kind & ~_SHARED, number, payload)
-        elif kind == _OFFER and self._window is None:
-            try:
-                self._window = Window(Offer(*_OFFERED.unpack(payload)))
-            except (OSError, ValueError) as exc:
-                log.debug("large frames come by the socket: %s", exc)
-            else:
-                self._send(_ACCEPT, 0, ())
-        elif kind == _ACCEPT:
-            self._is_accepted = self._arena is not None
-        elif kind == _RELEASE and self._arena is not None:
-            self._arena.release(int.from_bytes(payload, "little"))
-        else:
-            self.frame(kind, number, payload)
-
-    def _let_go(self, offset: int) -> None:
-        """Nothing refers to a frame any more. From any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and so has the connection
-            self._loop.call_soon_threadsafe(self._release, offset)
-
-    def _release(self, offset: int) -> None:
-        if not self._transport.is_closing():
-            self._send(_RELEASE, 0, (offset.to_bytes(8, "little"),))
-
-    def _cut(self) -> None:
-        scratch, at = self._scratch, 0
-        while self._held - at >= _HEAD.size and not self._transport.is_closing():
-            size, number, kind = _HEAD.unpack_from(scratch, at)
-            if size > (_MOST_BYTES if self._is_trusted else _MOST_UNKNOWN_BYTES):
-                self._refuse(f"a frame of {size} bytes")
-                return
-            begin = at + _HEAD.size
-            end = begin + size
-            if end <= self._held:
-                at = end
-                self._take(kind, number, bytes(scratch[begin:end]))
-            elif end - at <= len(scratch):
-                break
-            else:
-                large = bytearray(size)
-                self._large_at = self._held - begin
-                large[: self._large_at] = scratch[begin : self._held]
-                self._large, self._large_head = large, (kind, number)
-                at = self._held
-        if at:
-            left = self._held - at
-            scratch[:left] = bytes(scratch[at : self._held])
-            self._held = left
-
-    def _take(self, kind: int, number: int, payload: Buffer) -> None:
-        if self._is_trusted:
-            self._trusted_frame(kind, number, payload)
-        elif kind == _GREET and not self._peers_greeting and len(payload) == _GREETING.size:
-            magic, version, _ = _GREETING.unpack(payload)
-            if magic != _MAGIC or version != VERSION:
-                self._refuse(f"version {version} of the channel, expected {VERSION}")
-                return
-            self._peers_greeting = bytes(payload)
-            self._greeted()
-        elif kind == _PROVE and self._peers_greeting and hmac.compare_digest(self._proof(self._peers_role), bytes(payload)):
-            self._trust()
-            self._proved()
-        else:
-            self._refuse("a side that does not know the token")
-
-    def _greeted(self) -> None: ...
-
-    def _proved(self) -> None: ...
-
-    def _prove(self) -> None:
-        self._send(_PROVE, 0, (self._proof(self._role),))
-
-    def _proof(self, role: bytes) -> bytes:
-        mine, other = self._greeting, self._peers_greeting
-        said = mine + other if role == self._role else other + mine
-        return hmac.digest(self._token, role + said, "sha256")
-
-    def _refuse(self, what: str) -> None:
-        log.warning("a batch channel is refused: %s", what)
-        self.abort()
-
-    def _give_up(self) -> None:
-        self._refuse(f"no greeting in {self._greeting_s:g} s")
-
-
 class Question(NamedTuple):
     """A frame that was sent. answer: its answer, or ChannelLost, or what on_part raised; cancelled, nobody waits any more."""
 
@@ -314,7 +99,7 @@ class Question(NamedTuple):
     """Tell the other side that a part has left for its client."""
 
 
-class Channel(_Connection):
+class Channel(Connection):
     """An ingress's end. Life: `connect` -> ask … -> close. on_end: called when it ends, whoever ended it."""
 
     _role, _peers_role = b"ingress", b"replica"
@@ -365,13 +150,13 @@ class Channel(_Connection):
         """Send a frame, whose pieces must not change any more. on_part: gets the parts of its answer, before that is done."""
         answer: asyncio.Future[Buffer] = self._loop.create_future()
         self._numbers = number = (self._numbers + 1) & 0xFFFFFFFF
-        question = Question(answer, partial(self._tell, _CANCEL, number), partial(self._tell, _TAKEN, number))
+        question = Question(answer, partial(self._tell, CANCEL, number), partial(self._tell, TAKEN, number))
         if not self.is_open:
             answer.set_exception(ChannelLost("the connection is closed"))
             return question
         self._asked[number] = answer, on_part
         answer.add_done_callback(partial(self._done, number))
-        self._send(_RUN, number, pieces)
+        self._send(RUN, number, pieces)
         return question
 
     def close(self) -> None:
@@ -380,14 +165,14 @@ class Channel(_Connection):
     def want(self, ingress: str, batches: float) -> None:
         """Tell the replica who this is, and how many batches wait. It answers by `on_slots`, now and whenever that changes."""
         if self.is_open:
-            self._send(_WANT, 0, (_WANTED.pack(batches) + ingress.encode(),))
+            self._send(WANT, 0, (_WANTED.pack(batches) + ingress.encode(),))
 
     def _knows(self, number: int) -> None:
         if self.is_open:
-            self._send(_KNOWN, number, ())
+            self._send(KNOWN, number, ())
 
     def frame(self, kind: int, number: int, payload: Buffer) -> None:
-        if kind == _SLOTS:
+        if kind == SLOTS:
             self.on_slots(*_SLOTS_TOLD.unpack(payload))
             # Once whoever was told has had the chance to send a batch.
             self._loop.call_soon(self._loop.call_soon, self._knows, number)
@@ -395,9 +180,9 @@ class Channel(_Connection):
         answer, on_part = self._asked.get(number, (None, None))
         if answer is None or answer.done():
             return  # nobody waits for it any more
-        if kind == _ANSWER:
+        if kind == ANSWER:
             answer.set_result(payload)
-        elif kind == _PART and on_part is not None:
+        elif kind == PART and on_part is not None:
             try:
                 on_part(payload)
             except Exception as exc:  # the others of this connection go on
@@ -423,7 +208,7 @@ class Channel(_Connection):
 
     def _done(self, number: int, answer: "asyncio.Future[Buffer]") -> None:
         if answer.cancelled() or answer.exception() is not None:
-            self._tell(_CANCEL, number)
+            self._tell(CANCEL, number)
         self._asked.pop(number, None)
 
     def _tell(self, kind: int, number: int) -> None:
@@ -496,7 +281,7 @@ class ChannelServer:
                 event.set()
 
 
-class _Incoming(_Connection):
+class _Incoming(Connection):
     """One ingress's connection."""
 
     _role, _peers_role = b"replica", b"ingress"
@@ -522,21 +307,21 @@ class _Incoming(_Connection):
         self._prove()
 
     def frame(self, kind: int, number: int, payload: Buffer) -> None:
-        if kind == _TAKEN:
+        if kind == TAKEN:
             if self._untaken.get(number):  # else the answer has left, or it speaks of what it was not sent
                 self._untaken[number] -= 1
                 _try(self.running[number].taken)
             return
-        if kind == _WANT and len(payload) > _WANTED.size:
+        if kind == WANT and len(payload) > _WANTED.size:
             if self._tenant is None:
                 self._tenant = self._server._enter(str(payload[_WANTED.size :], "utf-8"), self._tell_slots)
             self._tenant.want(_WANTED.unpack_from(payload)[0])
-        elif kind == _KNOWN and self._tenant is not None:
+        elif kind == KNOWN and self._tenant is not None:
             self._tenant.known(number)
-        elif kind == _CANCEL:
+        elif kind == CANCEL:
             if number in self.running:  # else the answer has left
                 _try(self.running[number].cancel)
-        elif kind == _RUN and number not in self.running:
+        elif kind == RUN and number not in self.running:
             self.running[number] = Running()
             running = self._server._run(payload, partial(self._answer, number), partial(self._part, number))
             if number in self.running:
@@ -557,17 +342,17 @@ class _Incoming(_Connection):
 
     def _tell_slots(self, slots: int, number: int, lives: bool) -> None:
         if not self._transport.is_closing():
-            self._send(_SLOTS, number, (_SLOTS_TOLD.pack(slots, lives),))
+            self._send(SLOTS, number, (_SLOTS_TOLD.pack(slots, lives),))
 
     def _part(self, number: int, pieces: Sequence[Buffer]) -> None:
         if number in self.running:
             self._untaken[number] = self._untaken.get(number, 0) + 1
-            self._send(_PART, number, pieces)
+            self._send(PART, number, pieces)
 
     def _answer(self, number: int, pieces: Sequence[Buffer]) -> None:
         self._untaken.pop(number, None)
         if self.running.pop(number, None) is not None:
-            self._send(_ANSWER, number, pieces)
+            self._send(ANSWER, number, pieces)
             self._server.changed()
 
 

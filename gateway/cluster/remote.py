@@ -39,7 +39,7 @@ from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 from backends.base import LastPart, ModelSpec, trace_of, words_of
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
-from gateway.cluster.channel import check_size
+from gateway.cluster.channel_connection import check_size
 from gateway.cluster.link import CALL_MARGIN_S, Call, Link, LinkLost, Outcome
 from gateway.config import Backend
 from gateway.engine.runner import Execution, OnDone, OnPart

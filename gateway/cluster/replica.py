@@ -18,7 +18,8 @@ import ray
 from backends.base import LastPart, ModelSpec, Tensors, trace_of, words_of
 from gateway.batching.leases import Lease, Leases
 from gateway.clock import LoopClock, Timer
-from gateway.cluster.channel import Answer, ChannelServer, Running, Tenant, check_size
+from gateway.cluster.channel import Answer, ChannelServer, Running, Tenant
+from gateway.cluster.channel_connection import check_size
 from gateway.cluster.link import ATTEND_S, attend_answer, channel_answer
 from gateway.config import Backend, Model
 from gateway.engine.runner import Execution

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.cluster import channel as wire
-from gateway.cluster.channel import Answer, Channel, ChannelLost, ChannelServer, Endpoints, Running, Tenant, check_size
+from gateway.cluster import channel_connection as wire
+from gateway.cluster.channel import Answer, Channel, ChannelLost, ChannelServer, Endpoints, Running, Tenant
+from gateway.cluster.channel_connection import check_size
 from gateway.errors import BackendFailed
 from gateway.wire.tensors import Buffer
 from tests.engine.pools import until_true
@@ -330,8 +331,8 @@ def test_what_was_taken_is_told_to_the_run_it_is_of_and_to_no_other() -> None:
         question, _ = channel.ask((b"a",), partial(keep, kept)), channel.ask((b"b",), partial(keep, kept))
         await until_true(lambda: len(echo.held) == 2)
         question.taken()  # before there was one
-        channel._send(wire._TAKEN, 77, ())  # a number that nothing has
-        other._send(wire._TAKEN, 1, ())  # what runs for another ingress
+        channel._send(wire.TAKEN, 77, ())  # a number that nothing has
+        other._send(wire.TAKEN, 1, ())  # what runs for another ingress
         await asyncio.sleep(0.05)
         assert echo.taken == []
         for _ in range(2):

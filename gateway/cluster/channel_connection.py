@@ -46,7 +46,7 @@ def check_size(pieces: Sequence[Buffer], most_bytes: int = _MOST_BYTES) -> None:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One end: greetings, and frames cut from what comes. What comes of them is told by `_greeted`, `_proved`, `frame` and `ended`."""
+    """One end: greetings, and frames cut from what comes, told by `_greeted`, `_proved`, `frame` and `ended`."""
 
     _role = b""
     _peers_role = b""

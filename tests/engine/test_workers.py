@@ -1083,7 +1083,7 @@ def test_a_thread_that_cannot_be_started_is_a_failed_load(monkeypatch: pytest.Mo
 
     async def main() -> None:
         backend = use(monkeypatch, FakeModel())
-        monkeypatch.setattr("gateway.engine.workers.threading.Thread", Thread)
+        monkeypatch.setattr("gateway.engine.threads.threading.Thread", Thread)
         with pytest.raises(BackendFailed, match="failed to load: RuntimeError: can't start new thread"):
             await asyncio.wait_for(pool_for(backend).open(), PATIENCE_S)
 

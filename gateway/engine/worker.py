@@ -1,0 +1,240 @@
+"""One worker: a thread, the session it opened, and at most one batch.
+
+The loop hands it work through a queue of its own; it concatenates, runs, and posts the end back to the loop. So the loop never
+waits for a model, and a session is only ever used by the thread that opened it.
+
+A decoupled model gives an answer in parts. Each is posted to the loop when it is there, and the worker asks its session for the
+next while no more than PARTS_AHEAD are on their way to the client: else it waits, and its session with it.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from backends.base import (
+    BackendError,
+    Model,
+    OutputsRefused,
+    RunCancelled,
+    Session,
+    SessionLost,
+    StreamingSession,
+    Tensors,
+    trace_of,
+    words_of,
+)
+from gateway.clock import Clock
+from gateway.engine import threads
+from gateway.engine.runner import PARTS_AHEAD, Execution, Work
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
+
+W = TypeVar("W", bound=Work)
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """Work that a worker has. on_part: None, unless the model is decoupled. first_part_ns: as of its `Execution`."""
+
+    __slots__ = ("_more", "cancelled", "first_part_ns", "on_done", "on_part", "waits", "work")
+
+    def __init__(self, work: W, on_done: Callable[[W, Execution], None], on_part: Callable[[W, Tensors], None] | None) -> None:
+        self.work: Any = work
+        self.on_done: Callable[..., None] = on_done
+        self.on_part: Callable[..., None] | None = on_part
+        self.cancelled = False
+        self.first_part_ns: int | None = None
+        self.waits = False  # for the client to take what it was given
+        self._more = threading.Semaphore(PARTS_AHEAD) if on_part is not None else None
+
+    def taken(self) -> None:
+        if self._more is not None:
+            self._more.release()
+
+    def cancel(self) -> None:
+        """Want no more parts."""
+        self.cancelled = True
+        self.taken()
+
+    def wants_part(self) -> bool:
+        """Wait until one more may be made; False: none will be wanted. On the worker's thread."""
+        assert self._more is not None
+        if not self._more.acquire(blocking=False):
+            self.waits = True
+            self._more.acquire()
+            self.waits = False
+        return not self.cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What a worker tells, on the loop: a batch has ended; a part of its answer is there; the session's process has ended."""
+
+    ended: "Callable[[Worker, Execution], None]"
+    part_made: "Callable[[Worker, Job, Tensors], None]"
+    died: "Callable[[Worker, str], None]"
+
+
+class Worker:
+    """See the module."""
+
+    def __init__(
+        self, index: int, name: str, back: threads.WayBack, clock: Clock, reports: Reports, backoff_s: float
+    ) -> None:
+        """name: for logs and the thread. backoff_s: what was waited before the session is opened. On the running loop."""
+        self.index = index
+        self.started_ns = 0
+        self.moved_ns = 0  # when the last part of an answer was there
+        self.current: Job | None = None
+        self.proven = False  # it has finished a run, or was ended by one: it is not the session that is at fault
+        self.backoff_s = backoff_s
+        self.death = ""  # how the session's process ended; empty: it lives
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # when the session, once open, is closed
+        self._name = name
+        self._thread_name = f"{name}-{index}"
+        self._back = back
+        self._clock = clock
+        self._ended = functools.partial(reports.ended, self)
+        self._part_made = functools.partial(reports.part_made, self)
+        self._died = functools.partial(reports.died, self)
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._session: Session | None = None
+
+    # on the loop
+
+    def open(self, model: Model, opened: "asyncio.Future[None]") -> None:
+        threads.start(self._thread_name, functools.partial(self._main, model, opened), opened)
+
+    def start(self, job: Job, now_ns: int) -> None:
+        self.started_ns = self.moved_ns = now_ns
+        self.current = job
+        self._jobs.put(job)
+
+    def runs(self, batch: Work) -> bool:
+        return self.current is not None and self.current.work is batch
+
+    def active_ns(self, now_ns: int) -> int:
+        """Since when the session has been at what it does now; one that waits for a client does nothing."""
+        return now_ns if self.current is not None and self.current.waits else self.moved_ns
+
+    def taken(self, now_ns: int) -> None:
+        if self.current is not None:
+            self._move(self.current, now_ns)
+            self.current.taken()
+
+    def try_cancel(self, now_ns: int) -> bool:
+        """Ask the session to end its run. False if it cannot: parts are then made no more, once it gives the next."""
+        if self.current is not None:
+            self._move(self.current, now_ns)
+            self.current.cancel()
+        cancel = getattr(self._session, "cancel", None)
+        if cancel is None:
+            return False
+        cancel()
+        return True
+
+    def _move(self, job: Job, now_ns: int) -> None:
+        if job.waits:  # it goes on now
+            self.moved_ns = now_ns
+
+    def take(self) -> Job:
+        current, self.current = self.current, None
+        assert current is not None
+        return current
+
+    def stop(self) -> None:
+        """Let the thread end after what it runs."""
+        self._jobs.put(None)
+
+    def abandon(self) -> None:
+        """Give the thread up; a session in a process of its own is killed, which also ends the thread."""
+        self.stop()
+        if self.current is not None:
+            self.current.cancel()
+        kill = getattr(self._session, "kill", None)
+        if kill is not None:
+            kill()
+
+    # on its own thread
+
+    def _main(self, model: Model, opened: "asyncio.Future[None]") -> None:
+        back = self._back
+        try:
+            session = self._session = model.open_session(self.index)
+        except BaseException as exc:  # also what slipped past the backend's seam: it must not hang the pool
+            back.fail(opened, exc)
+            return
+        watch = getattr(session, "watch", None)
+        if watch is not None:
+            watch(functools.partial(back.post, self._died))
+        back.settle(opened, None)
+        while (job := self._jobs.get()) is not None:
+            execution = self._run(session, job)
+            del job  # or its bytes would live until the next batch
+            back.post(self._ended, execution)
+            del execution
+        try:
+            session.close()
+        except BaseException as exc:  # the session is gone either way
+            log.warning("%s: its session did not close well: %s", self._thread_name, words_of(exc))
+        back.settle(self.ended, None)
+
+    def _run(self, session: Session, job: Job) -> Execution:
+        started_ns = self._clock.now_ns()
+        work = job.work
+        error: GatewayError
+        lost = own = refused = False
+        try:
+            if job.on_part is not None:
+                self._stream(session, job)
+                return Execution(started_ns, self._clock.now_ns(), first_part_ns=job.first_part_ns)
+            outputs = session.run(work.concat(), work.parameters())
+            return Execution(started_ns, self._clock.now_ns(), outputs=outputs)
+        except SessionLost as exc:
+            lost, own = True, exc.self_inflicted
+            error, trace = (
+                (BackendFailed if own else BackendUnreachable)(f"{self._name}: {words_of(exc, traced=True)}"),
+                trace_of(exc),
+            )
+        except RunCancelled as exc:
+            error, trace = Cancelled(f"{self._name}: {words_of(exc, traced=True)}"), ""
+        except BackendError as exc:
+            refused = isinstance(exc, OutputsRefused)
+            error, trace = BackendFailed(f"{self._name}: {words_of(exc, traced=True)}"), trace_of(exc)
+        except GatewayError as exc:
+            error, trace = exc, trace_of(exc)
+        except Exception as exc:  # whatever a model raises must end in an answer
+            lost = own = isinstance(exc, MemoryError)
+            error, trace = BackendFailed(f"{self._name}: {words_of(exc, traced=True)}"), trace_of(exc)
+        except BaseException as exc:  # SystemExit, KeyboardInterrupt and the like are meant to end all: they end the session
+            lost = own = True
+            words = f"{self._name}: the model raised {words_of(exc, traced=True)}, which ends its session"
+            error, trace = BackendFailed(words), trace_of(exc)
+        return Execution(
+            started_ns,
+            self._clock.now_ns(),
+            error=error,
+            session_lost=lost,
+            self_inflicted=own,
+            refused=refused,
+            trace=trace,
+            first_part_ns=job.first_part_ns,
+        )
+
+    def _stream(self, session: Session, job: Job) -> None:
+        """Have an answer given in parts. Raises: RunCancelled, and what the session does."""
+        stream = cast(StreamingSession, session).stream(job.work.concat(), job.work.parameters())
+        with contextlib.closing(stream) as parts:
+            while job.wants_part():
+                outputs = next(parts, None)
+                if outputs is None:
+                    return
+                job.first_part_ns = job.first_part_ns or self._clock.now_ns()
+                self._back.post(self._part_made, job, outputs)
+        raise RunCancelled("nobody waits for the rest of the answer")

@@ -8,14 +8,6 @@ Health is passive. A python model whose process died stays "ready" for Triton, w
 model. A server that cannot be reached loses the session too; it is reopened on the next url that has the model ready.
 
 With several urls, session i begins with url i modulo their number. Each session has a connection of its own.
-
-Cancelling closes the session's channel, and the next call opens another. A blocking call, the cheapest that a thread can make
-(docs/backends.md), cannot be ended in any other way.
-
-A decoupled model's answer is a ModelStreamInfer of its own, read when a part is asked for. What Triton sends ahead of that
-fills gRPC's window (64 KiB, widened to 4 MiB on a fast way), then waits in Triton, which does not hold its model back.
-Such a call is cancelled by itself. p50 of an answer of ten parts (2 cores, Triton 2.51, python backend, loopback, 2026-11):
-1.8 ms by a call without threads, 2.3 ms by gRPC's ordinary one, 2.7 ms by one that may send several requests.
 """
 
 import logging
@@ -23,10 +15,8 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from math import inf, prod
+from math import prod
 from typing import Any
-
-import numpy as np
 
 from backends.base import (
     DEADLINE_NS,
@@ -38,16 +28,15 @@ from backends.base import (
     ModelSpec,
     RunCancelled,
     SessionLost,
-    SpecMismatch,
     Tensors,
     TensorSpec,
-    narrowed,
 )
 from backends.datatypes import NUMPY
-from backends.triton_shared_memory import WORTH_BYTES, Region
+from backends.triton_connection import AnswerInParts, TritonConnection
+from backends.triton_shared_memory import WORTH_BYTES, SessionRegion
+from gateway.errors import InvalidArgument
+from gateway.wire.tensors import tensor_from_bytes, tensor_to_bytes
 
-_PROBE_TIMEOUT_S = 5.0
-_LOAD_TIMEOUT_S = 120.0
 # What Triton answers, as INTERNAL, when a model's process or device is gone; another batch would meet the same.
 _DEAD = ("is not healthy", "CUDA error", "CUDA failure", "device-side assert")
 # What it answers a stream, where no code goes with it, of a model that was unloaded, and when it ends.
@@ -65,13 +54,6 @@ _RESERVED = {
 }
 _FINAL = "triton_final_response"
 _WANTS_FINAL = "triton_enable_empty_final_response"
-_STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
-_OPTIONS = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),  # else sessions of one url would share a connection
-    ("SingleThreadedUnaryStream", 1),
-]
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +116,8 @@ class TritonModel:
 
     def open_session(self, index: int) -> "TritonSession":
         connection = self._connect(index)
-        return TritonSession(self, connection, Region(connection) if self._shared_memory and not self.spec.decoupled else None)
+        region = SessionRegion(connection) if self._shared_memory and not self.spec.decoupled else None
+        return TritonSession(self, connection, region)
 
     def close(self) -> None:
         pass
@@ -143,12 +126,12 @@ class TritonModel:
         """Note that the model's process on this server is gone."""
         self._dead.add(url)
 
-    def _connect(self, index: int) -> "Connection":
+    def _connect(self, index: int) -> TritonConnection:
         """To the first url, counted from the session's own, that has the model ready. Raises: LoadFailed, with every reason."""
         faults = []
         for step in range(len(self._urls)):
             url = self._urls[(index + step) % len(self._urls)]
-            connection = Connection(url, self.model, self.model_version)
+            connection = TritonConnection(url, self.model, self.model_version)
             try:
                 if self._repair:
                     with self._repairs:
@@ -164,173 +147,14 @@ class TritonModel:
         raise LoadFailed("; ".join(faults))
 
 
-class Connection:
-    """A channel to one server. The seam: every gRPC error becomes ours here."""
-
-    def __init__(self, url: str, model: str, model_version: str) -> None:
-        try:
-            import grpc
-            from tritonclient.grpc import service_pb2, service_pb2_grpc
-        except ImportError as exc:
-            raise LoadFailed(f"tritonclient cannot be imported ({exc}): pip install 'tritonclient[grpc]'") from exc
-        self.url = url
-        self.pb = service_pb2
-        self.grpc = grpc
-        self._model = model
-        self._version = model_version
-        self._new_stub = service_pb2_grpc.GRPCInferenceServiceStub
-        self._open()
-
-    def _open(self) -> None:
-        self._channel = self.grpc.insecure_channel(self.url, options=_OPTIONS)
-        self.stub = self._new_stub(self._channel)
-        # One request and then the end of them, whatever the service says: that takes no thread.
-        self.stream_infer = self._channel.unary_stream(
-            _STREAM_INFER, self.pb.ModelInferRequest.SerializeToString, self.pb.ModelStreamInferResponse.FromString
-        )
-
-    def check_ready(self) -> None:
-        request = self.pb.ModelReadyRequest(name=self._model, version=self._version)
-        if not self._ask(self.stub.ModelReady, request).ready:
-            raise LoadFailed(f"triton {self.url}: model {self._model!r} is not ready there")
-
-    def spec(self, declared: ModelSpec) -> ModelSpec:
-        metadata = self._ask(self.stub.ModelMetadata, self.pb.ModelMetadataRequest(name=self._model, version=self._version))
-        config = self._ask(self.stub.ModelConfig, self.pb.ModelConfigRequest(name=self._model, version=self._version)).config
-        optional = {tensor.name for tensor in config.input if tensor.optional}
-        where = f"triton {self.url}: model {self._model!r}"
-
-        def found(tensors: Any) -> tuple[TensorSpec, ...]:
-            unknown = [tensor.name for tensor in tensors if tensor.datatype not in NUMPY]
-            if unknown:
-                raise SpecMismatch(f"{where}: {unknown} are of datatypes that the protocol does not have")
-            return tuple(TensorSpec(t.name, t.datatype, tuple(t.shape), t.name in optional) for t in tensors)
-
-        if config.HasField("sequence_batching"):
-            raise SpecMismatch(f"{where} batches sequences, whose requests must not be batched here")
-        delay_us = config.dynamic_batching.max_queue_delay_microseconds
-        if delay_us:
-            log.warning(
-                "%s waits up to %d µs for batches of its own, after ours: set max_queue_delay_microseconds to 0",
-                where,
-                delay_us,
-            )
-        inputs, outputs = found(metadata.inputs), found(metadata.outputs)
-        max_rows = declared.max_rows
-        if config.max_batch_size and not max_rows:
-            raise SpecMismatch(f"{where} takes batches of up to {config.max_batch_size} rows, but max_rows is 0: set it")
-        if config.max_batch_size:
-            max_rows = min(max_rows, config.max_batch_size)
-        elif max_rows and any(not tensor.shape or tensor.shape[0] != -1 for tensor in (*inputs, *outputs)):
-            raise SpecMismatch(f"{where} has max_batch_size 0 and a tensor without an open first dimension: set max_rows to 0")
-        return ModelSpec(
-            f"triton_{metadata.platform}",
-            narrowed(inputs, declared.inputs, f"{where}: input"),
-            narrowed(outputs, declared.outputs, f"{where}: output"),
-            max_rows,
-            declared.row_sizes,
-            decoupled=config.model_transaction_policy.decoupled,
-        )
-
-    def reload(self) -> None:
-        """Raises: LoadFailed, if the server does not let clients load models, or the model does not load again."""
-        self._ask(self.stub.RepositoryModelUnload, self.pb.RepositoryModelUnloadRequest(model_name=self._model))
-        self._ask(self.stub.RepositoryModelLoad, self.pb.RepositoryModelLoadRequest(model_name=self._model), _LOAD_TIMEOUT_S)
-
-    def register(self, region: str, byte_size: int) -> None:
-        request = self.pb.SystemSharedMemoryRegisterRequest(name=region, key=f"/{region}", offset=0, byte_size=byte_size)
-        self._ask(self.stub.SystemSharedMemoryRegister, request)
-
-    def unregister(self, region: str) -> None:
-        self._ask(self.stub.SystemSharedMemoryUnregister, self.pb.SystemSharedMemoryUnregisterRequest(name=region))
-
-    def infer(self, request: Any, timeout_s: float) -> Any:
-        """Raises: grpc.RpcError, which the session maps: it knows what was asked; RunCancelled."""
-        stub = self.stub
-        try:
-            return stub.ModelInfer(request, timeout=timeout_s)
-        except (self.grpc.RpcError, ValueError) as exc:  # ValueError: the channel was closed before the call began
-            if stub is not self.stub:
-                raise RunCancelled(f"triton {self.url}: the call was cancelled") from exc
-            raise
-
-    def cancel(self) -> None:
-        """From any thread: end the call that is under way."""
-        channel = self._channel
-        self._open()
-        channel.close()
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def _ask(self, call: Any, request: Any, timeout_s: float = _PROBE_TIMEOUT_S) -> Any:
-        try:
-            return call(request, timeout=timeout_s)
-        except self.grpc.RpcError as exc:
-            raise LoadFailed(f"triton {self.url}: {exc.code().name}: {exc.details()}") from exc
-
-
-class _Answer:
-    """The parts of one answer, each read when it is asked for."""
-
-    def __init__(self, call: Any) -> None:
-        """call: of gRPC, just begun."""
-        self.cancelled = False
-        self.late = False
-        self._call = call
-        self._lock = threading.Lock()
-        self._due_s = inf  # `time.monotonic` by which the part that is read must be there
-        self._timer: threading.Timer | None = None
-
-    def read(self, within_s: float) -> Any:
-        """The next response; None: there are no more. within_s: no later than 0. Raises: grpc.RpcError."""
-        with self._lock:
-            self._due_s = time.monotonic() + within_s
-            if self._timer is None:
-                self._watch(within_s)
-        try:
-            return next(self._call, None)
-        finally:
-            self._due_s = inf
-
-    def cancel(self) -> None:
-        """From any thread."""
-        self.cancelled = True
-        self._call.cancel()
-
-    def close(self) -> None:
-        """End the call, if it has not ended."""
-        with self._lock:
-            self._due_s = inf
-            if self._timer is not None:
-                self._timer.cancel()
-        self._call.cancel()
-
-    def _watch(self, seconds: float) -> None:
-        self._timer = threading.Timer(max(0.0, seconds), self._look)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _look(self) -> None:
-        """On the timer's thread. One for all parts: a part is due later than those before it."""
-        with self._lock:
-            self._timer = None
-            left_s = self._due_s - time.monotonic()
-            if 0 < left_s < inf:
-                self._watch(left_s)
-            self.late = left_s <= 0
-        if self.late:
-            self._call.cancel()
-
-
 class TritonSession:
     """region: where large tensors pass; None: everything passes in the messages."""
 
-    def __init__(self, model: TritonModel, connection: Connection, region: Region | None = None) -> None:
+    def __init__(self, model: TritonModel, connection: TritonConnection, region: SessionRegion | None = None) -> None:
         self._model = model
         self._connection = connection
         self._region = region
-        self._answer: _Answer | None = None  # of a decoupled model, while it is given
+        self._answer: AnswerInParts | None = None  # of a decoupled model, while it is given
         self._closed = False
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
@@ -352,7 +176,7 @@ class TritonSession:
         request = self._request(parameters)
         request.parameters[_WANTS_FINAL].bool_param = True
         self._fill(request, inputs)
-        with closing(_Answer(self._connection.stream_infer(request))) as answer:
+        with closing(AnswerInParts(self._connection.stream_infer(request))) as answer:
             self._answer = answer
             try:
                 while (message := self._read(answer, within_s)) is not None:
@@ -367,7 +191,7 @@ class TritonSession:
             finally:
                 self._answer = None
 
-    def _read(self, answer: _Answer, within_s: float) -> Any:
+    def _read(self, answer: AnswerInParts, within_s: float) -> Any:
         """The next message of an answer; None: there are no more. Raises: what `stream` does."""
         try:
             message = answer.read(within_s)
@@ -425,7 +249,7 @@ class TritonSession:
             if self._region is not None and tensor.name in large_in:
                 self._region.take(message, array.shape, array.dtype)[...] = array
             else:
-                request.raw_input_contents.append(_raw(array))
+                request.raw_input_contents.append(bytes(tensor_to_bytes(array)))
         shared: Tensors = {}
         for tensor in spec.outputs:
             message = request.outputs.add(name=tensor.name)
@@ -484,12 +308,6 @@ def _set_parameter(parameter: Any, value: object) -> None:
         parameter.string_param = str(value)
 
 
-def _raw(array: np.ndarray) -> bytes:
-    if array.dtype != NUMPY["BYTES"]:
-        return array.tobytes()
-    return b"".join(len(element).to_bytes(4, "little") + element for element in array.flat)
-
-
 def _outputs(response: Any, shared: Tensors) -> Tensors:
     """Views on the response's bytes, and copies from the region. Raises: ExecutionFailed, if bytes and shape disagree."""
     outputs: Tensors = {}
@@ -501,23 +319,8 @@ def _outputs(response: Any, shared: Tensors) -> Tensors:
         raw = response.raw_output_contents[at]
         at += 1
         try:
-            array = _bytes_elements(raw) if tensor.datatype == "BYTES" else np.frombuffer(raw, NUMPY[tensor.datatype])
-            outputs[tensor.name] = array.reshape(tuple(tensor.shape))
-        except (ValueError, KeyError) as exc:
-            raise ExecutionFailed(
-                f"output {tensor.name!r}: got {len(raw)} bytes for {tensor.datatype} {list(tensor.shape)}"
-            ) from exc
+            outputs[tensor.name] = tensor_from_bytes(tensor.name, tensor.datatype, tuple(tensor.shape), raw)
+        except (InvalidArgument, ValueError) as exc:  # the latter: a size below 0
+            words = f"the {len(raw)} bytes that came are no {tensor.datatype} {list(tensor.shape)}"
+            raise ExecutionFailed(f"output {tensor.name!r}: {words}") from exc
     return outputs
-
-
-def _bytes_elements(raw: bytes) -> np.ndarray:
-    """Elements with their 4-byte lengths in front."""
-    elements: list[bytes] = []
-    at = 0
-    while at < len(raw):
-        size = int.from_bytes(raw[at : at + 4], "little")
-        elements.append(raw[at + 4 : at + 4 + size])
-        at += 4 + size
-    array = np.empty(len(elements), NUMPY["BYTES"])
-    array[:] = elements
-    return array

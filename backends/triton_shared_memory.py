@@ -21,11 +21,11 @@ _IN_USE_S: Final = 60.0  # after which a call that timed out or was cancelled he
 _ABANDONED_AT_MOST: Final = 4  # at once, by choice: each keeps its memory
 
 
-class Region:
+class SessionRegion:
     """Reserved anew for every run; grows by being replaced. Its file is unlinked as soon as the server has it mapped."""
 
     def __init__(self, connection: Any) -> None:
-        """connection: `triton.Connection`, which registers the region."""
+        """connection: `TritonConnection`, which registers the region."""
         self._connection = connection
         self._name = ""
         self._map: mmap.mmap | None = None

@@ -21,7 +21,8 @@ import numpy as np
 import uvloop
 
 from backends.base import ModelSpec, TensorSpec
-from backends.triton import Connection, TritonModel, TritonSession
+from backends.triton import TritonModel, TritonSession
+from backends.triton_connection import TritonConnection
 from gateway.batching.batch import Batch, Part
 from gateway.clock import LoopClock
 from gateway.config import Triton
@@ -70,13 +71,13 @@ async def compare(url: str, sessions: int, width: int, seconds: float, rounds: i
     ways["aio"] = [by_aio(url) for _ in range(sessions)]
     cpu_us: dict[str, list[float]] = {name: [] for name in ways}
     times_ms: dict[str, list[float]] = {name: [] for name in ways}
-    infer = Connection.infer
+    infer = TritonConnection.infer
     for _ in range(rounds):
         for name, calls in ways.items():
             if name == "future":
-                Connection.infer = infer_by_future  # type: ignore[method-assign]  # the way that is compared
+                TritonConnection.infer = infer_by_future  # type: ignore[method-assign]  # the way that is compared
             spent_us, took_ms = await measure(calls, array, seconds)
-            Connection.infer = infer  # type: ignore[method-assign]
+            TritonConnection.infer = infer  # type: ignore[method-assign]
             cpu_us[name].append(spent_us)
             times_ms[name] += took_ms
     for name in ways:
@@ -118,7 +119,7 @@ def by_aio(url: str) -> Call:
     channel = grpc.aio.insecure_channel(url, options=[("grpc.use_local_subchannel_pool", 1)])
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
     model = TritonModel(DECLARED, (url,), "echo", "", 30.0, False, False)
-    message = TritonSession(model, Connection(url, "echo", ""))  # only to build requests as the backend does
+    message = TritonSession(model, TritonConnection(url, "echo", ""))  # only to build requests as the backend does
 
     async def call(array: np.ndarray) -> None:
         request = message._connection.pb.ModelInferRequest(model_name="echo")
@@ -129,7 +130,7 @@ def by_aio(url: str) -> Call:
     return call
 
 
-def infer_by_future(connection: Connection, request: Any, timeout_s: float) -> Any:
+def infer_by_future(connection: TritonConnection, request: Any, timeout_s: float) -> Any:
     return connection.stub.ModelInfer.future(request, timeout=timeout_s).result()
 
 

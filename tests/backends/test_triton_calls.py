@@ -28,6 +28,7 @@ from backends.base import (
 
 TIMEOUT_S = 10.0
 SPEC = ModelSpec("", (TensorSpec("X", "FP32", (-1, 2)),), (TensorSpec("Y", "FP32", (-1, 2)),), 8)
+WORDS = ModelSpec("", (TensorSpec("X", "BYTES", (-1, 2)),), (TensorSpec("Y", "BYTES", (-1, 2)),), 8)
 X = np.array([[1, 2]], np.float32)
 
 
@@ -40,6 +41,8 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.calls: list[service_pb2.ModelInferRequest] = []
         self.left_s: list[float] = []
         self.before_answer: Callable[[], None] = lambda: None
+        self.datatype = "FP32"
+        self.raw: Callable[[bytes], bytes] = lambda given: given  # the bytes of an answer, by those of its input
         self.decoupled = False
         self.parts: list[float | str | None] = []  # of a stream's answer: a value, an error, or the empty end
         self.rows = 1  # of a part
@@ -52,7 +55,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
         def tensor(name: str) -> Any:
-            return service_pb2.ModelMetadataResponse.TensorMetadata(name=name, datatype="FP32", shape=[-1, 2])
+            return service_pb2.ModelMetadataResponse.TensorMetadata(name=name, datatype=self.datatype, shape=[-1, 2])
 
         return service_pb2.ModelMetadataResponse(name=request.name, inputs=[tensor("X")], outputs=[tensor("Y")])
 
@@ -66,8 +69,8 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.left_s.append(context.time_remaining())
         self.before_answer()
         response = service_pb2.ModelInferResponse(model_name=request.model_name)
-        response.outputs.add(name="Y", datatype="FP32", shape=request.inputs[0].shape)
-        response.raw_output_contents.append(request.raw_input_contents[0])
+        response.outputs.add(name="Y", datatype=self.datatype, shape=request.inputs[0].shape)
+        response.raw_output_contents.append(self.raw(request.raw_input_contents[0]))
         return response
 
     def ModelStreamInfer(self, requests: Any, context: Any) -> Any:
@@ -168,6 +171,36 @@ def test_model_version_and_tensors_are_named(double: Double) -> None:
     assert [each.name for each in call.outputs] == ["Y"]
     assert list(call.raw_input_contents) == [X.tobytes()]
     np.testing.assert_array_equal(outputs["Y"], X)
+
+
+def test_words_come_back_as_they_went(double: Double) -> None:
+    double.datatype = "BYTES"
+    words = np.array([[b"a", b""], [b"\xff" * 300, b"\x00"]], object)
+    model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, WORDS)
+    session = model.open_session(0)
+    assert session.run({"X": words}, {})["Y"].tolist() == words.tolist()
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "inputs", "raw"),
+    [
+        (SPEC, X, b"\0" * 7),
+        (WORDS, np.array([[b"ab", b"cd"]], object), b"\2\0\0\0ab\5\0\0\0cd"),  # a length that is not there
+        (WORDS, np.array([[b"ab", b"cd"]], object), b"\2\0\0\0ab\2\0\0\0cd\0"),
+        (WORDS, np.array([[b"ab", b"cd"]], object), b"\2\0\0\0ab\2\0"),
+    ],
+    ids=["numbers", "a word cut off", "one byte more", "a length cut off"],
+)
+def test_bytes_that_are_not_those_of_the_shape_fail_the_run(
+    double: Double, spec: ModelSpec, inputs: np.ndarray, raw: bytes
+) -> None:
+    double.datatype = spec.outputs[0].datatype
+    double.raw = lambda _: raw
+    session = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, spec).open_session(0)
+    with pytest.raises(ExecutionFailed, match=rf"output 'Y': the {len(raw)} bytes that came are no {double.datatype} \[1, 2\]"):
+        session.run({"X": inputs}, {})
+    session.close()
 
 
 def test_a_session_has_a_connection_of_its_own_and_hangs_up_when_it_is_closed(double: Double) -> None:

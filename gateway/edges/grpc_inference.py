@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
-from gateway.engine.lane import OnPart
+from gateway.engine.place import OnPart
 from gateway.errors import GatewayError, NotReady
 from gateway.protocols.grpc import ModelCodec, ReadRegion, head_of, parse
 from gateway.protocols.tensors import LONG_BYTES, TakesLong

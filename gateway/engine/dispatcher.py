@@ -21,8 +21,9 @@ from gateway.batching.batch import Batch
 from gateway.batching.queue import deadline_of
 from gateway.clock import Clock
 from gateway.config import Backend, Model
-from gateway.engine.lane import Lane, OnDone, OnPart, Place
+from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
+from gateway.engine.place import OnDone, OnPart, Place
 from gateway.engine.runner import Execution
 from gateway.errors import BackendFailed, BackendUnreachable, DeadlineExceeded, GatewayError, Overloaded, Unavailable
 from gateway.routing.health import Health

@@ -1,8 +1,7 @@
 """One queue and one runner of one model version on one backend: the only place where a request waits.
 
-Life: open -> submit … -> close. Everything happens on the event loop. Arrivals of one loop tick are stepped together at its
-end, so that requests that came in one read share a batch; ends of batches step at once, so that a free worker never idles for
-a tick.
+Life: open -> submit … -> close. Everything happens on the event loop. A lane has the requests, from their arrival to their
+answer; `runs` has the batches that they are made into.
 
 Whatever is called from here may raise whatever it likes, KeyboardInterrupt included: it is logged, costs at most the requests
 it was called for, which are answered with InternalError, and the lane goes on.
@@ -10,24 +9,24 @@ it was called for, which are answered with InternalError, and the lane goes on.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from backends.base import LastPart, ModelSpec, Tensors, trace_of
+from backends.base import LastPart, ModelSpec, Tensors
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
 from gateway.batching.forecast import Forecast
 from gateway.batching.queue import NEVER, LengthGroup
-from gateway.clock import Clock, Timer
+from gateway.clock import Clock
 from gateway.engine.failure_log import FailureLog
 from gateway.engine.killers import Killers
 from gateway.engine.metrics import LaneGauges, LaneMetrics
+from gateway.engine.place import OnDone, OnPart, Place
 from gateway.engine.runner import BatchRunner, Execution
+from gateway.engine.runs import LaneObserver, Runs
 from gateway.errors import (
     BackendFailed,
     BackendUnreachable,
@@ -42,49 +41,12 @@ from gateway.errors import (
 )
 from gateway.types import InferRequest, InferResponse
 
-OnDone = Callable[[InferResponse | GatewayError | None], None]
-"""Gets a request's one answer or error; None, if its answer was given in parts, and that was the last of them."""
-OnPart = Callable[[InferResponse], None]
-"""Gets each part of the answer of a decoupled model, in order, before OnDone is called."""
-
 _HANDED_OVER = 32  # at once
 _RESERVED_SHARE = 0.2  # of the SLO, at most
 _SMOOTHING = 1 / 16
 _FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
 
 log = logging.getLogger(__name__)
-trace_log = logging.getLogger("gateway.trace")
-
-
-class Place(Protocol):
-    """An accepted request's own place, wherever it is now."""
-
-    def cancel(self) -> None:
-        """Nobody waits for the request any more: out of the queue now, or its result is dropped. on_done gets Cancelled.
-
-        Does nothing once it is answered.
-        """
-        ...
-
-    def taken(self) -> None:
-        """A part of the answer has left for its client: the model may make one more. Does nothing once it is answered."""
-        ...
-
-
-class LaneObserver(Protocol):
-    """Who routes between this lane and others."""
-
-    def executed(self, batch: Batch, execution: Execution, now_ns: int, failed: bool) -> None:
-        """A batch ended; its requests are answered, or run once more, after this."""
-        ...
-
-    def cancelled(self, batch: Batch, now_ns: int) -> None:
-        """A batch was ended early, as nobody waited for it any more."""
-        ...
-
-    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
-        """Whether to give up a request that cannot be served here, or not without running it again: another lane will."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -140,20 +102,24 @@ class Lane:
         self.runner = runner
         self.metrics = metrics
         self.observer: LaneObserver | None = None
+        self.runs = Runs(
+            self,
+            name=name,
+            spec=spec,
+            batcher=batcher,
+            runner=runner,
+            metrics=metrics,
+            clock=clock,
+            call_soon=call_soon,
+            trace=trace,
+            shared=shared,
+        )
         self._clock = clock
-        self._call_soon = call_soon
-        self._trace = trace
         self._shared = shared
         self._waiting: dict[InferRequest, _Waiting] = {}
-        self._running: set[Batch] = set()
-        self._answering: list[Part] = []  # of the batch that has just ended
         self._answering_ns = self._answering_deviation_ns = 0.0
-        self._step_due = False
-        self._timer: Timer | None = None
-        self._timer_at_ns = 0
-        self._overdue_timer: Timer | None = None
-        self._overdue_at_ns = 0
-        self._has_deadlines = False  # a request has come that brought its own
+        self._most_reserved_ns = _RESERVED_SHARE * (batcher.slo_ns or 0)
+        self._reserved_ns = 0
         self._killers = Killers()
         self._failures = FailureLog()
         self._closing = False
@@ -161,10 +127,10 @@ class Lane:
         runner.on_change = self._runner_changed
         metrics.watch(self._gauges)
         if shared is not None:
-            shared.join(self, share_weight)
+            shared.join(self.runs, share_weight)
 
     def __repr__(self) -> str:
-        return f"<Lane {self.name}: {len(self._waiting)} waiting, {len(self._running)} batches running>"
+        return f"<Lane {self.name}: {len(self._waiting)} waiting, {len(self.runs.running)} batches running>"
 
     @property
     def available(self) -> bool:
@@ -179,17 +145,12 @@ class Lane:
     def forecast(self, request: InferRequest, now_ns: int) -> Forecast:
         """When the request would be done, were it submitted now."""
         # While others have all workers, one that nobody here uses still counts as alive: it waits for them.
-        free_slots = self.runner.free_slots or int(not self._running and self.runner.lives)
+        free_slots = self.runner.free_slots or int(not self.runs.running and self.runner.lives)
         if self._shared is None:
             return self.batcher.forecast(request, now_ns, free_slots)
-        free_slots = min(free_slots, max(self._shared.free, int(not self._running)))
+        free_slots = min(free_slots, max(self._shared.free, int(not self.runs.running)))
         forecast = self.batcher.forecast(request, now_ns, free_slots)
         return forecast._replace(wait_ns=max(forecast.wait_ns, self._shared.wait_ns(now_ns)))
-
-    @property
-    def wants_worker(self) -> bool:
-        """Whether something waits and a session is free."""
-        return self.batcher.has_work and self.runner.free_slots > 0
 
     def submit(self, request: InferRequest, on_done: OnDone, on_part: OnPart | None = None) -> Place:
         """Accept a request. on_done gets its one answer or error on the loop, never within this call.
@@ -206,15 +167,11 @@ class Lane:
         now_ns = self._clock.now_ns()
         if self._killers and self._killers.has(request, now_ns):
             raise BackendFailed(f"{self.name}: the same inputs have ended a session of the model less than a minute ago")
-        reserved_ns = self._reserved_ns()
+        reserved_ns = self._reserved_ns
         self.batcher.add(request, now_ns, reserved_ns)
         try:
             place = self._waiting[request] = _Waiting(self, request, on_done, request.rows, reserved_ns, on_part)
-            if request.deadline_ns is not None:
-                self._has_deadlines = True
-            if not self._step_due:
-                self._call_soon(self._step)
-                self._step_due = True
+            self.runs.arrived(request)
         except BaseException:
             self._waiting.pop(request, None)
             self.batcher.cancel(request, reserved_ns)
@@ -229,10 +186,10 @@ class Lane:
         if request not in self._waiting:
             return
         self._end(request, Cancelled("the client cancelled the request"))
-        for batch in self._running:
+        for batch in self.runs.running:
             requests = [part.request for part in batch.parts]
             if request in requests and not any(other in self._waiting for other in requests):
-                self._cancel_run(batch)
+                self.runs.cancel(batch)
 
     def hand_over(self, now_ns: int) -> None:
         """Give up what waits and will be late, as no worker frees before its deadline, to lanes that can still be in time.
@@ -261,32 +218,30 @@ class Lane:
     @property
     def _lives(self) -> bool:
         """Whether a session is there, or will be as soon as it is needed."""
-        return bool(self._running) or self.runner.lives or self.runner.cold
+        return bool(self.runs.running) or self.runner.lives or self.runner.cold
 
     def give_up(self, error: GatewayError) -> None:
         """Answer all that is here with an error, whether it runs or waits; what runs is cancelled where that can be done."""
         for request in list(self._waiting):
             self._end(request, error)
-        for batch in list(self._running):
-            self._cancel_run(batch)
+        for batch in list(self.runs.running):
+            self.runs.cancel(batch)
 
     async def close(self) -> None:
         """Refuse what comes, answer what is here, then free the runner."""
         self._closing = True
         if self._waiting:
             await self._empty.wait()
-        for timer in (self._timer, self._overdue_timer):
-            if timer is not None:
-                timer.cancel()
+        self.runs.stop_timers()
         try:
             await self.runner.close()
         finally:
             self.metrics.watch(None)
             if self._shared is not None:
-                self._shared.leave(self)
+                self._shared.leave(self.runs)
 
     def _gauges(self) -> LaneGauges:
-        live = self.runner.free_slots + len(self._running)
+        running = len(self.runs.running)
         service, lengths = self.batcher.service, self.batcher.lengths
         learned = tuple(
             (str(group.length) if isinstance(group, LengthGroup) else "", rows, expected_s, expected_s * curve.spread)
@@ -296,221 +251,80 @@ class Lane:
             for rows in service.probe_rows
             for expected_s in (curve.expected_ns(rows) / 1e9,)
         )
-        return LaneGauges(self.batcher.queue_rows, self.batcher.queue_requests, live, len(self._running), learned)
-
-    # deciding
-
-    def _step(self) -> None:
-        self._step_due = False
-        try:
-            if self._shared is None:
-                self.start_batches(self.runner.free_slots)
-            else:
-                self._shared.ask(self)
-        except BaseException:
-            log.exception("%s: what waits could not be looked at", self.name)
-
-    def start_batches(self, workers: int) -> list[Batch]:
-        """Answer what is too late and start what the policy decides on, at most so many batches."""
-        now_ns = self._clock.now_ns()
-        free_slots = self.runner.free_slots
-        self.batcher.workers = max(1, free_slots + len(self._running))  # sessions are lost and rebuilt, replicas come and go
-        try:
-            step = self.batcher.step(now_ns, min(workers, free_slots))
-        except BaseException:
-            log.exception("%s: the batching policy failed, what waits is refused", self.name)
-            self._refuse_waiting(InternalError(f"{self.name}: internal error while a batch was formed"))
-            return []
-        for request, error in step.shed:
-            self._answer(request, error)
-        for batch in step.batches:
-            self._start(batch, now_ns)
-        wake_at_ns = step.wake_at_ns
-        # A timer that is set earlier may stay: a step too early is harmless, and setting one costs more.
-        if wake_at_ns is not None and (self._timer is None or wake_at_ns < self._timer_at_ns):
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at_ns = wake_at_ns
-            self._timer = self._clock.call_at(wake_at_ns, self._woken)
-        if self._waiting and self.runner.cold:
-            self.runner.wake()
-        elif self.batcher.has_work and not self.runner.free_slots:
-            self.runner.want()
-        return step.batches
-
-    def _start(self, batch: Batch, now_ns: int) -> None:
-        self._running.add(batch)
-        try:
-            self.metrics.batch_closed(batch)
-            self.runner.start(batch, self._ended, self._part_made if self.spec.decoupled else None)
-        except BaseException:
-            log.exception("%s: a batch could not be started", self.name)
-            error = InternalError(f"{self.name}: internal error while a batch was started")
-            self._call_soon(partial(self._ended, batch, Execution(now_ns, now_ns, error=error)))
-        if self._has_deadlines:
-            self._watch_deadlines(batch.parts)
-
-    def _refuse_waiting(self, error: GatewayError) -> None:
-        """Answer what neither runs nor has just ended."""
-        begun = {part.request for batch in self._running for part in batch.parts}
-        begun.update(part.request for part in self._answering)
-        for request in [request for request in self._waiting if request not in begun]:
-            self._end(request, error)
-
-    def _woken(self) -> None:
-        self._timer = None
-        self._step()
+        live = self.runner.free_slots + running
+        return LaneGauges(self.batcher.queue_rows, self.batcher.queue_requests, live, running, learned)
 
     def _runner_changed(self) -> None:
         if not self.runner.available:
-            self._refuse_waiting(BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0))
+            self.refuse_waiting(BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0))
         elif self._waiting and not self._lives:
             self.hand_over_all(self._clock.now_ns())
-        self._step()
+        self.runs.step()
 
-    # deadlines that pass during a run: those that pass before are the batcher's
+    # what the runs tell
 
-    def _watch_deadlines(self, parts: Iterable[Part]) -> None:
-        deadlines_ns = [part.request.deadline_ns for part in parts if part.request.deadline_ns is not None]
-        if not deadlines_ns:
-            return
-        first_ns = min(deadlines_ns)
-        if self._overdue_timer is not None:
-            if self._overdue_at_ns <= first_ns:
-                return
-            self._overdue_timer.cancel()
-        self._overdue_at_ns = first_ns
-        self._overdue_timer = self._clock.call_at(first_ns, self._answer_overdue)
+    def refuse_waiting(self, error: GatewayError) -> None:
+        """Answer what neither runs nor has just ended."""
+        begun = {part.request for batch in self.runs.running for part in batch.parts}
+        begun.update(part.request for part in self.runs.answering)
+        for request in [request for request in self._waiting if request not in begun]:
+            self._end(request, error)
 
-    def _answer_overdue(self) -> None:
-        """Tell those whose deadline has passed.
+    def overdue(self, batch: Batch, parts: Sequence[Part], now_ns: int) -> list[Part]:
+        """Tell those whose deadline has passed. Gives those that wait on.
 
         The run goes on: others may wait for it, and it cannot be known to be stuck. That of a decoupled model is cancelled.
         """
-        self._overdue_timer = None
-        now_ns = self._clock.now_ns()
-        waited_for = [
-            (batch, part)
-            for batch in self._running
-            for part in batch.parts
-            if (waiting := self._waiting.get(part.request)) is not None and waiting.batch is None
-        ]
-        later = []
-        for batch, part in waited_for:
-            deadline_ns = part.request.deadline_ns
-            if deadline_ns is None or deadline_ns > now_ns:
-                later.append(part)
-            else:
-                limit_ms = (deadline_ns - part.request.arrival_ns) / 1e6
-                self._end(
-                    part.request,
-                    DeadlineExceeded(f"{self.name}: still running at the deadline, {limit_ms:.1f} ms after arrival"),
-                )
-                if self.spec.decoupled:
-                    self._cancel_run(batch)
-        self._watch_deadlines(later)
+        waiting_on = []
+        for part in parts:
+            request = part.request
+            waiting = self._waiting.get(request)
+            if waiting is None or waiting.batch is not None:
+                continue
+            if request.deadline_ns is None or request.deadline_ns > now_ns:
+                waiting_on.append(part)
+                continue
+            limit_ms = (request.deadline_ns - request.arrival_ns) / 1e6
+            late = DeadlineExceeded(f"{self.name}: still running at the deadline, {limit_ms:.1f} ms after arrival")
+            self._end(request, late)
+            if self.spec.decoupled:
+                self.runs.cancel(batch)
+        return waiting_on
 
-    # a part of an answer
-
-    def _part_made(self, batch: Batch, outputs: Tensors) -> None:
+    def part_made(self, batch: Batch, outputs: Tensors) -> None:
         request = batch.parts[0].request
         waiting = self._waiting.get(request)
         if waiting is None:
-            self._cancel_run(batch)  # again: it is over
+            self.runs.cancel(batch)  # again: it is over
             return
         waiting.batch = batch
         if waiting.on_part is None:  # a copy, whose answer nobody reads: that it begins is all that is asked of it
-            self._answer(request, None)
-            self._cancel_run(batch)
+            self.answer(request, None)
+            self.runs.cancel(batch)
             return
         try:
             waiting.on_part(_response(request, outputs))
         except BaseException:
             log.exception("%s: a part of an answer was not taken", self.name)
             self._end(request, InternalError("internal error"))
-            self._cancel_run(batch)
+            self.runs.cancel(batch)
 
-    # a batch ended
-
-    def _ended(self, batch: Batch, execution: Execution) -> None:
-        self._running.discard(batch)
-        now_ns = self._clock.now_ns()
-        error = execution.error
-        pieces: list[Tensors] = []
-        if execution.outputs is not None:
-            try:
-                pieces = batch.split(execution.outputs)
-            except GatewayError as exc:
-                error = exc
-            except BaseException as exc:
-                error = BackendFailed(f"{self.name}: outputs do not fit the batch: {type(exc).__name__}: {exc}")
-                execution = replace(execution, trace=trace_of(exc))
-        try:
-            self._learn(batch, execution, error, now_ns)
-        except BaseException:
-            log.exception("%s: the end of a batch could not be accounted for", self.name)
-        if error is not None:
-            self._failed(batch, execution, error, now_ns)
-        # Before the answers are encoded and written: the worker computes the next batch meanwhile.
-        self._answering = batch.parts if error is None else []
-        self._step()
-        if error is None and self.spec.decoupled:
-            self._answer(batch.parts[0].request, None)
-            self._answering = []
+    def done(self, batch: Batch, pieces: list[Tensors], now_ns: int) -> None:
+        """now_ns: when it had ended."""
+        if self.spec.decoupled:
+            self.answer(batch.parts[0].request, None)
             return
-        for index, (part, outputs) in enumerate(zip(batch.parts, pieces, strict=error is None)):
+        first = True
+        for part, outputs in zip(batch.parts, pieces, strict=True):
             try:
                 self._part_done(part, outputs)
-                if not index:
+                if first:
+                    first = False
                     self._answered(self._clock.now_ns() - now_ns)
             except BaseException as exc:  # no memory for it, or an output that the model leaves out
                 log.exception("%s: the outputs of a request could not be put together", self.name)
                 reason = f"{type(exc).__name__}: {exc}"
                 self._end(part.request, BackendFailed(f"{self.name}: the outputs do not make an answer: {reason}"))
-        self._answering = []
-
-    def _learn(self, batch: Batch, execution: Execution, error: GatewayError | None, now_ns: int) -> None:
-        """Tell all who keep account of batches; first those of whose workers it was one."""
-        if self._shared is not None:
-            self._shared.ended(self, batch, now_ns)
-        # What is promised of a decoupled model is the first part.
-        streamed_ns = execution.streamed_ns
-        computed_ns = execution.finished_ns - streamed_ns - execution.started_ns
-        cancelled = isinstance(error, Cancelled)
-        failed = error is not None and not (cancelled and execution.first_part_ns is not None)
-        self.batcher.finished(batch, now_ns - streamed_ns, computed_ns, not failed)
-        self.metrics.batch_done(batch, execution, now_ns, failed=failed)
-        if self.observer is not None and failed and cancelled:
-            self.observer.cancelled(batch, now_ns)
-        elif self.observer is not None:
-            self.observer.executed(batch, execution, now_ns, failed=failed)
-        if self._trace:
-            trace_log.info(
-                "%s %s started_ms=%.3f computed_ms=%.3f returned_ms=%.3f error=%s",
-                self.name,
-                batch,
-                (execution.started_ns - batch.closed_ns) / 1e6,
-                (execution.finished_ns - execution.started_ns) / 1e6,
-                (now_ns - execution.finished_ns) / 1e6,
-                error,
-            )
-
-    def _answered(self, took_ns: int) -> None:
-        """Learn how long after the return of a batch its first answer is written.
-
-        Only the first, the one with the least time left: each further one takes less to answer than it arrived later, or the
-        process could not keep up with the arrivals at all.
-        """
-        off_ns = min(took_ns, self._most_reserved_ns()) - self._answering_ns
-        self._answering_ns += _SMOOTHING * off_ns
-        self._answering_deviation_ns += _SMOOTHING * (abs(off_ns) - self._answering_deviation_ns)
-
-    def _reserved_ns(self) -> int:
-        # Mean and two deviations, as TCP bounds a round trip (RFC 6298, with four).
-        return round(min(self._answering_ns + 2 * self._answering_deviation_ns, self._most_reserved_ns()))
-
-    def _most_reserved_ns(self) -> float:
-        return _RESERVED_SHARE * (self.batcher.slo_ns or 0)
 
     def _part_done(self, part: Part, outputs: Tensors) -> None:
         request = part.request
@@ -524,9 +338,23 @@ class Lane:
             if waiting.rows_left:
                 return
             outputs = _join(waiting.pieces)
-        self._answer(request, _response(request, outputs))
+        self.answer(request, _response(request, outputs))
 
-    def _failed(self, batch: Batch, execution: Execution, error: GatewayError, now_ns: int) -> None:
+    def _answered(self, took_ns: int) -> None:
+        """Learn how long after the return of a batch its first answer is written, and keep so much of the SLO for it.
+
+        Only the first, the one with the least time left: each further one takes less to answer than it arrived later, or the
+        process could not keep up with the arrivals at all. Kept are mean and two deviations, as TCP bounds a round trip
+        (RFC 6298, with four).
+        """
+        most_ns = self._most_reserved_ns
+        off_ns = (took_ns if took_ns < most_ns else most_ns) - self._answering_ns
+        self._answering_ns += _SMOOTHING * off_ns
+        self._answering_deviation_ns += _SMOOTHING * (abs(off_ns) - self._answering_deviation_ns)
+        reserved_ns = self._answering_ns + 2 * self._answering_deviation_ns
+        self._reserved_ns = round(reserved_ns if reserved_ns < most_ns else most_ns)
+
+    def failed(self, batch: Batch, execution: Execution, error: GatewayError, now_ns: int) -> None:
         """Run each part once more by itself, unless it is to blame: another request, or the session, may have been."""
         lost = execution.session_lost
         alone = len(batch.parts) == 1
@@ -570,6 +398,8 @@ class Lane:
             name, version, own_id = request.model, request.version, shortened(request.id)
             log.error("model %s version %s, request id %r%s: %s", name, version, own_id, others, text)
 
+    # answering
+
     def _end(self, request: InferRequest, error: GatewayError) -> None:
         """Answer with an error; what still waits of the request is not run."""
         waiting = self._waiting.get(request)
@@ -578,15 +408,9 @@ class Lane:
                 self.batcher.cancel(request, waiting.reserved_ns)
         except BaseException:
             log.exception("%s: a request could not be taken out of the queue", self.name)
-        self._answer(request, error)
+        self.answer(request, error)
 
-    def _cancel_run(self, batch: Batch) -> None:
-        try:
-            self.runner.cancel(batch)
-        except BaseException:
-            log.exception("%s: a run could not be cancelled", self.name)
-
-    def _answer(self, request: InferRequest, outcome: InferResponse | GatewayError | None) -> None:
+    def answer(self, request: InferRequest, outcome: InferResponse | GatewayError | None) -> None:
         waiting = self._waiting.pop(request, None)
         if waiting is None:
             return  # a split request, of which another part was refused before

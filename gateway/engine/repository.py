@@ -21,10 +21,11 @@ from gateway.clock import Clock
 from gateway.config import Config, Model, Ragged
 from gateway.engine.descriptions import describe_config, describe_metadata, describe_server, describe_statistics
 from gateway.engine.dispatcher import Dispatcher
-from gateway.engine.lane import Lane, OnDone, OnPart, Place
+from gateway.engine.lane import Lane
 from gateway.engine.lane_opener import LaneOpener, Opened, close_all
 from gateway.engine.long_bodies import LongBodies
 from gateway.engine.metrics import Metrics
+from gateway.engine.place import OnDone, OnPart, Place
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import (
     BackendFailed,

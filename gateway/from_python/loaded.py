@@ -13,7 +13,7 @@ import numpy.typing as npt
 from backends.base import TensorSpec
 from gateway.config import Config
 from gateway.configuring.guess import Example
-from gateway.engine.lane import Place
+from gateway.engine.place import Place
 from gateway.engine.repository import Repository
 from gateway.errors import GatewayError, InvalidArgument, NotReady
 from gateway.from_python.hosted import Hosted, Source, configuration, only

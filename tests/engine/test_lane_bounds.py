@@ -519,16 +519,16 @@ def test_nothing_is_set_aside_where_nothing_is_promised() -> None:
 def test_a_lane_tells_what_waits_and_what_runs() -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock, workers=2, fixed_ns=5 * MS)
-        assert (bench.lane.available, bench.lane.pending, bench.lane.wants_worker) == (True, 0, False)
+        assert (bench.lane.available, bench.lane.pending, bench.lane.runs.wants_worker) == (True, 0, False)
         bench.send("runs")
-        assert bench.lane.wants_worker
+        assert bench.lane.runs.wants_worker
         await bench.pass_ms(1)
         bench.send("runs too", rows=4)
         await bench.pass_ms(1)
         bench.send("waits", rows=3)
         bench.send("waits too")
         await bench.pass_ms(1)
-        assert not bench.lane.wants_worker  # no session is free
+        assert not bench.lane.runs.wants_worker  # no session is free
         assert (bench.lane.available, bench.lane.pending) == (True, 4)
         assert repr(bench.lane) == "<Lane m:1/simulated: 4 waiting, 2 batches running>"
         gauges = ("queue_rows", "queue_requests", "workers", "busy_workers")
@@ -657,10 +657,10 @@ def test_no_more_batches_are_started_than_asked_for_nor_than_sessions_are_free()
         bench = Bench(clock, workers=3)
         for number in range(4):
             bench.send(str(number), rows=4)
-        assert len(bench.lane.start_batches(0)) == 0
-        assert len(bench.lane.start_batches(1)) == 1
-        assert len(bench.lane.start_batches(9)) == 2
-        assert len(bench.lane.start_batches(9)) == 0
+        assert len(bench.lane.runs.start_batches(0)) == 0
+        assert len(bench.lane.runs.start_batches(1)) == 1
+        assert len(bench.lane.runs.start_batches(9)) == 2
+        assert len(bench.lane.runs.start_batches(9)) == 0
 
     simulate(main)
 

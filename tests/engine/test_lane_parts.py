@@ -11,8 +11,9 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
 from gateway.config import Batching
-from gateway.engine.lane import Lane, Place
+from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
+from gateway.engine.place import Place
 from gateway.engine.runner import PARTS_AHEAD, Execution
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, GatewayError, InternalError
 from gateway.types import InferRequest, InferResponse

@@ -8,7 +8,8 @@ import pytest
 
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
-from gateway.engine.lane import Lane, Place
+from gateway.engine.lane import Lane
+from gateway.engine.place import Place
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
 from gateway.types import InferResponse
 from tests.engine.simulated_runner import IN_PARTS, StreamingRunner

@@ -1,0 +1,277 @@
+"""The batches of one lane: when they begin, whose deadlines pass meanwhile, and what is learned when they end.
+
+Arrivals of one loop tick are stepped together at its end, so that requests that came in one read share a batch; ends of batches
+step at once, so that a free worker never idles for a tick.
+
+Whatever is called from here may raise whatever it likes, as in `lane`.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol
+
+from backends.base import ModelSpec, Tensors, trace_of
+from gateway.batching.batch import Batch, Part
+from gateway.batching.batcher import Batcher
+from gateway.batching.fairness import SharedWorkers
+from gateway.clock import Clock, Timer
+from gateway.engine.metrics import LaneMetrics
+from gateway.engine.runner import BatchRunner, Execution
+from gateway.errors import BackendFailed, Cancelled, GatewayError, InternalError
+from gateway.types import InferRequest, InferResponse
+
+_AS_MANY_AS_CAN: Final = 1 << 30
+
+log = logging.getLogger(__name__)
+trace_log = logging.getLogger("gateway.trace")
+
+
+class LaneObserver(Protocol):
+    """Who routes between this lane and others."""
+
+    def executed(self, batch: Batch, execution: Execution, now_ns: int, failed: bool) -> None:
+        """A batch ended; its requests are answered, or run once more, after this."""
+        ...
+
+    def cancelled(self, batch: Batch, now_ns: int) -> None:
+        """A batch was ended early, as nobody waited for it any more."""
+        ...
+
+    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
+        """Whether to give up a request that cannot be served here, or not without running it again: another lane will."""
+        ...
+
+
+class Requests(Protocol):
+    """Those that the batches are made of, until each has its answer: a lane."""
+
+    observer: LaneObserver | None
+
+    @property
+    def pending(self) -> int:
+        """How many have none yet."""
+        ...
+
+    def answer(self, request: InferRequest, outcome: InferResponse | GatewayError | None) -> None: ...
+
+    def refuse_waiting(self, error: GatewayError) -> None:
+        """Answer those that have not begun."""
+        ...
+
+    def overdue(self, batch: Batch, parts: Sequence[Part], now_ns: int) -> list[Part]:
+        """Answer those whose deadline has passed while their batch runs. Gives those that are still to be looked after."""
+        ...
+
+    def part_made(self, batch: Batch, outputs: Tensors) -> None:
+        """A part of the answer to a batch's one request is there."""
+        ...
+
+    def done(self, batch: Batch, pieces: list[Tensors], now_ns: int) -> None:
+        """A batch has ended well. pieces: the outputs of each of its parts."""
+        ...
+
+    def failed(self, batch: Batch, execution: Execution, error: GatewayError, now_ns: int) -> None: ...
+
+
+class Runs:
+    """See the module. `SharedWorkers` knows a lane by this. On the event loop's thread.
+
+    running: the batches that do. answering: the requests of the batch that has just ended well.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        *,
+        name: str,
+        spec: ModelSpec,
+        batcher: Batcher,
+        runner: BatchRunner,
+        metrics: LaneMetrics,
+        clock: Clock,
+        call_soon: Callable[[Callable[[], None]], object],
+        trace: bool,
+        shared: SharedWorkers | None,
+    ) -> None:
+        """All but the first as `Lane` has them."""
+        self.running: set[Batch] = set()
+        self.answering: list[Part] = []
+        self._requests = requests
+        self._name = name
+        self._spec = spec
+        self._batcher = batcher
+        self._runner = runner
+        self._metrics = metrics
+        self._clock = clock
+        self._call_soon = call_soon
+        self._trace = trace
+        self._shared = shared
+        self._step_due = False
+        self._timer: Timer | None = None
+        self._timer_at_ns = 0
+        self._have_deadlines = False  # a request has come that brought its own
+        self._overdue_timer: Timer | None = None
+        self._overdue_at_ns = 0
+
+    def __repr__(self) -> str:
+        return f"<Runs of {self._name}: {len(self.running)} running>"
+
+    @property
+    def wants_worker(self) -> bool:
+        """Whether something waits and a session is free."""
+        return self._batcher.has_work and self._runner.free_slots > 0
+
+    def arrived(self, request: InferRequest) -> None:
+        """A request waits: look at it once this tick of the loop is over."""
+        if request.deadline_ns is not None:
+            self._have_deadlines = True
+        if not self._step_due:
+            self._call_soon(self.step)
+            self._step_due = True
+
+    def stop_timers(self) -> None:
+        for timer in (self._timer, self._overdue_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def cancel(self, batch: Batch) -> None:
+        try:
+            self._runner.cancel(batch)
+        except BaseException:
+            log.exception("%s: a run could not be cancelled", self._name)
+
+    # beginning
+
+    def step(self) -> None:
+        """Look at what waits, now."""
+        self._step_due = False
+        try:
+            if self._shared is None:
+                self.start_batches(_AS_MANY_AS_CAN)
+            else:
+                self._shared.ask(self)
+        except BaseException:
+            log.exception("%s: what waits could not be looked at", self._name)
+
+    def start_batches(self, workers: int) -> list[Batch]:
+        """Answer what is too late and start what the policy decides on, at most so many batches."""
+        now_ns = self._clock.now_ns()
+        runner, batcher = self._runner, self._batcher
+        free_slots = runner.free_slots
+        batcher.workers = free_slots + len(self.running) or 1  # sessions are lost and rebuilt, replicas come and go
+        try:
+            batches, shed, wake_at_ns = batcher.step(now_ns, free_slots if free_slots < workers else workers)
+        except BaseException:
+            log.exception("%s: the batching policy failed, what waits is refused", self._name)
+            self._requests.refuse_waiting(InternalError(f"{self._name}: internal error while a batch was formed"))
+            return []
+        for request, error in shed:
+            self._requests.answer(request, error)
+        for batch in batches:
+            self._start(batch, now_ns)
+        # A timer that is set earlier may stay: a step too early is harmless, and setting one costs more.
+        if wake_at_ns is not None and (self._timer is None or wake_at_ns < self._timer_at_ns):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at_ns = wake_at_ns
+            self._timer = self._clock.call_at(wake_at_ns, self._woken)
+        if runner.cold and self._requests.pending:
+            runner.wake()
+        elif batcher.has_work and not runner.free_slots:
+            runner.want()
+        return batches
+
+    def _start(self, batch: Batch, now_ns: int) -> None:
+        self.running.add(batch)
+        try:
+            self._metrics.batch_closed(batch)
+            self._runner.start(batch, self._ended, self._requests.part_made if self._spec.decoupled else None)
+        except BaseException:
+            log.exception("%s: a batch could not be started", self._name)
+            error = InternalError(f"{self._name}: internal error while a batch was started")
+            self._call_soon(partial(self._ended, batch, Execution(now_ns, now_ns, error=error)))
+        if self._have_deadlines:
+            self._expect_deadlines(batch.parts)
+
+    def _woken(self) -> None:
+        self._timer = None
+        self.step()
+
+    # deadlines that pass during a run: those that pass before are the batcher's
+
+    def _expect_deadlines(self, parts: Iterable[Part]) -> None:
+        deadlines_ns = [part.request.deadline_ns for part in parts if part.request.deadline_ns is not None]
+        if not deadlines_ns:
+            return
+        first_ns = min(deadlines_ns)
+        if self._overdue_timer is not None:
+            if self._overdue_at_ns <= first_ns:
+                return
+            self._overdue_timer.cancel()
+        self._overdue_at_ns = first_ns
+        self._overdue_timer = self._clock.call_at(first_ns, self._deadline_passed)
+
+    def _deadline_passed(self) -> None:
+        self._overdue_timer = None
+        now_ns = self._clock.now_ns()
+        self._expect_deadlines(
+            [part for batch in list(self.running) for part in self._requests.overdue(batch, batch.parts, now_ns)]
+        )
+
+    # ending
+
+    def _ended(self, batch: Batch, execution: Execution) -> None:
+        self.running.discard(batch)
+        now_ns = self._clock.now_ns()
+        error = execution.error
+        pieces: list[Tensors] = []
+        if execution.outputs is not None:
+            try:
+                pieces = batch.split(execution.outputs)
+            except GatewayError as exc:
+                error = exc
+            except BaseException as exc:
+                error = BackendFailed(f"{self._name}: outputs do not fit the batch: {type(exc).__name__}: {exc}")
+                execution = replace(execution, trace=trace_of(exc))
+        try:
+            self._learn(batch, execution, error, now_ns)
+        except BaseException:
+            log.exception("%s: the end of a batch could not be accounted for", self._name)
+        if error is not None:
+            self._requests.failed(batch, execution, error, now_ns)
+            self.step()
+            return
+        # Before the answers are encoded and written: the worker computes the next batch meanwhile.
+        self.answering = batch.parts
+        self.step()
+        self._requests.done(batch, pieces, now_ns)
+        self.answering = []
+
+    def _learn(self, batch: Batch, execution: Execution, error: GatewayError | None, now_ns: int) -> None:
+        """Tell all who keep account of batches; first those of whose workers it was one."""
+        if self._shared is not None:
+            self._shared.ended(self, batch, now_ns)
+        # What is promised of a decoupled model is the first part.
+        streamed_ns = execution.streamed_ns
+        computed_ns = execution.finished_ns - streamed_ns - execution.started_ns
+        cancelled = isinstance(error, Cancelled)
+        failed = error is not None and not (cancelled and execution.first_part_ns is not None)
+        self._batcher.finished(batch, now_ns - streamed_ns, computed_ns, not failed)
+        self._metrics.batch_done(batch, execution, now_ns, failed=failed)
+        observer = self._requests.observer
+        if observer is not None and failed and cancelled:
+            observer.cancelled(batch, now_ns)
+        elif observer is not None:
+            observer.executed(batch, execution, now_ns, failed=failed)
+        if self._trace:
+            trace_log.info(
+                "%s %s started_ms=%.3f computed_ms=%.3f returned_ms=%.3f error=%s",
+                self._name,
+                batch,
+                (execution.started_ns - batch.closed_ns) / 1e6,
+                (execution.finished_ns - execution.started_ns) / 1e6,
+                (now_ns - execution.finished_ns) / 1e6,
+                error,
+            )

@@ -11,12 +11,12 @@ what waits. Nothing here waits or reads a clock.
 
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
-from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple
 
-from gateway.batching.batch import Batch, Padding, Part, bucket_of, ragged_length
+from gateway.batching.batch import Batch, Padding, Part
 from gateway.batching.forecast import Forecast, first_free_ns, forecast
+from gateway.batching.groups import Groups
 from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
@@ -24,10 +24,7 @@ from gateway.config import Ragged
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded, TooLarge
 from gateway.types import InferRequest
 
-_EMPTY_QUEUES_KEPT = 64
 _new: Final = tuple.__new__  # a NamedTuple at half the price, where every request pays it
-_LENGTHS: Final = tuple(round(8 * 2 ** (step / 3)) for step in range(43))
-"""Bucket edges for models that take any length: a batch then wastes a fifth at most."""
 
 
 class Step(NamedTuple):
@@ -75,12 +72,12 @@ class Batcher:
         self._slo_ns = slo_ns
         self._ragged = ragged
         self._limits = BatchLimits(self._max_rows, row_sizes, slo_ns)
-        self._by_length = policy.by_length and ragged is not None
+        self._groups = Groups(ragged, by_length=policy.by_length)
+        self._by_length = self._groups.by_length
         policy.bind(self._limits)
         self._own_service = None if policy.service else ServiceModel(self._max_rows, row_sizes)
 
         self._state = State(workers)
-        self._requests = 0
         self._sequence = 0
         self._expires_ns = NEVER  # nothing that waits expires before; raised to what does once that has passed
         self._retries: deque[Part] = deque()
@@ -88,7 +85,7 @@ class Batcher:
         self._row_ns = 0.0  # service time per row, averaged; 0: nothing has run yet
 
     def __repr__(self) -> str:
-        return f"Batcher(requests={self._requests}, rows={self._state.rows}, in_flight={len(self._state.in_flight)})"
+        return f"Batcher(requests={self._state.requests}, rows={self._state.rows}, in_flight={len(self._state.in_flight)})"
 
     @property
     def slo_ns(self) -> int | None:
@@ -110,7 +107,7 @@ class Batcher:
     @property
     def lengths(self) -> tuple[int, ...]:
         """The buckets of ragged lengths, by their upper edges. Beyond the last, each length that comes is one of its own."""
-        return (self._ragged.buckets if self._ragged is not None else ()) or _LENGTHS
+        return self._groups.lengths
 
     def probe(self, request: InferRequest, now_ns: int) -> Batch:
         """A batch of this request alone, to be run before traffic: it passes the queue by, and `finished` need not know."""
@@ -122,7 +119,7 @@ class Batcher:
             reason="probe",
             closed_ns=now_ns,
             oldest_ns=now_ns,
-            group=self._group_of(request),
+            group=self._groups.of(request),
             ragged=self._ragged,
             batched=self._batched,
         )
@@ -140,19 +137,17 @@ class Batcher:
     @property
     def queue_requests(self) -> int:
         """Requests of which something waits, retries not counted."""
-        return self._requests
+        return self._state.requests
 
     @property
     def has_work(self) -> bool:
         """Whether anything waits to be run or answered."""
-        return bool(self._requests or self._retries or self._displaced)
+        return bool(self._state.requests or self._retries or self._displaced)
 
     @property
     def oldest_ns(self) -> int | None:
         """Arrival of the oldest request that waits."""
-        if not self._requests:
-            return None
-        return min(queue.oldest_ns for queue in self._state.queues.values())
+        return self._state.oldest_ns if self._state.requests else None
 
     @property
     def workers(self) -> int:
@@ -190,10 +185,10 @@ class Batcher:
                 self._retry_after_s(),
             )
         # The shortest way for what nearly all are: alike in shape, with a deadline, of the default class.
-        group = self._group_of(request) if self._by_length else request.shape_key
+        group = self._groups.of(request) if self._by_length else request.shape_key
         queue = state.queues.get(group)
         if queue is None:
-            queue = self._new_queue(group)
+            queue = state.new_queue(group)
         self._sequence = sequence = self._sequence + 1
         plain = not request.priority and deadline_ns != NEVER
         key = deadline_ns if plain else virtual_deadline(request, deadline_ns)
@@ -202,7 +197,7 @@ class Batcher:
             self._expires_ns = deadline_ns
         state.rows += rows
         state.reserved_ns = reserved_ns
-        self._requests += 1
+        state.requests += 1
         self._policy.arrived(queue, rows, now_ns)
 
     def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
@@ -210,15 +205,9 @@ class Batcher:
 
         reserved_ns: as it was added.
         """
-        queue = self._state.queues.get(self._group_of(request))
-        rows = 0
-        if queue is not None:
-            key = virtual_deadline(request, deadline_of(request, self._slo_ns, reserved_ns))
-            rows = queue.remove(request, None if request.rows > self._max_rows else key)
-        if rows:
-            self._state.rows -= rows
-            self._requests -= 1
-        elif self._displaced:
+        key = virtual_deadline(request, deadline_of(request, self._slo_ns, reserved_ns))
+        rows = self._state.remove(self._groups.of(request), request, None if request.rows > self._max_rows else key)
+        if not rows and self._displaced:
             kept_out = [entry for entry in self._displaced if entry[0] is not request]
             if len(kept_out) < len(self._displaced):
                 self._displaced = kept_out
@@ -237,7 +226,8 @@ class Batcher:
 
     def step(self, now_ns: int, free_slots: int) -> Step:
         """Decide what runs now. free_slots: batches that can start at once."""
-        if not self._requests and not self._retries and not self._displaced:
+        state = self._state
+        if not state.requests and not self._retries and not self._displaced:
             return NOTHING
         batches: list[Batch] = []
         shed: list[tuple[InferRequest, GatewayError]] = []
@@ -250,16 +240,16 @@ class Batcher:
             while self._retries and free_slots > len(batches):
                 self._run_retry(now_ns, batches)
             free_slots -= len(batches)
-            while free_slots > 0 and self._requests:
+            while free_slots > 0 and state.requests:
                 wake_at_ns = self._close_one(now_ns, free_slots, batches, shed)
                 if wake_at_ns:
                     break
                 free_slots -= 1
         except BaseException:
             for batch in batches:  # of a policy that failed: nobody will run them
-                self._state.in_flight.pop(batch, None)
+                state.in_flight.pop(batch, None)
             raise
-        if not self._requests and not self._retries:
+        if not state.requests and not self._retries:
             self._expires_ns = NEVER
             return _new(Step, (batches, shed, None))
         if not wake_at_ns or wake_at_ns > self._expires_ns:
@@ -303,7 +293,7 @@ class Batcher:
     def forecast(self, request: InferRequest, now_ns: int, free_slots: int) -> Forecast:
         """When the request would be done, were it added now. free_slots: batches that could start at once."""
         rows = request.rows if self._batched else 1
-        return forecast(self.service, self._state, self._group_of(request), rows, now_ns, free_slots, self._slo_ns)
+        return forecast(self.service, self._state, self._groups.of(request), rows, now_ns, free_slots, self._slo_ns)
 
     def wait_ns(self, now_ns: int, free_slots: int) -> float:
         """How long until a worker is predicted to be free; 0: one is, or none lives."""
@@ -324,26 +314,9 @@ class Batcher:
                     found.append(request)
         return found
 
-    def _group_of(self, request: InferRequest) -> Hashable:
-        if not self._by_length or self._ragged is None:
-            return request.shape_key
-        length = ragged_length(request, self._ragged)
-        return LengthGroup(request.shape_key, bucket_of(length, self._ragged.buckets or _LENGTHS))
-
-    def _new_queue(self, group: Hashable) -> Queue:
-        queues = self._state.queues
-        if len(queues) >= _EMPTY_QUEUES_KEPT:  # clients choose shapes, and could choose many
-            for key in [key for key, queue in queues.items() if not queue.entries]:
-                del queues[key]
-        queue = queues[group] = Queue(group)
-        return queue
-
     def _expire(self, now_ns: int, shed: list[tuple[InferRequest, GatewayError]]) -> None:
-        for queue in self._state.queues.values():
-            for _, _, deadline_ns, rows, request in queue.expired(now_ns) if queue.entries else ():
-                self._state.rows -= rows
-                self._requests -= 1
-                shed.append((request, _too_late(request, deadline_ns, now_ns)))
+        for _, _, deadline_ns, _, request in self._state.take_expired(now_ns):
+            shed.append((request, _too_late(request, deadline_ns, now_ns)))
         told = {request for request, _ in shed} if self._retries else ()
         for request in {part.request: None for part in self._retries}:
             deadline_ns = deadline_of(request, self._slo_ns)
@@ -351,23 +324,13 @@ class Batcher:
                 self.cancel(request)
                 if request not in told:  # else other rows of it waited as well
                     shed.append((request, _too_late(request, deadline_ns, now_ns)))
-        self._expires_ns = min(
-            [
-                *(queue.least_deadline_ns for queue in self._state.queues.values()),
-                *(deadline_of(part.request, self._slo_ns) for part in self._retries),
-            ],
-            default=NEVER,
-        )
+        retries_ns = [deadline_of(part.request, self._slo_ns) for part in self._retries]
+        self._expires_ns = min([self._state.least_deadline_ns, *retries_ns])
 
     def _shed(self, queue: Queue, entries: Sequence[Entry], shed: list[tuple[InferRequest, GatewayError]]) -> None:
         retry_after_s = self._retry_after_s()
         for entry in entries:
-            if queue.entries[0] is entry:
-                queue.pop()
-            else:
-                queue.remove_entry(entry)
-            self._state.rows -= entry[3]
-            self._requests -= 1
+            self._state.drop(queue, entry)
             message = f"model '{entry[4].model}': overloaded, the request would have been answered after its deadline"
             shed.append((entry[4], Overloaded(message, retry_after_s)))
 
@@ -379,7 +342,7 @@ class Batcher:
         priority = class_of(request)
         missing = self._state.rows + rows - self._max_queue_rows
         given_up: list[InferRequest] = []
-        for _, _, _, waiting, other in merge(*(queue.below(priority) for queue in self._state.queues.values()), reverse=True):
+        for _, _, _, waiting, other in self._state.below(priority):
             if waiting == other.rows or not self._batched:
                 given_up.append(other)
                 missing -= waiting
@@ -396,7 +359,7 @@ class Batcher:
 
     def _run_retry(self, now_ns: int, batches: list[Batch]) -> None:
         part = self._retries.popleft()
-        self._dispatch([part], part.rows, "retry", now_ns, self._group_of(part.request), 0, batches)
+        self._dispatch([part], part.rows, "retry", now_ns, self._groups.of(part.request), 0, batches)
 
     def _close(self, queue: Queue, decision: Decision, now_ns: int, batches: list[Batch]) -> None:
         parts: list[Part] = []
@@ -416,14 +379,14 @@ class Batcher:
 
     def _take(self, queue: Queue, limit: int, parts: list[Part]) -> int:
         """Move requests from the front into parts, `limit` rows at most; but one whole request if there are no parts yet."""
-        entries = queue.entries
+        entries, state = queue.entries, self._state
         # Of requests in one bucket of lengths, none is padded by more than the model's buckets ask for.
         padding = Padding(self._ragged, parts) if self._ragged is not None and (parts or not self._by_length) else None
         if queue.rows == len(entries) and self._batched and padding is None:  # one row each, as mostly
             taken = queue.pop_many(limit) if len(entries) > 1 else (queue.pop(),)
             for _, _, _, _, request in taken:
                 parts.append(_new(Part, (request, request.rows - 1, 1)))
-            self._requests -= len(taken)
+            state.requests -= len(taken)
             return len(taken)
         rows = 0
         while entries and rows < limit:
@@ -439,7 +402,7 @@ class Batcher:
                 break
             if rest == waiting:
                 queue.pop()
-                self._requests -= 1
+                state.requests -= 1
             else:
                 # What is left of a large one lets those pass that came meanwhile, until it is the last of it.
                 self._sequence += 1

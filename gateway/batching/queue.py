@@ -8,6 +8,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from heapq import merge
 from typing import NamedTuple
 
 from gateway.batching.batch import Batch
@@ -25,6 +26,7 @@ PATIENCE_NS = 1_000_000_000
 
 _DEFAULT_PRIORITY = 2
 _LOWEST_PRIORITY = 4
+_EMPTY_QUEUES_KEPT = 64
 
 
 def deadline_of(request: InferRequest, slo_ns: int | None, reserved_ns: int = 0) -> int:
@@ -236,13 +238,64 @@ class BatchLimits:
 
 
 class State:
-    """What a policy may look at: all queues of the lane and the batches that run. reserved_ns: of the last request's SLO."""
+    """What a policy may look at: all queues of the lane and the batches that run. reserved_ns: of the last request's SLO.
 
-    __slots__ = ("in_flight", "queues", "reserved_ns", "rows", "workers")
+    rows, requests: what waits in the queues. Who changes a queue by itself keeps them true.
+    """
+
+    __slots__ = ("in_flight", "queues", "requests", "reserved_ns", "rows", "workers")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.queues: dict[Hashable, Queue] = {}
         self.in_flight: dict[Batch, None] = {}
         self.rows = 0
+        self.requests = 0
         self.reserved_ns = 0
+
+    def new_queue(self, group: Hashable) -> Queue:
+        queues = self.queues
+        if len(queues) >= _EMPTY_QUEUES_KEPT:  # clients choose shapes, and could choose many
+            for key in [key for key, queue in queues.items() if not queue.entries]:
+                del queues[key]
+        queue = queues[group] = Queue(group)
+        return queue
+
+    def remove(self, group: Hashable, request: InferRequest, key: int | None) -> int:
+        """As `Queue.remove`."""
+        queue = self.queues.get(group)
+        rows = queue.remove(request, key) if queue is not None else 0
+        if rows:
+            self.rows -= rows
+            self.requests -= 1
+        return rows
+
+    def drop(self, queue: Queue, entry: Entry) -> None:
+        """Take out an entry that is in this queue."""
+        if queue.entries[0] is entry:
+            queue.pop()
+        else:
+            queue.remove_entry(entry)
+        self.rows -= entry[3]
+        self.requests -= 1
+
+    def take_expired(self, now_ns: int) -> list[Entry]:
+        """Take out those whose deadline has passed."""
+        late = [entry for queue in self.queues.values() if queue.entries for entry in queue.expired(now_ns)]
+        self.rows -= sum(entry[3] for entry in late)
+        self.requests -= len(late)
+        return late
+
+    def below(self, priority: int) -> Iterator[Entry]:
+        """Those of a lower class than that, the last in line first."""
+        return merge(*(queue.below(priority) for queue in self.queues.values()), reverse=True)
+
+    @property
+    def least_deadline_ns(self) -> int:
+        """When the first of those that wait will expire; `NEVER` if nothing does."""
+        return min([queue.least_deadline_ns for queue in self.queues.values()], default=NEVER)
+
+    @property
+    def oldest_ns(self) -> int:
+        """The earliest arrival; `NEVER` if nothing waits."""
+        return min([queue.oldest_ns for queue in self.queues.values()], default=NEVER)

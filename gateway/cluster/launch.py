@@ -172,13 +172,13 @@ class _Head:
 
     def watch(self, name: str, address: str, *, own: bool) -> None:
         """Log when it is gone, and, if the cluster is this process's own, so that no other comes, end as by a signal."""
-        threading.Thread(target=self._watch, args=(name, address, own), name=f"watch {name}", daemon=True).start()
+        threading.Thread(target=self._hold_connections, args=(name, address, own), name=f"watch {name}", daemon=True).start()
 
     def forget(self) -> None:
         """What ends from now on is meant to."""
         self._over.set()
 
-    def _watch(self, name: str, address: str, own: bool) -> None:
+    def _hold_connections(self, name: str, address: str, own: bool) -> None:
         while not self._over.is_set():
             if own and self.lost:  # as another watch has told
                 return

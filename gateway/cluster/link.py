@@ -200,7 +200,7 @@ class Link:
         if self._channel is not None and self._channel.is_open and not self.no_channel:
             future = call.send(self._channel, frame)
             if self._watchdog is None:
-                self._watch(timeout_s)
+                self._set_watchdog(timeout_s)
         else:
             future = asyncio.get_running_loop().create_task(self._by_serve(b"".join(frame), timeout_s))
         self._calls.add(call)
@@ -238,11 +238,11 @@ class Link:
         asyncio.get_running_loop().call_soon(self._end, call, LinkLost(why))
         call.drop()
 
-    def _watch(self, in_s: float) -> None:
+    def _set_watchdog(self, in_s: float) -> None:
         # One timer for all calls: one for each would cost more than its call.
-        self._watchdog = asyncio.get_running_loop().call_later(in_s, self._look)
+        self._watchdog = asyncio.get_running_loop().call_later(in_s, self._give_up_late)
 
-    def _look(self) -> None:
+    def _give_up_late(self) -> None:
         self._watchdog = None
         now_s = asyncio.get_running_loop().time()
         for call in [call for call in self._calls if call.due_s <= now_s]:
@@ -250,7 +250,7 @@ class Link:
             self._doubt()
         due_s = min((call.due_s for call in self._calls), default=math.inf)
         if self._calls:
-            self._watch(min(max(due_s - now_s, _LOOK_S), _LOOK_MOST_S))
+            self._set_watchdog(min(max(due_s - now_s, _LOOK_S), _LOOK_MOST_S))
 
     def _doubt(self) -> None:
         """Send nothing there, though the lane may try again at once, until the replica is known to answer."""

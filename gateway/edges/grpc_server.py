@@ -52,7 +52,7 @@ class GrpcServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: set[InferStream] = set()
         self._watches: set[HealthWatch] = set()
-        self._looking: asyncio.TimerHandle | None = None
+        self._next_look: asyncio.TimerHandle | None = None
         self._ready = False  # as watchers were told
         self._listener: asyncio.Server | None = None
         self._calls = self._table()
@@ -137,7 +137,7 @@ class GrpcServer:
         parse_check = parser(health_pb2.HealthCheckRequest)
         calls[f"/{_HEALTH}/Check".encode()] = self._unary(parse_check, check)
         calls[f"/{_HEALTH}/Watch".encode()] = lambda call: call.listen(
-            HealthWatch(call, parse_check, self._watch, self._watches.discard)
+            HealthWatch(call, parse_check, self._begin_watch, self._watches.discard)
         )
         services = reflection.ReflectionServicer((_SERVICE, _HEALTH, *_REFLECTION))
         for service in _REFLECTION:
@@ -150,19 +150,19 @@ class GrpcServer:
             return states(status=states.SERVICE_UNKNOWN)
         return states(status=states.SERVING if self._repository.ready() else states.NOT_SERVING)
 
-    def _watch(self, watch: HealthWatch) -> None:
+    def _begin_watch(self, watch: HealthWatch) -> None:
         watch.tell(self._health(watch.service))
         self._watches.add(watch)
         self._tell_watches()
-        if self._looking is None:
-            self._look()
+        if self._next_look is None:
+            self._follow_health()
 
-    def _look(self) -> None:
+    def _follow_health(self) -> None:
         """See what has changed. On a timer while there are watchers: sessions come and go without a word to listeners."""
-        self._looking = None
+        self._next_look = None
         self._tell_watches()
         if self._watches:
-            self._looking = asyncio.get_running_loop().call_later(_WATCH_S, self._look)
+            self._next_look = asyncio.get_running_loop().call_later(_WATCH_S, self._follow_health)
 
     def _tell_watches(self) -> None:
         ready = self._repository.ready()

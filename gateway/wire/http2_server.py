@@ -109,7 +109,7 @@ class ServerConnection(Connection):
         self.next_due = inf  # no later than any of these
         self._preface_due = self._due_in(bounds.header_timeout_s)
         self._frame_due = inf  # while a frame or header block is here in part
-        self._look_due = self._due_in(bounds.body_timeout_s)
+        self._idle_look_due = self._due_in(bounds.body_timeout_s)
         self._leave_due = inf  # after it was said
         self._quiet_since = self._now()
         self._asked = False  # whether the client is there
@@ -155,9 +155,9 @@ class ServerConnection(Connection):
             if now < due:
                 break
             self._give_up(stream, CANCEL)
-        if now >= self._look_due:
-            self._look_due = now + self._bounds.body_timeout_s
-            self._look(now)
+        if now >= self._idle_look_due:
+            self._idle_look_due = now + self._bounds.body_timeout_s
+            self._end_idle(now)
         if now >= self._leave_due:
             self._leave_due = inf
             self.drain()
@@ -167,11 +167,11 @@ class ServerConnection(Connection):
             self._preface_due if self._expected else inf,
             self._frame_due,
             next(iter(self._stalled.values()), inf),
-            self._look_due,
+            self._idle_look_due,
             self._leave_due,
         )
 
-    def _look(self, now: float) -> None:
+    def _end_idle(self, now: float) -> None:
         """See who has not stirred since the last look."""
         if self.write_paused or self.unsent:  # what waits to be sent has a time of its own, and nobody is read meanwhile
             self.heard = True

@@ -1,0 +1,31 @@
+"""Which requests of a lane may share a batch: those of one group, which wait in one queue."""
+
+from collections.abc import Hashable
+from typing import Final
+
+from gateway.batching.batch import bucket_of, ragged_length
+from gateway.batching.queue import LengthGroup
+from gateway.config import Ragged
+from gateway.types import InferRequest
+
+_LENGTHS: Final = tuple(round(8 * 2 ** (step / 3)) for step in range(43))
+"""Bucket edges for models that take any length: a batch then wastes a fifth at most."""
+
+
+class Groups:
+    """Alike in shape; and where it is wanted, also in length, up to a bucket."""
+
+    def __init__(self, ragged: Ragged | None, *, by_length: bool) -> None:
+        """ragged: None, for a model whose requests have no length."""
+        self._ragged = ragged
+        self.by_length = by_length and ragged is not None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The buckets by their upper edges. Beyond the last, each length that comes is one of its own."""
+        return (self._ragged.buckets if self._ragged is not None else ()) or _LENGTHS
+
+    def of(self, request: InferRequest) -> Hashable:
+        if not self.by_length:
+            return request.shape_key
+        return LengthGroup(request.shape_key, bucket_of(ragged_length(request, self._ragged), self.lengths))

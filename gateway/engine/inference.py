@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from gateway.engine.place import OnPart, Place
 from gateway.engine.metrics import EndpointMetrics
+from gateway.engine.place import OnPart, Place
 from gateway.engine.repository import Repository, ServedModel
 from gateway.errors import Cancelled, GatewayError, InternalError, Unsupported
 from gateway.types import InferRequest, InferResponse, RegionRef

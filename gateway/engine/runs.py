@@ -102,7 +102,7 @@ class Runs:
         self._name = name
         self._spec = spec
         self._batcher = batcher
-        self._runner = runner
+        self.runner = runner
         self._metrics = metrics
         self._clock = clock
         self._call_soon = call_soon
@@ -121,7 +121,7 @@ class Runs:
     @property
     def wants_worker(self) -> bool:
         """Whether something waits and a session is free."""
-        return self._batcher.has_work and self._runner.free_slots > 0
+        return self._batcher.has_work and self.runner.free_slots > 0
 
     def arrived(self, request: InferRequest) -> None:
         """A request waits: look at it once this tick of the loop is over."""
@@ -138,7 +138,7 @@ class Runs:
 
     def cancel(self, batch: Batch) -> None:
         try:
-            self._runner.cancel(batch)
+            self.runner.cancel(batch)
         except BaseException:
             log.exception("%s: a run could not be cancelled", self._name)
 
@@ -158,7 +158,7 @@ class Runs:
     def start_batches(self, workers: int) -> list[Batch]:
         """Answer what is too late and start what the policy decides on, at most so many batches."""
         now_ns = self._clock.now_ns()
-        runner, batcher = self._runner, self._batcher
+        runner, batcher = self.runner, self._batcher
         free_slots = runner.free_slots
         batcher.workers = free_slots + len(self.running) or 1  # sessions are lost and rebuilt, replicas come and go
         try:
@@ -187,7 +187,7 @@ class Runs:
         self.running.add(batch)
         try:
             self._metrics.batch_closed(batch)
-            self._runner.start(batch, self._ended, self._requests.part_made if self._spec.decoupled else None)
+            self.runner.start(batch, self._ended, self._requests.part_made if self._spec.decoupled else None)
         except BaseException:
             log.exception("%s: a batch could not be started", self._name)
             error = InternalError(f"{self._name}: internal error while a batch was started")

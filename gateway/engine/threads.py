@@ -4,7 +4,6 @@ They are daemons: the loop's own executor would keep the process from ending whi
 """
 
 import asyncio
-import functools
 import os
 import threading
 from collections.abc import Callable
@@ -26,9 +25,9 @@ class WayBack:
         """Have the loop call back."""
         if os.getpid() != self._pid:
             os._exit(1)  # the model forked, and this is the copy, cut off here: only the original answers
-        try:
+        try:  # noqa: SIM105  # `suppress` takes 0.3 µs of every batch
             self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # noqa: SIM105  # `suppress` takes 0.3 µs of every batch
+        except RuntimeError:
             pass  # the loop is closed: nobody waits any more
 
     def settle(self, future: "asyncio.Future[T]", result: T) -> None:

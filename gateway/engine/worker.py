@@ -84,9 +84,7 @@ class Reports:
 class Worker:
     """See the module."""
 
-    def __init__(
-        self, index: int, name: str, back: threads.WayBack, clock: Clock, reports: Reports, backoff_s: float
-    ) -> None:
+    def __init__(self, index: int, name: str, back: threads.WayBack, clock: Clock, reports: Reports, backoff_s: float) -> None:
         """name: for logs and the thread. backoff_s: what was waited before the session is opened. On the running loop."""
         self.index = index
         self.started_ns = 0

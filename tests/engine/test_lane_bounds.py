@@ -599,7 +599,7 @@ def test_a_trace_tells_each_step_of_a_batch_in_milliseconds(caplog: pytest.LogCa
 
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock, trace=True)
-        bench.lane.runner = Late(clock, fixed_ns=90_000 * MS)
+        bench.lane.runner = bench.lane.runs.runner = Late(clock, fixed_ns=90_000 * MS)
         bench.send("a")
         await bench.pass_ms(90_001)
 
@@ -739,7 +739,7 @@ class Unruly(SimulatedRunner):
 def test_a_run_that_cannot_be_cancelled_stops_neither_the_others_nor_the_end(caplog: pytest.LogCaptureFixture) -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock)
-        bench.lane.runner = runner = Unruly(clock, workers=2, fixed_ns=5 * MS)
+        bench.lane.runner = bench.lane.runs.runner = runner = Unruly(clock, workers=2, fixed_ns=5 * MS)
         gone = bench.send("gone", rows=4)
         bench.send("other", rows=4)
         await bench.pass_ms(1)
@@ -767,7 +767,7 @@ def test_outputs_that_are_no_arrays_fail_their_batch_and_no_other() -> None:
 
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock)
-        bench.lane.runner = Odd(clock)
+        bench.lane.runner = bench.lane.runs.runner = Odd(clock)
         for name in ("odd", "even"):
             bench.send(name)
             await bench.pass_ms(2)
@@ -831,7 +831,7 @@ def test_a_lane_leaves_those_it_shares_workers_with_even_if_its_runner_does_not_
         shared = SharedWorkers(1)
         leaving = SharingModel(clock, shared, "leaving", batch_ms=10)
         staying = SharingModel(clock, shared, "staying", batch_ms=10)
-        leaving.lane.runner = Unruly(clock)
+        leaving.lane.runner = leaving.lane.runs.runner = Unruly(clock)
         with pytest.raises(OSError, match="does not close"):
             await leaving.lane.close()
         assert repr(shared) == "<SharedWorkers 0 of 1 busy, 1 lanes>"

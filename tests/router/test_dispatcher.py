@@ -345,7 +345,7 @@ def test_a_shadow_that_answers_otherwise_is_counted_so() -> None:
                 part.request.inputs["X"] += 1  # of the copy, whose arrays are its own
             original(batch, on_done)
 
-        fleet.lanes[1].runner = _Falsifying(fleet.sessions[1], falsify)
+        fleet.lanes[1].runs.runner = _Falsifying(fleet.sessions[1], falsify)
         outcome = await fleet.send(5.0)
         assert isinstance(outcome, InferResponse)
         assert outcome.outputs["Y"] == 5.0
@@ -452,7 +452,7 @@ def pairs(array: np.ndarray) -> dict[str, np.ndarray]:
 def test_a_request_whose_answer_cannot_be_compared_is_answered_once(slower: int) -> None:
     async def main(fleet: Fleet) -> None:
         for lane in fleet.lanes:
-            lane.runner = Altering(lane.runner, pairs)
+            lane.runner = lane.runs.runner = Altering(lane.runner, pairs)
         fleet.sessions[slower].factor = 10.0  # and is the last to end, which compares
         answers: list[InferResponse | GatewayError] = []
         fleet.dispatcher.submit(fleet.request(), answers.append)
@@ -967,7 +967,7 @@ def test_answers_are_compared_by_names_types_shapes_and_values(
 ) -> None:
     async def main(fleet: Fleet) -> None:
         for lane, change in zip(fleet.lanes, (regular, copied), strict=True):
-            lane.runner = Altering(lane.runner, change)
+            lane.runner = lane.runs.runner = Altering(lane.runner, change)
         assert isinstance(await fleet.send(), InferResponse)
         await asyncio.sleep(1)
         assert fleet.counted("gateway_copies_total", why="shadow", result=result) == 1

@@ -16,7 +16,7 @@ _UNRECORDED: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class _BoundGraph:
     """inputs, outputs: OrtValues, bound for good. options: name the graph."""
 
     binding: Any
@@ -33,7 +33,7 @@ class GraphRuns:
         self._session = session
         self._names = names
         self._device = device
-        self._graphs: dict[Hashable, _Graph] = {}
+        self._graphs: dict[Hashable, _BoundGraph] = {}
         self._unrecorded = _options(_UNRECORDED)
 
     def run(self, feeds: Tensors) -> list[np.ndarray]:
@@ -50,7 +50,7 @@ class GraphRuns:
         self._session.run_with_iobinding(graph.binding, graph.options)
         return [value.numpy() for value in graph.outputs]
 
-    def _bind(self, feeds: Tensors, results: list[np.ndarray]) -> _Graph:
+    def _bind(self, feeds: Tensors, results: list[np.ndarray]) -> _BoundGraph:
         from onnxruntime import OrtValue
 
         binding = self._session.io_binding()
@@ -62,7 +62,7 @@ class GraphRuns:
             binding.bind_ortvalue_input(name, value)
         for name, value in zip(self._names, outputs, strict=True):
             binding.bind_ortvalue_output(name, value)
-        return _Graph(binding, inputs, outputs, _options(len(self._graphs) + 1))
+        return _BoundGraph(binding, inputs, outputs, _options(len(self._graphs) + 1))
 
 
 def _options(graph: int) -> Any:

@@ -24,7 +24,7 @@ _capturing = threading.Lock()  # one capture at a time in a process
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class _TorchGraph:
     """A recorded run: inputs are copied into `arguments`, and results appear in `results`."""
 
     graph: torch.cuda.CUDAGraph
@@ -43,7 +43,7 @@ class CudaSession:
         self._records = graphs
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped in torch 2.13
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
-        self._graphs: dict[Hashable, _Graph] = {}
+        self._graphs: dict[Hashable, _TorchGraph] = {}
         self._staging: dict[str, torch.Tensor] = {}  # pinned bytes by input, grown as needed
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
@@ -104,7 +104,7 @@ class CudaSession:
         recorded.graph.replay()
         return recorded.results
 
-    def _recorded(self, call: Callable[..., Any], staged: list[torch.Tensor | None]) -> _Graph:
+    def _recorded(self, call: Callable[..., Any], staged: list[torch.Tensor | None]) -> _TorchGraph:
         arguments = [None if tensor is None else tensor.to(self._device) for tensor in staged]
         with _capturing:
             for _ in range(_WARM_RUNS):
@@ -116,4 +116,4 @@ class CudaSession:
                 results = ordered_outputs(self._spec, call(*arguments))
         if any(result.device.type != "cuda" for result in results):
             raise ExecutionFailed("the module gives outputs on the CPU, which no CUDA graph can: set cuda_graphs to false")
-        return _Graph(graph, arguments, results)
+        return _TorchGraph(graph, arguments, results)

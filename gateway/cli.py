@@ -13,7 +13,7 @@ from gateway.commands.examples import add_parser as add_examples_parser
 from gateway.commands.explain import add_parser as add_route_parser
 from gateway.commands.predict import add_parser as add_predict_parser
 from gateway.commands.serve import serve
-from gateway.config import Config, Server, listening, load_config, parse_config
+from gateway.config import Config, ServerSection, listening, load_config, parse_config
 from gateway.configuring.check import servable
 from gateway.configuring.guess import Guess, guess, is_configuration, written
 from gateway.configuring.need_of_ray import uses_ray
@@ -180,7 +180,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 raise ConfigError("--example: only for a model: a configuration states its inputs")
             config = servable(arguments.config, here=arguments.no_ray or cluster in (None, "", "local"))
         else:
-            server = listening(Server(), given, called=_flag)
+            server = listening(ServerSection(), given, called=_flag)
             if arguments.no_ray or not asked or cluster == "local":  # on a running Ray, an ingress of ours may share them
                 check_ports(server, owner=None)  # which takes less time than the model
             config = _told(arguments)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from backends.base import ModelSpec, TensorSpec
-from gateway.config import Server
+from gateway.config import ServerSection
 from gateway.process.announcement import ReadyModel, curl_command, named, ready_line, ready_words
 
 URL = "http://127.0.0.1:8000"
@@ -27,7 +27,7 @@ def model(name: str = "m", *, inputs: tuple[TensorSpec, ...] = (ROW,), probed: b
     ],
 )
 def test_the_ready_line_names_the_listeners_that_there_are(http: int | None, grpc: int | None, line: str) -> None:
-    assert ready_line(Server(), http, grpc) == line
+    assert ready_line(ServerSection(), http, grpc) == line
 
 
 def test_the_smallest_request_is_one_row_of_ones() -> None:
@@ -37,7 +37,7 @@ def test_the_smallest_request_is_one_row_of_ones() -> None:
         TensorSpec("flag", "BOOL", (-1, 1)),
         TensorSpec("left out", "FP32", (-1, 1), optional=True),
     )
-    assert curl_command(URL, model(inputs=inputs), Server()) == (
+    assert curl_command(URL, model(inputs=inputs), ServerSection()) == (
         "curl -sS http://127.0.0.1:8000/v2/models/m/infer -d '"
         '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}, '
         '{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["1"]}, '
@@ -48,7 +48,7 @@ def test_the_smallest_request_is_one_row_of_ones() -> None:
 
 def test_a_request_has_the_rows_that_a_model_insists_on_and_one_input_at_least() -> None:
     inputs = (TensorSpec("x", "FP32", (2, 1), optional=True), TensorSpec("left out", "FP32", (2, 1), optional=True))
-    command = curl_command(URL, model(inputs=inputs), Server())
+    command = curl_command(URL, model(inputs=inputs), ServerSection())
     assert command is not None
     assert '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 1], "data": [1, 1]}]}' in command
 
@@ -56,17 +56,17 @@ def test_a_request_has_the_rows_that_a_model_insists_on_and_one_input_at_least()
 def test_a_decoupled_model_is_asked_for_its_parts_as_they_come() -> None:
     inputs = (TensorSpec("text", "BYTES", (-1, 1)), TensorSpec("x", "FP32", (-1, 2)))
     decoupled = replace(model("a b", inputs=inputs).spec, decoupled=True)
-    assert curl_command(URL, ReadyModel("a b", "1", decoupled, True), Server()) == (
+    assert curl_command(URL, ReadyModel("a b", "1", decoupled, True), ServerSection()) == (
         "curl -sS -N http://127.0.0.1:8000/v2/models/a%20b/generate_stream -d " """'{"text": "1", "x": [1, 1]}'"""
     )
     half = replace(decoupled, outputs=(TensorSpec("y", "FP16", (-1, 1)),))
-    assert curl_command(URL, ReadyModel("m", "1", half, True), Server()) is None  # curl could not read it
+    assert curl_command(URL, ReadyModel("m", "1", half, True), ServerSection()) is None  # curl could not read it
     bare = replace(decoupled, inputs=(), max_rows=0)
-    assert (curl_command(URL, ReadyModel("m", "1", bare, True), Server()) or "").endswith("/generate_stream -d '{}'")
+    assert (curl_command(URL, ReadyModel("m", "1", bare, True), ServerSection()) or "").endswith("/generate_stream -d '{}'")
 
 
 def test_many_elements_are_left_to_the_shell_to_write() -> None:
-    command = curl_command(URL, model(inputs=(TensorSpec("x", "FP32", (-1, 100)),)), Server())
+    command = curl_command(URL, model(inputs=(TensorSpec("x", "FP32", (-1, 100)),)), ServerSection())
     assert command is not None
     assert """"data": ['"$(printf 1,%.0s $(seq 99))"'1]}]}'""" in command
     sent = subprocess.run(["sh", "-c", command.replace("curl -sS", "echo")], capture_output=True, text=True, check=True).stdout
@@ -74,21 +74,21 @@ def test_many_elements_are_left_to_the_shell_to_write() -> None:
 
 
 def test_a_request_that_the_server_would_refuse_or_nobody_would_send_is_not_shown() -> None:
-    assert curl_command(URL, model(inputs=(TensorSpec("x", "FP32", (-1, 2 << 20)),)), Server()) is None
+    assert curl_command(URL, model(inputs=(TensorSpec("x", "FP32", (-1, 2 << 20)),)), ServerSection()) is None
 
 
 def test_the_models_are_named_with_versions_that_are_not_1_and_what_is_not_loaded() -> None:
-    words = ready_words(Server(), None, [model("a"), model("b", version="2"), model("b", version="3")], ["c"])
+    words = ready_words(ServerSection(), None, [model("a"), model("b", version="2"), model("b", version="3")], ["c"])
     assert words == "models: a, b (version 2, 3); not loaded: c"
 
 
 def test_the_shortest_request_to_a_model_that_answered_when_it_was_probed_is_shown() -> None:
     longer = TensorSpec("a longer name", "FP32", (-1, 4))
     known, refuses = model("known", inputs=(longer,)), model("m", probed=False)
-    *_, how, command = ready_words(Server(host="0.0.0.0"), 80, [refuses, known], []).splitlines()
+    *_, how, command = ready_words(ServerSection(host="0.0.0.0"), 80, [refuses, known], []).splitlines()
     assert how == "try it:"
     assert command.startswith("  curl -sS http://127.0.0.1:80/v2/models/known/infer -d ")
-    *_, how, command = ready_words(Server(host="::1"), 80, [refuses], []).splitlines()
+    *_, how, command = ready_words(ServerSection(host="::1"), 80, [refuses], []).splitlines()
     assert how == "try it, with content of your own:"
     assert "'http://[::1]:80/v2/models/m/infer'" in command
 

@@ -36,7 +36,7 @@ from gateway.cluster.channel_connection import (
     TAKEN,
     TOKEN_BYTES,
     WANT,
-    Connection,
+    ChannelConnection,
 )
 from gateway.wire.tensors import Buffer
 
@@ -51,7 +51,7 @@ class ChannelLost(Exception):
     """There is no channel: it could not be opened, or it has ended."""
 
 
-class Endpoints(NamedTuple):
+class Addresses(NamedTuple):
     """Where a replica listens. unix: the name of an abstract socket. host, port: empty and 0 where it takes no TCP."""
 
     unix: str
@@ -99,7 +99,7 @@ class Question(NamedTuple):
     """Tell the other side that a part has left for its client."""
 
 
-class Channel(Connection):
+class Channel(ChannelConnection):
     """An ingress's end. Life: `connect` -> ask … -> close. on_end: called when it ends, whoever ended it."""
 
     _role, _peers_role = b"ingress", b"replica"
@@ -235,7 +235,7 @@ class ChannelServer:
         self.changed()
         self._starting = asyncio.Lock()
 
-    async def start(self, host: str = "") -> Endpoints:
+    async def start(self, host: str = "") -> Addresses:
         """Listen for ingresses of this node; host: and there, at a free port, for those of others. Raises: OSError."""
         loop = asyncio.get_running_loop()
         async with self._starting:
@@ -249,7 +249,7 @@ class ChannelServer:
                 listener = await loop.create_server(self._connect, host, 0, backlog=self._most_unknown)
                 self._listeners.append(listener)
                 self._tcp[host] = int(listener.sockets[0].getsockname()[1])
-        return Endpoints(self._unix, host, self._tcp.get(host, 0))
+        return Addresses(self._unix, host, self._tcp.get(host, 0))
 
     async def drained(self) -> None:
         """Wait until nothing runs for an ingress."""
@@ -281,7 +281,7 @@ class ChannelServer:
                 event.set()
 
 
-class _Incoming(Connection):
+class _Incoming(ChannelConnection):
     """One ingress's connection."""
 
     _role, _peers_role = b"replica", b"ingress"

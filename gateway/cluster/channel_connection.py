@@ -45,7 +45,7 @@ def check_size(pieces: Sequence[Buffer], most_bytes: int = _MOST_BYTES) -> None:
         raise BackendFailed(f"tensors of {size} bytes, expected at most {most_bytes} between an ingress and a replica")
 
 
-class Connection(asyncio.BufferedProtocol):
+class ChannelConnection(asyncio.BufferedProtocol):
     """One end: greetings, and frames cut from what comes, told by `_greeted`, `_proved`, `frame` and `ended`."""
 
     _role = b""

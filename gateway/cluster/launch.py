@@ -39,7 +39,7 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.handle import DeploymentHandle
 
 from gateway.cluster.deployments import QUIET, application, port_owner
-from gateway.config import Config, Server
+from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, ConfigError, InternalError
 from gateway.process.announcement import Announce, named
 from gateway.process.console import Speech, step
@@ -57,7 +57,7 @@ _LOOK_S: Final = 0.1
 log = logging.getLogger(__name__)
 
 
-class _Stopped(BaseException):
+class _StopAsked(BaseException):
     """A signal asked to stop. No error: nothing but `run_on_ray` may catch it."""
 
 
@@ -91,14 +91,14 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
                 announce(http, grpc_port, ingress.ready_models.remote().result(timeout_s=_PORTS_S))
                 while True:
                     signal.pause()
-    except _Stopped:
+    except _StopAsked:
         return LOST if head.lost else 0
 
 
 def _stop(_number: int, _frame: object) -> None:
     """Once: the same signal may come from our parent and from whoever signals all of a cgroup."""
     hear_signals(_go_on)
-    raise _Stopped
+    raise _StopAsked
 
 
 def _go_on(_number: int, _frame: object) -> None:
@@ -317,7 +317,7 @@ def _delete(application: str) -> None:
         log.exception("the application %s could not be deleted", application)
 
 
-def _drain(ingress: DeploymentHandle[Any], server: Server) -> None:
+def _drain(ingress: DeploymentHandle[Any], server: ServerSection) -> None:
     """Have the ingress replicas answer what is in flight, without Serve's controller, which can do nothing any more."""
     # Each call goes to whichever replica has fewer.
     calls = [ingress.close.remote() for _ in range(server.ingress_replicas)]

@@ -19,7 +19,7 @@ from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defin
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from backends.base import ModelSpec, TensorSpec, words_of
-from gateway.cluster.channel import Channel, ChannelLost, Endpoints, OnPart, Question
+from gateway.cluster.channel import Addresses, Channel, ChannelLost, OnPart, Question
 from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import InternalError
 from gateway.wire.tensors import Buffer
@@ -46,7 +46,7 @@ Outcome = Buffer | Exception
 """The frame that answers a batch, or why there is none: LinkLost, InternalError, or what taking a part raised."""
 
 
-class Call:
+class BatchCall:
     """A batch on its way to a replica and back, as whoever started it steers it.
 
     due_s: by when its answer, or the next part of it, has to be there, by the loop's time.
@@ -134,7 +134,7 @@ class Link:
     _handle: Any = field(init=False)  # the generated stub's method, which is not typed
     _attending: asyncio.Task[None] = field(init=False)
     _wanting: asyncio.Task[None] | None = None
-    _calls: set[Call] = field(default_factory=set)
+    _calls: set[BatchCall] = field(default_factory=set)
     _watchdog: asyncio.TimerHandle | None = None  # over calls by the channel
     _requests: set[Any] = field(default_factory=set)  # grpc.aio calls
     _drained: asyncio.Event | None = None
@@ -187,7 +187,7 @@ class Link:
 
     def start(
         self, frame: Sequence[Buffer], timeout_s: float, on_end: Callable[[Outcome], None], on_part: OnPart | None = None
-    ) -> Call:
+    ) -> BatchCall:
         """Have the replica run a batch: by the channel, or by a call of Serve's where there is none.
 
         frame: in pieces, which must not change any more. timeout_s: for the answer, or for each next part of it, while the
@@ -195,7 +195,7 @@ class Link:
 
         Whatever it raises (there may be no memory for a copy), on_end is not called.
         """
-        call = Call(timeout_s, on_end, on_part)
+        call = BatchCall(timeout_s, on_end, on_part)
         future: asyncio.Future[Buffer]
         if self._channel is not None and self._channel.is_open and not self.no_channel:
             future = call.send(self._channel, frame)
@@ -208,12 +208,12 @@ class Link:
         return call
 
     async def _by_serve(self, frame: bytes, timeout_s: float) -> Buffer:
-        """Which `Call.cancel` does not reach. Raises: LinkLost, InternalError."""
+        """Which `BatchCall.cancel` does not reach. Raises: LinkLost, InternalError."""
         if self.no_channel:
             raise LinkLost(self.no_channel)
         return await self._request(_RUN, frame, timeout_s)
 
-    def _answered(self, call: Call, future: "asyncio.Future[Buffer]") -> None:
+    def _answered(self, call: BatchCall, future: "asyncio.Future[Buffer]") -> None:
         outcome: Outcome
         if future.cancelled():
             outcome = LinkLost("was given up before it has answered")
@@ -225,7 +225,7 @@ class Link:
             self._doubt()
         self._end(call, outcome)
 
-    def _end(self, call: Call, outcome: Outcome) -> None:
+    def _end(self, call: BatchCall, outcome: Outcome) -> None:
         if call in self._calls:
             self._calls.discard(call)
             try:
@@ -233,7 +233,7 @@ class Link:
             finally:
                 self._check_drained()
 
-    def give_up(self, call: Call, why: str) -> None:
+    def give_up(self, call: BatchCall, why: str) -> None:
         """Wait for a call no longer."""
         asyncio.get_running_loop().call_soon(self._end, call, LinkLost(why))
         call.drop()
@@ -414,12 +414,12 @@ def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str = "", *,
     return msgspec.msgpack.encode((slots, content, told, fault, lives))
 
 
-def channel_answer(token: bytes, endpoints: Endpoints) -> bytes:
+def channel_answer(token: bytes, endpoints: Addresses) -> bytes:
     """What `channel` of a replica returns."""
     return msgspec.msgpack.encode((token, endpoints))
 
 
-_channel_decoder = msgspec.msgpack.Decoder(tuple[bytes, Endpoints])
+_channel_decoder = msgspec.msgpack.Decoder(tuple[bytes, Addresses])
 
 
 class _Spec(msgspec.Struct, array_like=True):

@@ -40,7 +40,7 @@ from backends.base import LastPart, ModelSpec, trace_of, words_of
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
 from gateway.cluster.channel_connection import check_size
-from gateway.cluster.link import CALL_MARGIN_S, Call, Link, LinkLost, Outcome
+from gateway.cluster.link import CALL_MARGIN_S, BatchCall, Link, LinkLost, Outcome
 from gateway.config import Backend
 from gateway.engine.runner import Execution, OnDone, OnPart
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError, InvalidArgument
@@ -74,7 +74,7 @@ class _Run:
     on_part: OnPart | None
     link: Link
     sent_ns: int
-    call: Call | None = None
+    call: BatchCall | None = None
     first_part_ns: int | None = None
 
 

@@ -28,8 +28,8 @@ from gateway.config.file import (
     located_backend,
     parse_config,
 )
-from gateway.config.model import Batching, Ejection, Model, Ragged, Routing, Slo, Tensor, tensor_specs
-from gateway.config.server import Limits, Ray, Server
+from gateway.config.model import Batching, DeclaredTensor, Ejection, Model, Ragged, Routing, Slo, tensor_specs
+from gateway.config.server import Limits, Ray, ServerSection
 
 __all__ = [
     "AnyBackend",
@@ -38,6 +38,7 @@ __all__ = [
     "Batching",
     "Build",
     "Config",
+    "DeclaredTensor",
     "Ejection",
     "Limits",
     "Model",
@@ -48,10 +49,9 @@ __all__ = [
     "Ragged",
     "Ray",
     "Routing",
-    "Server",
+    "ServerSection",
     "Slo",
     "Synthetic",
-    "Tensor",
     "TensorRt",
     "Torch",
     "Triton",

@@ -14,7 +14,7 @@ from backends.not_known import NotKnown
 from backends.source import is_source
 from gateway.config.fields import Strict
 from gateway.config.model import Model
-from gateway.config.server import Ray, Server
+from gateway.config.server import Ray, ServerSection
 from gateway.documents.faults import ConfigFaults, Unfit
 from gateway.documents.lenient import Seen, as_far_as_valid, validated
 from gateway.documents.reader import Document, read
@@ -23,7 +23,7 @@ from gateway.documents.reader import Document, read
 class Config(Strict):
     """A whole configuration file."""
 
-    server: Server = Server()
+    server: ServerSection = ServerSection()
     ray: Ray = Ray()
     models: tuple[Model, ...] = Field(min_length=1)
 
@@ -49,10 +49,10 @@ def load_config(path: str | Path) -> Config:
     return config_of(read(path))
 
 
-def listening(server: Server, given: Mapping[str, object], *, called: Callable[[str], str] = str) -> Server:
+def listening(server: ServerSection, given: Mapping[str, object], *, called: Callable[[str], str] = str) -> ServerSection:
     """The server with another host or other ports. called: what messages call a key. Raises: ConfigFaults."""
     try:
-        return validated(Server, Document("", {**server.model_dump(), **given}))
+        return validated(ServerSection, Document("", {**server.model_dump(), **given}))
     except ConfigFaults as exc:  # a remedy speaks of files
         raise ConfigFaults(replace(fault, path=called(fault.path), remedy="") for fault in exc.faults) from None
 

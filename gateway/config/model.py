@@ -16,7 +16,7 @@ from gateway.config.other_names import DATATYPES
 from gateway.documents.faults import Location, Unfit, did_you_mean
 
 
-class Tensor(Strict):
+class DeclaredTensor(Strict):
     """One input or output as the operator states it. shape: with the batch dimension; -1 is any size."""
 
     name: str = Field(min_length=1)
@@ -34,7 +34,7 @@ class Tensor(Strict):
         return value
 
 
-def tensor_specs(tensors: tuple[Tensor, ...] | None) -> tuple[TensorSpec, ...]:
+def tensor_specs(tensors: tuple[DeclaredTensor, ...] | None) -> tuple[TensorSpec, ...]:
     """What the operator states, for backends; what is NOT_KNOWN stays so."""
     listed: tuple[Any, ...] = tensors or ()
     return tuple(
@@ -117,8 +117,8 @@ class Model(Strict):
     name: ModelName
     version: Version = "1"
     slo: Slo | None = None
-    inputs: tuple[Tensor, ...] | None = None
-    outputs: tuple[Tensor, ...] | None = None
+    inputs: tuple[DeclaredTensor, ...] | None = None
+    outputs: tuple[DeclaredTensor, ...] | None = None
     max_rows: int = Field(default=32, ge=0, le=1 << 20)
     ragged: Ragged | None = None
     batching: Batching = Batching()
@@ -186,7 +186,7 @@ class Model(Strict):
                     at = ("routing", "equivalent", number, index)
                     yield Unfit(expected=expected, remedy=did_you_mean(label, labels), at=at)
 
-    def _same_tensors(self, key: str, tensors: tuple[Tensor, ...] | None) -> Iterator[Unfit]:
+    def _same_tensors(self, key: str, tensors: tuple[DeclaredTensor, ...] | None) -> Iterator[Unfit]:
         first: dict[str, int] = {}
         told = set()
         for index, tensor in enumerate(tensors or ()):
@@ -201,7 +201,7 @@ class Model(Strict):
             found = "requests are padded to share a batch, but max_rows 0 says that there is none"
             yield Unfit(found, remedy="remove `ragged`, or set max_rows", at=("ragged",))
 
-    def _unknown_tensors(self, at: Location, expected: str, tensors: tuple[Tensor, ...] | None) -> Iterator[Unfit]:
+    def _unknown_tensors(self, at: Location, expected: str, tensors: tuple[DeclaredTensor, ...] | None) -> Iterator[Unfit]:
         """at: of names of tensors, which must be among these, if there are any."""
         known = list(dict.fromkeys(tensor.name for tensor in tensors or ()))
         if not known or self.ragged is None:

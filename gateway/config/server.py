@@ -23,7 +23,7 @@ class Limits(Strict):
     json_depth: int = Field(default=32, ge=1, le=256)
 
 
-class Server(Strict):
+class ServerSection(Strict):
     """The listeners and the processes that own them."""
 
     host: Host = "127.0.0.1"

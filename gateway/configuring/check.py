@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 from backends.check import checked
 from backends.mistakes import Mistake, Wanted
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
-from gateway.config import Backend, Config, Model, Tensor, config_as_far_as_valid, tensor_specs
+from gateway.config import Backend, Config, DeclaredTensor, Model, config_as_far_as_valid, tensor_specs
 from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit
 from gateway.documents.reader import Document, read
 
@@ -165,12 +165,12 @@ def _of_directory(document: Document, key: str, wanted: str | None) -> Iterator[
     yield document.fault(("server", key), found, expected="a directory, or a place to make one", remedy="choose another")
 
 
-def _tensors(model: Model, key: str) -> Iterator[tuple[Location, Tensor]]:
+def _tensors(model: Model, key: str) -> Iterator[tuple[Location, DeclaredTensor]]:
     for number, tensor in enumerate(getattr(model, key) or ()):
         yield (key, number), tensor
 
 
-def _without_batch(tensor: Tensor, max_rows: int) -> Iterator[Unfit]:
+def _without_batch(tensor: DeclaredTensor, max_rows: int) -> Iterator[Unfit]:
     """A declared shape that no batch can have."""
     if max_rows != 0 and (not tensor.shape or tensor.shape[0] not in (-1, max_rows)):
         remedy = f"write {[-1, *tensor.shape]} if that is one row, or set max_rows: 0 if there are no batches"

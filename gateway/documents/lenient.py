@@ -14,7 +14,7 @@ from backends.not_known import NOT_KNOWN, as_far_as_known
 from gateway.documents.faults import ConfigFaults, Fault, Location, Refused, Unfit, nearest
 from gateway.documents.reader import Document
 from gateway.documents.validation import (
-    Place,
+    FaultPlace,
     called_elsewhere,
     faults_of,
     flags_of,
@@ -58,7 +58,7 @@ def as_far_as_valid(
     faults = [*document.faults]
     document, meant, misspelt = _respelt(model, document)
     faults += misspelt
-    flags = list(flags_of(meant, Place((), model)))
+    flags = list(flags_of(meant, FaultPlace((), model)))
     value = counted(meant)
     if (errors := _errors(model, value)) or flags:
         faults += [*faults_of(errors, model, document), *(value_fault(place, document) for place in flags)]
@@ -98,7 +98,7 @@ def _respelt(model: type[BaseModel], document: Document) -> tuple[Document, Any,
         document, value = replace(document, misspelt={**document.misspelt, **misspelt}), corrected
 
 
-def _respelt_key(place: Place, model: type[BaseModel], value: Any) -> str:
+def _respelt_key(place: FaultPlace, model: type[BaseModel], value: Any) -> str:
     """The key that an unknown one stands for, with this value; empty: it belongs elsewhere, or nobody knows."""
     key = place.location[-1]
     if not isinstance(key, str) or ":" in key or place.owner is None:
@@ -163,7 +163,7 @@ class _Gaps:
         )
 
 
-def _gaps(errors: Sequence[Any], flags: Sequence[Place], model: type[BaseModel]) -> _Gaps:
+def _gaps(errors: Sequence[Any], flags: Sequence[FaultPlace], model: type[BaseModel]) -> _Gaps:
     places, keys, strays = {place.location for place in flags}, set(), set()
     for error in without_short_lists(errors):
         place = place_of(error["loc"], model)
@@ -188,7 +188,7 @@ def _filled(annotation: Any, value: Any, at: Location, gaps: _Gaps) -> Any:
         return NOT_KNOWN
     if not gaps.within(at):
         return TypeAdapter(annotation).validate_python(value)
-    kind = kind_of(Place(at, annotation))
+    kind = kind_of(FaultPlace(at, annotation))
     if isinstance(value, dict) and (tags := tags_of(kind)):
         kind = tags.get(str(value.get("kind")))
     if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):

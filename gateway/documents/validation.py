@@ -32,7 +32,7 @@ _SIMPLE: Final[dict[Any, str]] = {
 _KEYS_LISTED: Final = 6
 
 
-def flags_of(value: Any, place: "Place") -> Iterator["Place"]:
+def flags_of(value: Any, place: "FaultPlace") -> Iterator["FaultPlace"]:
     """Where true or false stands for a number: pydantic takes it for 1 or 0, and YAML reads on, off, yes and no as such."""
     annotation = kind_of(place)
     arguments, tags = get_args(annotation), tags_of(annotation)
@@ -41,16 +41,16 @@ def flags_of(value: Any, place: "Place") -> Iterator["Place"]:
             yield place
     elif isinstance(value, list) and get_origin(annotation) is tuple:
         for index, item in enumerate(value):
-            yield from flags_of(item, Place((*place.location, index), arguments[0]))
+            yield from flags_of(item, FaultPlace((*place.location, index), arguments[0]))
     elif isinstance(value, dict) and get_origin(annotation) is dict:
         for key, item in value.items():
-            yield from flags_of(item, Place((*place.location, key), arguments[1]))
+            yield from flags_of(item, FaultPlace((*place.location, key), arguments[1]))
     elif isinstance(value, dict) and (tags or isinstance(annotation, type)):
         model = tags.get(str(value.get("kind"))) if tags else annotation
         fields = model.model_fields if model is not None and issubclass(model, BaseModel) else {}
         for key, item in value.items():
             if field := fields.get(str(key)):
-                yield from flags_of(item, Place((*place.location, key), field.annotation, tuple(field.metadata), model))
+                yield from flags_of(item, FaultPlace((*place.location, key), field.annotation, tuple(field.metadata), model))
 
 
 def faults_of(errors: Sequence[Any], model: type[BaseModel], document: Document) -> Iterator[Fault]:
@@ -101,7 +101,7 @@ def words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FaultPlace:
     """Where a fault is, in the user's file, and what may stand there. owner: the model whose field it is, or is not."""
 
     location: Location
@@ -115,9 +115,9 @@ class Place:
         return self.owner.model_fields.get(str(self.location[-1])) if self.owner and self.location else None
 
 
-def place_of(loc: Location, model: type[BaseModel]) -> Place:
+def place_of(loc: Location, model: type[BaseModel]) -> FaultPlace:
     """Follow pydantic's path, in which also stand the kind of a backend and the type of a union that was tried."""
-    place = Place((), model)
+    place = FaultPlace((), model)
     for part in loc:
         annotation = kind_of(place)
         arguments = get_args(annotation)
@@ -125,26 +125,26 @@ def place_of(loc: Location, model: type[BaseModel]) -> Place:
             tagged = tags_of(annotation).get(str(part))
             if tagged is None:
                 return place  # one of its types: the whole union is told
-            place = Place(place.location, tagged)
+            place = FaultPlace(place.location, tagged)
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
             field = annotation.model_fields.get(str(part))
             kind, about = (field.annotation, tuple(field.metadata)) if field else (Any, ())
-            place = Place((*place.location, part), kind, about, annotation)
+            place = FaultPlace((*place.location, part), kind, about, annotation)
         elif get_origin(annotation) is tuple:
-            place = Place((*place.location, part), arguments[0])
+            place = FaultPlace((*place.location, part), arguments[0])
         elif get_origin(annotation) is dict:
             if part == _KEY:
-                place = Place(place.location, arguments[0], is_key=True)
+                place = FaultPlace(place.location, arguments[0], is_key=True)
             else:
                 # The fault of a key has the key in its path as well, then `[key]`.
                 keyed = loc[-1] == _KEY and part == loc[-2]
-                place = Place((*place.location, part), annotation if keyed else arguments[1])
+                place = FaultPlace((*place.location, part), annotation if keyed else arguments[1])
         else:
             return place
     return place
 
 
-def _faults(error: Any, place: Place, model: type[BaseModel], document: Document) -> Iterator[Fault]:
+def _faults(error: Any, place: FaultPlace, model: type[BaseModel], document: Document) -> Iterator[Fault]:
     location, kind = place.location, error["type"]
     if kind == "value_error":
         exc = error["ctx"]["error"]
@@ -175,7 +175,7 @@ def _faults(error: Any, place: Place, model: type[BaseModel], document: Document
         yield value_fault(place, document)
 
 
-def value_fault(place: Place, document: Document) -> Fault:
+def value_fault(place: FaultPlace, document: Document) -> Fault:
     """A value that its field does not take."""
     value = document.at(place.location)
     inner = kind_of(place)
@@ -205,7 +205,7 @@ def value_fault(place: Place, document: Document) -> Fault:
     )
 
 
-def _without(place: Place) -> str:
+def _without(place: FaultPlace) -> str:
     """What leaving a key out means, where that can be said in a word."""
     field = place.field
     if field is None or field.is_required():
@@ -220,7 +220,7 @@ def _without(place: Place) -> str:
     return f"left out, it is {default if isinstance(default, str) else shown(default)}"
 
 
-def _kind(place: Place, document: Document) -> Fault:
+def _kind(place: FaultPlace, document: Document) -> Fault:
     """Of a mapping whose `kind` says what it is."""
     tags = tags_of(kind_of(place))
     value = document.at(place.location)
@@ -233,20 +233,20 @@ def _kind(place: Place, document: Document) -> Fault:
     return document.fault(location, expected=expected, remedy=did_you_mean(value["kind"], tags))
 
 
-def probably_meant(place: Place) -> Location:
+def probably_meant(place: FaultPlace) -> Location:
     """The key that an unknown one was probably to be."""
     if called := called_elsewhere(place):
         return (*place.location[:-1], called[0])
     return (*place.location[:-1], nearest(place.location[-1], place.owner.model_fields if place.owner else ()))
 
 
-def called_elsewhere(place: Place) -> tuple[str, str] | None:
+def called_elsewhere(place: FaultPlace) -> tuple[str, str] | None:
     """What a key of others is here, and what to write, if its model has a method `called_here` that says so."""
     called: Callable[[str], tuple[str, str] | None] = getattr(place.owner, "called_here", lambda _: None)
     return called(str(place.location[-1]))
 
 
-def _unknown_key(place: Place, model: type[BaseModel], document: Document) -> Fault:
+def _unknown_key(place: FaultPlace, model: type[BaseModel], document: Document) -> Fault:
     key = str(place.location[-1])
     assert place.owner is not None  # of the model that forbids it
     known = list(place.owner.model_fields)
@@ -288,7 +288,7 @@ def _unwrapped(annotation: Any, metadata: Sequence[Any]) -> tuple[Any, tuple[Any
     return annotation, about
 
 
-def kind_of(place: Place) -> Any:
+def kind_of(place: FaultPlace) -> Any:
     """What may stand there, without constraints, and without null."""
     annotation, _ = _unwrapped(place.annotation, ())
     return _not_null(annotation)

@@ -68,7 +68,7 @@ class GrpcError(Call, grpc.RpcError):
         return f"{self._code.name}: {self._details}"
 
 
-class _Stream:
+class _StreamInMemory:
     """One call's stream: `grpc_call.Stream`. What comes is handed on: messages, then the fields of the answer's end.
 
     Its window is of _UNREAD messages.
@@ -213,7 +213,7 @@ async def _asked(server: GrpcServer, headers: Headers, frame: bytes, limit_s: fl
         if not ended.done():
             ended.set_result(fields)
 
-    stream = _Stream(headers, messages.append, end)
+    stream = _StreamInMemory(headers, messages.append, end)
     server.open(stream)
     stream.receiver.take(frame, True)
     try:
@@ -237,7 +237,7 @@ class _StreamStream(_Calls):
         """
         arrived: queue.SimpleQueue[bytes | Headers | BaseException] = queue.SimpleQueue()
         until_s = None if timeout is None else time.monotonic() + timeout
-        stream = _Stream(self._headers(timeout, metadata), arrived.put, arrived.put)
+        stream = _StreamInMemory(self._headers(timeout, metadata), arrived.put, arrived.put)
         over = threading.Event()
 
         async def begin() -> None:
@@ -261,7 +261,7 @@ class _StreamStream(_Calls):
 
     def _answers(
         self,
-        stream: _Stream,
+        stream: _StreamInMemory,
         arrived: "queue.SimpleQueue[bytes | Headers | BaseException]",
         until_s: float | None,
         over: threading.Event,

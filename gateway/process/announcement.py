@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from backends.base import ONE_AS_TEXT, ModelSpec
 from backends.datatypes import NUMPY
-from gateway.config import Config, Server
+from gateway.config import Config, ServerSection
 from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs, smallest_shape
 
 _NAMED: Final = 20  # models; who does not read the pipe must not stop us
@@ -64,13 +64,13 @@ def _print(text: str, out: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # else the interpreter would complain at its end
 
 
-def ready_line(server: Server, http: int | None, grpc: int | None) -> str:
+def ready_line(server: ServerSection, http: int | None, grpc: int | None) -> str:
     """For programs: "gateway ready http=HOST:PORT grpc=HOST:PORT", of the listeners that there are."""
     parts = [f"{name}={server.host}:{port}" for name, port in (("http", http), ("grpc", grpc)) if port is not None]
     return " ".join(("gateway ready", *parts))
 
 
-def ready_words(server: Server, http: int | None, models: Sequence[ReadyModel], left_out: Sequence[str]) -> str:
+def ready_words(server: ServerSection, http: int | None, models: Sequence[ReadyModel], left_out: Sequence[str]) -> str:
     """For people: the models, and a request to one of them. left_out: names of models that are not loaded."""
     versions: dict[str, list[str]] = {}
     for model in models:
@@ -86,7 +86,7 @@ def ready_words(server: Server, http: int | None, models: Sequence[ReadyModel], 
     return "\n".join(lines)
 
 
-def own_url(server: Server, port: int) -> str:
+def own_url(server: ServerSection, port: int) -> str:
     """Where this machine reaches a server's HTTP; without a slash at the end."""
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -98,7 +98,7 @@ def named(names: Iterable[str]) -> str:
     return ", ".join(known[:_NAMED]) + (f" and {len(known) - _NAMED} more" if len(known) > _NAMED else "")
 
 
-def curl_command(url: str, model: ReadyModel, server: Server) -> str | None:
+def curl_command(url: str, model: ReadyModel, server: ServerSection) -> str | None:
     """A command for bash or zsh that sends a model its smallest request; None: that would be too large.
 
     url: of the server, without a slash at the end.
@@ -109,7 +109,7 @@ def curl_command(url: str, model: ReadyModel, server: Server) -> str | None:
         return None
     if spec.decoupled:
         return _stream_command(url, model)
-    body = _Body()
+    body = _Word()
     body.text('{"inputs": [')
     binary_bytes = 0
     for position, (tensor, shape) in enumerate(inputs):
@@ -144,7 +144,7 @@ def _stream_command(url: str, model: ReadyModel) -> str | None:
     spec = model.spec
     if any(tensor.datatype in WITHOUT_JSON for tensor in (*needed_inputs(spec), *spec.outputs)):
         return None
-    body = _Body()
+    body = _Word()
     body.text("{")
     for position, tensor in enumerate(needed_inputs(spec)):
         body.text(f"{', ' if position else ''}{json.dumps(tensor.name)}: ")
@@ -160,13 +160,13 @@ def _stream_command(url: str, model: ReadyModel) -> str | None:
     return _sent(body, f"curl -sS -N {shlex.quote(address)}")
 
 
-def _sent(body: "_Body", curl: str) -> str:
+def _sent(body: "_Word", curl: str) -> str:
     if body.bytes > _ARGUMENT_BYTES:
         return f"printf %s {body.word} | {curl} --data-binary @-"
     return f"{curl} -d {body.word}"
 
 
-class _Body:
+class _Word:
     """A text as one word of a shell. bytes: of the text; it is ASCII."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gateway.config import Server
+from gateway.config import ServerSection
 from gateway.errors import ConfigError
 
 _TABLE: Final = Path("/proc/net/unix")
@@ -53,7 +53,7 @@ class _Claim(NamedTuple):
 class PortClaims:
     """The claims of one process on its ports. Life: claim -> release."""
 
-    def __init__(self, server: Server, *, owner: str | None) -> None:
+    def __init__(self, server: ServerSection, *, owner: str | None) -> None:
         """owner: all who name the same one may listen on these ports together; None: nobody else may."""
         self._server = server
         self._shared = owner is not None
@@ -138,7 +138,7 @@ class PortClaims:
         return any(claim.shares(other) for other in others)
 
 
-def check_ports(server: Server, *, owner: str | None) -> None:
+def check_ports(server: ServerSection, *, owner: str | None) -> None:
     """Tell, before anything is started, what an ingress would find. Raises: as PortClaims.claim."""
     claims = PortClaims(server, owner=owner)
     claims.claim()

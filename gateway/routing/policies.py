@@ -113,7 +113,7 @@ class Route(NamedTuple):
     eta_ns: float = inf
 
 
-class Policy(Protocol):
+class RoutingPolicy(Protocol):
     def choose(self, usable: Sequence[Candidate], request: InferRequest, now_ns: int, deadline_ns: int) -> Route:
         """usable: not empty, in order of price. deadline_ns: NEVER, if there is none."""
         ...
@@ -205,7 +205,7 @@ class RoundRobin:
 
 
 # (settings, SLO, seed) -> policy
-POLICIES: Final[dict[str, Callable[[Routing, int | None, int], Policy]]] = {
+POLICIES: Final[dict[str, Callable[[Routing, int | None, int], RoutingPolicy]]] = {
     "cheapest": lambda routing, slo_ns, seed: Cheapest(slo_ns, routing.spill_share * _jitter(seed)),
     "least_eta": lambda routing, slo_ns, seed: LeastEta(),
     "shortest_queue": lambda routing, slo_ns, seed: ShortestQueue(),

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.batching.queue import NEVER, deadline_of
 from gateway.config import Ejection
-from gateway.routing.policies import Candidate, Policy, Route
+from gateway.routing.policies import Candidate, Route, RoutingPolicy
 from gateway.types import InferRequest
 
 _LOOK_NS: Final = 100_000_000  # how often prices are compared and copies considered
@@ -38,7 +38,7 @@ class Copy(NamedTuple):
 class Router:
     """See the module. candidates: in the order of the configuration."""
 
-    def __init__(self, candidates: Sequence[Candidate], policy: Policy, ejection: Ejection, slo_ns: int | None) -> None:
+    def __init__(self, candidates: Sequence[Candidate], policy: RoutingPolicy, ejection: Ejection, slo_ns: int | None) -> None:
         self._policy = policy
         self._ejection = ejection
         self._slo_ns = slo_ns

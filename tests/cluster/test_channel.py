@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from gateway.cluster import channel_connection as wire
-from gateway.cluster.channel import Answer, Channel, ChannelLost, ChannelServer, Endpoints, Running, Tenant
+from gateway.cluster.channel import Addresses, Answer, Channel, ChannelLost, ChannelServer, Running, Tenant
 from gateway.cluster.channel_connection import check_size
 from gateway.errors import BackendFailed
 from gateway.wire.tensors import Buffer
@@ -378,7 +378,7 @@ def test_a_part_that_cannot_be_taken_or_that_nobody_expects_costs_no_other() -> 
     on_both_loops(test)
 
 
-def said_by(endpoints: Endpoints, *frames: bytes) -> bytes:
+def said_by(endpoints: Addresses, *frames: bytes) -> bytes:
     """What the replica says to somebody who sends this and then waits for its end. Blocks: on another thread."""
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(5)

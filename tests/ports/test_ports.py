@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.config import Server
+from gateway.config import ServerSection
 from gateway.errors import ConfigError
 from gateway.process.ports import PortClaims
 
@@ -34,7 +34,7 @@ def held() -> Iterator[list[PortClaims]]:
 
 def claims(held: list[PortClaims], owner: str | None, **server: object) -> PortClaims:
     # As the command line does it, whose ports the configuration has not seen.
-    made = PortClaims(Server(http_port=None, grpc_port=None).model_copy(update=server), owner=owner)
+    made = PortClaims(ServerSection(http_port=None, grpc_port=None).model_copy(update=server), owner=owner)
     made.claim()
     held.append(made)
     return made
@@ -118,8 +118,8 @@ def test_any_port_that_is_free_is_claimed_by_nobody(held: list[PortClaims]) -> N
 @pytest.mark.slow
 def test_a_killed_process_leaves_no_claim(held: list[PortClaims], port: int) -> None:
     program = (
-        "import signal; from gateway.config import Server; from gateway.process.ports import PortClaims;"
-        f"claims = PortClaims(Server(http_port={port}, grpc_port=None), owner='cluster/a'); claims.claim();"
+        "import signal; from gateway.config import ServerSection; from gateway.process.ports import PortClaims;"
+        f"claims = PortClaims(ServerSection(http_port={port}, grpc_port=None), owner='cluster/a'); claims.claim();"
         "print('claimed', flush=True); signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:

@@ -8,14 +8,16 @@ import pytest
 from gateway.batching.queue import NEVER
 from gateway.config import Ejection, Routing
 from gateway.routing.health import Health
-from gateway.routing.policies import POLICIES, Candidate, Cheapest, Policy
+from gateway.routing.policies import POLICIES, Candidate, Cheapest, RoutingPolicy
 from tests.router.candidates import MS, StatedLane, candidate, lane_of, request
 
 S = 1000 * MS
 SLO_NS = 100 * MS
 
 
-def chosen(policy: Policy, *usable: Candidate, now_ns: int = 0, deadline_ns: int = SLO_NS) -> tuple[str | None, str, float]:
+def chosen(
+    policy: RoutingPolicy, *usable: Candidate, now_ns: int = 0, deadline_ns: int = SLO_NS
+) -> tuple[str | None, str, float]:
     """Whom the policy takes, why, and its eta in ms."""
     route = policy.choose(usable, request(now_ns), now_ns, deadline_ns)
     return route.candidate.label if route.candidate else None, route.reason, route.eta_ns / MS

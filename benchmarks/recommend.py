@@ -47,6 +47,7 @@ from loadtest.question.spec import Spec, load_spec
 from loadtest.reports import forms
 from loadtest.reports.conclusion import build
 from loadtest.results import Slo
+from loadtest.search.budget import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS
 from loadtest.search.events import (
     Command,
     Entrant,
@@ -60,16 +61,17 @@ from loadtest.search.events import (
     Question,
     Timing,
 )
+from loadtest.search.next_load import PRECISION, STEP
 from loadtest.search.prediction import REQUESTS, MeasuredService, predicted_rps
 from loadtest.search.simulator import simulate
 from loadtest.search.standing import Outcome
-from loadtest.search.strategy import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS, PRECISION, STEP, powers_up_to, search
+from loadtest.search.strategy import powers_up_to, search
 from loadtest.verdict.decision import Requests, judge, lost, overall
 
 START_S = 6.0  # a simulated candidate's start, each time another is wanted
 PROFILE_NOISE = 0.05
 PROFILE_S = 20.0  # of each candidate, in the exhaustive search
-PROBE_S = 45.0
+TRIAL_S = 45.0
 TRUTH = 15_000  # simulated requests behind each rate of a true peak
 
 
@@ -215,7 +217,7 @@ def simulated(spaces: int) -> int:
             rps = next(steps)
             with contextlib.suppress(StopIteration):
                 while True:
-                    run = alone.answer(Load(entrant.name, rps, PROBE_S, "peak", until_decided=False))
+                    run = alone.answer(Load(entrant.name, rps, TRIAL_S, "peak", until_decided=False))
                     assert isinstance(run, Measured)
                     exhaustive_s += run.seconds
                     rps = steps.send(run.attainment or 0.0)
@@ -296,7 +298,7 @@ async def _peak(spec: Spec, candidate: Candidate) -> Peak:
         steps = bisection(predicted.rps, required)
         rps, took_ms = next(steps), {}
         while True:
-            run = await asked(Load(candidate.name, rps, PROBE_S, "peak", until_decided=False))
+            run = await asked(Load(candidate.name, rps, TRIAL_S, "peak", until_decided=False))
             assert isinstance(run, Measured)
             took_ms[rps] = run.reference_ms
             print(f"  {rps:.4g}/s: {run.attainment:.2%} within the SLO, p99 {run.p99_ms:.0f} ms", flush=True)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from loadtest.lab.launchers.launcher import Launcher
 from loadtest.question.spec import Spec
+from loadtest.search.budget import AGREE_MOST, agree_seconds, profile_seconds
 from loadtest.search.events import EXPECTED, Question
-from loadtest.search.strategy import AGREE_MOST, FINALISTS, OVERLOAD, SAFE, SHORTLIST, agree_seconds, profile_seconds
+from loadtest.search.next_load import FINALISTS, SHORTLIST
+from loadtest.search.strategy import OVERLOAD, SAFE
 from loadtest.wording import counted
 
 if TYPE_CHECKING:

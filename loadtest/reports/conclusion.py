@@ -34,11 +34,13 @@ from loadtest.reports.recommendation import (
     held_points,
 )
 from loadtest.reports.states import State
+from loadtest.search.budget import LEAST_SECONDS, decisive_seconds, verify_seconds
 from loadtest.search.curves import FrontPoint, cliff, curve, front
 from loadtest.search.events import Agreed, Question
+from loadtest.search.knowledge import MOST_INVALID
+from loadtest.search.next_load import MOST_VAIN
 from loadtest.search.ranking import rank
 from loadtest.search.standing import Outcome, Standing, agreement_text, misses
-from loadtest.search.strategy import LEAST_SECONDS, MOST_INVALID, MOST_VAIN, decisive_seconds, verify_seconds
 from loadtest.wording import clock, differences, letters, usd
 
 CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets

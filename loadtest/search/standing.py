@@ -69,7 +69,7 @@ class Standing:
         return any(run.failure for run in self.runs if run.purpose in SEARCHING)
 
     @property
-    def probes(self) -> list[Measured]:
+    def trials(self) -> list[Measured]:
         """The evidence that could prove a rate."""
         return [run for run in self.evidence if run.purpose == "peak"]
 
@@ -99,16 +99,16 @@ class Standing:
     def peak_rps(self) -> float:
         """The highest rate that passes below the lowest that fails; 0 if there is none."""
         failed = min((run.rps for run in self.evidence if run.verdict == "fail"), default=math.inf)
-        return max((run.rps for run in self.probes if run.verdict == "pass" and run.rps < failed), default=0.0)
+        return max((run.rps for run in self.trials if run.verdict == "pass" and run.rps < failed), default=0.0)
 
     @property
     def failing_rps(self) -> float | None:
-        """The lowest rate that fails, or that a full-length probe could not show to pass; None if there is none.
+        """The lowest rate that fails, or that a full-length trial could not show to pass; None if there is none.
 
-        What a probe could not show, one at a higher rate may have shown.
+        What a trial could not show, one at a higher rate may have shown.
         """
         peak_rps = self.peak_rps
-        stuck = (run.rps for run in self.probes if run.verdict == "undecided" and run.rps > peak_rps)
+        stuck = (run.rps for run in self.trials if run.verdict == "undecided" and run.rps > peak_rps)
         failed = (run.rps for run in self.evidence if run.verdict == "fail")
         return min((*stuck, *failed), default=None)
 

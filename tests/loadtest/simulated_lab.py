@@ -13,9 +13,10 @@ import numpy as np
 from scipy.stats import t as student
 
 from loadtest.results import Verdict
+from loadtest.search.budget import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS
 from loadtest.search.events import Agree, Agreed, Command, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
 from loadtest.search.standing import Outcome
-from loadtest.search.strategy import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS, search
+from loadtest.search.strategy import search
 
 
 @dataclass(frozen=True, slots=True)

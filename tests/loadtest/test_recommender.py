@@ -185,7 +185,7 @@ def test_what_dies_in_mid_run_is_out_with_its_last_words(spec: Spec) -> None:
 
 
 @pytest.mark.parametrize(("purpose", "given_up"), [("peak", True), ("round", False), ("recovery", False)])
-def test_only_a_probe_is_given_up_once_it_cannot_pass(spec: Spec, purpose: Any, given_up: bool) -> None:
+def test_only_a_trial_is_given_up_once_it_cannot_pass(spec: Spec, purpose: Any, given_up: bool) -> None:
     launcher = FakeLauncher()
     measure = FakeMeasure(launcher)
     answer(Lab(spec, launcher, measure), Load(spec.candidates[0].name, 10, 5, purpose))

@@ -103,8 +103,8 @@ def test_a_short_budget_proves_a_rate_near_the_peak_of_the_cheapest() -> None:
     assert outcome.standings[0].peak_rps > 0.85 * 400
 
 
-def test_the_last_probe_that_time_allows_is_at_a_rate_that_is_sure_to_pass() -> None:
-    asked = question(entrants(1.0, 1.2), minutes=2)  # two or three decisive probes each
+def test_the_last_trial_that_time_allows_is_at_a_rate_that_is_sure_to_pass() -> None:
+    asked = question(entrants(1.0, 1.2), minutes=2)  # two or three decisive trials each
     outcome = SimulatedLab(asked, {"c0": Truth(400, bias=1.4), "c1": Truth(400, bias=1.4)}).run()
     assert outcome.winner == "c0"
     assert outcome.standings[0].peak_rps > 0.5 * 400

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.search.budget import decisive_seconds, profile_seconds
 from loadtest.search.events import (
     Agree,
     Agreed,
@@ -23,7 +24,7 @@ from loadtest.search.events import (
     Timing,
 )
 from loadtest.search.standing import Outcome
-from loadtest.search.strategy import decisive_seconds, powers_up_to, profile_seconds, search
+from loadtest.search.strategy import powers_up_to, search
 
 START_S = 5.0  # of every candidate
 DECISIVE_S = 12.5  # at 50 ms and 400/s and more: 25 blocks of half a second
@@ -168,7 +169,7 @@ def test_the_first_rate_to_prove_is_sure_to_pass_and_has_three_times_the_decisiv
     assert load(asked, known(asked, 79, (500.0,))) == Load("c0", 400.0, 37.0, "peak")
 
 
-def test_a_probe_is_never_shorter_than_what_can_decide() -> None:
+def test_a_trial_is_never_shorter_than_what_can_decide() -> None:
     wide = asking(1.0, 1.02)
     beside = run("c0", 490, "pass"), run("c0", 500, "fail", MISSED)
     for left_s, seconds in ((5 + 40 + 13, DECISIVE_S), (5 + 40 + 26, 13.0)):
@@ -176,7 +177,7 @@ def test_a_probe_is_never_shorter_than_what_can_decide() -> None:
         assert (found.entrant, found.seconds) == ("c1", seconds)
 
 
-def test_with_time_for_one_probe_it_is_as_long_as_can_be() -> None:
+def test_with_time_for_one_trial_it_is_as_long_as_can_be() -> None:
     asked = asking(1.0)  # 4.5 times 17.5 s are 78.75 s
     assert load(asked, known(asked, 78.8, (500.0,))).seconds == pytest.approx(36.9)
     assert load(asked, known(asked, 78.7, (500.0,))).seconds == pytest.approx(73.7)
@@ -323,7 +324,7 @@ def test_a_claim_far_below_the_estimate_is_raised_with_half_of_the_time() -> Non
     assert found == Load("c0", pytest.approx(math.sqrt(400 * 500)), pytest.approx(0.5 * (1700 - 5 - 40)), "peak")
 
 
-def test_what_is_left_for_one_probe_only_goes_into_that_one() -> None:
+def test_what_is_left_for_one_trial_only_goes_into_that_one() -> None:
     asked = asking(1.0)  # 5 s are for its start, 40 s for the overload and the recovery; 4.5 times 17.5 s are 78.75 s
     for left_s, seconds in ((118.8, 0.5 * 73.8), (118.7, 73.7)):
         found = load(asked, known(asked, left_s, (500.0,), run("c0", 400, "pass")))
@@ -376,12 +377,12 @@ def test_a_bracket_is_halved_until_it_is_within_4_percent() -> None:
     assert after(415).purpose == "overload"
 
 
-def test_a_candidate_is_probed_ten_times_at_most() -> None:
+def test_a_candidate_is_tried_ten_times_at_most() -> None:
     asked = asking(1.0)
-    probes = [run("c0", 390 + n, "pass") for n in range(8)]
-    assert load(asked, known(asked, 1700, (500.0,), *probes, run("c0", 400, "pass"))).purpose == "peak"
+    trials = [run("c0", 390 + n, "pass") for n in range(8)]
+    assert load(asked, known(asked, 1700, (500.0,), *trials, run("c0", 400, "pass"))).purpose == "peak"
     assert (
-        load(asked, known(asked, 1700, (500.0,), *probes, run("c0", 400, "pass"), run("c0", 400, "pass"))).purpose == "overload"
+        load(asked, known(asked, 1700, (500.0,), *trials, run("c0", 400, "pass"), run("c0", 400, "pass"))).purpose == "overload"
     )
 
 
@@ -448,7 +449,7 @@ def test_nothing_is_sought_above_what_the_generator_can_offer() -> None:
 # Time and money.
 
 
-def test_where_nothing_is_proven_a_hurried_probe_is_better_than_none() -> None:
+def test_where_nothing_is_proven_a_hurried_trial_is_better_than_none() -> None:
     asked = asking(1.0)
     seen = run("c0", 460)
     # At 0.8 of 500/s: 12.5 s, of which 0.6 will do, behind a start of 5 s.
@@ -460,7 +461,7 @@ def test_where_nothing_is_proven_a_hurried_probe_is_better_than_none() -> None:
     assert isinstance(asked_next(asked, known(asked, 8.9, (500.0,))), Outcome)  # less than 4 s tell nothing
 
 
-def test_behind_a_proven_rate_a_whole_probe_must_fit_before_the_overload() -> None:
+def test_behind_a_proven_rate_a_whole_trial_must_fit_before_the_overload() -> None:
     asked = asking(1.0, seconds=300)  # 15 s for each of the two at the end
     for left_s, purpose in ((47.6, "peak"), (47.4, "overload")):
         assert load(asked, known(asked, left_s, (500.0,), run("c0", 490, "pass"))).purpose == purpose
@@ -526,7 +527,7 @@ def test_what_overload_did_is_told_once_in_words() -> None:
     assert (outcome.verified, outcome.notes) == (False, ("under overload c0 failed: was killed",))
 
 
-def test_what_a_proof_would_take_is_a_probe_and_two_starts_and_ends() -> None:
+def test_what_a_proof_would_take_is_a_trial_and_two_starts_and_ends() -> None:
     asked = asking(1.0, seconds=300)
     outcome = asked_next(asked, known(asked, 10, (500.0,), run("c0", 460)))
     assert isinstance(outcome, Outcome)

@@ -50,7 +50,7 @@ def test_the_peak_is_the_highest_rate_that_passes_below_the_lowest_that_fails() 
     assert standing(run(400, "pass", purpose="round")).peak_rps == 0  # too short to prove it
 
 
-def test_what_a_probe_could_not_show_bounds_the_bracket_unless_a_higher_rate_passed() -> None:
+def test_what_a_trial_could_not_show_bounds_the_bracket_unless_a_higher_rate_passed() -> None:
     assert standing(run(300, "pass"), run(400)).failing_rps == 400
     assert standing(run(300, "pass"), run(400), run(500, "fail", MISSED)).failing_rps == 400
     assert standing(run(300), run(400, "pass")).failing_rps is None
@@ -89,7 +89,7 @@ def test_evidence_is_what_valid_runs_that_sought_the_peak_say() -> None:
     ]
     found = standing(kept, *others)
     assert found.evidence == [kept]
-    assert found.probes == [kept]
+    assert found.trials == [kept]
     assert found.tries == 2  # the empty one too
     later = run(400, "fail", MISSED)
     assert standing(kept, later).evidence == [later]

@@ -1,0 +1,148 @@
+"""What a search knows by now: where each entrant stands, what it costs, and how much of the budget is left."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from loadtest.search.budget import decisive_seconds, verify_seconds
+from loadtest.search.events import SEARCHING, Agreed, Entrant, Event, Measured, Predicted, Profiled, Question, Spent
+from loadtest.search.standing import Standing
+
+UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
+CHEAPER = 1.01  # a candidate is tried at so much more than the rate at which it would cost the same
+MOST_INVALID = 3  # runs in a row; then the others come first
+
+
+class Knowledge:
+    """All that the events so far tell. It is a function of them alone, so that a search goes on from its journal.
+
+    standings: by entrant. profiles: by group. agreed: by entrant, as far as its answers were compared.
+    """
+
+    def __init__(self, question: Question, events: Sequence[Event]) -> None:
+        """events: of an earlier search for the same candidates, oldest first; nothing of it runs any more."""
+        self.question = question
+        self.standings = {
+            entrant.name: Standing(entrant, question.required, question.limit_ms) for entrant in question.entrants
+        }
+        self.profiles: dict[str, Profiled] = {}
+        self.agreed: dict[str, Agreed] = {}
+        self.spent = Spent(question)
+        self.start_s = 0.0  # what the last start took, as far as it is known
+        self._up = ""  # the entrant that runs
+        for event in events:
+            self.take(event)
+        self._up = ""
+
+    def take(self, event: Event) -> None:
+        """Add an event to what is known."""
+        self.spent.add(event)
+        if isinstance(event, Profiled):
+            self.profiles[event.group] = event
+            members = [s for s in self.standings.values() if s.entrant.group == event.group]
+            for standing in members:
+                standing.out = standing.out or event.failure
+            self._started(widest(standing.entrant for standing in members), event)
+            return
+        standing = self.standings[event.entrant]
+        if isinstance(event, Agreed):
+            self.agreed[event.entrant] = event
+            self._up = event.entrant
+            return
+        if isinstance(event, Predicted):
+            standing.predictions.append(event)
+            standing.stale = False
+            if event.rps <= 0:
+                standing.out = event.why or "by its profile it misses the SLO even alone"
+            return
+        standing.runs.append(event)
+        told = [run for run in standing.runs if run.purpose in SEARCHING and run.valid and not run.failure]
+        standing.stale = told == [event]
+        self._started(standing.entrant, event)
+        if event.failure and event.purpose in SEARCHING:
+            standing.out = event.failure
+
+    def _started(self, entrant: Entrant, event: Profiled | Measured) -> None:
+        self._up = "" if event.failure else entrant.name
+        self.start_s = event.start_s or self.start_s
+
+    def carry_over_bias(self) -> None:
+        """Correct the predictions of entrants that have no bracket by what the others' brackets say of theirs."""
+        ratios = [
+            min(max(standing.predicted_rps, standing.held_rps), standing.missed_rps) / standing.predicted_rps
+            for standing in self.contenders
+            if standing.trials and standing.predicted_rps
+        ]
+        for standing in self.contenders:
+            if not standing.trials:
+                standing.bias = math.prod(ratios) ** (1 / len(ratios)) if ratios else 1.0
+
+    # Who may win, and for how much.
+
+    @property
+    def contenders(self) -> list[Standing]:
+        """Those that may still win."""
+        return [standing for standing in self.standings.values() if not standing.out]
+
+    def ranked(self) -> list[Standing]:
+        """Those whose SLO held at some rate, cheapest first at the rates claimed for them."""
+        return sorted((standing for standing in self.contenders if standing.claimed_rps), key=self.claimed_cost)
+
+    def claims(self, shortlist: Sequence[Standing]) -> list[Standing]:
+        """Those with a proven rate, the cheapest at that first."""
+        return sorted((standing for standing in shortlist if standing.peak_rps), key=self.claimed_cost)
+
+    def cost(self, standing: Standing) -> float:
+        """At its estimated peak."""
+        return self.question.cost(standing.entrant, standing.estimated_rps)
+
+    def claimed_cost(self, standing: Standing) -> float:
+        """A proven, cheaper rate always wins; one that only held in the sample wins if it is much cheaper."""
+        return self.question.cost(standing.entrant, standing.peak_rps or UNPROVEN * standing.held_rps)
+
+    def leading_rps(self, standing: Standing, shortlist: Sequence[Standing]) -> float:
+        """The rate from which it is cheaper than the cheapest claim; 0, if there is none."""
+        claims = self.claims(shortlist)
+        return CHEAPER * self._rate_at_cost(standing.entrant, self.claimed_cost(claims[0])) if claims else 0.0
+
+    def _rate_at_cost(self, entrant: Entrant, cost: float) -> float:
+        """The least rate at which the entrant costs no more: fleets cost in steps, so it is searched for."""
+        low, high = 1e-3, 1e7
+        while high / low > 1.0001:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if self.question.cost(entrant, middle) <= cost else (middle, high)
+        return high
+
+    def is_unmeasurable(self, standing: Standing) -> bool:
+        """For now: too many of its runs in a row were INVALID."""
+        return len(standing.invalid_runs) >= MOST_INVALID
+
+    # What is left.
+
+    def left_seconds(self) -> float:
+        return max(0.0, self.question.seconds - self.spent.seconds)
+
+    def payable_seconds(self, entrant: Entrant) -> float:
+        """For so long the rest of the money pays; infinite, if none is spent."""
+        if self.question.max_usd is None:
+            return math.inf
+        return (self.question.max_usd - self.spent.usd) / entrant.usd_per_hour * 3600
+
+    def affords(self, seconds: float, entrant: Entrant) -> bool:
+        return seconds <= min(self.left_seconds(), self.payable_seconds(entrant))
+
+    def reserved_seconds(self) -> float:
+        """For the last two runs; nothing, while no rate is proven: that comes first."""
+        return 2 * verify_seconds(self.question) if any(standing.peak_rps for standing in self.contenders) else 0.0
+
+    def start_seconds(self, standing: Standing) -> float:
+        """What its start will take; nothing, if it runs."""
+        return 0.0 if self._up == standing.entrant.name else self.start_s
+
+    def decisive_seconds(self, rps: float) -> float:
+        """As `budget.decisive_seconds`, for this question's SLO."""
+        return decisive_seconds(self.question.limit_ms, rps)
+
+
+def widest(entrants: Iterable[Entrant]) -> Entrant:
+    """The one with most sessions: a profile of it serves its group."""
+    return max(entrants, key=lambda entrant: entrant.sessions)

@@ -1,0 +1,164 @@
+"""Which load next: the one that does most for the answer, by what is known, in the time that is left.
+
+In this order: a short run of each candidate that may be the cheapest; a proven rate of the cheapest, near its peak; the others
+at the rate that would make them cheaper, if they may reach it; closer brackets. A *trial* is a load that may prove a rate.
+"""
+
+import math
+
+from loadtest.search.budget import LEAST_SECONDS, scout_seconds
+from loadtest.search.events import Load, Purpose
+from loadtest.search.knowledge import Knowledge
+from loadtest.search.standing import Standing
+
+SHORTLIST = 5  # candidates that see real load
+KEEP_ABOVE = 0.85  # of the best per dollar, as predicted: the prediction is good to 15 %
+FINALISTS = 2
+LOAD_FACTOR = 0.9  # of the prediction, in the first short run of each
+SURE = 0.8  # of an estimated peak: the first rate to prove. It is raised then, where there is time
+PROOF = 3.0  # times the shortest trial that can pass: it takes so long to show a rate near the peak in 9 of 10 runs
+TWO = 1.5 * PROOF  # times that: with less there is one trial, as long as can be
+PATIENT = 0.5  # of the time left, for a trial that raises the cheapest claim
+STEP = 1.1  # from a rate that passes to the next to try above, while nothing fails; and down, while nothing passes
+PRECISION = 1.04  # highest failing over highest passing rate at which a peak is known well enough
+MOST_TRIALS = 10  # per candidate
+MOST_VAIN = 4  # that prove nothing, ever further down; then the next candidate is tried
+EASIER = 0.8  # of a rate that the load generator did not keep up with twice
+HURRIED = 0.6  # of a decisive trial's time: what is tried while no rate is proven; it may do, and there is nothing to lose
+
+
+def next_load(known: Knowledge) -> Load | None:
+    """None if there is nothing left to do, or no time for it."""
+    known.carry_over_bias()
+    ranked = sorted((s for s in known.contenders if s.estimated_rps and not known.is_unmeasurable(s)), key=known.cost)
+    shortlist = [
+        standing
+        for place, standing in enumerate(ranked[:SHORTLIST])
+        # The runner-up is measured too: else how far it is behind is a guess.
+        if place < FINALISTS or known.cost(ranked[0]) / known.cost(standing) >= KEEP_ABOVE
+    ]
+    return (
+        _again(known, shortlist)
+        or _scout(known, shortlist)
+        or _prove(known, shortlist)
+        or _raise(known, shortlist)
+        or _challenge(known, shortlist)
+        or _refine(known, shortlist, 1)
+        or _challenge(known, shortlist, likely=True)
+        or _refine(known, shortlist, FINALISTS)
+    )
+
+
+def load_of(
+    known: Knowledge, standing: Standing, rps: float, seconds: float, purpose: Purpose, *, decide: bool = True
+) -> Load | None:
+    """At most so long; None, if the budget does not allow it."""
+    start_s = known.start_seconds(standing)
+    seconds = min(seconds, known.left_seconds() - start_s, known.payable_seconds(standing.entrant) - start_s)
+    if seconds < LEAST_SECONDS:
+        return None
+    return Load(standing.entrant.name, min(rps, standing.ceiling_rps), seconds, purpose, decide)
+
+
+def _again(known: Knowledge, shortlist: list[Standing]) -> Load | None:
+    """What an INVALID run did not tell: the same once more, then at a rate that asks less of the load generator."""
+    for standing in shortlist:
+        if invalid := standing.invalid_runs:
+            last = invalid[-1]
+            rps = last.rps if len(invalid) == 1 or last.disturbed else EASIER * last.rps
+            if last.purpose == "round":
+                return load_of(known, standing, rps, scout_seconds(known.question), "round")
+            return _trial(known, standing, rps)
+    return None
+
+
+def _scout(known: Knowledge, shortlist: list[Standing]) -> Load | None:
+    """A short run each: how much slower batches are under load than by the profile corrects the prediction."""
+    for standing in shortlist if len(shortlist) > 1 else ():
+        # To prove one rate comes first.
+        rps, seconds = LOAD_FACTOR * standing.estimated_rps, scout_seconds(known.question)
+        decisive_s = known.decisive_seconds(rps)
+        spare_s = known.left_seconds() - known.start_s - (1 if standing is shortlist[0] else 2) * decisive_s
+        if not standing.runs and spare_s > seconds + known.start_seconds(standing):
+            return load_of(known, standing, rps, seconds, "peak" if seconds >= decisive_s else "round")
+    return None
+
+
+def _prove(known: Knowledge, shortlist: list[Standing]) -> Load | None:
+    """The first proven rate of the cheapest. From below: a rate that passes is an answer, one that fails is none."""
+    for standing in shortlist:
+        if standing.peak_rps:
+            return None
+        rps = standing.estimated_rps * SURE
+        if standing.failing_rps:  # the more often it failed, the further down
+            rps = min(rps, standing.failing_rps / STEP ** max(1, standing.tries - 1))
+        if rps < known.leading_rps(standing, shortlist):
+            continue  # proven there, it would still be dearer than another
+        share = 1.0 if _hurried(known, standing, standing.estimated_rps) else 0.0
+        if standing.tries < MOST_VAIN and (trial := _trial(known, standing, rps, share=share)):
+            return trial
+    return None
+
+
+def _raise(known: Knowledge, shortlist: list[Standing]) -> Load | None:
+    """What the cheapest claims comes near its estimated peak."""
+    leader = next((standing for standing in shortlist if standing.peak_rps), None)
+    if leader is None or leader.tries >= MOST_TRIALS:
+        return None
+    rps = math.sqrt(leader.peak_rps * min(leader.estimated_rps, leader.missed_rps))
+    share = 1.0 if _hurried(known, leader, rps) else PATIENT
+    if leader.failing_rps and leader.failing_rps <= rps:
+        again = _trial(known, leader, leader.failing_rps, share=share)
+        if again is not None and again.seconds > leader.lasted_s(leader.failing_rps):  # it may only have lacked time
+            rps = leader.failing_rps
+        else:
+            rps = math.sqrt(leader.peak_rps * leader.failing_rps)
+    return _trial(known, leader, rps, share=share) if rps > PRECISION * leader.peak_rps else None
+
+
+def _challenge(known: Knowledge, shortlist: list[Standing], *, likely: bool = False) -> Load | None:
+    """Whoever should be cheaper than the cheapest claim is tried at the rate that would make it so.
+
+    likely: also who is estimated below that rate, by no more than the usual error.
+    """
+    claims = known.claims(shortlist)
+    for standing in shortlist if claims else ():
+        if standing is claims[0] or standing.tries >= MOST_TRIALS:
+            continue
+        rps, reach_rps = known.leading_rps(standing, claims), standing.likely_rps if likely else standing.estimated_rps
+        if standing.peak_rps < rps <= reach_rps and rps < (standing.failing_rps or math.inf):
+            return _trial(known, standing, rps)
+    return None
+
+
+def _refine(known: Knowledge, shortlist: list[Standing], count: int) -> Load | None:
+    """Closer brackets of so many that claim the cheapest."""
+    for standing in known.claims(shortlist)[:count]:
+        passing, failing = standing.peak_rps, standing.failing_rps
+        if standing.tries >= MOST_TRIALS or passing >= standing.ceiling_rps:
+            continue
+        if failing is None:
+            above_rps = standing.estimated_rps if passing < standing.estimated_rps / PRECISION else passing * STEP
+            return _trial(known, standing, above_rps)
+        if failing / passing > PRECISION:
+            return _trial(known, standing, math.sqrt(passing * failing))
+    return None
+
+
+def _hurried(known: Knowledge, standing: Standing, rps: float) -> bool:
+    """Whether what is left does for one trial only, near the peak."""
+    needed_s = known.start_seconds(standing) + known.decisive_seconds(rps)
+    return known.left_seconds() - known.reserved_seconds() < TWO * needed_s
+
+
+def _trial(known: Knowledge, standing: Standing, rps: float, *, share: float = 0.0) -> Load | None:
+    """A load that can decide; None, if there is no time left for it.
+
+    Where there is plenty, it has PROOF times that; share: of the time left, or so much of it, if that is more.
+    """
+    rps = min(rps, standing.ceiling_rps)
+    decisive_s, reserved_s = known.decisive_seconds(rps), known.reserved_seconds()
+    left_s = known.left_seconds() - known.start_seconds(standing) - reserved_s
+    if left_s < decisive_s * (1 if reserved_s else HURRIED) and any(s.evidence for s in known.contenders):
+        return None
+    return load_of(known, standing, rps, max(decisive_s, min(PROOF * decisive_s, left_s / 2), share * left_s), "peak")

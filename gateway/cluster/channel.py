@@ -89,7 +89,7 @@ Enter = Callable[[str, Callable[[int, int, bool], None]], Tenant]
 """An ingress has said its name: gets that, and where it is told its slots, a number, and whether any session lives."""
 
 
-class Question(NamedTuple):
+class PendingAnswer(NamedTuple):
     """A frame that was sent. answer: its answer, or ChannelLost, or what on_part raised; cancelled, nobody waits any more."""
 
     answer: "asyncio.Future[Buffer]"
@@ -146,18 +146,18 @@ class Channel(ChannelConnection):
             return ""
         return "unix" if self._transport.get_extra_info("socket").family == socket.AF_UNIX else "tcp"
 
-    def ask(self, pieces: Sequence[Buffer], on_part: OnPart | None = None) -> "Question":
+    def ask(self, pieces: Sequence[Buffer], on_part: OnPart | None = None) -> "PendingAnswer":
         """Send a frame, whose pieces must not change any more. on_part: gets the parts of its answer, before that is done."""
         answer: asyncio.Future[Buffer] = self._loop.create_future()
         self._numbers = number = (self._numbers + 1) & 0xFFFFFFFF
-        question = Question(answer, partial(self._tell, CANCEL, number), partial(self._tell, TAKEN, number))
+        pending = PendingAnswer(answer, partial(self._tell, CANCEL, number), partial(self._tell, TAKEN, number))
         if not self.is_open:
             answer.set_exception(ChannelLost("the connection is closed"))
-            return question
+            return pending
         self._asked[number] = answer, on_part
         answer.add_done_callback(partial(self._done, number))
         self._send(RUN, number, pieces)
-        return question
+        return pending
 
     def close(self) -> None:
         self._transport.close()

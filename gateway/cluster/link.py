@@ -19,7 +19,7 @@ from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defin
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from backends.base import ModelSpec, TensorSpec, words_of
-from gateway.cluster.channel import Addresses, Channel, ChannelLost, OnPart, Question
+from gateway.cluster.channel import Addresses, Channel, ChannelLost, OnPart, PendingAnswer
 from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import InternalError
 from gateway.wire.tensors import Buffer
@@ -52,38 +52,38 @@ class BatchCall:
     due_s: by when its answer, or the next part of it, has to be there, by the loop's time.
     """
 
-    __slots__ = ("_on_part", "_question", "_timeout_s", "_untaken", "due_s", "on_end")
+    __slots__ = ("_on_part", "_pending", "_timeout_s", "_untaken", "due_s", "on_end")
 
     def __init__(self, timeout_s: float, on_end: Callable[[Outcome], None], on_part: OnPart | None) -> None:
         self.due_s = math.inf
         self.on_end = on_end
         self._timeout_s = timeout_s
         self._on_part = on_part
-        self._question: Question | None = None  # if it was sent by a channel
+        self._pending: PendingAnswer | None = None  # if it was sent by a channel
         self._untaken = 0
 
     def send(self, channel: Channel, frame: Sequence[Buffer]) -> "asyncio.Future[Buffer]":
         self._expect()
-        self._question = channel.ask(frame, self._part if self._on_part is not None else None)
-        return self._question.answer
+        self._pending = channel.ask(frame, self._part if self._on_part is not None else None)
+        return self._pending.answer
 
     def cancel(self) -> None:
         """Have it end early, if that can be done."""
-        if self._question is not None:
-            self._question.cancel()
+        if self._pending is not None:
+            self._pending.cancel()
 
     def taken(self) -> None:
         """A part has left for the client."""
-        if self._question is not None:
+        if self._pending is not None:
             self._untaken -= 1
             if self._untaken == PARTS_AHEAD - 1:
                 self._expect()
-            self._question.taken()
+            self._pending.taken()
 
     def drop(self) -> None:
         """Want no answer any more."""
-        if self._question is not None:
-            self._question.answer.cancel()
+        if self._pending is not None:
+            self._pending.answer.cancel()
 
     def _part(self, part: Buffer) -> None:
         self._untaken += 1

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from loadtest.measuring.generator import measure
-from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.results import LoadSpec, RunResult, SloSpec
 
 LOADS = (0.3, 0.6, 0.8, 1.0, 1.5)
 LENGTHS = "8-64"
@@ -60,7 +60,7 @@ async def run(target: str, model: str, rate_rps: float, seconds: float, slo_ms: 
         rate_rps=rate_rps,
         duration_s=seconds,
         seed=seed,
-        slo=Slo.parse(f"p99<{slo_ms:g}ms"),
+        slo=SloSpec.parse(f"p99<{slo_ms:g}ms"),
         warmup_s=min(1.0, seconds / 5),
         length=LENGTHS,
         values=VALUES,

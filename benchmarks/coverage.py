@@ -33,8 +33,8 @@ from benchmarks.queues import (
     LARGE_BATCHER,
     Server,
 )
-from loadtest.results import Objective, Slo
-from loadtest.verdict.decision import CONFIDENCE, Requests, judge
+from loadtest.results import Objective, SloSpec
+from loadtest.verdict.decision import CONFIDENCE, JudgedRequests, judge
 from loadtest.verdict.statistics import batch_means, binomial_interval, slowest
 
 BLOCKS: Final = (20, 40, 100)
@@ -130,13 +130,13 @@ def false_passes(server: Server, busy: float, percentile: float, runs: int, seed
     true = 100 - 1.1 * (100 - percentile)
     limit_s = server.percentile(true, busy, seed)
     per_block = max(200, int(10 * limit_s * busy * server.rate_rps))
-    slo = Slo((Objective("latency", percentile, limit_s * 1e3),))
+    slo = SloSpec((Objective("latency", percentile, limit_s * 1e3),))
     looks = [(blocks, 1 - (1 - CONFIDENCE) / len(LOOKS)) for blocks in LOOKS]
     early = passed = 0
     for latency in server.runs(seed, runs, per_block * LOOKS[-1], busy):
         for blocks, confidence in (*looks, (LOOKS[-1], CONFIDENCE)):
             ns = (latency[: per_block * blocks] * 1e9).astype(np.int64)
-            requests = Requests(ns, ns, np.zeros(len(ns), bool), np.arange(len(ns)) // per_block)
+            requests = JudgedRequests(ns, ns, np.zeros(len(ns), bool), np.arange(len(ns)) // per_block)
             verdict = judge(slo, requests, confidence=confidence)[0].verdict
             if verdict != "undecided":
                 passed += verdict == "pass"

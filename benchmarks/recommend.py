@@ -42,14 +42,14 @@ from loadtest.lab.launchers import launcher_of
 from loadtest.lab.recommender import Lab, question_of, required_share, run_search
 from loadtest.measuring.generator import measure
 from loadtest.prices.catalogue import load_catalogue
-from loadtest.question.candidates import Candidate
-from loadtest.question.spec import Spec, load_spec
+from loadtest.question.candidates import CandidateSetup
+from loadtest.question.spec import SearchSpec, read_search_spec
 from loadtest.reports import forms
 from loadtest.reports.conclusion import build
-from loadtest.results import Slo
+from loadtest.results import SloSpec
 from loadtest.search.budget import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS
 from loadtest.search.events import (
-    Command,
+    Experiment,
     Entrant,
     Event,
     Load,
@@ -62,11 +62,11 @@ from loadtest.search.events import (
     Timing,
 )
 from loadtest.search.next_load import PRECISION, STEP
-from loadtest.search.prediction import REQUESTS, MeasuredService, predicted_rps
+from loadtest.search.prediction import REQUESTS, ProfiledService, predicted_rps
 from loadtest.search.simulator import simulate
-from loadtest.search.standing import Outcome
+from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import powers_up_to, search
-from loadtest.verdict.decision import Requests, judge, lost, overall
+from loadtest.verdict.decision import JudgedRequests, judge, lost, overall
 
 START_S = 6.0  # a simulated candidate's start, each time another is wanted
 PROFILE_NOISE = 0.05
@@ -104,7 +104,7 @@ class Machine:
 class SimulatedServers:
     """Answers a search with the real batcher on machines whose times are known."""
 
-    def __init__(self, question: Question, machines: dict[str, Machine], slo: Slo, seed: int) -> None:
+    def __init__(self, question: Question, machines: dict[str, Machine], slo: SloSpec, seed: int) -> None:
         self._question = question
         self._machines = machines
         self._slo = slo
@@ -112,20 +112,20 @@ class SimulatedServers:
         self._running = ""
         self._profiles: dict[str, Profiled] = {}
 
-    def answer(self, command: Command) -> Event:
-        machine = self._machines[command.entrant]
-        entrant = next(e for e in self._question.entrants if e.name == command.entrant)
-        if isinstance(command, Predict):
-            return Predicted(command.entrant, _capacity(self._profiles[entrant.group].timings, self._slo, machine.sessions))
-        start_s = 0.0 if self._running == command.entrant else START_S
-        self._running = command.entrant
-        if isinstance(command, Load):
-            return self._load(command, machine, start_s)
+    def answer(self, experiment: Experiment) -> Event:
+        machine = self._machines[experiment.entrant]
+        entrant = next(e for e in self._question.entrants if e.name == experiment.entrant)
+        if isinstance(experiment, Predict):
+            return Predicted(experiment.entrant, _capacity(self._profiles[entrant.group].timings, self._slo, machine.sessions))
+        start_s = 0.0 if self._running == experiment.entrant else START_S
+        self._running = experiment.entrant
+        if isinstance(experiment, Load):
+            return self._load(experiment, machine, start_s)
         exact = machine.timings(self._slower(machine))
         noise = np.exp(self._random.normal(0, 2 * PROFILE_NOISE if machine.wander else PROFILE_NOISE, len(exact)))
         noisy = tuple(replace(t, ms=t.ms * float(factor)) for t, factor in zip(exact, noise, strict=True))
-        self._profiles[command.group] = Profiled(command.group, noisy, 0.0, start_s + command.seconds, start_s=start_s)
-        return self._profiles[command.group]
+        self._profiles[experiment.group] = Profiled(experiment.group, noisy, 0.0, start_s + experiment.seconds, start_s=start_s)
+        return self._profiles[experiment.group]
 
     def _slower(self, machine: Machine) -> float:
         return math.exp(self._random.normal(0, machine.wander)) if machine.wander else 1.0
@@ -136,7 +136,7 @@ class SimulatedServers:
         arrivals = np.cumsum(self._random.exponential(1e9 / load.rps, max(2, int(load.rps * load.seconds)))).astype(np.int64)
         batcher = Batcher(POLICIES["adaptive"](Batching()), max_rows=32, workers=machine.sessions, max_queue_rows=4096,
                           slo_ns=round(limit_ms * 1e6))  # fmt: skip
-        service = MeasuredService(machine.timings(self._slower(machine)), 32, seed=int(self._random.integers(1 << 30)))
+        service = ProfiledService(machine.timings(self._slower(machine)), 32, seed=int(self._random.integers(1 << 30)))
         outcome = simulate(batcher, arrivals, service, workers=machine.sessions)
         failed = outcome.latencies_ns < 0
         elapsed_ns = np.where(failed, round(limit_ms * 1e6), outcome.latencies_ns)
@@ -146,7 +146,7 @@ class SimulatedServers:
         look = min(blocks, BLOCKS)
         while True:  # as the generator does: a look after 20 blocks and after each 30 % more; the first block is warm-up
             some = (block >= 1) & (block <= look)
-            requests = Requests(elapsed_ns[some], elapsed_ns[some], failed[some], block[some] - 1)
+            requests = JudgedRequests(elapsed_ns[some], elapsed_ns[some], failed[some], block[some] - 1)
             final = look >= blocks  # early looks are paid for (Bonferroni)
             found = overall(judge(self._slo, requests, confidence=1 - 0.05 / (1 if final else 10)))
             given_up = load.purpose == "peak" and lost(self._slo, requests, look / blocks)
@@ -161,27 +161,27 @@ class SimulatedServers:
                         start_s=start_s)  # fmt: skip
 
 
-def _capacity(timings: tuple[Timing, ...], slo: Slo, sessions: int, requests: int = REQUESTS) -> float:
+def _capacity(timings: tuple[Timing, ...], slo: SloSpec, sessions: int, requests: int = REQUESTS) -> float:
     return predicted_rps(
         timings, overhead_ms=0.0, slo=slo, batching=Batching(), sessions=sessions, max_rows=32, requests=requests
     )
 
 
-def run_simulated(question: Question, servers: SimulatedServers) -> Outcome:
+def run_simulated(question: Question, servers: SimulatedServers) -> SearchOutcome:
     steps = search(question)
-    command = next(steps)
+    experiment = next(steps)
     while True:
         try:
-            command = steps.send(servers.answer(command))
+            experiment = steps.send(servers.answer(experiment))
         except StopIteration as stop:
-            outcome: Outcome = stop.value
+            outcome: SearchOutcome = stop.value
             return outcome
 
 
 KINDS = ("cliffs", "noise", "ties")
 
 
-def space(kind: str, seed: int, slo: Slo) -> tuple[dict[str, Machine], list[Entrant], dict[str, float]]:
+def space(kind: str, seed: int, slo: SloSpec) -> tuple[dict[str, Machine], list[Entrant], dict[str, float]]:
     """Nine candidates of one of KINDS: machines, entrants, and true peaks."""
     draw = np.random.default_rng([seed, KINDS.index(kind)])
     machines, entrants = {}, []
@@ -202,7 +202,7 @@ def space(kind: str, seed: int, slo: Slo) -> tuple[dict[str, Machine], list[Entr
 
 
 def simulated(spaces: int) -> int:
-    slo = Slo.parse("p99<100ms")
+    slo = SloSpec.parse("p99<100ms")
     regrets, shares, claims, proven = [], [], [], 0
     for kind, seed in ((kind, seed) for kind in KINDS for seed in range(spaces)):
         machines, entrants, peaks = space(kind, seed, slo)
@@ -277,14 +277,14 @@ class Peak:
         return math.sqrt(self.held_rps * self.missed_rps)
 
 
-async def _peak(spec: Spec, candidate: Candidate) -> Peak:
+async def _peak(spec: SearchSpec, candidate: CandidateSetup) -> Peak:
     """Raises: RuntimeError, if the candidate or the load generator fails."""
     began = time.monotonic()
     required = required_share(spec.slo)
     lab = Lab(spec, launcher_of(spec.launcher), measure)
 
-    async def asked(command: Command) -> Event:
-        event = await lab.answer(command)
+    async def asked(experiment: Experiment) -> Event:
+        event = await lab.answer(experiment)
         if (isinstance(event, Profiled | Measured) and event.failure) or (isinstance(event, Measured) and not event.valid):
             raise RuntimeError(f"{candidate.name}: {event}")
         return event
@@ -312,7 +312,7 @@ async def _peak(spec: Spec, candidate: Candidate) -> Peak:
         await lab.close()
 
 
-async def _recommended(spec: Spec, folder: Path) -> Outcome:
+async def _recommended(spec: SearchSpec, folder: Path) -> SearchOutcome:
     question = question_of(spec, paid=False)
     lab = Lab(spec, launcher_of(spec.launcher), measure, runs=folder / "runs")
     journal = Journal(folder / "journal.jsonl", question)
@@ -329,7 +329,7 @@ def _keep(path: Path, peaks: dict[str, Peak]) -> None:
 
 async def measured(path: Path, folder: Path, stop_after_s: float) -> int:
     began = time.monotonic()
-    spec = load_spec(path, load_catalogue())
+    spec = read_search_spec(path, load_catalogue())
     known = folder / "exhaustive.json"
     peaks = msgspec.json.decode(known.read_bytes(), type=dict[str, Peak]) if known.exists() else {}
     for candidate in spec.candidates:

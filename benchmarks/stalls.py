@@ -28,11 +28,11 @@ import uvloop
 
 from loadtest.measuring.generator import measure
 from loadtest.measuring.progress import Progress
-from loadtest.results import LoadSpec, RunResult, Slo, Stall
+from loadtest.results import LoadSpec, RunResult, SloSpec, Stall
 
 CORE = 0
 WORK_MS = 2.0  # of each request
-LIMIT = Slo.parse("p99<50ms")
+LIMIT = SloSpec.parse("p99<50ms")
 BURST_LOADS = (0.4, 0.5, 0.6, 0.7, 1.2)  # of what the core carries: the peak is at about 0.9
 shielded = False
 PAYLOAD = Path(__file__).parent.parent / "tests" / "loadtest" / "payload.json"

@@ -1,6 +1,6 @@
 """What is asked of a load test and what it found: plain values that go to JSON and back.
 
-`LoadSpec` (with its `Slo`) asks, `RunResult` answers. Both are frozen; `to_json` / `from_json` round-trip exactly, and
+`LoadSpec` (with its `SloSpec`) asks, `RunResult` answers. Both are frozen; `to_json` / `from_json` round-trip exactly, and
 `json_schema` publishes their form. Milliseconds and requests per second everywhere; a share is between 0 and 1.
 """
 
@@ -48,7 +48,7 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class SloSpec:
     """What must hold. A request that failed (error, shed, timeout) misses every objective.
 
     max_error_rate: share of failed requests that is still fine; None: failures count as misses only.
@@ -150,7 +150,7 @@ class LoadSpec:
     rate_rps: float = 0.0
     duration_s: float = 30.0
     seed: int = 0
-    slo: Slo | None = None
+    slo: SloSpec | None = None
     connections: int = 256
     processes: int = 1
     timeout_s: float = 10.0
@@ -232,7 +232,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Generator:
+class GeneratorReport:
     """What the generator measured of itself. lag: real less intended moment of sending, the wait for a connection left out.
 
     connection_wait_p99_ms: that wait. cpu_cores: of all its processes, 1.0 is one core kept busy. processes: how many.
@@ -361,7 +361,7 @@ class RunResult:
     verdict: Verdict | None
     requests_needed: int | None
     blocks: tuple[Block, ...]
-    generator: Generator
+    generator: GeneratorReport
     server: ServerSplit | None
     valid: bool
     reasons: tuple[str, ...]
@@ -405,7 +405,7 @@ def run_from_json(text: str | bytes, *, source: str) -> RunResult:
     return result
 
 
-def read_spec(path: str | Path) -> LoadSpec:
+def read_load_spec(path: str | Path) -> LoadSpec:
     """Read a spec as JSON. Raises: UsageError, with the path of the first fault."""
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=LoadSpec)

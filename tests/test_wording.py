@@ -14,7 +14,7 @@ from gateway.config import Config, parse_config
 from gateway.documents.faults import ConfigFaults, Fault, Location, path_of
 from loadtest.errors import UsageError
 from loadtest.prices.catalogue import load_catalogue
-from loadtest.question.spec import parse_spec
+from loadtest.question.spec import parse_search_spec
 from tests.loadtest.examples import changed as example_of_a_spec
 
 REFERENCE = yaml.safe_load((Path(__file__).parent.parent / "configs" / "gateway.yaml").read_text())
@@ -108,7 +108,7 @@ def test_whatever_stands_wherever_in_a_spec_of_loadtest_is_told_in_our_words() -
     for location in places(spec):
         for value in WRONG:
             try:
-                parse_spec(changed(location, value, spec), catalogue, source="spec.yaml")
+                parse_search_spec(changed(location, value, spec), catalogue, source="spec.yaml")
             except UsageError as exc:
                 told += 1
                 theirs = THEIRS.search(str(exc).replace(repr(value), ""))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loadtest.lab.launchers.launcher import Launcher
-from loadtest.question.spec import Spec
+from loadtest.question.spec import SearchSpec
 from loadtest.search.budget import AGREE_MOST, agree_seconds, profile_seconds
 from loadtest.search.events import EXPECTED, Question
 from loadtest.search.next_load import FINALISTS, SHORTLIST
@@ -29,7 +29,7 @@ class PlannedCandidate:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedComparison:
+class PlannedAgreementTest:
     """Of answers, before anything is loaded. kinds: of candidates. seconds: the most, of each. share: of all the time."""
 
     kinds: int
@@ -49,7 +49,7 @@ class Plan:
     launcher: str
     minutes: float
     candidates: tuple[PlannedCandidate, ...]
-    comparison: PlannedComparison | None
+    comparison: PlannedAgreementTest | None
     profiles: int
     profile_seconds: float
     loaded: int
@@ -59,7 +59,7 @@ class Plan:
     warnings: tuple[str, ...]
 
 
-def plan_of(spec: Spec, question: Question, launcher: Launcher, today: datetime.date) -> Plan:
+def plan_of(spec: SearchSpec, question: Question, launcher: Launcher, today: datetime.date) -> Plan:
     """spec: its candidates are priced."""
     candidates = []
     for candidate in spec.candidates:
@@ -69,10 +69,10 @@ def plan_of(spec: Spec, question: Question, launcher: Launcher, today: datetime.
             PlannedCandidate(candidate.name, price.usd_per_hour, candidate.basis, price.source, price.date, price.flags(today))
         )
     comparison = None
-    if spec.comparison is not None:
-        comparison = PlannedComparison(
+    if spec.agreement_test is not None:
+        comparison = PlannedAgreementTest(
             len({candidate.numerics for candidate in spec.candidates}),
-            spec.comparison.reference,
+            spec.agreement_test.reference,
             agree_seconds(question.seconds),
             AGREE_MOST,
         )

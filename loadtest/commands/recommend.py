@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from loadtest.commands.interrupts import Interruption
     from loadtest.lab.launchers.launcher import Launcher
-    from loadtest.question.spec import Spec
+    from loadtest.question.spec import SearchSpec
     from loadtest.reports.recommendation import Recommendation
     from loadtest.search.events import Question
 
@@ -117,22 +117,22 @@ def _today() -> datetime.date:
     return datetime.datetime.now(datetime.UTC).date()
 
 
-def _read(arguments: argparse.Namespace) -> "Spec":
+def _read(arguments: argparse.Namespace) -> "SearchSpec":
     from loadtest.lab.recommender import limited, price_by_metadata
     from loadtest.prices.catalogue import BUNDLED, load_catalogue
     from loadtest.prices.live_prices import current_catalogue
-    from loadtest.question.spec import load_spec
+    from loadtest.question.spec import read_search_spec
 
     own = arguments.instances
     now = datetime.datetime.now(datetime.UTC)
     catalogue = load_catalogue(own) if own else current_catalogue(now, instances=BUNDLED)
-    spec = load_spec(arguments.spec, catalogue)
+    spec = read_search_spec(arguments.spec, catalogue)
     spec = limited(spec, minutes=arguments.budget_minutes, usd=arguments.max_usd, target_rps=arguments.target_rps)
     return asyncio.run(price_by_metadata(spec, catalogue))
 
 
 async def _search(
-    spec: "Spec",
+    spec: "SearchSpec",
     question: "Question",
     launcher: "Launcher",
     folder: Path,

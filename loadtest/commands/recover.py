@@ -35,7 +35,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
     from loadtest.commands.run import STDOUT, exit_code, write
     from loadtest.load import live_log
     from loadtest.load.patterns import schedule
-    from loadtest.load.recorder import PENDING, UNSENT, write_csv
+    from loadtest.load.request_log import PENDING, UNSENT, write_csv
     from loadtest.reports.consoles import results
     from loadtest.reports.terminal import print_run
     from loadtest.results import to_json
@@ -45,17 +45,17 @@ def execute(args: argparse.Namespace) -> ExitCode:
     spec = description.spec
     plan = schedule(spec.pattern, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
     status, dispatched = np.asarray(log.status), np.asarray(log.dispatched)
-    rows = np.flatnonzero((dispatched > 0) & (status != UNSENT))  # what was still open is cut off: PENDING
-    done = rows[status[rows] != PENDING]
+    indices = np.flatnonzero((dispatched > 0) & (status != UNSENT))  # what was still open is cut off: PENDING
+    done = indices[status[indices] != PENDING]
     if len(done) == 0:
         raise UsageError(f"{args.file}: the run was killed before anything was answered: there is nothing to recover")
-    rows = rows[np.argsort(np.asarray(log.intended)[rows], kind="stable")]
-    elapsed_ns = min(plan.duration_ns, max(int(dispatched[rows].max()), int(np.asarray(log.done)[done].max())))
-    rows = rows[np.asarray(log.intended)[rows] < elapsed_ns]
+    indices = indices[np.argsort(np.asarray(log.intended)[indices], kind="stable")]
+    elapsed_ns = min(plan.duration_ns, max(int(dispatched[indices].max()), int(np.asarray(log.done)[done].max())))
+    indices = indices[np.asarray(log.intended)[indices] < elapsed_ns]
     ended = Ended(description.started_at, datetime.now(UTC).isoformat(timespec="milliseconds"), elapsed_ns, partial=True)
-    result = summarise(spec, plan, log, rows, (), ended, None, None)
+    result = summarise(spec, plan, log, indices, (), ended, None, None)
     if args.log:
-        write_csv(args.log, log, used=rows)
+        write_csv(args.log, log, used=indices)
     if args.json:
         write(args.json, to_json(result) + "\n")
     print_run(result, results(hidden=args.quiet or args.json == STDOUT))

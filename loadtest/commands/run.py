@@ -15,7 +15,7 @@ from gateway.process.command_line import add_command
 from gateway.process.console import words
 from loadtest.commands.interrupts import Interruption, interruption
 from loadtest.errors import ExitCode, Interrupted, UsageError
-from loadtest.results import LoadSpec, Protocol, RunResult, Slo, read_spec, to_json
+from loadtest.results import LoadSpec, Protocol, RunResult, SloSpec, read_load_spec, to_json
 
 if TYPE_CHECKING:
     from loadtest.measuring.progress import Progress
@@ -98,11 +98,11 @@ def _asked(args: argparse.Namespace) -> LoadSpec:
         if name in given:
             given[name] = tuple(given[name])
     if args.slo is not None:
-        given["slo"] = Slo.parse(args.slo)
+        given["slo"] = SloSpec.parse(args.slo)
     if args.headers:
         given["headers"] = tuple(_header(text) for text in args.headers)
     if args.spec:
-        spec = replace(read_spec(args.spec), **given)
+        spec = replace(read_load_spec(args.spec), **given)
     elif "target" not in given:
         took = f"; --json took {str(args.json)!r} as its FILE: put --json last" if args.json not in (None, STDOUT) else ""
         raise UsageError(f"run: needs a TARGET (or --spec FILE){took}")

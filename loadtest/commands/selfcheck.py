@@ -9,7 +9,7 @@ from typing import Any, Final
 from gateway.process.command_line import add_command
 from loadtest.errors import ExitCode, UsageError
 from loadtest.measuring.generator_limit import keeps_up, null_server
-from loadtest.results import LoadSpec, Protocol, RunResult, Slo
+from loadtest.results import LoadSpec, Protocol, RunResult, SloSpec
 
 _RATES: Final = (500, 1000, 2000, 4000, 6000, 8000, 10_000, 12_000, 15_000, 20_000, 25_000, 30_000, 40_000)
 _FAILURES: Final = 2  # in a row: then no higher rate is tried
@@ -44,7 +44,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
 
     from loadtest.reports.consoles import results as output
 
-    slo = Slo.parse(args.slo)
+    slo = SloSpec.parse(args.slo)
     rates = _parse_rates(args.rates) if args.rates else _RATES
     console = output(hidden=args.json)
     enough = True

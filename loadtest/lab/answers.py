@@ -44,7 +44,7 @@ class _HungUp(Exception):
     """There is no connection, or no longer."""
 
 
-class _Connection(Protocol):
+class _BlockingClient(Protocol):
     """Asks one server, from one thread."""
 
     def ask(self, request: Request) -> Tensors:
@@ -70,7 +70,7 @@ def spread(requests: Sequence[Request]) -> list[Request]:
     return [requests[index * len(requests) // count] for index in range(count)]
 
 
-def ask(
+def answers_of(
     spec: LoadSpec, address: Address, model: str, requests: Sequence[Request], *, seconds: float, stop: threading.Event
 ) -> list[Tensors | None]:
     """The server's answer to each, in their order; None where there was none when `seconds` had passed or `stop` was set.
@@ -86,7 +86,7 @@ def ask(
     refusals: list[str] = []
 
     def work() -> None:
-        with contextlib.closing(_connected(spec, address, model)) as connection:
+        with contextlib.closing(_client_of(spec, address, model)) as client:
             while not stop.is_set() and time.monotonic() < until_s:
                 with taking:
                     index = next(todo, None)
@@ -94,10 +94,10 @@ def ask(
                     return
                 try:
                     try:
-                        answers[index] = connection.ask(requests[index])
+                        answers[index] = client.ask(requests[index])
                     except (_Busy, _HungUp):
                         with alone:
-                            answers[index] = _insist(connection, requests[index], until_s, stop)
+                            answers[index] = _insist(client, requests[index], until_s, stop)
                 except _Busy as exc:
                     refusals.append(str(exc))
                 except BaseException:
@@ -114,14 +114,14 @@ def ask(
     return answers
 
 
-def _insist(connection: _Connection, request: Request, until_s: float, stop: threading.Event) -> Tensors:
+def _insist(client: _BlockingClient, request: Request, until_s: float, stop: threading.Event) -> Tensors:
     """Raises: TargetError, if nobody is there; _Busy, if the server still is when time is up."""
     hung_up, pause_s = 1, _PAUSE_S
     while True:
         late = stop.wait(pause_s) or time.monotonic() >= until_s
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         try:
-            return connection.ask(request)
+            return client.ask(request)
         except _Busy:
             if late:
                 raise
@@ -161,11 +161,11 @@ def compared(
     return Compared(of_all(found), len(found), described(both[0][1], statistics, batched=batched))
 
 
-def _connected(spec: LoadSpec, address: Address, model: str) -> _Connection:
-    return _Grpc(spec, address, model) if spec.protocol == "grpc" else _Rest(spec, address, model)
+def _client_of(spec: LoadSpec, address: Address, model: str) -> _BlockingClient:
+    return _BlockingGrpcClient(spec, address, model) if spec.protocol == "grpc" else _BlockingRestClient(spec, address, model)
 
 
-class _Rest:
+class _BlockingRestClient:
     def __init__(self, spec: LoadSpec, address: Address, model: str) -> None:
         self._spec = spec
         self._path = infer_path(spec, address, model)
@@ -201,7 +201,7 @@ class _Rest:
         self._connection.close()
 
 
-class _Grpc:
+class _BlockingGrpcClient:
     def __init__(self, spec: LoadSpec, address: Address, model: str) -> None:
         import grpc
         from tritonclient.grpc import service_pb2_grpc

@@ -17,12 +17,13 @@ from itertools import pairwise
 
 from loadtest.results import LoadSpec, RunResult
 from loadtest.search.events import Timing
-from loadtest.search.prediction import MeasuredService
+from loadtest.search.prediction import ProfiledService
 from loadtest.search.strategy import powers_up_to
 
 LEAST_SECONDS = 0.3  # of one visit
 PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many limits
-SHED = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", "timeout"}  # too slow, as the server or we see it
+# Errors of requests that took too long, as the server or we see it.
+TOO_LATE = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", "timeout"}
 TRAFFIC_VISITS = 4  # as long as so many visits, with open traffic
 TRAFFIC_SHARE = 0.8  # of what full batches on all sessions would carry, and of what saturation did
 SATURATION_VISITS = 4  # as long as so many visits, with users for full batches on all sessions
@@ -32,26 +33,26 @@ P90_SIGMAS = 1.2816  # of a normal distribution, above its median
 
 
 @dataclass(frozen=True, slots=True)
-class Executions:
+class BatchStatistics:
     """What the server counted: rows of a batch -> (executions, their total ns)."""
 
     by_rows: dict[int, tuple[int, int]]
 
-    def since(self, before: "Executions") -> "Executions":
+    def since(self, before: "BatchStatistics") -> "BatchStatistics":
         """What was added after `before`."""
         added = {}
         for rows, (count, ns) in self.by_rows.items():
             old_count, old_ns = before.by_rows.get(rows, (0, 0))
             if count > old_count:
                 added[rows] = count - old_count, ns - old_ns
-        return Executions(added)
+        return BatchStatistics(added)
 
     def mean_ms(self, rows: int) -> float | None:
         count, ns = self.by_rows.get(rows, (0, 0))
         return ns / count / 1e6 if count else None
 
 
-def executions(statistics: dict[str, object]) -> Executions:
+def batch_statistics(statistics: dict[str, object]) -> BatchStatistics:
     """Read the v2 statistics extension's answer for one model. Source: Triton `extension_statistics.md`, batch_stats."""
     by_rows: dict[int, tuple[int, int]] = {}
     models = statistics.get("model_stats")
@@ -60,7 +61,7 @@ def executions(statistics: dict[str, object]) -> Executions:
             infer = entry["compute_infer"]
             count, ns = by_rows.get(entry["batch_size"], (0, 0))
             by_rows[entry["batch_size"]] = count + infer["count"], ns + infer["ns"]
-    return Executions(by_rows)
+    return BatchStatistics(by_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ async def profile(
     seconds: float,
     limit_ms: float,
     measure: Callable[[LoadSpec], Awaitable[RunResult]],
-    look: Callable[[], Awaitable[Executions]],
+    look: Callable[[], Awaitable[BatchStatistics]],
     lengths: str = "",
 ) -> Findings:
     """Sizes that alone take longer than the SLO's limit are left out, once one of them was seen.
@@ -111,7 +112,7 @@ async def profile(
             result = await measure(wanted)
             if result.succeeded:
                 break
-            if set(result.errors) - SHED:
+            if set(result.errors) - TOO_LATE:
                 raise ProfileFailed(", ".join(f"{count} × {error}" for error, count in result.errors.items()))
         else:
             return math.inf
@@ -162,11 +163,11 @@ async def profile(
     return Findings(timings, max(0.0, client_ms - model_ms), saturated_rps or None)
 
 
-def slowdown(timings: Sequence[Timing], executed: Executions, sessions: int, seconds: float) -> float:
+def slowdown(timings: Sequence[Timing], executed: BatchStatistics, sessions: int, seconds: float) -> float:
     """How much longer batches took in `seconds` of traffic than by their profile; 1 if one of the two is not known."""
     if not executed.by_rows or not timings:
         return 1.0
-    service = MeasuredService(timings, max(executed.by_rows))
+    service = ProfiledService(timings, max(executed.by_rows))
     spent_ms = sum(ns for _, ns in executed.by_rows.values()) / 1e6
     # A batch finds each other session busy as often as the sessions are.
     busy = 1 + (sessions - 1) * min(1.0, spent_ms / (sessions * seconds * 1e3))

@@ -16,26 +16,26 @@ import psutil
 from backends.base import Tensors
 from gateway.config import Batching, parse_config
 from loadtest.errors import LoadtestError, UsageError
-from loadtest.lab.answers import ask, compared, spread
+from loadtest.lab.answers import answers_of, compared, spread
 from loadtest.lab.journal import Journal
-from loadtest.lab.launchers.launcher import Launcher, Running, StartFailed
+from loadtest.lab.launchers.launcher import Launcher, RunningCandidate, StartFailed
 from loadtest.lab.launchers.url import get_json, instance_type_of
-from loadtest.lab.profiling import Executions, ProfileFailed, executions, profile, slowdown
+from loadtest.lab.profiling import BatchStatistics, ProfileFailed, batch_statistics, profile, slowdown
 from loadtest.load.payloads import Request, distinct, length_of, read_requests
 from loadtest.load.target import Address
 from loadtest.measuring.generator_limit import generator_limit_rps
 from loadtest.measuring.machine import Meter
 from loadtest.measuring.progress import Progress
-from loadtest.measuring.reference import Reference
+from loadtest.measuring.reference import ReferenceKernel
 from loadtest.prices.catalogue import Catalogue
-from loadtest.question.candidates import Candidate, priced
-from loadtest.question.spec import Spec
-from loadtest.results import LoadSpec, RunResult, Slo, to_json
+from loadtest.question.candidates import CandidateSetup, priced
+from loadtest.question.spec import SearchSpec
+from loadtest.results import LoadSpec, RunResult, SloSpec, to_json
 from loadtest.search.events import (
     EXPECTED,
     Agree,
     Agreed,
-    Command,
+    Experiment,
     Entrant,
     Event,
     Load,
@@ -48,7 +48,7 @@ from loadtest.search.events import (
     Spent,
 )
 from loadtest.search.prediction import Lengths, predicted_rps
-from loadtest.search.standing import Outcome
+from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import search
 from loadtest.verdict.stalls import others_share
 
@@ -63,9 +63,9 @@ AGAIN_SHARE = 0.2  # of the time that is left: so much a second profile may take
 QUIET_WAIT_S = 20.0  # at most, before what was disturbed is measured again
 
 
-def question_of(spec: Spec, *, paid: bool) -> Question:
+def question_of(spec: SearchSpec, *, paid: bool) -> Question:
     """What the search needs to know of a spec whose candidates are all priced. paid: whether running them costs money."""
-    assert spec.slo.tightest_ms is not None  # parse_spec refuses such an SLO
+    assert spec.slo.tightest_ms is not None  # parse_search_spec refuses such an SLO
     entrants = tuple(Entrant(c.name, c.group, c.usd_per_hour, c.sessions, c.max_rows, c.numerics) for c in spec.candidates)
     return Question(
         entrants=entrants,
@@ -74,18 +74,18 @@ def question_of(spec: Spec, *, paid: bool) -> Question:
         seconds=spec.budget.minutes * 60,
         target_rps=spec.target_rps,
         max_usd=spec.budget.usd if paid else None,
-        min_agreement=spec.min_agreement if spec.comparison else None,
-        reference=spec.comparison.reference if spec.comparison else "",
-        stand_ins=spec.comparison.stand_ins if spec.comparison else (),
+        min_agreement=spec.min_agreement if spec.agreement_test else None,
+        reference=spec.agreement_test.reference if spec.agreement_test else "",
+        stand_ins=spec.agreement_test.stand_ins if spec.agreement_test else (),
     )
 
 
-def required_share(slo: Slo) -> float:
+def required_share(slo: SloSpec) -> float:
     """The share of requests that must meet every objective at once: at least what the most lenient percentile asks."""
     return min(objective.percentile for objective in slo.objectives) / 100
 
 
-async def price_by_metadata(spec: Spec, catalogue: Catalogue) -> Spec:
+async def price_by_metadata(spec: SearchSpec, catalogue: Catalogue) -> SearchSpec:
     """Ask running servers without a stated instance type for it, so that every candidate has a price.
 
     Raises: TargetError, UsageError.
@@ -98,16 +98,16 @@ async def price_by_metadata(spec: Spec, catalogue: Catalogue) -> Spec:
             names[candidate.name] = known.name
             candidate = known
         candidates.append(candidate)
-    comparison = spec.comparison
-    if comparison is not None:
-        reference = names.get(comparison.reference, comparison.reference)
-        stand_ins = tuple(names.get(name, name) for name in comparison.stand_ins)
-        comparison = replace(comparison, reference=reference, stand_ins=stand_ins)
-    return replace(spec, candidates=tuple(candidates), comparison=comparison)
+    test = spec.agreement_test
+    if test is not None:
+        reference = names.get(test.reference, test.reference)
+        stand_ins = tuple(names.get(name, name) for name in test.stand_ins)
+        test = replace(test, reference=reference, stand_ins=stand_ins)
+    return replace(spec, candidates=tuple(candidates), agreement_test=test)
 
 
 class Lab:
-    """Answers the search's commands by measuring. Life: any number of `answer`, then close.
+    """Answers the search's experiments by measuring. Life: any number of `answer`, then close.
 
     One candidate runs at a time; it stays up until another is wanted. measure: `loadtest.measuring.generator.measure`.
     runs: where each run's full result is kept; None: nowhere. on_progress: told about twice a second how a load goes.
@@ -115,7 +115,7 @@ class Lab:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: SearchSpec,
         launcher: Launcher,
         measure: Measure,
         *,
@@ -128,11 +128,11 @@ class Lab:
         self._measure = measure
         self._runs = runs
         self._on_progress = on_progress
-        self._reference = Reference()
+        self._kernel = ReferenceKernel()
         self._profiles: dict[str, Profiled] = {}
         self._slowdown: dict[str, float] = {}
         self._answers: dict[str, list[Tensors | None]] = {}  # of the reference, by its name
-        self._running: Running | None = None
+        self._running: RunningCandidate | None = None
         self._running_name = ""
         self._count = 0
         self._disturbed = False
@@ -151,46 +151,46 @@ class Lab:
             if event.valid and not event.failure:
                 self._slowdown[event.entrant] = event.slowdown
 
-    async def answer(self, command: Command, *, left_s: float = math.inf) -> Event:
+    async def answer(self, experiment: Experiment, *, left_s: float = math.inf) -> Event:
         """left_s: of the budget; soon after it everything ends, whatever it waits for."""
         began_s = time.monotonic()
-        candidate = self._candidates[command.entrant]
-        if isinstance(command, Predict):
+        candidate = self._candidates[experiment.entrant]
+        if isinstance(experiment, Predict):
             rps, why = await asyncio.to_thread(self._predict, candidate)
             ceiling_rps = await generator_limit_rps(self._spec.payload.protocol) if rps > FAST_RPS else None
             rps = min(rps, ceiling_rps or math.inf)
             disturbed = not rps and self._profiles[candidate.group].disturbed
-            return Predicted(command.entrant, rps, time.monotonic() - began_s, why, ceiling_rps, disturbed)
+            return Predicted(experiment.entrant, rps, time.monotonic() - began_s, why, ceiling_rps, disturbed)
         try:
             async with asyncio.timeout(left_s + HARD_END_S if math.isfinite(left_s) else None):
                 if self._disturbed:
                     await self._quiet(min(QUIET_WAIT_S, left_s / 10))
-                if isinstance(command, Agree):
-                    event: Event = await self._agree(command, candidate)
+                if isinstance(experiment, Agree):
+                    event: Event = await self._agree(experiment, candidate)
                 else:
-                    event = await self._answer(command, candidate, left_s - (time.monotonic() - began_s))
+                    event = await self._answer(experiment, candidate, left_s - (time.monotonic() - began_s))
         except (StartFailed, TimeoutError) as exc:
             failure = f"did not start: {exc}" if isinstance(exc, StartFailed) else "did not answer before the budget ended"
-            if isinstance(command, Agree):
-                event = Agreed(command.entrant, failure=failure)
-            elif isinstance(command, Profile):
-                event = Profiled(command.group, failure=failure)
+            if isinstance(experiment, Agree):
+                event = Agreed(experiment.entrant, failure=failure)
+            elif isinstance(experiment, Profile):
+                event = Profiled(experiment.group, failure=failure)
             else:
-                event = Measured(command.entrant, command.purpose, command.rps, "fail", (), 0.0, failure=failure)
+                event = Measured(experiment.entrant, experiment.purpose, experiment.rps, "fail", (), 0.0, failure=failure)
         event = replace(event, seconds=time.monotonic() - began_s)
         self.remember(event)
         return event
 
-    async def _answer(self, command: Profile | Load, candidate: Candidate, left_s: float) -> Profiled | Measured:
+    async def _answer(self, experiment: Profile | Load, candidate: CandidateSetup, left_s: float) -> Profiled | Measured:
         start_s = time.monotonic()
         running = await self._ensure(candidate)
         start_s = time.monotonic() - start_s
-        before_ms = await self._reference.time_ms(candidate.cpus)
-        if isinstance(command, Profile):
-            event: Profiled | Measured = await self._profile(command, candidate, running, left_s - start_s)
+        before_ms = await self._kernel.time_ms(candidate.cpus)
+        if isinstance(experiment, Profile):
+            event: Profiled | Measured = await self._profile(experiment, candidate, running, left_s - start_s)
         else:
-            event = await self._load(command, candidate, running, left_s - start_s)
-        after_ms = await self._reference.time_ms(candidate.cpus)
+            event = await self._load(experiment, candidate, running, left_s - start_s)
+        after_ms = await self._kernel.time_ms(candidate.cpus)
         return replace(event, start_s=start_s, reference_ms=(before_ms + after_ms) / 2)
 
     async def _quiet(self, most_s: float) -> None:
@@ -203,12 +203,12 @@ class Lab:
                 return
 
     async def close(self) -> None:
-        await self._reference.close()
+        await self._kernel.close()
         if self._running is not None:
             await self._running.stop()
             self._running, self._running_name = None, ""
 
-    async def _ensure(self, candidate: Candidate) -> Running:
+    async def _ensure(self, candidate: CandidateSetup) -> RunningCandidate:
         if self._running is not None and self._running_name == candidate.name and not self._running.failure():
             return self._running
         if self._running is not None:
@@ -218,7 +218,7 @@ class Lab:
         self._running_name = candidate.name
         return self._running
 
-    def _predict(self, candidate: Candidate) -> tuple[float, str]:
+    def _predict(self, candidate: CandidateSetup) -> tuple[float, str]:
         """The rate, and why it is 0."""
         profiled = self._profiles[candidate.group]
         slower = self._slowdown.get(candidate.name, 1.0)
@@ -240,7 +240,7 @@ class Lab:
             return rps, "could not be measured: other work on the machine disturbed its profile"
         return rps, "" if rps else f"one request alone takes {alone_ms:.3g} ms, and {self._spec.slo} is asked"
 
-    def _lengths_of(self, candidate: Candidate) -> Lengths | None:
+    def _lengths_of(self, candidate: CandidateSetup) -> Lengths | None:
         ragged = parse_config(candidate.document, source=candidate.name).models[0].ragged if candidate.document else None
         if ragged is None or not self._spec.payload.files:
             return None  # made-up requests of one run may differ in length, but not in what is known of them here
@@ -248,44 +248,44 @@ class Lab:
             self._sizes = tuple(length_of(request, ragged.pad) for request in read_requests(self._spec.payload.files))
         return Lengths(ragged, self._sizes)
 
-    async def _agree(self, command: Agree, candidate: Candidate) -> Agreed:
+    async def _agree(self, experiment: Agree, candidate: CandidateSetup) -> Agreed:
         """The reference is asked twice: it must agree with itself. Its answers are kept for the others."""
-        comparison = self._spec.comparison
-        assert comparison is not None  # else question_of asks for no agreement
-        requests = spread(distinct(await asyncio.to_thread(read_requests, comparison.files)))
+        test = self._spec.agreement_test
+        assert test is not None  # else question_of asks for no agreement
+        requests = spread(distinct(await asyncio.to_thread(read_requests, test.files)))
         failure = ""
-        if command.reference == EXPECTED:
+        if experiment.reference == EXPECTED:
             self._answers[EXPECTED] = [request.expected for request in requests]
-        elif command.reference not in self._answers:
+        elif experiment.reference not in self._answers:
             # It is the candidate itself, but where an interrupted search goes on.
-            failure, answers = await self._ask(self._candidates[command.reference], requests, command.seconds)
-            if failure and command.entrant != command.reference:
-                failure = f"cannot be compared: the reference {command.reference} {failure}"
-            self._answers |= {} if failure else {command.reference: answers}
+            failure, answers = await self._ask(self._candidates[experiment.reference], requests, experiment.seconds)
+            if failure and experiment.entrant != experiment.reference:
+                failure = f"cannot be compared: the reference {experiment.reference} {failure}"
+            self._answers |= {} if failure else {experiment.reference: answers}
         if not failure:
-            failure, theirs = await self._ask(candidate, requests, command.seconds)
+            failure, theirs = await self._ask(candidate, requests, experiment.seconds)
         if failure:
-            return Agreed(command.entrant, failure=failure)
-        ours = self._answers[command.reference]
-        if command.reference == EXPECTED:  # whoever wrote them down need not have done so for every output
+            return Agreed(experiment.entrant, failure=failure)
+        ours = self._answers[experiment.reference]
+        if experiment.reference == EXPECTED:  # whoever wrote them down need not have done so for every output
             theirs = [
                 answer and {name: array for name, array in answer.items() if name in (wanted or ())}
                 for answer, wanted in zip(theirs, ours, strict=True)
             ]
         found = await asyncio.to_thread(
-            compared, requests, ours, theirs, statistics=comparison.statistics, batched=comparison.batched
+            compared, requests, ours, theirs, statistics=test.statistics, batched=test.batched
         )
-        return Agreed(command.entrant, found.agreement, found.inputs, found.statistic, failure=found.failure)
+        return Agreed(experiment.entrant, found.agreement, found.inputs, found.statistic, failure=found.failure)
 
-    async def _ask(self, candidate: Candidate, requests: list[Request], seconds: float) -> tuple[str, list[Tensors | None]]:
+    async def _ask(self, candidate: CandidateSetup, requests: list[Request], seconds: float) -> tuple[str, list[Tensors | None]]:
         """Why a candidate cannot be asked, else "" and its answers."""
         stop = threading.Event()
-        running: Running | None = None
+        running: RunningCandidate | None = None
         try:
             running = await self._ensure(_unhurried(candidate))
-            wanted = self._load_spec(running)
+            wanted = self._run_spec(running)
             address = Address.of(wanted)
-            return "", await asyncio.to_thread(ask, wanted, address, self._spec.model, requests, seconds=seconds, stop=stop)
+            return "", await asyncio.to_thread(answers_of, wanted, address, self._spec.model, requests, seconds=seconds, stop=stop)
         except StartFailed as exc:
             return f"did not start: {exc}", []
         except LoadtestError as exc:
@@ -293,66 +293,66 @@ class Lab:
         finally:
             stop.set()  # who is cancelled does not wait for the rest
 
-    async def _profile(self, command: Profile, candidate: Candidate, running: Running, left_s: float) -> Profiled:
+    async def _profile(self, experiment: Profile, candidate: CandidateSetup, running: RunningCandidate, left_s: float) -> Profiled:
         """What other work disturbed is profiled once more, when it is quiet, if there is time."""
         began_s = time.monotonic()
-        found, disturbed = await self._profile_once(command, running)
+        found, disturbed = await self._profile_once(experiment, running)
         took_s = time.monotonic() - began_s
         if disturbed and took_s < AGAIN_SHARE * left_s:
             await self._quiet(min(QUIET_WAIT_S, left_s / 10))
-            found, disturbed = await self._profile_once(command, running)
+            found, disturbed = await self._profile_once(experiment, running)
         return replace(found, disturbed=disturbed)
 
-    async def _profile_once(self, command: Profile, running: Running) -> tuple[Profiled, bool]:
-        wanted = self._load_spec(running)
+    async def _profile_once(self, experiment: Profile, running: RunningCandidate) -> tuple[Profiled, bool]:
+        wanted = self._run_spec(running)
         address = Address.of(wanted)
-        lengths = self._lengths_of(self._candidates[command.entrant])
+        lengths = self._lengths_of(self._candidates[experiment.entrant])
         try:
             async with Meter(address.host, address.port) as meter:
                 began_ns = time.monotonic_ns()
                 found = await profile(
                     wanted,
-                    rows=command.rows,
-                    sessions=command.sessions,
-                    seconds=command.seconds,
+                    rows=experiment.rows,
+                    sessions=experiment.sessions,
+                    seconds=experiment.seconds,
                     limit_ms=self._spec.slo.tightest_ms or 0.0,
                     measure=self._measure,
-                    look=lambda: self._executions(running),
+                    look=lambda: self._batch_statistics(running),
                     lengths=f"{min(lengths.typical)}-{max(lengths.typical)}" if lengths is not None else "",
                 )
                 recording = meter.recording(began_ns)
         except (ProfileFailed, LoadtestError) as exc:
-            return Profiled(command.group, failure=running.failure() or f"no profile: {exc}"), False
-        event = Profiled(command.group, found.timings, found.overhead_ms, saturated_rps=found.saturated_rps)
+            return Profiled(experiment.group, failure=running.failure() or f"no profile: {exc}"), False
+        event = Profiled(experiment.group, found.timings, found.overhead_ms, saturated_rps=found.saturated_rps)
         return event, recording is not None and others_share(recording) > QUIET_SHARE
 
-    async def _load(self, command: Load, candidate: Candidate, running: Running, left_s: float) -> Measured:
-        before = await self._executions(running)
+    async def _load(self, experiment: Load, candidate: CandidateSetup, running: RunningCandidate, left_s: float) -> Measured:
+        before = await self._batch_statistics(running)
         running.usage()
-        wanted = replace(self._load_spec(running), rate_rps=command.rps, duration_s=command.seconds, label=command.entrant)
+        wanted = replace(self._run_spec(running), rate_rps=experiment.rps, duration_s=experiment.seconds, label=experiment.entrant)
         stop = asyncio.Event()
         alarm = asyncio.get_running_loop().call_later(left_s + WRAP_UP_S, stop.set) if math.isfinite(left_s) else None
         told, shown = self._on_progress, {}
         if told is not None:
-            shown = {"on_progress": lambda progress: told(command, progress)}
+            shown = {"on_progress": lambda progress: told(experiment, progress)}
         try:
             result = await self._measure(
-                wanted, until_decided=command.until_decided, or_lost=command.purpose == "peak", stop=stop, **shown
+                wanted, until_decided=experiment.until_decided, or_lost=experiment.purpose == "peak", stop=stop, **shown
             )
         except LoadtestError as exc:
             failure = running.failure() or str(exc)
-            return Measured(command.entrant, command.purpose, command.rps, "fail", (), 0.0, failure=failure)
+            return Measured(experiment.entrant, experiment.purpose, experiment.rps, "fail", (), 0.0, failure=failure)
         finally:
             if alarm is not None:
                 alarm.cancel()
         usage = running.usage()
-        batches = (await self._executions(running)).since(before)
+        batches = (await self._batch_statistics(running)).since(before)
         self._keep(result)
         profiled = self._profiles.get(candidate.group, Profiled(candidate.group))
         return Measured(
-            entrant=command.entrant,
-            purpose=command.purpose,
-            rps=command.rps,
+            entrant=experiment.entrant,
+            purpose=experiment.purpose,
+            rps=experiment.rps,
             verdict=result.verdict or "undecided",
             blocks=tuple((block.requests, block.met) for block in result.blocks if not block.warmup and block.requests),
             seconds=0.0,
@@ -380,7 +380,7 @@ class Lab:
             else slowdown(profiled.timings, batches, candidate.sessions, result.warmup_s + result.window_s),
         )
 
-    def _load_spec(self, running: Running) -> LoadSpec:
+    def _run_spec(self, running: RunningCandidate) -> LoadSpec:
         payload = self._spec.payload
         return LoadSpec(
             target=running.grpc if payload.protocol == "grpc" else running.rest,
@@ -396,12 +396,12 @@ class Lab:
             pad=self._spec.pad,
         )
 
-    async def _executions(self, running: Running) -> Executions:
+    async def _batch_statistics(self, running: RunningCandidate) -> BatchStatistics:
         """What the server has counted so far; nothing, if it keeps no statistics."""
         try:
-            return executions(await asyncio.to_thread(get_json, f"{running.rest}/v2/models/{self._spec.model}/stats"))
+            return batch_statistics(await asyncio.to_thread(get_json, f"{running.rest}/v2/models/{self._spec.model}/stats"))
         except LoadtestError:
-            return Executions({})
+            return BatchStatistics({})
 
     def _keep(self, result: RunResult) -> None:
         if self._runs is not None:
@@ -413,7 +413,7 @@ class Lab:
 class SearchStep:
     """What a live display is told: before a measurement (event None) and after it. seconds, usd: spent so far."""
 
-    command: Command
+    experiment: Experiment
     event: Event | None
     seconds: float
     usd: float
@@ -421,7 +421,7 @@ class SearchStep:
 
 async def run_search(
     question: Question, lab: Lab, journal: Journal, *, on_step: Callable[[SearchStep], None] = lambda step: None
-) -> Outcome:
+) -> SearchOutcome:
     """The whole search, from where the journal stops. The journal is left open; the lab is closed in every case."""
     spent = Spent(question)
     for event in journal.events:
@@ -429,17 +429,17 @@ async def run_search(
         spent.add(event)
     steps = search(question, journal.events)
     try:
-        command = next(steps)
+        experiment = next(steps)
         while True:
-            on_step(SearchStep(command, None, spent.seconds, spent.usd))
-            event = await lab.answer(command, left_s=question.seconds - spent.seconds)
+            on_step(SearchStep(experiment, None, spent.seconds, spent.usd))
+            event = await lab.answer(experiment, left_s=question.seconds - spent.seconds)
             journal.append(event)
             spent.add(event)
-            on_step(SearchStep(command, event, spent.seconds, spent.usd))
-            command = steps.send(event)
+            on_step(SearchStep(experiment, event, spent.seconds, spent.usd))
+            experiment = steps.send(event)
     except StopIteration as stop:
         journal.finish()
-        outcome: Outcome = stop.value
+        outcome: SearchOutcome = stop.value
         return outcome
     finally:
         await lab.close()
@@ -454,7 +454,7 @@ def extended(question: Question, events: Sequence[Event]) -> Question:
     return replace(question, seconds=question.seconds + spent.seconds, max_usd=usd)
 
 
-def _unhurried(candidate: Candidate) -> Candidate:
+def _unhurried(candidate: CandidateSetup) -> CandidateSetup:
     """The same without an SLO, for which its gateway would refuse what would be late, as on a busy machine much would be."""
     if not candidate.document:
         return candidate
@@ -462,14 +462,14 @@ def _unhurried(candidate: Candidate) -> Candidate:
     return replace(candidate, name=f"{candidate.name}, without SLO", document={**candidate.document, "models": models})
 
 
-def batching_of(candidate: Candidate) -> Batching:
+def batching_of(candidate: CandidateSetup) -> Batching:
     """How the candidate batches; of a server that is not ours, the gateway's default is assumed."""
     if not candidate.document:
         return Batching()
     return parse_config(candidate.document, source=candidate.name).models[0].batching
 
 
-def limited(spec: Spec, *, minutes: float | None, usd: float | None, target_rps: float | None) -> Spec:
+def limited(spec: SearchSpec, *, minutes: float | None, usd: float | None, target_rps: float | None) -> SearchSpec:
     """The spec with what the command line says instead. Raises: UsageError."""
     for name, value in (("--budget-minutes", minutes), ("--target-rps", target_rps)):
         if value is not None and value <= 0:

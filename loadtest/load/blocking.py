@@ -18,7 +18,7 @@ class NotAnswered(Exception):
     """It took longer than it may."""
 
 
-async def ask(question: Callable[..., T], *args: Any, timeout_s: float, **options: Any) -> T:
+async def in_thread(call: Callable[..., T], *args: Any, timeout_s: float, **options: Any) -> T:
     """Run a blocking function in a thread of its own. Cancelled, or late, the thread is left behind; it ends with the process.
 
     Raises: NotAnswered after timeout_s, and what the function raises.
@@ -37,13 +37,13 @@ async def ask(question: Callable[..., T], *args: Any, timeout_s: float, **option
     def work() -> None:
         value, error = None, None
         try:
-            value = question(*args, **options)
+            value = call(*args, **options)
         except BaseException as exc:  # to be raised where it was asked
             error = exc
         with suppress(RuntimeError):  # the event loop has ended meanwhile
             loop.call_soon_threadsafe(settle, value, error)
 
-    threading.Thread(target=work, name=f"ask {getattr(question, '__name__', '')}", daemon=True).start()
+    threading.Thread(target=work, name=f"in_thread {getattr(call, '__name__', '')}", daemon=True).start()
     try:
         async with asyncio.timeout(timeout_s):
             return await answer

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from loadtest.load.blocking import NotAnswered, ask
+from loadtest.load.blocking import NotAnswered, in_thread
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
@@ -30,7 +30,7 @@ class Dialler:
     async def look_up(self) -> None:
         """A name that does not resolve is no error yet: `dial` will fail."""
         try:
-            found = await ask(socket.getaddrinfo, self._host, self._port, type=socket.SOCK_STREAM, timeout_s=self._timeout_s)
+            found = await in_thread(socket.getaddrinfo, self._host, self._port, type=socket.SOCK_STREAM, timeout_s=self._timeout_s)
         except (OSError, UnicodeError, NotAnswered):
             return
         self._addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))

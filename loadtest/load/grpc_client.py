@@ -20,7 +20,7 @@ from gateway.wire.http2_frames import CANCEL
 from gateway.wire.http2_headers import Headers, header_block
 from loadtest.load.dialler import Dialler
 from loadtest.load.http_client import CLOSE_S, CLOSED
-from loadtest.load.recorder import GRPC, MALFORMED, OK, REFUSED, RESET, RequestLog, status_name
+from loadtest.load.request_log import GRPC, MALFORMED, OK, REFUSED, RESET, RequestLog, status_name
 
 SERVICE: Final = "inference.GRPCInferenceService"
 METHOD: Final = "ModelInfer"
@@ -45,7 +45,7 @@ class GrpcClient:
         on_done: Callable[[int, int], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        """requests: messages. on_done: gets the row and its status, once per `send`, never inside it.
+        """requests: messages. on_done: gets the index and its status, once per `send`, never inside it.
 
         on_fault: gets what went wrong in here.
         """
@@ -69,7 +69,7 @@ class GrpcClient:
         self.on_fault = on_fault
         self.error_samples: dict[str, str] = {}
         self.start_ns = 0  # of the run; set before the first send
-        self._connections: list[_Connection] = []
+        self._connections: list[_GrpcConnection] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self._waiting: deque[int] = deque()
         self._turn = 0
@@ -78,7 +78,7 @@ class GrpcClient:
         self.most_connections = 0
 
     def __repr__(self) -> str:
-        calls = sum(len(connection.rows) for connection in self._connections)
+        calls = sum(len(connection.indices) for connection in self._connections)
         return f"<GrpcClient {len(self._connections)} open, {calls} calls, {len(self._waiting)} waiting>"
 
     async def open(self, connections: int) -> None:
@@ -88,22 +88,22 @@ class GrpcClient:
         if self._connecting:
             await asyncio.wait(self._connecting)
 
-    def send(self, row: int) -> None:
+    def send(self, index: int) -> None:
         count = len(self._connections)
         for _ in range(count):
             self._turn = (self._turn + 1) % count
             connection = self._connections[self._turn]
             if connection.has_room:
-                connection.send(row)
+                connection.send(index)
                 return
-        self._waiting.append(row)
+        self._waiting.append(index)
         self._connect()
 
-    def expire(self, rows: Container[int]) -> None:
+    def expire(self, indices: Container[int]) -> None:
         """Take back the oldest requests, which their caller has given up; `on_done` is not called for them."""
         for connection in self._connections:
-            connection.cancel(rows)
-        while self._waiting and self._waiting[0] in rows:
+            connection.cancel(indices)
+        while self._waiting and self._waiting[0] in indices:
             self._waiting.popleft()
 
     async def close(self) -> None:
@@ -112,7 +112,7 @@ class GrpcClient:
         for task in self._connecting:
             task.cancel()
         for connection in self._connections:
-            connection.rows.clear()
+            connection.indices.clear()
             connection.abort()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -130,7 +130,7 @@ class GrpcClient:
     async def _open_one(self) -> None:
         try:
             try:
-                connection = await self._dialler.dial(lambda: _Connection(self))
+                connection = await self._dialler.dial(lambda: _GrpcConnection(self))
             except OSError as exc:
                 if not self._connections:
                     self._fail_waiting(REFUSED, str(exc) or "no connection within the timeout")
@@ -146,16 +146,16 @@ class GrpcClient:
 
     def _fail_waiting(self, status: int, message: str) -> None:
         waiting, self._waiting = self._waiting, deque()
-        for row in waiting:
-            self.fail(row, status, message)
+        for index in waiting:
+            self.fail(index, status, message)
 
     # What connections report.
 
-    def room(self, connection: "_Connection") -> None:
+    def room(self, connection: "_GrpcConnection") -> None:
         while self._waiting and connection.has_room:
             connection.send(self._waiting.popleft())
 
-    def lost(self, connection: "_Connection") -> None:
+    def lost(self, connection: "_GrpcConnection") -> None:
         if connection in self._connections:
             self._connections.remove(connection)
         if self._closed and not self._connections:
@@ -163,24 +163,24 @@ class GrpcClient:
         elif self._waiting:
             self._connect()
 
-    def fail(self, row: int, status: int, message: str) -> None:
+    def fail(self, index: int, status: int, message: str) -> None:
         self.error_samples.setdefault(status_name(status), message[:_SAMPLE_CHARACTERS])
-        self.on_done(row, status)
+        self.on_done(index, status)
 
 
-class _Connection(asyncio.Protocol):
-    """One HTTP/2 connection: the transport, and what its answers mean. rows: the request that each open stream carries."""
+class _GrpcConnection(asyncio.Protocol):
+    """One HTTP/2 connection: the transport, and what its answers mean. indices: stream -> the request that it carries."""
 
     def __init__(self, client: GrpcClient) -> None:
         self._client = client
         self._core = ClientConnection(self, self._flush)
-        self.rows: dict[int, int] = {}
+        self.indices: dict[int, int] = {}
         self._going_away = False
 
     @property
     def has_room(self) -> bool:
         """Not on a connection that ended, either: its protocol may be told later."""
-        return len(self.rows) < self._core.most_streams and not self._going_away and not self._transport.is_closing()
+        return len(self.indices) < self._core.most_streams and not self._going_away and not self._transport.is_closing()
 
     @property
     def is_closing(self) -> bool:
@@ -193,15 +193,15 @@ class _Connection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    def send(self, row: int) -> None:
+    def send(self, index: int) -> None:
         client, log = self._client, self._client.log
-        message = client.messages[log.payload[row]]
-        log.sent[row] = time.monotonic_ns() - client.start_ns
-        self.rows[self._core.ask(client.headers, message)] = row
+        message = client.messages[log.payload[index]]
+        log.sent[index] = time.monotonic_ns() - client.start_ns
+        self.indices[self._core.ask(client.headers, message)] = index
 
-    def cancel(self, rows: Container[int]) -> None:
+    def cancel(self, indices: Container[int]) -> None:
         # Streams are in the order of their requests, the oldest first: all of them at each sweep would be too many.
-        for stream in [stream for stream, _ in takewhile(lambda each: each[1] in rows, self.rows.items())]:
+        for stream in [stream for stream, _ in takewhile(lambda each: each[1] in indices, self.indices.items())]:
             self._core.cancel(stream, CANCEL)
             self._forget(stream)
         self._client.room(self)
@@ -212,10 +212,10 @@ class _Connection(asyncio.Protocol):
 
     def _forget(self, stream: int) -> int | None:
         self._core.drop(stream)
-        row = self.rows.pop(stream, None)
-        if self._going_away and not self.rows:
+        index = self.indices.pop(stream, None)
+        if self._going_away and not self.indices:
             self._transport.close()
-        return row
+        return index
 
     def data_received(self, data: bytes) -> None:
         core = self._core
@@ -241,10 +241,10 @@ class _Connection(asyncio.Protocol):
             return
         code = headers.get(b"grpc-status")
         if code == b"0":
-            row = self._forget(stream)
-            if row is not None:
+            index = self._forget(stream)
+            if index is not None:
                 self._client.room(self)
-                self._client.on_done(row, OK)
+                self._client.on_done(index, OK)
         elif code is None:
             status = headers.get(b":status", b"200")
             self._failed(stream, _http_status(status) if status != b"200" else MALFORMED, "no gRPC status")
@@ -260,30 +260,30 @@ class _Connection(asyncio.Protocol):
 
     def going_away(self, last: int) -> None:
         self._going_away = True
-        for stream in [stream for stream in self.rows if stream > last]:
+        for stream in [stream for stream in self.indices if stream > last]:
             self._failed(stream, RESET, "the server is going away")
-        if not self.rows:
+        if not self.indices:
             self._transport.close()
 
     def room(self) -> None:
         self._client.room(self)
 
     def _failed(self, stream: int, status: int, message: str) -> None:
-        row = self._forget(stream)
-        if row is not None:
+        index = self._forget(stream)
+        if index is not None:
             self._client.room(self)
-            self._client.fail(row, status, message)
+            self._client.fail(index, status, message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._core.lost()
         self._end(RESET, str(exc or CLOSED))
 
     def _end(self, status: int, message: str) -> None:
-        rows, self.rows = self.rows, {}
+        indices, self.indices = self.indices, {}
         try:
             self._client.lost(self)
-            for row in rows.values():
-                self._client.fail(row, status, message)
+            for index in indices.values():
+                self._client.fail(index, status, message)
         except Exception as fault:
             self._client.on_fault(fault)
 

@@ -18,7 +18,7 @@ from typing import Final
 import httptools
 
 from loadtest.load.dialler import Dialler
-from loadtest.load.recorder import MALFORMED, OK, REFUSED, RESET, RequestLog, status_name
+from loadtest.load.request_log import MALFORMED, OK, REFUSED, RESET, RequestLog, status_name
 
 _SAMPLE_BYTES: Final = 300
 CLOSE_S: Final = 1.0  # for connections to end: they have been aborted, and nothing depends on it
@@ -38,7 +38,7 @@ class HttpClient:
         on_done: Callable[[int, int], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        """on_done: gets the row and its status, once per `send`, never inside it. on_fault: gets what went wrong in here."""
+        """on_done: gets the index and its status, once per `send`, never inside it. on_fault: gets what went wrong in here."""
         self._dialler = dialler
         self._cap = connections
         self.requests = requests
@@ -47,8 +47,8 @@ class HttpClient:
         self.on_fault = on_fault
         self.error_samples: dict[str, str] = {}
         self.start_ns = 0  # of the run; set before the first send
-        self._idle: list[_Connection] = []
-        self._connections: set[_Connection] = set()
+        self._idle: list[_HttpConnection] = []
+        self._connections: set[_HttpConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._waiting: deque[int] = deque()
         self._closed = False
@@ -68,19 +68,19 @@ class HttpClient:
         if self._connecting:
             await asyncio.wait(self._connecting)
 
-    def send(self, row: int) -> None:
+    def send(self, index: int) -> None:
         while self._idle:
-            if self._idle.pop().try_send(row):  # else nothing was sent: to take the next is no second try
+            if self._idle.pop().try_send(index):  # else nothing was sent: to take the next is no second try
                 return
-        self._waiting.append(row)
+        self._waiting.append(index)
         self._connect()
 
-    def expire(self, rows: Container[int]) -> None:
+    def expire(self, indices: Container[int]) -> None:
         """Take back the oldest requests, which their caller has given up; `on_done` is not called for them."""
-        for connection in [connection for connection in self._connections if connection.row in rows]:
-            connection.row = -1
+        for connection in [connection for connection in self._connections if connection.index in indices]:
+            connection.index = -1
             connection.abort()
-        while self._waiting and self._waiting[0] in rows:
+        while self._waiting and self._waiting[0] in indices:
             self._waiting.popleft()
 
     async def close(self) -> None:
@@ -89,7 +89,7 @@ class HttpClient:
         for task in self._connecting:
             task.cancel()
         for connection in self._connections:
-            connection.row = -1
+            connection.index = -1
             connection.abort()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -107,7 +107,7 @@ class HttpClient:
     async def _open_one(self) -> None:
         try:
             try:
-                connection = await self._dialler.dial(lambda: _Connection(self))
+                connection = await self._dialler.dial(lambda: _HttpConnection(self))
             except OSError as exc:
                 self._fail_next(REFUSED, str(exc) or "no connection within the timeout")
             else:
@@ -128,13 +128,13 @@ class HttpClient:
 
     # What connections report.
 
-    def free(self, connection: "_Connection") -> None:
+    def free(self, connection: "_HttpConnection") -> None:
         if not self._waiting:
             self._idle.append(connection)
         elif connection.try_send(self._waiting[0]):
             self._waiting.popleft()
 
-    def lost(self, connection: "_Connection") -> None:
+    def lost(self, connection: "_HttpConnection") -> None:
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -143,21 +143,21 @@ class HttpClient:
         elif self._waiting:
             self._connect()
 
-    def fail(self, row: int, status: int, message: str) -> None:
+    def fail(self, index: int, status: int, message: str) -> None:
         self.error_samples.setdefault(status_name(status), message[:_SAMPLE_BYTES])
-        self.on_done(row, status)
+        self.on_done(index, status)
 
 
-class _Connection(asyncio.Protocol):
-    """One connection; row is what it waits for, -1 if nothing."""
+class _HttpConnection(asyncio.Protocol):
+    """One connection. index: of the request that it waits for; -1 if there is none."""
 
-    __slots__ = ("_body", "_client", "_parser", "_transport", "row")
+    __slots__ = ("_body", "_client", "_parser", "_transport", "index")
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
         self._parser = httptools.HttpResponseParser(self)
         self._body = b""
-        self.row = -1
+        self.index = -1
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self._transport = transport
@@ -166,15 +166,15 @@ class _Connection(asyncio.Protocol):
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 
-    def try_send(self, row: int) -> bool:
+    def try_send(self, index: int) -> bool:
         """Whether it was sent: not on a connection that ended, as its protocol may be told later, or never."""
         if self._transport.is_closing():
             return False
         client = self._client
         log = client.log
-        self.row = row
-        log.sent[row] = time.monotonic_ns() - client.start_ns
-        self._transport.write(client.requests[log.payload[row]])
+        self.index = index
+        log.sent[index] = time.monotonic_ns() - client.start_ns
+        self._transport.write(client.requests[log.payload[index]])
         return True
 
     def abort(self) -> None:
@@ -196,33 +196,33 @@ class _Connection(asyncio.Protocol):
             self._body = body
 
     def on_message_complete(self) -> None:
-        row = self.row
-        if row < 0:
+        index = self.index
+        if index < 0:
             self.abort()  # an answer to nothing, or to a request that was given up
             return
         status = self._parser.get_status_code()
         if status < 200:
             return  # an interim response: the real one follows
-        self.row = -1
+        self.index = -1
         client = self._client
         if not self._parser.should_keep_alive():
             self._transport.close()
         else:
             client.free(self)
         if status < 300:
-            client.on_done(row, OK)
+            client.on_done(index, OK)
         else:
             body, self._body = self._body, b""
-            client.fail(row, status, body.decode(errors="replace"))
+            client.fail(index, status, body.decode(errors="replace"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(RESET, str(exc or CLOSED))
 
     def _end(self, status: int, message: str) -> None:
-        row, self.row = self.row, -1
+        index, self.index = self.index, -1
         try:
             self._client.lost(self)
-            if row >= 0:
-                self._client.fail(row, status, message)
+            if index >= 0:
+                self._client.fail(index, status, message)
         except Exception as fault:
             self._client.on_fault(fault)

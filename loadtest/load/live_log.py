@@ -1,8 +1,8 @@
 """What a run has measured so far, in a file that outlives the process that measures: `loadtest recover` reads it.
 
-The file is the table of requests (`loadtest.load.recorder`), shared memory of all that send, and behind it how to read it: a
-document (JSON), its length and the number of rows (8 bytes each, little-endian). The kernel keeps what was written, however the
-writers end; only a machine that crashes loses the last seconds.
+The file is the table of requests (`loadtest.load.request_log`), shared memory of all that send, and behind it how to read it: a
+document (JSON), its length and the number of requests (8 bytes each, little-endian). The kernel keeps what was written, however
+the writers end; only a machine that crashes loses the last seconds.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import IO
 import msgspec
 
 from loadtest.errors import UsageError
-from loadtest.load.recorder import ROW_BYTES, RequestLog
+from loadtest.load.request_log import REQUEST_BYTES, RequestLog
 from loadtest.results import LoadSpec, to_json
 
 SUFFIX = ".live"
@@ -34,11 +34,11 @@ def create(path: Path) -> IO[bytes]:
         raise UsageError(f"{path}: cannot be written: {exc}") from exc
 
 
-def describe(file: IO[bytes], spec: LoadSpec, *, rows: int, started_at: str) -> None:
+def describe(file: IO[bytes], spec: LoadSpec, *, requests: int, started_at: str) -> None:
     """Write what is needed to read the table, which is laid out already, behind it."""
     document = msgspec.json.encode({"spec": msgspec.Raw(to_json(spec).encode()), "started_at": started_at})
-    file.seek(max(1, rows) * ROW_BYTES)
-    file.write(document + len(document).to_bytes(8, "little") + rows.to_bytes(8, "little"))
+    file.seek(max(1, requests) * REQUEST_BYTES)
+    file.write(document + len(document).to_bytes(8, "little") + requests.to_bytes(8, "little"))
     file.flush()
 
 
@@ -52,13 +52,13 @@ def read(path: Path) -> tuple[Description, RequestLog]:
             size = file.seek(0, 2)
             file.seek(max(0, size - 16))
             tail = file.read(16)
-            length, rows = int.from_bytes(tail[:8], "little"), int.from_bytes(tail[8:], "little")
-            if len(tail) < 16 or max(1, rows) * ROW_BYTES + length + 16 != size:
+            length, requests = int.from_bytes(tail[:8], "little"), int.from_bytes(tail[8:], "little")
+            if len(tail) < 16 or max(1, requests) * REQUEST_BYTES + length + 16 != size:
                 raise UsageError(
                     f"{path}: not what `loadtest run` keeps while it runs, or the run ended before it began to send"
                 )
             file.seek(size - 16 - length)
             description = msgspec.json.decode(file.read(length), type=Description)
-            return description, RequestLog(rows, file.fileno())
+            return description, RequestLog(requests, file.fileno())
     except (OSError, msgspec.MsgspecError) as exc:
         raise UsageError(f"{path}: cannot be read: {exc}") from exc

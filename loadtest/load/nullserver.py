@@ -53,7 +53,7 @@ _METADATA_RESPONSE: Final = _http(b"200 OK", _METADATA)
 _NOT_FOUND: Final = _http(b"404 Not Found", b'{"error":"the null server has no statistics"}')
 
 
-class _Connection(asyncio.Protocol):
+class _NullHttp(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self._transport = transport
         self._missing = 0
@@ -76,7 +76,7 @@ class _Connection(asyncio.Protocol):
 
 async def start_http(port: int = 0) -> asyncio.Server:
     """Listen on 127.0.0.1; port 0 is any free one."""
-    return await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", port)
+    return await asyncio.get_running_loop().create_server(_NullHttp, "127.0.0.1", port)
 
 
 async def start_grpc(port: int = 0) -> asyncio.Server:
@@ -88,12 +88,12 @@ async def start_grpc(port: int = 0) -> asyncio.Server:
     metadata.inputs.add(name="x", datatype="FP32", shape=[-1, 16])
     metadata.outputs.add(name="y", datatype="FP32", shape=[-1, 4])
     answers = {b"": infer.SerializeToString(), b"ModelMetadata": metadata.SerializeToString()}
-    return await asyncio.get_running_loop().create_server(lambda: _GrpcConnection(answers), "127.0.0.1", port)
+    return await asyncio.get_running_loop().create_server(lambda: _NullGrpc(answers), "127.0.0.1", port)
 
 
-class _GrpcConnection(asyncio.Protocol):
+class _NullGrpc(asyncio.Protocol):
     def __init__(self, answers: dict[bytes, bytes]) -> None:
-        self._core = _Null(answers, lambda: None)
+        self._core = _NullHttp2(answers, lambda: None)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self._transport = transport
@@ -110,7 +110,7 @@ class _GrpcConnection(asyncio.Protocol):
             self._transport.abort()
 
 
-class _Null(Connection):
+class _NullHttp2(Connection):
     """Tells methods apart by their literal name in the header block (C-core's first call on a connection has it so)."""
 
     _HEAD: Final = header_block((b"content-type", b"application/grpc"), status=200)

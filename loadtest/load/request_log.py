@@ -9,7 +9,7 @@ Columns, all times in nanoseconds from the start of the run (one monotonic clock
     status      `OK`, a failure of the client's side, an HTTP status, or GRPC + the gRPC status code
     payload     which of the prepared requests it carries
 
-A row's status is written last: a reader that sees it set may read the other columns.
+A request's status is written last: a reader that sees it set may read the other columns.
 """
 
 import csv
@@ -40,7 +40,7 @@ _GRPC_CODES: Final = (
 )  # fmt: skip
 
 _TIMES: Final = ("intended", "dispatched", "sent", "done")
-ROW_BYTES: Final = len(_TIMES) * 8 + 4 + 2
+REQUEST_BYTES: Final = len(_TIMES) * 8 + 4 + 2
 
 
 def status_name(status: int) -> str:
@@ -56,37 +56,38 @@ class RequestLog:
     Columns are memoryviews: faster than numpy's arrays one item at a time; `np.asarray(log.done)` is a view for many.
     """
 
-    def __init__(self, rows: int, fd: int = -1) -> None:
-        """fd: -1 for memory of this process only, else an open file of rows · ROW_BYTES bytes (stays the caller's)."""
-        self.rows = rows
-        self._memory = mmap.mmap(fd, max(1, rows) * ROW_BYTES)
+    def __init__(self, size: int, fd: int = -1) -> None:
+        """fd: -1 for memory of this process only, else an open file of size · REQUEST_BYTES bytes (stays the caller's)."""
+        self.size = size
+        self._memory = mmap.mmap(fd, max(1, size) * REQUEST_BYTES)
         view = memoryview(self._memory)
-        times = [view[i * rows * 8 : (i + 1) * rows * 8].cast("q") for i in range(len(_TIMES))]
+        times = [view[i * size * 8 : (i + 1) * size * 8].cast("q") for i in range(len(_TIMES))]
         self.intended, self.dispatched, self.sent, self.done = times
-        at = len(_TIMES) * rows * 8
-        self.payload = view[at : at + rows * 4].cast("i")
-        self.status = view[at + rows * 4 : at + rows * 6].cast("h")
+        at = len(_TIMES) * size * 8
+        self.payload = view[at : at + size * 4].cast("i")
+        self.status = view[at + size * 4 : at + size * 6].cast("h")
 
     @classmethod
-    def shared(cls, rows: int, fd: int) -> "RequestLog":
+    def shared(cls, size: int, fd: int) -> "RequestLog":
         """Size an empty file and lay the table over it. Raises: UsageError, if the disk has no room for it."""
         try:
             # Not ftruncate, which allocates nothing: with the disk full, writing to the map would be SIGBUS.
-            os.posix_fallocate(fd, 0, max(1, rows) * ROW_BYTES)
+            os.posix_fallocate(fd, 0, max(1, size) * REQUEST_BYTES)
         except OSError as exc:
-            raise UsageError(f"the log of {rows} requests needs {rows * ROW_BYTES >> 20} MiB of disk: {exc.strerror}") from exc
-        return cls(rows, fd)
+            needed_mib = size * REQUEST_BYTES >> 20
+            raise UsageError(f"the log of {size} requests needs {needed_mib} MiB of disk: {exc.strerror}") from exc
+        return cls(size, fd)
 
 
 def write_csv(path: Path, log: RequestLog, *, used: np.ndarray) -> None:
-    """Write the raw log: one line per request that was dispatched, times in nanoseconds. used: row numbers, in order."""
+    """Write the raw log: one line per request that was dispatched, times in nanoseconds. used: indices, in order."""
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["intended_ns", "sent_ns", "done_ns", "status"])
-            for row in used.tolist():
-                status = log.status[row]
+            for index in used.tolist():
+                status = log.status[index]
                 name = "ok" if status == OK else "cut" if status in (CUT, PENDING) else status_name(status)
-                writer.writerow([log.intended[row], log.sent[row], log.done[row], name])
+                writer.writerow([log.intended[index], log.sent[index], log.done[index], name])
     except OSError as exc:
         raise UsageError(f"{path}: the log cannot be written: {exc}") from exc

@@ -56,7 +56,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class ServerStatistics:
     """Totals of the statistics extension for one model. Only differences of two mean anything."""
 
     requests: int
@@ -65,8 +65,8 @@ class Statistics:
     rows: int
     executions: int
 
-    def since(self, before: "Statistics") -> "Statistics":
-        return Statistics(
+    def since(self, before: "ServerStatistics") -> "ServerStatistics":
+        return ServerStatistics(
             self.requests - before.requests,
             self.queue_ns - before.queue_ns,
             self.compute_ns - before.compute_ns,
@@ -99,7 +99,7 @@ def model_metadata(spec: LoadSpec, address: Address, model: str) -> dict[str, An
     return answer
 
 
-def statistics(spec: LoadSpec, address: Address, model: str) -> Statistics | None:
+def server_statistics(spec: LoadSpec, address: Address, model: str) -> ServerStatistics | None:
     """The server's totals for the model; None if it has no statistics extension (or does not answer)."""
     if not model:
         return None
@@ -113,12 +113,12 @@ def statistics(spec: LoadSpec, address: Address, model: str) -> Statistics | Non
         return None
 
 
-def _totals(models: list[Mapping[str, Any]]) -> Statistics:
+def _totals(models: list[Mapping[str, Any]]) -> ServerStatistics:
     # gRPC's JSON form has 64-bit numbers as text and leaves zeros out.
     def total(name: str, key: str) -> int:
         return sum(int(model.get("inference_stats", {}).get(name, {}).get(key, 0)) for model in models)
 
-    return Statistics(
+    return ServerStatistics(
         requests=total("success", "count"),
         queue_ns=total("queue", "ns"),
         compute_ns=sum(total(f"compute_{part}", "ns") for part in ("input", "infer", "output")),

@@ -1,10 +1,10 @@
-"""One sending process: dispatches the rows of the log that are its own, and fills them in.
+"""One sending process: dispatches the requests of the log that are its own, and fills in what became of them.
 
-`Sender` is the mechanism; `main` runs it as a subprocess of the generator (`python -m loadtest.load.worker FD`). The
+`LoadSender` is the mechanism; `main` runs it as a subprocess of the generator (`python -m loadtest.load.worker FD`). The
 conversation:
 
-    stdin   8 bytes length, the `Job` (msgpack) · 8 bytes: when to start, `time.monotonic_ns` · end of file: end now
-    stdout  "ready" · after the last answer the `Report` (JSON), one line each
+    stdin   8 bytes length, the `SendingJob` (msgpack) · 8 bytes: when to start, `time.monotonic_ns` · end of file: end now
+    stdout  "ready" · after the last answer the `SenderReport` (JSON), one line each
 
 The log is the open file FD, shared with the parent, which therefore sees everything while it happens.
 """
@@ -27,7 +27,7 @@ from loadtest.load.dialler import Dialler
 from loadtest.load.grpc_client import GrpcClient
 from loadtest.load.http_client import HttpClient
 from loadtest.load.pacer import Pacer
-from loadtest.load.recorder import CUT, PENDING, REFUSED, RESET, TIMEOUT, UNSENT, RequestLog
+from loadtest.load.request_log import CUT, PENDING, REFUSED, RESET, TIMEOUT, UNSENT, RequestLog
 
 _EXPIRY_PERIOD_S: Final = 0.02
 _HEARTBEAT_S: Final = 0.01
@@ -42,12 +42,12 @@ _PREOPENED_S: Final = 0.02  # connections opened ahead: those that this much ser
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SendingJob:
     """What one sending process is to do.
 
     requests: prepared bytes (HTTP requests, or gRPC messages), which the log's payload column numbers.
-    rows, first, step: an open loop dispatches first, first + step, ...; a closed one fills first, first + 1, ... up to rows.
-    log_rows: of the whole log.
+    first, step, end: an open loop dispatches first, first + step, …; a closed one fills first, first + 1, …; both below end.
+    log_size: of the whole log.
     users, think_ns: closed loop only; payloads of a closed loop are drawn in turn.
     """
 
@@ -62,20 +62,20 @@ class Job:
     duration_ns: int
     spin_ns: int
     rate_rps: float
-    rows: int
+    end: int
     first: int
     step: int
-    log_rows: int
+    log_size: int
     users: int = 0
     think_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SenderReport:
     """What one sending process measured of itself.
 
-    used: rows filled (closed loop), or dispatched. cpu_s, wall_s: while it sent; busy: the share of wall_s in which it was not
-    idle, nor awake only to meet the next moment. fault: what went wrong in it, which ended it early; empty if nothing did.
+    used: indices filled (closed loop), or dispatched. cpu_s, wall_s: while it sent. busy: the share of wall_s in which it was
+    neither idle nor awake only to meet the next moment. fault: what ended it early; empty if nothing did.
     """
 
     used: int
@@ -88,10 +88,10 @@ class Report:
     fault: str = ""
 
 
-class Sender:
+class LoadSender:
     """Life: prepare, then either run or close."""
 
-    def __init__(self, job: Job, log: RequestLog) -> None:
+    def __init__(self, job: SendingJob, log: RequestLog) -> None:
         self._job = job
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -120,9 +120,9 @@ class Sender:
                 on_fault=self._break,
             )
         self._start_ns = 0
-        self._next = job.first  # open loop: the row to dispatch next; closed loop: the row to fill next
-        self._end = job.rows if not job.users else job.first
-        self._expired = job.first  # every own row below has been looked at after its deadline
+        self._next = job.first  # open loop: what to dispatch next; closed loop: what to fill next
+        self._end = job.end if not job.users else job.first
+        self._expired = job.first  # all of its own below have been looked at after its deadline
         self._outstanding = 0
         self._thinking = 0  # users between two requests
         self._stopped = False
@@ -142,7 +142,7 @@ class Sender:
         gc.collect()
         gc.freeze()  # what exists now is not looked at again until the run is over
 
-    async def run(self, start_ns: int, stop: asyncio.Event) -> Report:
+    async def run(self, start_ns: int, stop: asyncio.Event) -> SenderReport:
         """Send everything and wait for every answer. stop: give up what is open.
 
         Ends `most_ns` after start_ns, whatever the target and the machine do. Nothing that goes wrong in a callback is raised
@@ -176,14 +176,14 @@ class Sender:
                 task.cancel()
             await asyncio.wait(tasks)
             try:
-                self._expire_until(time.monotonic_ns() - start_ns - self._job.timeout_ns, self._job.rows)
+                self._expire_until(time.monotonic_ns() - start_ns - self._job.timeout_ns, self._job.end)
             except Exception as exc:
                 self._break(exc)
             self._cut()
             await self._client.close()
         cpu_s = self._sent_all.cpu_s - self._began.cpu_s
         wall_s = self._sent_all.wall_s - self._began.wall_s
-        return Report(
+        return SenderReport(
             used=self._next,
             cpu_s=cpu_s,
             wall_s=wall_s,
@@ -204,7 +204,7 @@ class Sender:
         self._over.set()
 
     def _dispatch(self) -> None:
-        """Send all rows that are due, then ask to be woken for the next."""
+        """Send all requests that are due, then ask to be woken for the next."""
         try:
             self._dispatch_due()
         except Exception as exc:
@@ -214,40 +214,40 @@ class Sender:
         log, step, start_ns = self._log, self._job.step, self._start_ns
         intended, dispatched, send = log.intended, log.dispatched, self._client.send
         now_ns = time.monotonic_ns() - start_ns
-        row = self._next
-        if row < self._end and intended[row] <= now_ns - self._job.timeout_ns:
-            row = self._skip_expired(row, now_ns - self._job.timeout_ns)
+        index = self._next
+        if index < self._end and intended[index] <= now_ns - self._job.timeout_ns:
+            index = self._skip_expired(index, now_ns - self._job.timeout_ns)
         if now_ns > self._job.duration_ns + _LATE_START_NS:
-            self._end = row
-        last = min(self._end, row + step * _DISPATCH_AT_ONCE)
-        while row < last and intended[row] <= now_ns:
-            dispatched[row] = now_ns
+            self._end = index
+        last = min(self._end, index + step * _DISPATCH_AT_ONCE)
+        while index < last and intended[index] <= now_ns:
+            dispatched[index] = now_ns
             self._outstanding += 1
-            self._next = row + step
-            send(row)
-            row += step
+            self._next = index + step
+            send(index)
+            index += step
             now_ns = time.monotonic_ns() - start_ns
-        self._next = row
-        if row < self._end:
-            self._pacer.wake_at(start_ns + intended[row])
+        self._next = index
+        if index < self._end:
+            self._pacer.wake_at(start_ns + intended[index])
         elif not self._outstanding:
             self._over.set()
 
-    def _skip_expired(self, row: int, before_ns: int) -> int:
-        """The first row after `row` whose deadline has not passed. To send the others would only waste what time there is."""
+    def _skip_expired(self, index: int, before_ns: int) -> int:
+        """The first index from this one on whose deadline has not passed: to send the others would waste what time there is."""
         step = self._job.step
-        due = np.asarray(self._log.intended)[row : self._end : step]
+        due = np.asarray(self._log.intended)[index : self._end : step]
         skipped = int(np.searchsorted(due, before_ns, side="right"))
-        np.asarray(self._log.status)[row : row + skipped * step : step] = UNSENT
-        return row + skipped * step
+        np.asarray(self._log.status)[index : index + skipped * step : step] = UNSENT
+        return index + skipped * step
 
-    def _finished(self, row: int, status: int) -> None:
+    def _finished(self, index: int, status: int) -> None:
         try:
             log = self._log
-            if log.status[row] != PENDING:
+            if log.status[index] != PENDING:
                 return  # it was given up, or has failed; what comes later changes nothing
-            log.done[row] = time.monotonic_ns() - self._start_ns
-            log.status[row] = status
+            log.done[index] = time.monotonic_ns() - self._start_ns
+            log.status[index] = status
             self._outstanding -= 1
             if self._job.users:
                 self._think(status)
@@ -266,21 +266,21 @@ class Sender:
             self._break(exc)
 
     def _issue(self) -> None:
-        job, log, row = self._job, self._log, self._next
+        job, log, index = self._job, self._log, self._next
         now_ns = time.monotonic_ns() - self._start_ns
-        if row >= job.rows and now_ns < job.duration_ns:
-            kept = job.rows - job.first
+        if index >= job.end and now_ns < job.duration_ns:
+            kept = job.end - job.first
             self._fault = f"no more than {kept:,} requests can be kept, and they were used up after {now_ns / 1e9:.3g} s"
             self._over.set()
-        if now_ns >= job.duration_ns or row >= job.rows:
+        if now_ns >= job.duration_ns or index >= job.end:
             if not self._outstanding and not self._thinking:
                 self._over.set()
             return
-        self._next = self._end = row + 1
-        log.intended[row] = log.dispatched[row] = now_ns
-        log.payload[row] = row % len(job.requests)
+        self._next = self._end = index + 1
+        log.intended[index] = log.dispatched[index] = now_ns
+        log.payload[index] = index % len(job.requests)
         self._outstanding += 1
-        self._client.send(row)
+        self._client.send(index)
 
     def _think(self, status: int) -> None:
         pause_s = self._job.think_ns[self._think_at] / 1e9
@@ -317,9 +317,9 @@ class Sender:
             self._break(exc)
 
     def _expire_until(self, before_ns: int, most: int) -> bool:
-        """Fail what was intended before and is not done, `most` rows at once. Gives whether there may be more.
+        """Fail what was intended before and is not done, `most` at once. Gives whether there may be more.
 
-        Intended times ascend, and so do deadlines: each row is looked at once.
+        Intended times ascend, and so do deadlines: each is looked at once.
         """
         first, step = self._expired, self._job.step
         end = min(self._next, first + most * step)
@@ -329,8 +329,8 @@ class Sender:
         self._expired = end
         if late:
             self._client.expire(late)
-            for row in sorted(late):
-                self._finished(row, TIMEOUT)
+            for index in sorted(late):
+                self._finished(index, TIMEOUT)
         return due == most
 
     def _cut(self) -> None:
@@ -343,8 +343,8 @@ class Sender:
                 due_ns = time.monotonic_ns() + int(_HEARTBEAT_S * 1e9)
                 await asyncio.sleep(_HEARTBEAT_S)
                 self._lags_ms.append(max(0, time.monotonic_ns() - due_ns) / 1e6)
-                row, now_ns = self._next, time.monotonic_ns() - self._start_ns
-                behind = row < self._end and not self._job.users and now_ns - self._log.intended[row] > _FAR_BEHIND_NS
+                index, now_ns = self._next, time.monotonic_ns() - self._start_ns
+                behind = index < self._end and not self._job.users and now_ns - self._log.intended[index] > _FAR_BEHIND_NS
                 self._priority.first(not behind)
                 if self._sent_all is None and now_ns >= self._job.duration_ns:
                     self._sent_all = _Clocks.now()
@@ -352,7 +352,7 @@ class Sender:
             self._break(exc)
 
 
-def most_ns(job: Job) -> int:
+def most_ns(job: SendingJob) -> int:
     """How long a run of this job takes at most, from its start: its last deadline, and what a busy loop needs to see that."""
     return job.duration_ns + job.timeout_ns + _LAST_SWEEP_NS
 
@@ -411,8 +411,8 @@ async def _serve(fd: int) -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     size = int.from_bytes(await reader.readexactly(8), "little")
-    job = msgspec.msgpack.decode(await reader.readexactly(size), type=Job)
-    sender = Sender(job, RequestLog(job.log_rows, fd))
+    job = msgspec.msgpack.decode(await reader.readexactly(size), type=SendingJob)
+    sender = LoadSender(job, RequestLog(job.log_size, fd))
     # The parent may end at any time, also while connections are being opened.
     begin = asyncio.create_task(reader.readexactly(8))
     ready = asyncio.create_task(sender.prepare())

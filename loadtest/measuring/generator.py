@@ -22,22 +22,22 @@ import numpy as np
 
 from loadtest.errors import Interrupted, LoadtestError, TargetError, UsageError
 from loadtest.load import live_log, payloads, target
-from loadtest.load.blocking import NotAnswered, ask
+from loadtest.load.blocking import NotAnswered, in_thread
 from loadtest.load.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
-from loadtest.load.recorder import CUT, PENDING, UNSENT, RequestLog, write_csv
-from loadtest.load.worker import Job, Report, Sender, most_ns
+from loadtest.load.request_log import CUT, PENDING, UNSENT, RequestLog, write_csv
+from loadtest.load.worker import SendingJob, SenderReport, LoadSender, most_ns
 from loadtest.measuring import looks
 from loadtest.measuring.looks import Looker
 from loadtest.measuring.machine import Meter
 from loadtest.measuring.progress import Follower, Progress
 from loadtest.results import LoadSpec, RunResult
-from loadtest.verdict import decision as verdict
+from loadtest.verdict import decision
 from loadtest.verdict.analysis import LAG_SHARE, Ended, summarise
-from loadtest.verdict.rows import MIN_BLOCKS, Grid
+from loadtest.verdict.blocks import MIN_BLOCKS, Grid
 from loadtest.verdict.stalls import Recording
 
 _LEAD_NS: Final = 50_000_000  # between "all are ready" and the first intended send
-_CLOSED_LOOP_ROWS_PER_S: Final = 120_000  # more than one process can send
+_CLOSED_LOOP_RPS: Final = 120_000  # more than one process can send
 _SPIN_BELOW_MS: Final = 0.1  # a lag limit that the timer alone does not keep
 _SPIN_NS: Final = 50_000
 _WATCH_S: Final = 0.5
@@ -82,7 +82,7 @@ async def measure(
     plan = schedule(spec.pattern, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
     address = target.Address.of(spec)
     try:
-        model, requests = await _unless(stop, ask(_prepare, spec, address, timeout_s=_QUESTIONS_S))
+        model, requests = await _unless(stop, in_thread(_prepare, spec, address, timeout_s=_QUESTIONS_S))
     except NotAnswered as exc:
         raise TargetError(f"{spec.target} did not say what it serves: {exc}") from exc
     before = await _statistics(spec, address, model, stop)
@@ -96,7 +96,7 @@ async def measure(
         if looked_at:
             looker = await opened.enter_async_context(Looker(file.fileno(), meter.fileno()))
         await opened.enter_async_context(meter)
-        run = _Run(
+        run = _LoadRun(
             spec,
             plan,
             address,
@@ -107,13 +107,13 @@ async def measure(
             on_progress=on_progress,
             meter=meter,
         )
-        rows, reports, ended = await run.execute(file, keep=keep is not None)
+        indices, reports, ended = await run.execute(file, keep=keep is not None)
         await meter.end()
         recording = run.recording()
     after = await _statistics(spec, address, model, stop)
-    result = summarise(spec, plan, run.log, rows, reports, ended, before, after, recording)
+    result = summarise(spec, plan, run.log, indices, reports, ended, before, after, recording)
     if log is not None:
-        write_csv(log, run.log, used=rows)
+        write_csv(log, run.log, used=indices)
     return result
 
 
@@ -138,9 +138,9 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait((working, stopped))
 
 
-async def _statistics(spec: LoadSpec, address: target.Address, model: str, stop: asyncio.Event) -> target.Statistics | None:
+async def _statistics(spec: LoadSpec, address: target.Address, model: str, stop: asyncio.Event) -> target.ServerStatistics | None:
     """The server's totals; None if it does not tell them in the time there is."""
-    asked = ask(target.statistics, spec, address, model, timeout_s=_LAST_WORD_S if stop.is_set() else _STATISTICS_S)
+    asked = in_thread(target.server_statistics, spec, address, model, timeout_s=_LAST_WORD_S if stop.is_set() else _STATISTICS_S)
     with suppress(NotAnswered, Interrupted):
         return await (asked if stop.is_set() else _unless(stop, asked))
     return None
@@ -182,7 +182,7 @@ def _prepare(spec: LoadSpec, address: target.Address) -> tuple[str, list[bytes]]
     return model, payloads.http_requests(spec, address, model, made)
 
 
-class _Run:
+class _LoadRun:
     """One execution: the log, the senders, and the watch over them."""
 
     def __init__(
@@ -218,8 +218,8 @@ class _Run:
         self._faults: list[str] = []
         self._decided_ns = 0
 
-    async def execute(self, file: IO[bytes], *, keep: bool) -> tuple[np.ndarray, list[Report], Ended]:
-        """Send everything. Gives the dispatched rows in order of their intended time.
+    async def execute(self, file: IO[bytes], *, keep: bool) -> tuple[np.ndarray, list[SenderReport], Ended]:
+        """Send everything. Gives the indices of what was dispatched, in order of intended time.
 
         file: an empty one, for the log. keep: whether it is to outlive this process. Raises: Interrupted, if it was stopped
         before anything was sent.
@@ -227,12 +227,12 @@ class _Run:
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         jobs = self._lay_out(file, shared=keep or self._processes > 1 or self._looker is not None)
         if keep:
-            live_log.describe(file, self._spec, rows=self.log.rows, started_at=started_at)
+            live_log.describe(file, self._spec, requests=self.log.size, started_at=started_at)
         watch = asyncio.create_task(self._follow_to_the_end())
         stopped = asyncio.create_task(self._forward_stop())
         try:
             if self._looker is not None:
-                asked = looks.Job(self._spec, self._grid, self.log.rows, self._meter.cores, self._or_lost)
+                asked = looks.LookingJob(self._spec, self._grid, self.log.size, self._meter.cores, self._or_lost)
                 await _unless(self._halt, self._looker.prepare(asked))
             reports = await (self._send_here(jobs[0]) if len(jobs) == 1 else self._send_elsewhere(jobs, file.fileno()))
         finally:
@@ -250,11 +250,11 @@ class _Run:
             partial = halted_ns < elapsed_ns or bool(np.any(np.asarray(self.log.status) == CUT))
             elapsed_ns = halted_ns
         status, intended = np.asarray(self.log.status), np.asarray(self.log.intended)
-        rows = np.flatnonzero((status != PENDING) & (status != UNSENT))
-        rows = rows[np.argsort(intended[rows], kind="stable")] if self._plan.users else rows
-        rows = rows[intended[rows] < elapsed_ns]
+        indices = np.flatnonzero((status != PENDING) & (status != UNSENT))
+        indices = indices[np.argsort(intended[indices], kind="stable")] if self._plan.users else indices
+        indices = indices[intended[indices] < elapsed_ns]
         ended_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        return rows, reports, Ended(started_at, ended_at, elapsed_ns, partial, tuple(self._faults))
+        return indices, reports, Ended(started_at, ended_at, elapsed_ns, partial, tuple(self._faults))
 
     def _fail(self, fault: str) -> None:
         """Something went wrong in the generator: end the run, with what there is."""
@@ -266,18 +266,18 @@ class _Run:
         """What the hiccup meter has seen so far, its times from the start of the run."""
         return self._meter.recording(self._start_ns)
 
-    def _lay_out(self, file: IO[bytes], *, shared: bool) -> list[Job]:
+    def _lay_out(self, file: IO[bytes], *, shared: bool) -> list[SendingJob]:
         """Make the log, fill in what is known before, and share the work out."""
         plan, spec, count = self._plan, self._spec, self._processes
-        per_process = int(min(MAX_REQUESTS // count, plan.duration_ns / 1e9 * _CLOSED_LOOP_ROWS_PER_S))
-        rows = per_process * count if plan.users else len(plan.intended_ns)
-        self.log = RequestLog.shared(rows, file.fileno()) if shared else RequestLog(rows)
+        per_process = int(min(MAX_REQUESTS // count, plan.duration_ns / 1e9 * _CLOSED_LOOP_RPS))
+        size = per_process * count if plan.users else len(plan.intended_ns)
+        self.log = RequestLog.shared(size, file.fileno()) if shared else RequestLog(size)
         if not plan.users:
             np.asarray(self.log.intended)[:] = plan.intended_ns
-            np.asarray(self.log.payload)[:] = payload_choice(rows, len(self._requests), spec.seed)
+            np.asarray(self.log.payload)[:] = payload_choice(size, len(self._requests), spec.seed)
         limit_ms = spec.slo.tightest_ms if spec.slo else None
         spin = limit_ms is not None and limit_ms * LAG_SHARE < _SPIN_BELOW_MS
-        job = Job(
+        job = SendingJob(
             grpc=spec.protocol == "grpc",
             host=self._address.host,
             port=self._address.port,
@@ -289,10 +289,10 @@ class _Run:
             duration_ns=plan.duration_ns,
             spin_ns=_SPIN_NS if spin else 0,
             rate_rps=plan.rate_rps / count,
-            rows=rows,
+            end=size,
             first=0,
             step=count,
-            log_rows=rows,
+            log_end=size,
         )
         if not plan.users:
             return [replace(job, first=number) for number in range(count)]
@@ -301,7 +301,7 @@ class _Run:
             replace(
                 job,
                 first=per_process * number,
-                rows=per_process * (number + 1),
+                end=per_process * (number + 1),
                 step=1,
                 users=plan.users // count + (number < plan.users % count),
                 think_ns=tuple(plan.think_ns[number::count].tolist()),
@@ -309,8 +309,8 @@ class _Run:
             for number in range(count)
         ]
 
-    async def _send_here(self, job: Job) -> list[Report]:
-        sender = Sender(job, self.log)
+    async def _send_here(self, job: SendingJob) -> list[SenderReport]:
+        sender = LoadSender(job, self.log)
         try:
             await _unless(self._halt, sender.prepare())
         except BaseException:
@@ -322,7 +322,7 @@ class _Run:
             self._fail(f"the load generator failed: {report.fault}")
         return [report]
 
-    async def _send_elsewhere(self, jobs: list[Job], fd: int) -> list[Report]:
+    async def _send_elsewhere(self, jobs: list[SendingJob], fd: int) -> list[SenderReport]:
         workers: list[asyncio.subprocess.Process] = []
         try:
             await _unless(self._halt, self._start(workers, jobs, fd))
@@ -355,7 +355,7 @@ class _Run:
                         await worker.wait()
             self._cut_orphans()
 
-    async def _start(self, workers: list[asyncio.subprocess.Process], jobs: list[Job], fd: int) -> None:
+    async def _start(self, workers: list[asyncio.subprocess.Process], jobs: list[SendingJob], fd: int) -> None:
         """Start the sending processes, each added to `workers` at once, and wait until all are ready."""
         for job in jobs:
             spawning = asyncio.create_task(self._spawn(fd))
@@ -373,11 +373,11 @@ class _Run:
         except TimeoutError as exc:
             raise LoadtestError("a sending process was not ready in time: is the machine busy?") from exc
 
-    async def _report_of(self, worker: asyncio.subprocess.Process, number: int) -> Report | None:
+    async def _report_of(self, worker: asyncio.subprocess.Process, number: int) -> SenderReport | None:
         """What a sending process says at its end; None if it was lost, which ends the run."""
         line = await _output(worker).readline()
         try:
-            report = msgspec.json.decode(line, type=Report)
+            report = msgspec.json.decode(line, type=SenderReport)
         except msgspec.MsgspecError:
             self._fail(f"sending process {number} of {self._processes} {_ending(await worker.wait())}")
             return None
@@ -442,7 +442,7 @@ class _Run:
 
     async def _ask(self, looker: Looker, blocks: int) -> None:
         """End the run, if the first `blocks` blocks decide it."""
-        if await looker.decided(looks.Look(blocks, 1 - (1 - verdict.CONFIDENCE) / _LOOKS, self._start_ns)):
+        if await looker.decided(looks.Look(blocks, 1 - (1 - decision.CONFIDENCE) / _LOOKS, self._start_ns)):
             self._decided_ns = blocks * self._grid.block_ns
             self._halt.set()
 

@@ -3,7 +3,7 @@
 A look goes through all requests so far: 10 to 120 ms of CPU time. The process that sends must not stop for so long, and it is
 scheduled before all others: it would keep a core from the server as well. This one gives way to all. The conversation:
 
-    stdin   4 bytes length, the `Job` (msgpack) · then questions, a line each: `Look`, in JSON · end of file: end
+    stdin   4 bytes length, the `LookingJob` (msgpack) · then questions, a line each: `Look`, in JSON · end of file: end
     stdout  one line: "ready" · for each question a line: true or false
 
 LOG and RECORDING are open files: the log's table, shared with whoever sends, and what the hiccup meter writes, or -1.
@@ -20,11 +20,11 @@ from typing import BinaryIO, Final, Self
 
 import msgspec
 
-from loadtest.load.recorder import RequestLog
-from loadtest.measuring.machine import Record
+from loadtest.load.request_log import RequestLog
+from loadtest.measuring.machine import RecordingFile
 from loadtest.results import LoadSpec
 from loadtest.verdict.analysis import decided
-from loadtest.verdict.rows import Grid
+from loadtest.verdict.blocks import Grid
 
 _READY_S: Final = 5.0
 _NICE: Final = 10
@@ -32,12 +32,12 @@ _SIZE_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """rows: of the log. cores: of candidate and generator, as recorded; None: nothing is. or_lost: as for `decided`."""
+class LookingJob:
+    """size: of the log. cores: of candidate and generator, as recorded; None: nothing is. or_lost: as for `decided`."""
 
     spec: LoadSpec
     grid: Grid
-    rows: int
+    size: int
     cores: tuple[tuple[int, ...], tuple[int, ...]] | None
     or_lost: bool
 
@@ -81,7 +81,7 @@ class Looker:
             self._process.kill()  # it keeps nothing
             await self._process.wait()
 
-    async def prepare(self, job: Job) -> None:
+    async def prepare(self, job: LookingJob) -> None:
         """Say what it will be asked about, and wait until it is ready, for a few seconds at most."""
         packed = msgspec.msgpack.encode(job)
         with contextlib.suppress(TimeoutError):
@@ -103,9 +103,9 @@ class Looker:
         return await process.stdout.readline()
 
 
-def _answer(job: Job, log_fd: int, record_fd: int, questions: BinaryIO, answers: BinaryIO) -> None:
-    log = RequestLog(job.rows, log_fd)
-    record = Record(record_fd, *job.cores) if job.cores is not None else None
+def _answer(job: LookingJob, log_fd: int, record_fd: int, questions: BinaryIO, answers: BinaryIO) -> None:
+    log = RequestLog(job.size, log_fd)
+    record = RecordingFile(record_fd, *job.cores) if job.cores is not None else None
     answers.write(b"ready\n")
     answers.flush()
     for line in questions:
@@ -130,7 +130,7 @@ def main(argv: Sequence[str]) -> None:
     if not packed:
         return  # the generator has ended, or has no need of it
     try:
-        _answer(msgspec.msgpack.decode(packed, type=Job), int(argv[0]), int(argv[1]), questions, answers)
+        _answer(msgspec.msgpack.decode(packed, type=LookingJob), int(argv[0]), int(argv[1]), questions, answers)
     except BrokenPipeError:  # the generator has ended meanwhile; at exit Python would complain of what it cannot flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 from loadtest.measuring import hiccups
-from loadtest.verdict.stalls import Reader, Recording
+from loadtest.verdict.stalls import RecordingReader, Recording
 
 _READY_S: Final = 5.0
 _END_S: Final = 2.0
@@ -36,12 +36,12 @@ class Watched:
     generator_cores: tuple[int, ...]
 
 
-class Record:
+class RecordingFile:
     """The file that a meter writes, for whoever reads it meanwhile: several may."""
 
     def __init__(self, fd: int, candidate_cores: tuple[int, ...], generator_cores: tuple[int, ...]) -> None:
         self._fd = fd
-        self._reader = Reader(candidate_cores, generator_cores)
+        self._reader = RecordingReader(candidate_cores, generator_cores)
         self._read = 0
 
     def follow(self) -> None:
@@ -65,7 +65,7 @@ class Meter:
         self._address = host, port
         self._process: asyncio.subprocess.Process | None = None
         self._file: IO[bytes] | None = None
-        self._record: Record | None = None
+        self._record: RecordingFile | None = None
         self.cores: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # of candidate and generator, while it records
         if wanted and Path("/proc/loadavg").exists():
             with tempfile.NamedTemporaryFile() as named:
@@ -100,7 +100,7 @@ class Meter:
             async with asyncio.timeout(_READY_S):
                 if await self._process.stdout.readline():
                     self.cores = watched.candidate_cores, watched.generator_cores
-                    self._record = Record(record, *self.cores)
+                    self._record = RecordingFile(record, *self.cores)
         except (OSError, TimeoutError):
             pass  # no process to be had, or none in time: the run goes on without
         except BaseException:
@@ -128,12 +128,12 @@ class Meter:
             await process.wait()
 
     def follow(self) -> None:
-        """As `Record.follow`."""
+        """As `RecordingFile.follow`."""
         if self._record is not None:
             self._record.follow()
 
     def recording(self, origin_ns: int) -> Recording | None:
-        """As `Record.recording`; None where nothing is recorded."""
+        """As `RecordingFile.recording`; None where nothing is recorded."""
         return self._record.recording(origin_ns) if self._record is not None else None
 
 

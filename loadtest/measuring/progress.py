@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 
 from loadtest.load.patterns import Schedule
-from loadtest.load.recorder import OK, PENDING, RequestLog
+from loadtest.load.request_log import OK, PENDING, RequestLog
 from loadtest.verdict.statistics import percentiles
 
-_FOLLOW_ROWS: Final = 200_000  # looked at in one go: more are not sent in between
+_FOLLOW_REQUESTS: Final = 200_000  # looked at in one go: more are not sent in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +26,28 @@ class Progress:
 
 
 class Follower:
-    """Follows a log that is being written, looking at each row about once."""
+    """Follows a log that is being written, looking at each request about once."""
 
     def __init__(self, log: RequestLog, plan: Schedule, processes: int) -> None:
         segments = processes if plan.users else 1
-        size = log.rows // segments
+        size = log.size // segments
         self._log = log
         self._closed = plan.users > 0
-        self._settled = [size * number for number in range(segments)]  # every row below, in its segment, is done
+        self._settled = [size * number for number in range(segments)]  # every request below, in its segment, is done
         self._ends = [size * (number + 1) for number in range(segments)]
         self._succeeded = self._failed = 0
         self._last_ns = 0
 
     def settled_ns(self, elapsed_ns: int) -> int:
         """Up to when every intended request of an open loop is done."""
-        row = self._settled[0]
-        return min(elapsed_ns, self._log.intended[row] if row < self._log.rows else elapsed_ns)
+        index = self._settled[0]
+        return min(elapsed_ns, self._log.intended[index] if index < self._log.size else elapsed_ns)
 
     def look(self, elapsed_ns: int) -> Progress:
         succeeded = failed = sent = 0
         recent: list[np.ndarray] = []
         for number, (first, end) in enumerate(zip(self._settled, self._ends, strict=True)):
-            part = slice(first, min(end, first + _FOLLOW_ROWS))
+            part = slice(first, min(end, first + _FOLLOW_REQUESTS))
             status, dispatched = np.asarray(self._log.status)[part], np.asarray(self._log.dispatched)[part]
             done, intended = np.asarray(self._log.done)[part], np.asarray(self._log.intended)[part]
             pending = np.flatnonzero(status == PENDING)

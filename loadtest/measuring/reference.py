@@ -21,7 +21,7 @@ _TIMINGS: Final = 9
 _ANSWER_S: Final = 10.0
 
 
-class Reference:
+class ReferenceKernel:
     """Life: any number of `time_ms`, then close. Its process starts with the first."""
 
     def __init__(self) -> None:

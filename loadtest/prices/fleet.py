@@ -12,7 +12,7 @@ HEADROOM = 0.7  # of max_rps: what the loss of an instance or a burst may take b
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class FleetOption:
     """One kind of instance that may be in the fleet. max_count: None means any number can be had."""
 
     name: str
@@ -23,9 +23,9 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """counts: offers that are in it -> how many. capacity_rps: what it serves within the SLO, headroom not taken off.
+    """counts: options that are in it -> how many. capacity_rps: what it serves within the SLO, headroom not taken off.
 
-    autoscaling_per_minute: offer -> invocations per instance and minute to scale at.
+    autoscaling_per_minute: option -> invocations per instance and minute to scale at.
     """
 
     counts: dict[str, int]
@@ -37,37 +37,37 @@ class Fleet:
 
 
 class NoFleet(Exception):
-    """The offers cannot carry the target rate."""
+    """The options cannot carry the target rate."""
 
 
-def cheapest_fleet(offers: Sequence[Offer], target_rps: float, *, headroom: float = HEADROOM, min_instances: int = 1) -> Fleet:
+def cheapest_fleet(options: Sequence[FleetOption], target_rps: float, *, headroom: float = HEADROOM, min_instances: int = 1) -> Fleet:
     """Minimise the hourly price of whole instances that carry target_rps at `headroom` of their measured capacity.
 
     Mixes are considered: a large and a small instance may together be cheaper than two large ones.
-    Raises: NoFleet, if the offers (their max_count) cannot carry the rate.
+    Raises: NoFleet, if the options (their max_count) cannot carry the rate.
     """
-    if not offers:
+    if not options:
         raise NoFleet("no candidate meets the SLO: there is nothing to build a fleet of")
-    price = np.array([offer.usd_per_hour for offer in offers])
-    rate = np.array([offer.max_rps * headroom for offer in offers])
+    price = np.array([option.usd_per_hour for option in options])
+    rate = np.array([option.max_rps * headroom for option in options])
     # No optimal fleet has more of one kind than would carry everything alone; this bound also keeps the search small.
     alone = np.maximum(np.ceil(target_rps / rate), min_instances)
     upper = np.array(
-        [alone[i] if offer.max_count is None else min(alone[i], offer.max_count) for i, offer in enumerate(offers)]
+        [alone[i] if option.max_count is None else min(alone[i], option.max_count) for i, option in enumerate(options)]
     )
     found = milp(
         price,
-        integrality=np.ones(len(offers)),
+        integrality=np.ones(len(options)),
         bounds=Bounds(0, upper),
         # Scaled to 1, so that the solver's absolute tolerance means the same at every rate.
-        constraints=[LinearConstraint(rate / target_rps, lb=1), LinearConstraint(np.ones(len(offers)), lb=min_instances)],
+        constraints=[LinearConstraint(rate / target_rps, lb=1), LinearConstraint(np.ones(len(options)), lb=min_instances)],
         options={"time_limit": 10.0},
     )
     if found.x is None:
         most = float(rate @ upper)
-        raise NoFleet(f"{target_rps:g} requests/s cannot be carried: the offers end at {most:.4g}/s; raise `max_count`")
-    counts = {offer.name: round(n) for offer, n in zip(offers, found.x, strict=True) if round(n)}
-    by_name = {offer.name: offer for offer in offers}
+        raise NoFleet(f"{target_rps:g} requests/s cannot be carried: the options end at {most:.4g}/s; raise `max_count`")
+    counts = {option.name: round(n) for option, n in zip(options, found.x, strict=True) if round(n)}
+    by_name = {option.name: option for option in options}
     return Fleet(
         counts=counts,
         usd_per_hour=sum(by_name[name].usd_per_hour * n for name, n in counts.items()),

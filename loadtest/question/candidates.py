@@ -18,7 +18,7 @@ from loadtest.errors import UsageError
 from loadtest.prices.catalogue import Catalogue, Price, PriceBasis
 from loadtest.question.numerics import full_precision, numerics_of
 from loadtest.question.spec_file import CandidateSpec, LocalLauncher, SpecFile, UrlLauncher
-from loadtest.results import Slo
+from loadtest.results import SloSpec
 from loadtest.wording import counted
 
 BATCHING_SETTINGS = ("max_rows", "policy", "max_delay_ms")
@@ -26,7 +26,7 @@ ARCHITECTURES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm64
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateSetup:
     """One configuration on one kind of instance, ready to be started and priced.
 
     group: candidates of one group differ only in sessions and batch cap, so that one profile t(n, k) serves them all.
@@ -59,14 +59,14 @@ class Candidate:
         return self.price.usd_per_hour
 
 
-def priced(candidate: Candidate, instance_type: str, catalogue: Catalogue, basis: PriceBasis) -> Candidate:
+def priced(candidate: CandidateSetup, instance_type: str, catalogue: Catalogue, basis: PriceBasis) -> CandidateSetup:
     """A `url` candidate, its instance type now known. Raises: UsageError, if that has no price."""
     price = catalogue.price(instance_type, basis)
     return replace(candidate, name=f"{instance_type} {candidate.name}", instance_type=instance_type, price=price, basis=basis)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PricedInstance:
     """Where a candidate runs, and for how much."""
 
     instance_type: str
@@ -82,11 +82,11 @@ class Expansion:
     file: SpecFile
     wanted: CandidateSpec
     model: dict[str, Any]
-    slo: Slo
+    slo: SloSpec
     catalogue: Catalogue
     at: str
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[CandidateSetup]:
         """Raises: UsageError, with one line per fault."""
         if isinstance(self.file.launcher, UrlLauncher):
             return self._running()
@@ -94,25 +94,25 @@ class Expansion:
             raise UsageError(f"{self.at}: url: only for `launcher: {{kind: url}}`")
         faults: list[str] = []
         backend = collect(faults, "", self._backend)
-        places = [collect(faults, "", partial(self._place, name)) for name in self.wanted.instances or ("",)]
-        # Settings are checked even where no place is well, on one of no name.
-        sound = [place for place in places if place is not None] or [
-            _Place("", Price(usd_per_hour=1, source="-", date=None), "own", ())
+        instances = [collect(faults, "", partial(self._instance, name)) for name in self.wanted.instances or ("",)]
+        # Settings are checked even where no instance type is well, on one of no name.
+        sound = [instance for instance in instances if instance is not None] or [
+            _PricedInstance("", Price(usd_per_hour=1, source="-", date=None), "own", ())
         ]
-        found: list[Candidate] = []
-        for place, values in itertools.product(sound, itertools.product(*self.wanted.settings.values())):
+        found: list[CandidateSetup] = []
+        for instance, values in itertools.product(sound, itertools.product(*self.wanted.settings.values())):
             settings = dict(zip(self.wanted.settings, values, strict=True))
             if backend is not None:
-                found.append(collect(faults, "", partial(self._candidate, place, backend, settings)))
+                found.append(collect(faults, "", partial(self._candidate, instance, backend, settings)))
         if faults:
             raise UsageError("\n".join(dict.fromkeys(faults)))
         return found
 
-    def _place(self, instance_type: str) -> "_Place":
+    def _instance(self, instance_type: str) -> _PricedInstance:
         price, basis = self._price(instance_type)
-        return _Place(instance_type, price, basis, self._cpus(instance_type))
+        return _PricedInstance(instance_type, price, basis, self._cpus(instance_type))
 
-    def _running(self) -> list[Candidate]:
+    def _running(self) -> list[CandidateSetup]:
         faults: list[str] = []
         if self.wanted.url is None:
             faults.append(f"{self.at}: url: missing, expected the address of the running server")
@@ -126,7 +126,7 @@ class Expansion:
             raise UsageError("\n".join(faults))
         name = " ".join(filter(None, (instance_type, self.wanted.url)))
         return [
-            Candidate(
+            CandidateSetup(
                 name=name,
                 group=name,
                 instance_type=instance_type,
@@ -188,7 +188,7 @@ class Expansion:
             )
         return launcher.stands_for[bare]
 
-    def _candidate(self, place: "_Place", backend: dict[str, Any], settings: dict[str, Any]) -> Candidate:
+    def _candidate(self, instance: _PricedInstance, backend: dict[str, Any], settings: dict[str, Any]) -> CandidateSetup:
         batching = {key: value for key, value in settings.items() if key in BATCHING_SETTINGS}
         own = {key: value for key, value in settings.items() if key not in BATCHING_SETTINGS}
         document = {
@@ -197,7 +197,7 @@ class Expansion:
                     **self.model,
                     "slo": {"p99_ms": self.slo.tightest_ms or 1000.0},
                     "batching": {**self.model.get("batching", {}), **batching},
-                    "backends": [{**backend, **own, "usd_per_hour": place.price.usd_per_hour}],
+                    "backends": [{**backend, **own, "usd_per_hour": instance.price.usd_per_hour}],
                 }
             ]
         }
@@ -208,25 +208,25 @@ class Expansion:
         parsed = model.backends[0]
         options = parsed.options()
         faults: list[str] = []
-        collect(faults, "", partial(self._check_device, place.instance_type, options.get("device", "cpu")))
-        collect(faults, "", partial(self._check_file, place.instance_type, options.get("model")))
+        collect(faults, "", partial(self._check_device, instance.instance_type, options.get("device", "cpu")))
+        collect(faults, "", partial(self._check_file, instance.instance_type, options.get("model")))
         collect(faults, "", partial(self._check_code, parsed.kind, options))
         if faults:
             raise UsageError("\n".join(faults))
         label = ", ".join(f"{key} {value}" for key, value in settings.items())
         group = {key: value for key, value in settings.items() if key not in ("sessions", *BATCHING_SETTINGS)}
-        return Candidate(
-            name=" ".join(filter(None, (place.instance_type, parsed.label, f"({label})" if label else ""))),
-            group=f"{place.instance_type} {parsed.label} {group} {place.cpus}",
-            instance_type=place.instance_type,
-            price=place.price,
-            basis=place.basis,
+        return CandidateSetup(
+            name=" ".join(filter(None, (instance.instance_type, parsed.label, f"({label})" if label else ""))),
+            group=f"{instance.instance_type} {parsed.label} {group} {instance.cpus}",
+            instance_type=instance.instance_type,
+            price=instance.price,
+            basis=instance.basis,
             backend=parsed.label,
             settings=settings,
             sessions=parsed.sessions,
             max_rows=model.batching.max_rows or model.max_rows or 1,
             document=document,
-            cpus=place.cpus,
+            cpus=instance.cpus,
             max_count=self.wanted.max_count,
             numerics=numerics_of(parsed.kind, options),
             full_precision=full_precision(parsed.kind, options),
@@ -260,7 +260,7 @@ class Expansion:
             raise UsageError(f"{self.at}: backend.model: {model!r}: {told}; paths count from the spec's folder")
 
 
-def oddities(file: SpecFile, candidates: list[Candidate], catalogue: Catalogue) -> list[str]:
+def oddities(file: SpecFile, candidates: list[CandidateSetup], catalogue: Catalogue) -> list[str]:
     """What is odd about candidates but not wrong, one sentence each."""
     found = []
     if isinstance(file.launcher, LocalLauncher):

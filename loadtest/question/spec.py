@@ -18,19 +18,19 @@ from gateway.errors import ConfigError
 from loadtest.errors import UsageError
 from loadtest.load.payloads import distinct, read_requests
 from loadtest.prices.catalogue import Catalogue, PriceBasis
-from loadtest.question.candidates import Candidate, Expansion, collect, oddities
-from loadtest.question.spec_file import BudgetSpec, LocalLauncher, Payload, SpecFile, UrlLauncher, read_file, validated
-from loadtest.results import Slo
+from loadtest.question.candidates import CandidateSetup, Expansion, collect, oddities
+from loadtest.question.spec_file import BudgetSpec, LocalLauncher, PayloadSpec, SpecFile, UrlLauncher, read_file, validated
+from loadtest.results import SloSpec
 from loadtest.search.events import EXPECTED
 from loadtest.verdict.agreement import LEAST_INPUTS, compare_of
 
 MIN_AGREEMENT = 0.999  # of a cosine: a model in bf16 keeps 0.9999 and more, one quantised to int8 may have 0.94
-_ANY_SLO = Slo.parse("p99<1s")
+_ANY_SLO = SloSpec.parse("p99<1s")
 _AGREEMENT = re.compile(r"agreement\s*>=?\s*(\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class AgreementTest:
     """Which requests the candidates' answers are compared on, and how: see `loadtest.verdict.agreement`.
 
     reference: a candidate's name, or events.EXPECTED. stand_ins: candidates that may take its place.
@@ -44,30 +44,30 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class SearchSpec:
     """A checked spec. warnings: what is odd about it but not wrong.
 
-    min_agreement: what a candidate's answers must reach; None: they may be anything. comparison: None if nothing is compared.
+    min_agreement: what a candidate's answers must reach; None: they may be anything. agreement_test: None, if none is needed.
     pad: as in LoadSpec: how requests of different lengths are joined.
     """
 
     source: str
     model: str
-    slo: Slo
+    slo: SloSpec
     target_rps: float | None
     basis: PriceBasis
     launcher: LocalLauncher | UrlLauncher
-    payload: Payload
-    candidates: tuple[Candidate, ...]
+    payload: PayloadSpec
+    candidates: tuple[CandidateSetup, ...]
     budget: BudgetSpec
     seed: int
     warnings: tuple[str, ...]
     min_agreement: float | None = MIN_AGREEMENT
-    comparison: Comparison | None = None
+    agreement_test: AgreementTest | None = None
     pad: tuple[str, ...] = ()
 
 
-def load_spec(path: Path, catalogue: Catalogue) -> Spec:
+def read_search_spec(path: Path, catalogue: Catalogue) -> SearchSpec:
     """Read and check a file, whose relative paths count from its folder. Raises: UsageError, with one line per fault."""
     try:
         document = read_file(path)
@@ -76,12 +76,12 @@ def load_spec(path: Path, catalogue: Catalogue) -> Spec:
     return _spec_of(document, catalogue)
 
 
-def parse_spec(document: object, catalogue: Catalogue, *, source: str) -> Spec:
+def parse_search_spec(document: object, catalogue: Catalogue, *, source: str) -> SearchSpec:
     """Check a parsed document. source: what messages call it. Raises: UsageError, with one line per fault."""
     return _spec_of(Document(source, document), catalogue)
 
 
-def _spec_of(document: Document, catalogue: Catalogue) -> Spec:
+def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
     source = document.source
     if not isinstance(document.value, dict):
         raise UsageError(f"{source}: expected a mapping with `model`, `slo`, `launcher` and `candidates`")
@@ -91,7 +91,7 @@ def _spec_of(document: Document, catalogue: Catalogue) -> Spec:
     model = None
     if not bad & {"model", "gateway"} and not ("launcher" in bad and isinstance(file.model, str) and file.gateway is None):
         model = collect(faults, source, partial(_model, file))
-    candidates: list[Candidate] = []
+    candidates: list[CandidateSetup] = []
     whole = model is not None and "candidates" not in bad and not incomplete
     if model is not None and "candidates" not in bad:
         for index, wanted in enumerate(file.candidates):
@@ -106,16 +106,16 @@ def _spec_of(document: Document, catalogue: Catalogue) -> Spec:
         faults.append(f"{source}: candidates: listed twice: {', '.join(twice)}")
     if isinstance(file.launcher, UrlLauncher) and file.payload.protocol == "grpc":
         faults.append(f"{source}: payload.protocol: grpc: servers that run already are asked over REST")
-    comparison: Comparison | None = None
+    agreement_test: AgreementTest | None = None
     doubts: list[str] = []
     if model is not None and not bad & {"slo", "payload", "agreement"}:
         batched = model.get("max_rows") != 0
-        comparison, doubts = _comparison(
+        agreement_test, doubts = _agreement_test(
             file, candidates, source, faults, whole=whole, batched=batched, min_agreement=min_agreement
         )
     if faults or slo is None or model is None:
         raise UsageError("\n".join(dict.fromkeys(faults)))
-    return Spec(
+    return SearchSpec(
         source=source,
         model=model["name"],
         slo=slo,
@@ -128,7 +128,7 @@ def _spec_of(document: Document, catalogue: Catalogue) -> Spec:
         seed=file.seed,
         warnings=(*oddities(file, candidates, catalogue), *doubts),
         min_agreement=min_agreement,
-        comparison=comparison,
+        agreement_test=agreement_test,
         pad=tuple(f"{name}={value:g}" for name, value in ((model.get("ragged") or {}).get("pad") or {}).items()),
     )
 
@@ -138,7 +138,7 @@ def _follows(line: str, incomplete: bool, no_launcher: bool) -> bool:
     return (incomplete and ("missing, expected" in line or "no price: " in line)) or (no_launcher and "launcher" in line)
 
 
-def _slo(value: object, source: str, faults: list[str]) -> tuple[Slo | None, float | None]:
+def _slo(value: object, source: str, faults: list[str]) -> tuple[SloSpec | None, float | None]:
     """The latency and error objectives, and the agreement that is asked, which is no property of a single run."""
     min_agreement: float | None = MIN_AGREEMENT
     whole: object = value
@@ -164,23 +164,23 @@ def _slo(value: object, source: str, faults: list[str]) -> tuple[Slo | None, flo
         whole = ",".join(map(str, parts))
     before = len(faults)
     for part in parts:  # each alone, so that all faults are told
-        collect(faults, source, partial(Slo.from_yaml, part))
-    slo = collect(faults, source, partial(Slo.from_yaml, whole)) if len(faults) == before else None
+        collect(faults, source, partial(SloSpec.from_yaml, part))
+    slo = collect(faults, source, partial(SloSpec.from_yaml, whole)) if len(faults) == before else None
     if slo is not None and slo.tightest_ms is None:
         faults.append(f"{source}: slo: a recommendation needs a latency objective such as p99_ms: 50")
     return slo, min_agreement
 
 
-def _comparison(
+def _agreement_test(
     file: SpecFile,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[CandidateSetup],
     source: str,
     faults: list[str],
     *,
     whole: bool,
     batched: bool,
     min_agreement: float | None,
-) -> tuple[Comparison | None, list[str]]:
+) -> tuple[AgreementTest | None, list[str]]:
     """On what the candidates are compared, None if nothing is to be; and what is odd about it.
 
     whole: whether these are all candidates: else the name of a reference cannot be judged yet.
@@ -216,13 +216,13 @@ def _comparison(
         why = "answers are to be compared with the expected ones"
     if len(requests) >= LEAST_INPUTS:
         if expected:
-            return Comparison(files, statistics, batched, EXPECTED, ()), []
+            return AgreementTest(files, statistics, batched, EXPECTED, ()), []
         reference, stand_ins = chosen
         unsure = (
             "no candidate is known to compute in full precision: answers are compared with those of the first, " + reference
         )
         named = wanted.reference is not None or any(candidate.full_precision for candidate in candidates)
-        return Comparison(files, statistics, batched, reference, stand_ins), [] if named else [unsure]
+        return AgreementTest(files, statistics, batched, reference, stand_ins), [] if named else [unsure]
     if min_agreement is None:
         return None, [f"{why}; they were not compared, as that takes {LEAST_INPUTS} real requests"]
     found = (
@@ -235,7 +235,7 @@ def _comparison(
     return None, []
 
 
-def _reference(wanted: str | None, candidates: Sequence[Candidate]) -> tuple[str, tuple[str, ...]] | None:
+def _reference(wanted: str | None, candidates: Sequence[CandidateSetup]) -> tuple[str, tuple[str, ...]] | None:
     """The candidate whose answers count as right, and who may stand in for it."""
     if not candidates:
         return None
@@ -248,7 +248,7 @@ def _reference(wanted: str | None, candidates: Sequence[Candidate]) -> tuple[str
         hint = f"; did you mean {near[0]!r}?" if near else f": {', '.join(known)}"
         raise UsageError(f"agreement.reference: {wanted!r}: expected the name of a candidate or of its backend{hint}")
     likely = {True: 0, None: 1, False: 2}
-    first: dict[str, Candidate] = {}
+    first: dict[str, CandidateSetup] = {}
     for candidate in candidates:
         first.setdefault(candidate.numerics, candidate)
     ranked = sorted(first.values(), key=lambda candidate: likely[candidate.full_precision])

@@ -24,7 +24,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Payload(_Strict):
+class PayloadSpec(_Strict):
     """What is sent; as in `loadtest run`."""
 
     protocol: Protocol = "rest-binary"
@@ -102,7 +102,7 @@ class SpecFile(_Strict):
     target_rps: float | None = Field(default=None, gt=0)
     price: PriceBasis = "ec2"
     launcher: Annotated[LocalLauncher | UrlLauncher, Field(discriminator="kind")]
-    payload: Payload = Payload()
+    payload: PayloadSpec = PayloadSpec()
     agreement: AgreementSpec = AgreementSpec()
     candidates: tuple[CandidateSpec, ...] = Field(min_length=1)
     budget: BudgetSpec = BudgetSpec()

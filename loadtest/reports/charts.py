@@ -64,7 +64,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class AxisSpan:
     """A stretch of the x axis with a label at its top, "" for none."""
 
     start: float
@@ -85,7 +85,7 @@ class Chart:
     lines: Sequence[Line] = ()
     front: Sequence[Point] = ()
     rings: Sequence[Point] = ()
-    regions: Sequence[Region] = ()
+    spans: Sequence[AxisSpan] = ()
     diagonal: str = ""
 
 
@@ -99,7 +99,7 @@ def draw(chart: Chart) -> str:
     y = _Scale(chart.y, [point.y for point in points] + bounds + [line.y for line in chart.lines], HEIGHT - BOTTOM, TOP)
     label = f"{y.told} by {x.told}"
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
-    parts += [part for region in chart.regions for part in _region(region, x)]
+    parts += [part for span in chart.spans for part in _span(span, x)]
     parts += _grid(x, y)
     for line in chart.lines:
         at = y(line.y)
@@ -222,17 +222,18 @@ def _grid(x: _Scale, y: _Scale) -> list[str]:
     return parts
 
 
-def _region(region: Region, x: _Scale) -> list[str]:
-    start, end = x(region.start), x(region.end)
+def _span(span: AxisSpan, x: _Scale) -> list[str]:
+    start, end = x(span.start), x(span.end)
     middle, anchor = (start + end) / 2, "middle"
-    half = 3.2 * len(region.label)
+    half = 3.2 * len(span.label)
     if middle + half > WIDTH - RIGHT:
         middle, anchor = WIDTH - RIGHT, "end"
     elif middle - half < LEFT:
         middle, anchor = LEFT + 4, "start"
     return [
-        f'<rect class="region" x="{start:.1f}" y="{TOP}" width="{max(end - start, 1):.1f}" height="{HEIGHT - BOTTOM - TOP}"/>',
-        f'<text class="region-label" x="{middle:.1f}" y="{TOP - 5}" text-anchor="{anchor}">{escape(region.label)}</text>',
+        f'<rect class="axis-span" x="{start:.1f}" y="{TOP}" width="{max(end - start, 1):.1f}" '
+        f'height="{HEIGHT - BOTTOM - TOP}"/>',
+        f'<text class="axis-span-label" x="{middle:.1f}" y="{TOP - 5}" text-anchor="{anchor}">{escape(span.label)}</text>',
     ]
 
 

@@ -14,9 +14,9 @@ from loadtest.prices.costs import (
     cost_per_million,
     requests_per_dollar,
 )
-from loadtest.prices.fleet import Fleet, NoFleet, Offer, cheapest_fleet
-from loadtest.question.candidates import Candidate
-from loadtest.question.spec import MIN_AGREEMENT, Spec
+from loadtest.prices.fleet import Fleet, NoFleet, FleetOption, cheapest_fleet
+from loadtest.question.candidates import CandidateSetup
+from loadtest.question.spec import MIN_AGREEMENT, SearchSpec
 from loadtest.reports import headline
 from loadtest.reports.recommendation import (
     AgreementReport,
@@ -26,21 +26,21 @@ from loadtest.reports.recommendation import (
     FleetAtRate,
     Floor,
     InferenceRecommendation,
-    Metrics,
+    RecommendationMetrics,
     ModelConfiguration,
     PriceReport,
     Recommendation,
     Status,
     held_points,
 )
-from loadtest.reports.states import State
+from loadtest.reports.states import RecommendationState
 from loadtest.search.budget import LEAST_SECONDS, decisive_seconds, verify_seconds
 from loadtest.search.curves import FrontPoint, cliff, curve, front
 from loadtest.search.events import Agreed, Question
 from loadtest.search.knowledge import MOST_INVALID
 from loadtest.search.next_load import MOST_VAIN
 from loadtest.search.ranking import rank
-from loadtest.search.standing import Outcome, Standing, agreement_text, misses
+from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
 from loadtest.wording import clock, differences, letters, usd
 
 CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
@@ -48,9 +48,9 @@ SPARE_SHARE = 0.05  # of the budget: what is left over without a word
 
 
 def build(
-    spec: Spec,
+    spec: SearchSpec,
     question: Question,
-    outcome: Outcome,
+    outcome: SearchOutcome,
     *,
     now: datetime.datetime,
     machine: str,
@@ -62,19 +62,19 @@ def build(
     configured = {candidate.name: candidate for candidate in spec.candidates}
     standings = {standing.entrant.name: standing for standing in outcome.standings}
     reports = _named([_candidate(configured[name], standing, outcome, question, today) for name, standing in standings.items()])
-    verdict = rank(question, outcome, seed=spec.seed)
+    ranking = rank(question, outcome, seed=spec.seed)
     winner = standings[outcome.winner] if outcome.winner else None
     runner_up = standings[outcome.runner_up] if outcome.runner_up else None
     ranked = [standing for standing in standings.values() if standing.claimed_rps and not standing.broken]
     # Beside a proven rate, one that only held in a sample carries no fleet.
     sure = [standing for standing in ranked if standing.peak_rps or not (winner and winner.peak_rps)]
-    offers = [Offer(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in sure]
+    options = [FleetOption(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in sure]
     notes = list(outcome.notes)
     if winner:
         decisive = next(run for run in reversed(winner.evidence) if run.rps == winner.claimed_rps)
         notes += [f"the run behind {winner.entrant.name}'s rate: {note}" for note in decisive.notes]
     notes += ended_early(question, outcome)
-    fleet = _fleet(offers, spec.target_rps, question.headroom, notes) if spec.target_rps and offers else None
+    fleet = _fleet(options, spec.target_rps, question.headroom, notes) if spec.target_rps and options else None
     limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
     floor = outcome.floor
     state = _state(outcome, limited)
@@ -95,13 +95,13 @@ def build(
         runner_up=outcome.runner_up,
         proven=state == "proven",
         verified=outcome.verified,
-        margin=verdict.margin if verdict else None,
+        margin=ranking.margin if ranking else None,
         margin_resolved=bool(winner and runner_up and _told_apart(question, winner, runner_up)),
-        probability_cheapest=verdict.probability_cheapest if verdict else None,
-        flip_usd_per_hour=verdict.flip_usd_per_hour if verdict else None,
+        probability_cheapest=ranking.probability_cheapest if ranking else None,
+        flip_usd_per_hour=ranking.flip_usd_per_hour if ranking else None,
         autoscaling_invocations_per_minute=autoscaling_invocations_per_minute(winner.claimed_rps) if winner else None,
         fleet=fleet,
-        fleets=_fleets(offers, question.headroom),
+        fleets=_fleets(options, question.headroom),
         candidates=reports,
         InferenceRecommendations=tuple(_aws(configured[s.entrant.name], s, fleet) for s in sorted(ranked, key=_aws_order)),
         floor=Floor(floor.entrant, floor.rps, floor.p50_ms, floor.p95_ms, floor.p99_ms) if floor and floor.requests else None,
@@ -125,7 +125,7 @@ def build(
     return replace(found, answer=headline.answer(found))
 
 
-def _state(outcome: Outcome, limited: Sequence[str]) -> State:
+def _state(outcome: SearchOutcome, limited: Sequence[str]) -> RecommendationState:
     by_name = {standing.entrant.name: standing for standing in outcome.standings}
     if outcome.winner is not None:
         return "proven" if by_name[outcome.winner].peak_rps else "not proven"
@@ -137,7 +137,7 @@ def _state(outcome: Outcome, limited: Sequence[str]) -> State:
     return "not proven" if undecided or kept else "no candidate"
 
 
-def _incomparable(outcome: Outcome) -> bool:
+def _incomparable(outcome: SearchOutcome) -> bool:
     """No candidate's answers could be compared: nothing is known of any."""
     compared = [standing.agreement for standing in outcome.standings if standing.agreement is not None]
     return bool(compared) and all(agreed.agreement is None for agreed in compared)
@@ -185,7 +185,7 @@ def _named(reports: list[CandidateReport]) -> tuple[CandidateReport, ...]:
 
 
 def _candidate(
-    candidate: Candidate, standing: Standing, outcome: Outcome, question: Question, today: datetime.date
+    candidate: CandidateSetup, standing: Standing, outcome: SearchOutcome, question: Question, today: datetime.date
 ) -> CandidateReport:
     price = candidate.price
     assert price is not None  # as question_of saw
@@ -231,7 +231,7 @@ def _agreement(agreed: Agreed | None, reference: str, min_agreement: float | Non
     return AgreementReport(agreed.agreement, agreed.inputs, agreed.statistic, reference, agreed.entrant, met, agreed.failure)
 
 
-def _loss(reports: Sequence[CandidateReport], outcome: Outcome) -> list[str]:
+def _loss(reports: Sequence[CandidateReport], outcome: SearchOutcome) -> list[str]:
     """At what loss the winner wins, where it is one that the default would not allow."""
     found = next((report.agreement for report in reports if report.name == outcome.winner), None)
     if found is None or (found.value is not None and found.value >= MIN_AGREEMENT):
@@ -242,7 +242,7 @@ def _loss(reports: Sequence[CandidateReport], outcome: Outcome) -> list[str]:
     return [f"the winner's answers {told}; the spec allows it"]
 
 
-def _status(standing: Standing, outcome: Outcome) -> Status:
+def _status(standing: Standing, outcome: SearchOutcome) -> Status:
     name = standing.entrant.name
     if name == outcome.winner:
         return "winner"
@@ -263,7 +263,7 @@ def _order(report: CandidateReport) -> tuple[int, float]:
     return _ORDER.index(report.status), report.cost_per_million_usd or predicted
 
 
-def ended_early(question: Question, outcome: Outcome) -> list[str]:
+def ended_early(question: Question, outcome: SearchOutcome) -> list[str]:
     """Why the search left some of its budget, in a sentence; none if it did not, or hardly."""
     left_s = question.seconds - outcome.seconds
     if left_s < max(LEAST_SECONDS, SPARE_SHARE * question.seconds):
@@ -288,34 +288,34 @@ def ended_early(question: Question, outcome: Outcome) -> list[str]:
     return [f"{ended}: nothing was left to try that could change the answer"]
 
 
-def _fleet(offers: list[Offer], target_rps: float, headroom: float, notes: list[str]) -> Fleet | None:
+def _fleet(options: list[FleetOption], target_rps: float, headroom: float, notes: list[str]) -> Fleet | None:
     try:
-        return cheapest_fleet(offers, target_rps, headroom=headroom)
+        return cheapest_fleet(options, target_rps, headroom=headroom)
     except NoFleet as exc:
         notes.append(str(exc))
         return None
 
 
-def _fleets(offers: list[Offer], headroom: float) -> tuple[FleetAtRate, ...]:
+def _fleets(options: list[FleetOption], headroom: float) -> tuple[FleetAtRate, ...]:
     found = []
-    best = max((offer.max_rps for offer in offers), default=0.0)
-    for times in CURVE_POINTS if offers else ():
+    best = max((option.max_rps for option in options), default=0.0)
+    for times in CURVE_POINTS if options else ():
         rps = float(f"{times * best:.2g}")
         try:
-            fleet = cheapest_fleet(offers, rps, headroom=headroom)
+            fleet = cheapest_fleet(options, rps, headroom=headroom)
         except NoFleet:
             break
         found.append(FleetAtRate(rps, fleet.counts, fleet.usd_per_hour * HOURS_PER_MONTH))
     return tuple(found)
 
 
-def _aws(candidate: Candidate, standing: Standing, fleet: Fleet | None) -> InferenceRecommendation:
+def _aws(candidate: CandidateSetup, standing: Standing, fleet: Fleet | None) -> InferenceRecommendation:
     rate = standing.claimed_rps
     run = next(run for run in reversed(standing.runs) if run.rps == rate)
     settings = tuple(EnvironmentParameter(key, "String", str(value)) for key, value in candidate.settings.items())
     return InferenceRecommendation(
         RecommendationId=candidate.name,
-        Metrics=Metrics(
+        Metrics=RecommendationMetrics(
             CostPerHour=candidate.usd_per_hour,
             CostPerInference=cost_per_inference(candidate.usd_per_hour, rate * 60),
             MaxInvocations=int(rate * 60),

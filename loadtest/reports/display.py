@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from loadtest.lab.recommender import SearchStep
     from loadtest.measuring.progress import Progress
-    from loadtest.search.events import Command, Event, Question
+    from loadtest.search.events import Experiment, Event, Question
 
 LONGEST_NAME: Final = 34
 ERASE: Final = "\r\x1b[2K"
@@ -42,13 +42,13 @@ class Display:
         self._seconds, self._usd = step.seconds, step.usd
         self._looks = self._within = 0
         if step.event is None:
-            self._redraw(self._began(step.command))
+            self._redraw(self._began(step.experiment))
             return
         self.clear()
         told, verdict, style = self._found(step.event)
         from rich.text import Text
 
-        self._console.print(Text.assemble(self._began(step.command), "  ", told, (verdict, style)))
+        self._console.print(Text.assemble(self._began(step.experiment), "  ", told, (verdict, style)))
 
     def on_progress(self, load: "Load", progress: "Progress") -> None:
         """Twice a second."""
@@ -79,9 +79,9 @@ class Display:
             self._console.file.write(ERASE + line[: self._console.width - 1])
             self._console.file.flush()
 
-    def _began(self, command: "Command") -> str:
-        what = command.purpose if isinstance(command, Load) else type(command).__name__.lower()
-        return f"{clock(self._seconds)} {what:8} {self._name(command.entrant)}"
+    def _began(self, experiment: "Experiment") -> str:
+        what = experiment.purpose if isinstance(experiment, Load) else type(experiment).__name__.lower()
+        return f"{clock(self._seconds)} {what:8} {self._name(experiment.entrant)}"
 
     def _name(self, entrant: str) -> str:
         return f"{self._names[entrant][: self._width]:{self._width}}"

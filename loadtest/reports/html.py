@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from loadtest.prices.costs import HOURS_PER_MONTH, break_even_rps, cost_per_million, fleet_usd_per_hour
 from loadtest.reports import pages, tables
-from loadtest.reports.charts import Axis, Bar, Chart, Line, Point, Region, Series, draw, stacked_bars
+from loadtest.reports.charts import Axis, Bar, Chart, Line, Point, AxisSpan, Series, draw, stacked_bars
 from loadtest.reports.headline import cliff_told, facts, headline, price_told, question, reservations, spent
 from loadtest.reports.pages import PALETTE
 from loadtest.reports.recommendation import CandidateReport, Recommendation, held_points
@@ -110,12 +110,12 @@ def _latency_card(found: Recommendation, candidate: CandidateReport, colour: int
         Series(colour, [_mark(candidate, p, p.p99_ms, interval=True) for p in points], name="p99"),
     ]
     cliff = candidate.cliff
-    regions = [Region(cliff.below_rps, cliff.above_rps, "cliff")] if cliff else []
+    spans = [AxisSpan(cliff.below_rps, cliff.above_rps, "cliff")] if cliff else []
     told = ["Of each rate that was offered; filled: the SLO passed, hollow: it failed or was left open."]
     if with_interval:
         told.append("The band is the 95 % interval of the p99.")
     told.append(f"{cliff_told(candidate)}." if cliff else "No cliff was seen.")
-    chart = Chart(OFFERED, Axis("latency, ms", log=True), series, _limits(found), regions=regions)
+    chart = Chart(OFFERED, Axis("latency, ms", log=True), series, _limits(found), spans=spans)
     return f"{candidate.letter}: latency against rate", " ".join(told), Markup(draw(chart))
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from loadtest.errors import ExitCode, UsageError
 from loadtest.prices.fleet import Fleet
-from loadtest.reports.states import SIGNALS, State
+from loadtest.reports.states import SIGNALS, RecommendationState
 from loadtest.search.curves import Cliff, CurvePoint, FrontPoint
 from loadtest.search.events import Measured, Timing
 
@@ -102,7 +102,7 @@ class EnvironmentParameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class RecommendationMetrics:
     """AWS's names and units: USD, invocations per minute, milliseconds, percent. None: not to be seen from here.
 
     ModelLatency: mean of the server's queue and compute at MaxInvocations; the client's mean, if the server tells nothing.
@@ -132,7 +132,7 @@ class InferenceRecommendation:
     """One entry of what `describe_inference_recommendations_job` answers."""
 
     RecommendationId: str
-    Metrics: Metrics
+    Metrics: RecommendationMetrics
     EndpointConfiguration: EndpointConfiguration
     ModelConfiguration: ModelConfiguration
 
@@ -187,7 +187,7 @@ class Recommendation:
     required_share: float
     target_rps: float | None
     headroom: float
-    state: State
+    state: RecommendationState
     needed: str
     command: str
     answer: str

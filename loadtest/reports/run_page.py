@@ -7,7 +7,7 @@ from itertools import accumulate
 from markupsafe import Markup
 
 from loadtest.reports import pages
-from loadtest.reports.charts import Axis, Bar, Chart, Line, Point, Region, Series, draw, stacked_bars
+from loadtest.reports.charts import Axis, Bar, Chart, Line, Point, AxisSpan, Series, draw, stacked_bars
 from loadtest.reports.tables import Column, table
 from loadtest.reports.terminal import remedy
 from loadtest.results import Block, RunResult
@@ -96,7 +96,7 @@ def _charts(result: RunResult) -> list[tuple[str, str, Markup]]:
         Series(P50, [Point(b.start_s, b.requests / b.duration_s, counted(b.requests, "request")) for b in blocks], name="all"),
         Series(GOOD, [Point(b.start_s, b.met / b.duration_s, f"{b.met} within the SLO") for b in blocks], name="good"),
     ]
-    stalls = [Region(stall.start_s, stall.start_s + stall.duration_ms / 1e3, "") for stall in result.stalls]
+    stalls = [AxisSpan(stall.start_s, stall.start_s + stall.duration_ms / 1e3, "") for stall in result.stalls]
     stalled = " Shaded: stalls, listed below." if stalls else ""
     warmup = " Hollow: warm-up, not counted." if any(block.warmup for block in blocks) else ""
     good = (
@@ -108,7 +108,7 @@ def _charts(result: RunResult) -> list[tuple[str, str, Markup]]:
         (
             "Latency over time",
             f"p50 and p99 of each block.{warmup}{stalled}",
-            draw(Chart(time, Axis("ms", log=True), latency, limits, regions=stalls)),
+            draw(Chart(time, Axis("ms", log=True), latency, limits, spans=stalls)),
         ),
         ("Distribution", "Successes only: 10 is the p90, 100 the p99, 1000 the p99.9.", draw(_distribution(result, limits))),
         ("Rate over time", good, draw(Chart(time, Axis("per second"), rates))),

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from loadtest.errors import ExitCode
 
-State = Literal["proven", "not proven", "no candidate", "invalid"]
+RecommendationState = Literal["proven", "not proven", "no candidate", "invalid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Signal:
     junit: Literal["", "failure", "error"]
 
 
-SIGNALS: Final[dict[State, Signal]] = {
+SIGNALS: Final[dict[RecommendationState, Signal]] = {
     "proven": Signal("PROVEN", "good", ExitCode.MET, ""),
     "not proven": Signal("NOT PROVEN YET", "open", ExitCode.MISSED, "failure"),
     "no candidate": Signal("NO CANDIDATE", "bad", ExitCode.MISSED, "failure"),

@@ -1,4 +1,4 @@
-"""What a search asks and what it is answered: commands and events, as plain values that go to the journal and back."""
+"""What a search asks and what it is answered: experiments and events, as plain values that go to the journal and back."""
 
 import math
 from dataclasses import dataclass, field
@@ -100,7 +100,7 @@ class Load:
     until_decided: bool = True
 
 
-Command = Agree | Profile | Predict | Load
+Experiment = Agree | Profile | Predict | Load
 
 
 @dataclass(frozen=True, slots=True)

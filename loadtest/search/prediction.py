@@ -13,7 +13,7 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
 from gateway.config import Batching, Ragged
 from gateway.types import InferRequest
-from loadtest.results import Slo
+from loadtest.results import SloSpec
 from loadtest.search.events import Timing
 from loadtest.search.simulator import Simulated, simulate
 
@@ -48,7 +48,7 @@ class Lengths:
         return lambda index: known[order[index % len(order)]]
 
 
-class MeasuredService:
+class ProfiledService:
     """t(rows, concurrency), interpolated in rows, scattered as it was measured.
 
     Concurrency above the largest that was measured counts as that. lengths: the profile is of the typical ones; what a batch
@@ -106,7 +106,7 @@ def predicted_rps(
     timings: Sequence[Timing],
     *,
     overhead_ms: float,
-    slo: Slo,
+    slo: SloSpec,
     batching: Batching,
     sessions: int,
     max_rows: int,
@@ -136,13 +136,13 @@ def predicted_rps(
             slo_ns=round((limit_ms - overhead_ms) * 1e6),
             ragged=lengths.ragged if lengths is not None else None,
         )
-        fresh = MeasuredService(timings, max_rows, seed=seed, lengths=lengths)  # the same noise at every rate
+        fresh = ProfiledService(timings, max_rows, seed=seed, lengths=lengths)  # the same noise at every rate
         asked = _requests(rows_per_request, lengths.drawn(seed) if lengths is not None else lambda index: {})
         outcome = simulate(batcher, arrivals_ns, fresh, workers=sessions, request_of=asked).after(0.2)
         return _meets(outcome, slo, overhead_ms)
 
     # No batching serves more than the best of n / t(n, k), on all sessions.
-    service = MeasuredService(timings, max_rows)
+    service = ProfiledService(timings, max_rows)
     ceiling = max(sessions * rows / service.ms(rows, sessions) for rows in range(1, max_rows + 1)) * 1e3 / rows_per_request
     low, high = ceiling * 0.02, ceiling
     if not holds(low):
@@ -161,7 +161,7 @@ def predicted_rps(
     return low
 
 
-def _meets(outcome: Simulated, slo: Slo, overhead_ms: float) -> bool:
+def _meets(outcome: Simulated, slo: SloSpec, overhead_ms: float) -> bool:
     latencies = outcome.latencies_ns
     answered = latencies >= 0
     if slo.max_error_rate is not None and 1 - float(np.mean(answered)) > slo.max_error_rate:

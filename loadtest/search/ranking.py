@@ -8,7 +8,7 @@ import numpy as np
 
 from loadtest.prices.costs import replicas_for
 from loadtest.search.events import Question
-from loadtest.search.standing import Outcome, Standing
+from loadtest.search.standing import SearchOutcome, Standing
 from loadtest.verdict.statistics import falling
 
 PREDICTION_SPREAD = 0.075  # standard deviation of log(measured / predicted) capacity: 15 % is two of it
@@ -32,7 +32,7 @@ class Ranking:
     flip_usd_per_hour: float | None
 
 
-def rank(question: Question, outcome: Outcome, *, seed: int) -> Ranking | None:
+def rank(question: Question, outcome: SearchOutcome, *, seed: int) -> Ranking | None:
     """None if there is no winner."""
     by_name = {standing.entrant.name: standing for standing in outcome.standings}
     if outcome.winner is None:

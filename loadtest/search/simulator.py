@@ -47,7 +47,7 @@ class Affine:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PiecewiseLinear:
     """t by padded rows from a measured profile, linear between its sizes and beyond the largest. sizes: ascending."""
 
     sizes: Sequence[int]

@@ -158,7 +158,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SearchOutcome:
     """standings: in the order of the entrants. winner, runner_up: entrants' names. verified: None if there was no time to.
 
     floor: if nobody meets the SLO, the best that could be had, at hardly any load.

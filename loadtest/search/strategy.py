@@ -1,8 +1,8 @@
 """Which measurement next: the search of docs/loadtest.md, as a generator that waits for nothing.
 
-It yields one `Command`, is sent the `Event` that answers it, and returns the `Outcome`. It reads no clock and no file and draws
-no random number: what is known decides what is asked next. So a search is tested against a simulated laboratory in no time, and
-one that was interrupted, or proved nothing yet, goes on from the events it is given.
+It yields one `Experiment`, is sent the `Event` that answers it, and returns the `SearchOutcome`. It reads no clock and no file
+and draws no random number: what is known decides what is asked next. So a search is tested against a simulated laboratory in no
+time, and one that was interrupted, or proved nothing yet, goes on from the events it is given.
 
 Agreement with the reference -> profile t(n, k) per group -> predict each candidate -> loads, as long as time allows
 (`next_load`) -> overload and recovery of the winner.
@@ -12,18 +12,18 @@ import math
 from collections.abc import Generator, Sequence
 
 from loadtest.search.budget import AGREE_MOST, LEAST_SECONDS, agree_seconds, profile_seconds, verify_seconds
-from loadtest.search.events import EXPECTED, Agree, Agreed, Command, Entrant, Event, Predict, Profile, Question
+from loadtest.search.events import EXPECTED, Agree, Agreed, Experiment, Entrant, Event, Predict, Profile, Question
 from loadtest.search.knowledge import Knowledge, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, load_of, next_load
-from loadtest.search.standing import Outcome, Standing, agreement_text, misses
+from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
 
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak: the two runs that check the winner
 
-Steps = Generator[Command, Event, None]
+Steps = Generator[Experiment, Event, None]
 
 
-def search(question: Question, known: Sequence[Event] = ()) -> Generator[Command, Event, Outcome]:
-    """Run the whole search. Send each event in answer to the command before it.
+def search(question: Question, known: Sequence[Event] = ()) -> Generator[Experiment, Event, SearchOutcome]:
+    """Run the whole search. Send each event in answer to the experiment before it.
 
     known: what an earlier search for the same candidates found, oldest first; it counts as if it had been asked for here, and
     its time and money as spent.
@@ -43,7 +43,7 @@ class _Search:
         self._reference = known.question.reference
         self._notes: list[str] = []
 
-    def run(self) -> Generator[Command, Event, Outcome]:
+    def run(self) -> Generator[Experiment, Event, SearchOutcome]:
         yield from self._agree()
         yield from self._profile()
         yield from self._predict()
@@ -57,8 +57,8 @@ class _Search:
             yield from self._seek_floor()
         return self._outcome()
 
-    def _ask(self, command: Command) -> Steps:
-        self._known.take((yield command))
+    def _ask(self, experiment: Experiment) -> Steps:
+        self._known.take((yield experiment))
 
     # Agreement, profiles and predictions: what is known of a candidate before it sees traffic.
 
@@ -83,7 +83,7 @@ class _Search:
                 standing.agreement = event
                 standing.out = standing.out or misses(event, self._question.min_agreement)
 
-    def _settle_reference(self) -> Generator[Command, Event, Agreed | None]:
+    def _settle_reference(self) -> Generator[Experiment, Event, Agreed | None]:
         """Ask the reference, or whoever stands in for it; the last of them, if all fail. None: the requests bring answers."""
         if self._reference == EXPECTED:
             return None
@@ -102,7 +102,7 @@ class _Search:
             self._notes.append(f"the reference {event.entrant} {told}")
         return event
 
-    def _compare(self, entrant: Entrant) -> Generator[Command, Event, Agreed]:
+    def _compare(self, entrant: Entrant) -> Generator[Experiment, Event, Agreed]:
         known = self._known
         if entrant.name not in known.agreed:
             spent = known.spent.seconds > AGREE_MOST * self._question.seconds
@@ -180,7 +180,7 @@ class _Search:
 
     # What it comes to.
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> SearchOutcome:
         known = self._known
         ranked = known.ranked()
         winner = ranked[0] if ranked else None
@@ -189,7 +189,7 @@ class _Search:
         for standing in known.contenders:
             standing.out = self._why_not(standing, winner)
         floor = [run for standing in known.standings.values() for run in standing.runs if run.purpose == "floor"]
-        return Outcome(
+        return SearchOutcome(
             standings=tuple(known.standings.values()),
             profiles=known.profiles,
             winner=winner.entrant.name if winner else None,

@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 
 from loadtest.load.patterns import Schedule
-from loadtest.load.recorder import RequestLog, status_name
-from loadtest.load.target import Statistics
-from loadtest.load.worker import Report
-from loadtest.results import Block, Generator, LoadSpec, MachineReport, RunResult, ServerSplit
-from loadtest.verdict import decision as verdict
+from loadtest.load.request_log import RequestLog, status_name
+from loadtest.load.target import ServerStatistics
+from loadtest.load.worker import SenderReport
+from loadtest.results import Block, GeneratorReport, LoadSpec, MachineReport, RunResult, ServerSplit
+from loadtest.verdict import decision
 from loadtest.verdict import disturbance, stalls
-from loadtest.verdict.rows import BLOCK_LIMITS, BLOCK_REQUESTS, MIN_BLOCKS, MOST_WARMUP, Grid, Rows
+from loadtest.verdict.blocks import BLOCK_LIMITS, BLOCK_REQUESTS, MIN_BLOCKS, MOST_WARMUP, Grid, LoggedRequests
 from loadtest.verdict.stalls import Delays, Recording
 from loadtest.verdict.statistics import histogram, latency_interval, mser5, percentiles
 
@@ -46,21 +46,21 @@ def summarise(
     spec: LoadSpec,
     schedule: Schedule,
     log: RequestLog,
-    rows: np.ndarray,
-    reports: Sequence[Report],
+    indices: np.ndarray,
+    reports: Sequence[SenderReport],
     ended: Ended,
-    before: Statistics | None,
-    after: Statistics | None,
+    before: ServerStatistics | None,
+    after: ServerStatistics | None,
     recording: Recording | None = None,
 ) -> RunResult:
-    """Judge a run. rows: numbers of the dispatched rows, ascending by intended time.
+    """Judge a run. indices: of what was dispatched in the log, ascending by intended time.
 
     recording: of the hiccup meter, its times from the start of the run; None where there is none.
     """
     closed = schedule.users > 0
-    rate_rps = len(rows) / ended.elapsed_ns * 1e9 if closed else schedule.rate_rps
+    rate_rps = len(indices) / ended.elapsed_ns * 1e9 if closed else schedule.rate_rps
     grid = Grid.of(spec, schedule.duration_ns, rate_rps).until(ended.elapsed_ns)
-    everything = Rows.read(log, rows, grid)
+    everything = LoggedRequests.read(log, indices, grid)
     evaluable = everything.where(everything.evaluable)
     warmup_block, steady = _warmup(spec, schedule, grid, evaluable)
     start_ns = warmup_block * grid.block_ns
@@ -71,7 +71,7 @@ def summarise(
     succeeded = counted.where(counted.ok)
     latency = percentiles(succeeded.latency)
     requests = counted.requests()
-    judged = verdict.judge(spec.slo, requests) if spec.slo and len(requests.failed) else ()
+    judged = decision.judge(spec.slo, requests) if spec.slo and len(requests.failed) else ()
 
     due = len(inside.block)
     if not closed:
@@ -79,7 +79,7 @@ def summarise(
     generator = _generator(spec, inside, reports, latency.p99)
     in_time = int(np.count_nonzero(inside.dispatched < ended.elapsed_ns + generator.send_lag_limit_ms * 1e6))
     busy = max((report.busy for report in reports), default=0.0)
-    found = verdict.overall(judged) if judged else "undecided" if spec.slo else None
+    found = decision.overall(judged) if judged else "undecided" if spec.slo else None
     delays = Delays.of(recording, evaluable.intended, evaluable.done) if recording is not None else None
     marked = disturbance.marked(spec.slo, evaluable, delays)
     machine: MachineReport | None = None
@@ -112,13 +112,13 @@ def summarise(
         succeeded=latency.count,
         excluded=len(inside.block) - len(counted.block),
         succeeded_rps=latency.count / window_s,
-        goodput_rps=int(np.count_nonzero(verdict.met(spec.slo, requests))) / window_s,
+        goodput_rps=int(np.count_nonzero(decision.met(spec.slo, requests))) / window_s,
         latency=latency,
         service=percentiles(succeeded.service),
         latency_histogram=histogram(succeeded.latency),
         errors={status_name(kind): count for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)},
         error_samples={kind: text for report in reports for kind, text in report.error_samples.items()},
-        attainment=verdict.attainment(spec.slo, requests) if judged and spec.slo else None,
+        attainment=decision.attainment(spec.slo, requests) if judged and spec.slo else None,
         objectives=judged,
         verdict=None if reasons else found,
         requests_needed=_most_needed([objective.requests_needed for objective in judged]) if judged else None,
@@ -158,39 +158,39 @@ def decided(
 ) -> bool:
     """Whether the first `blocks` blocks of an open, stationary run decide the SLO, whatever other work may have delayed.
 
-    All their requests are done. recording: as for `summarise`, up to now. or_lost: or whether the run is (`verdict.lost`).
+    All their requests are done. recording: as for `summarise`, up to now. or_lost: or whether the run is (`decision.lost`).
     """
     assert spec.slo is not None
     end = int(np.searchsorted(np.asarray(log.intended), blocks * grid.block_ns))
-    rows = Rows.read(log, slice(0, end), grid)
-    rows = rows.where(rows.evaluable)
+    logged = LoggedRequests.read(log, slice(0, end), grid)
+    logged = logged.where(logged.evaluable)
     marked = disturbance.marked(
-        spec.slo, rows, Delays.of(recording, rows.intended, rows.done) if recording is not None else None
+        spec.slo, logged, Delays.of(recording, logged.intended, logged.done) if recording is not None else None
     )
-    counts = rows.intended >= spec.warmup_s * 1e9 if spec.warmup_s is not None else _settled(rows)
-    rows, marked = rows.where(counts), marked[counts]
-    if len(np.unique(rows.block)) < MIN_BLOCKS:
+    counts = logged.intended >= spec.warmup_s * 1e9 if spec.warmup_s is not None else _settled(logged)
+    logged, marked = logged.where(counts), marked[counts]
+    if len(np.unique(logged.block)) < MIN_BLOCKS:
         return False
     if or_lost:
-        warmup_ns = int(rows.intended[0])
+        warmup_ns = int(logged.intended[0])
         share = (blocks * grid.block_ns - warmup_ns) / (grid.blocks * grid.block_ns - warmup_ns)
-        if verdict.lost(spec.slo, disturbance.had_met(rows, marked), share):
+        if decision.lost(spec.slo, disturbance.had_met(logged, marked), share):
             return True
-    found = verdict.overall(verdict.judge(spec.slo, rows.requests(), confidence=confidence))
-    return found != "undecided" and disturbance.bears(spec.slo, rows, marked, found, confidence)
+    found = decision.overall(decision.judge(spec.slo, logged.requests(), confidence=confidence))
+    return found != "undecided" and disturbance.bears(spec.slo, logged, marked, found, confidence)
 
 
-def _settled(rows: Rows) -> np.ndarray:
-    cut, _ = _mser5(rows)
-    return np.arange(len(rows.block)) >= cut
+def _settled(logged: LoggedRequests) -> np.ndarray:
+    cut, _ = _mser5(logged)
+    return np.arange(len(logged.block)) >= cut
 
 
-def _mser5(rows: Rows) -> tuple[int, bool]:
+def _mser5(logged: LoggedRequests) -> tuple[int, bool]:
     # On the logarithm: a change of level counts, whatever the level, and single long waits do not look like one.
-    return mser5(np.log(np.maximum(rows.latency, 1)), MOST_WARMUP)
+    return mser5(np.log(np.maximum(logged.latency, 1)), MOST_WARMUP)
 
 
-def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: Rows) -> tuple[int, bool]:
+def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: LoggedRequests) -> tuple[int, bool]:
     """The first block that counts, and whether the rest looks steady."""
     if spec.warmup_s is not None:
         return min(int(np.ceil(spec.warmup_s * 1e9 / grid.block_ns)), grid.blocks - 1), True
@@ -202,17 +202,17 @@ def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: Rows) -> 
     return min(int(evaluable.block[cut - 1]) + 1, int(grid.blocks * MOST_WARMUP)), steady
 
 
-def _p99_interval_ms(succeeded: Rows) -> tuple[float | None, float | None]:
+def _p99_interval_ms(succeeded: LoggedRequests) -> tuple[float | None, float | None]:
     if not len(succeeded.block):
         return None, None
-    low_ms, high_ms = latency_interval(succeeded.latency, succeeded.block, 99, verdict.CONFIDENCE)
+    low_ms, high_ms = latency_interval(succeeded.latency, succeeded.block, 99, decision.CONFIDENCE)
     return low_ms or None, high_ms if math.isfinite(high_ms) else None
 
 
-def _generator(spec: LoadSpec, inside: Rows, reports: Sequence[Report], p99_ms: float) -> Generator:
+def _generator(spec: LoadSpec, inside: LoggedRequests, reports: Sequence[SenderReport], p99_ms: float) -> GeneratorReport:
     lag_ms = (inside.dispatched - inside.intended) / 1e6
     connected = inside.where(inside.sent > 0)
-    return Generator(
+    return GeneratorReport(
         send_lag_p50_ms=_percentile(lag_ms, 50),
         send_lag_p99_ms=_percentile(lag_ms, 99),
         send_lag_limit_ms=_lag_limit_ms(spec, p99_ms),
@@ -224,9 +224,9 @@ def _generator(spec: LoadSpec, inside: Rows, reports: Sequence[Report], p99_ms: 
     )
 
 
-def _blocks(spec: LoadSpec, grid: Grid, evaluable: Rows, warmup_block: int, marked: np.ndarray) -> tuple[Block, ...]:
+def _blocks(spec: LoadSpec, grid: Grid, evaluable: LoggedRequests, warmup_block: int, marked: np.ndarray) -> tuple[Block, ...]:
     edges = np.searchsorted(evaluable.block, np.arange(grid.blocks + 1))
-    met, ok, latency = verdict.met(spec.slo, evaluable.requests()), evaluable.ok, evaluable.latency
+    met, ok, latency = decision.met(spec.slo, evaluable.requests()), evaluable.ok, evaluable.latency
     blocks: list[Block] = []
     for index in range(grid.blocks):
         part = slice(edges[index], edges[index + 1])
@@ -265,7 +265,7 @@ def _lag_limit_ms(spec: LoadSpec, p99_ms: float) -> float:
 
 
 def faults(
-    spec: LoadSpec, generator: Generator, *, own_lag_p99_ms: float, busy: float, due: int, in_time: int, met: bool
+    spec: LoadSpec, generator: GeneratorReport, *, own_lag_p99_ms: float, busy: float, due: int, in_time: int, met: bool
 ) -> tuple[str, ...]:
     """Why an open-loop run is INVALID: facts. What to do depends on who shows them.
 
@@ -302,7 +302,7 @@ def _warnings(
     grid: Grid,
     warmup_block: int,
     steady: bool,
-    generator: Generator,
+    generator: GeneratorReport,
     *,
     requests: int,
     succeeded: int,
@@ -349,7 +349,7 @@ def _most_needed(needed: Sequence[int | None]) -> int | None:
     return max(known) if len(known) == len(needed) else None
 
 
-def _split(before: Statistics | None, after: Statistics | None, service_ms: float) -> ServerSplit | None:
+def _split(before: ServerStatistics | None, after: ServerStatistics | None, service_ms: float) -> ServerSplit | None:
     if before is None or after is None:
         return None
     spent = after.since(before)

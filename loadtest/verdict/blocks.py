@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from loadtest.load.recorder import CUT, OK, PENDING, UNSENT, RequestLog
+from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog
 from loadtest.results import LoadSpec
-from loadtest.verdict import decision as verdict
+from loadtest.verdict import decision
 
 MIN_BLOCKS: Final = 20
 MAX_BLOCKS: Final = 200
@@ -44,8 +44,8 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Some rows of the log in order of their intended time: columns of (n,), and the block that each row is in."""
+class LoggedRequests:
+    """Some requests of the log in order of their intended time: columns of (n,), and the block that each is in."""
 
     intended: np.ndarray
     dispatched: np.ndarray
@@ -55,21 +55,21 @@ class Rows:
     block: np.ndarray
 
     @classmethod
-    def read(cls, log: RequestLog, rows: np.ndarray | slice, grid: Grid) -> "Rows":
-        intended = np.asarray(log.intended)[rows]
+    def read(cls, log: RequestLog, which: np.ndarray | slice, grid: Grid) -> "LoggedRequests":
+        intended = np.asarray(log.intended)[which]
         return cls(
             intended=intended,
-            dispatched=np.asarray(log.dispatched)[rows],
-            sent=np.asarray(log.sent)[rows],
-            done=np.asarray(log.done)[rows],
-            status=np.asarray(log.status)[rows],
+            dispatched=np.asarray(log.dispatched)[which],
+            sent=np.asarray(log.sent)[which],
+            done=np.asarray(log.done)[which],
+            status=np.asarray(log.status)[which],
             block=np.minimum(intended // grid.block_ns, grid.blocks - 1),
         )
 
-    def where(self, which: np.ndarray) -> "Rows":
-        """Those rows; which: (n,) bool."""
+    def where(self, which: np.ndarray) -> "LoggedRequests":
+        """Those requests; which: (n,) bool."""
         columns = (self.intended, self.dispatched, self.sent, self.done, self.status, self.block)
-        return Rows(*(column[which] for column in columns))
+        return LoggedRequests(*(column[which] for column in columns))
 
     @property
     def evaluable(self) -> np.ndarray:
@@ -90,6 +90,6 @@ class Rows:
     def service(self) -> np.ndarray:
         return np.where(self.sent > 0, self.done - self.sent, 0)  # 0: it failed before it got a connection
 
-    def requests(self) -> verdict.Requests:
-        """What is judged. The rows must all be evaluable."""
-        return verdict.Requests(self.latency, self.service, ~self.ok, self.block)
+    def requests(self) -> decision.JudgedRequests:
+        """What is judged. They must all be evaluable."""
+        return decision.JudgedRequests(self.latency, self.service, ~self.ok, self.block)

@@ -26,7 +26,7 @@ _LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length")  #
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class ComparedMetric:
     """One line of a comparison. change, lower, upper: relative (0.1 is 10 % more), or a difference of shares for attainment.
 
     None where there are too few blocks to tell.
@@ -49,7 +49,7 @@ class Comparison:
     verdict: Change
     paired: bool
     blocks: int
-    metrics: tuple[Metric, ...]
+    metrics: tuple[ComparedMetric, ...]
     notes: tuple[str, ...]
 
 
@@ -142,7 +142,7 @@ def _metric(
     more_is_better: bool,
     tolerance: float,
     confidence: float,
-) -> Metric:
+) -> ComparedMetric:
     olds, news = [of(block) for block in before], [of(block) for block in after]
     tail = 1 - (1 - confidence) / 2
     if paired:
@@ -160,12 +160,12 @@ def _metric(
             centre, error = float(second.mean() - first.mean()), math.sqrt(sum(parts))
             freedom = _welch(parts, (len(first), len(second)))
     if min(counts) < _MIN_BLOCKS:
-        return Metric(name, base, new, None, None, None, tolerance, "undecided")
+        return ComparedMetric(name, base, new, None, None, None, tolerance, "undecided")
     reach = float(special.stdtrit(freedom, tail)) * error
     change, lower, upper = centre, centre - reach, centre + reach
     if name != "attainment":  # from logarithms
         change, lower, upper = math.expm1(change), math.expm1(lower), math.expm1(upper)
-    return Metric(name, base, new, change, lower, upper, tolerance, _decide(change, lower, upper, tolerance, more_is_better))
+    return ComparedMetric(name, base, new, change, lower, upper, tolerance, _decide(change, lower, upper, tolerance, more_is_better))
 
 
 def _welch(parts: tuple[float, float], counts: tuple[int, int]) -> float:
@@ -182,7 +182,7 @@ def _decide(change: float, lower: float, upper: float, tolerance: float, more_is
     return "same" if -tolerance <= lower and upper <= tolerance else "undecided"
 
 
-def _overall(base: RunResult, new: RunResult, metrics: Sequence[Metric]) -> Change:
+def _overall(base: RunResult, new: RunResult, metrics: Sequence[ComparedMetric]) -> Change:
     verdicts = {metric.verdict for metric in metrics}
     if "regression" in verdicts or (base.verdict == "pass" and new.verdict == "fail"):
         return "regression"
@@ -224,7 +224,7 @@ def _title(result: RunResult) -> str:
     return result.spec.label or result.spec.target
 
 
-def cells(metric: Metric) -> tuple[str, ...]:
+def cells(metric: ComparedMetric) -> tuple[str, ...]:
     points = metric.name == "attainment"
 
     def value(number: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from loadtest.results import Interval, Objective, ObjectiveResult, Slo, Verdict
+from loadtest.results import Interval, Objective, ObjectiveResult, SloSpec, Verdict
 from loadtest.verdict.statistics import BatchMeans, batch_means, binomial_interval, slowest
 
 CONFIDENCE: Final = 0.95
@@ -18,7 +18,7 @@ _HOPE: Final = 2.0  # times a whole run: what would not be shown in that is not 
 
 
 @dataclass(frozen=True, slots=True)
-class Requests:
+class JudgedRequests:
     """The evaluable requests of a run, in order of their intended send time: arrays of (n,).
 
     latency_ns, service_ns: int64, until the answer or the failure. failed: bool. block: int64.
@@ -49,7 +49,7 @@ class Requests:
         return self.latency_ns if objective.metric == "latency" else self.service_ns
 
 
-def met(slo: Slo | None, requests: Requests) -> np.ndarray:
+def met(slo: SloSpec | None, requests: JudgedRequests) -> np.ndarray:
     """Which requests succeeded and met every objective: (n,) bool."""
     good = ~requests.failed
     for objective in slo.objectives if slo else ():
@@ -57,13 +57,13 @@ def met(slo: Slo | None, requests: Requests) -> np.ndarray:
     return good
 
 
-def attainment(slo: Slo, requests: Requests) -> Interval:
+def attainment(slo: SloSpec, requests: JudgedRequests) -> Interval:
     """The share that met every objective. requests: not empty."""
     tails = [tail for objective in slo.objectives if (tail := requests.tail(objective, CONFIDENCE)) is not None]
     return batch_means(requests.block, ~met(slo, requests), tails[0] if tails else None).interval(CONFIDENCE)
 
 
-def judge(slo: Slo, requests: Requests, *, confidence: float = CONFIDENCE) -> tuple[ObjectiveResult, ...]:
+def judge(slo: SloSpec, requests: JudgedRequests, *, confidence: float = CONFIDENCE) -> tuple[ObjectiveResult, ...]:
     """One result per objective, the error rate last. requests: not empty. confidence: of each one-sided bound."""
     results = [
         _judge(
@@ -86,7 +86,7 @@ def overall(objectives: tuple[ObjectiveResult, ...]) -> Verdict:
     return "fail" if "fail" in verdicts else "undecided" if "undecided" in verdicts else "pass"
 
 
-def lost(slo: Slo, requests: Requests, share: float) -> bool:
+def lost(slo: SloSpec, requests: JudgedRequests, share: float) -> bool:
     """Whether a run will not show that an objective is kept, even if twice as long, if all of it is like what was seen.
 
     requests: not empty; those of the run so far, which are `share` of all that it may have.

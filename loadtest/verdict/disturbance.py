@@ -5,11 +5,11 @@ from typing import Final
 
 import numpy as np
 
-from loadtest.load.recorder import GRPC, TIMEOUT
-from loadtest.results import Generator, LoadSpec, MachineReport, Slo, Verdict
-from loadtest.verdict import decision as verdict
+from loadtest.load.request_log import GRPC, TIMEOUT
+from loadtest.results import GeneratorReport, LoadSpec, MachineReport, SloSpec, Verdict
+from loadtest.verdict import decision
 from loadtest.verdict import stalls
-from loadtest.verdict.rows import Rows
+from loadtest.verdict.blocks import LoggedRequests
 from loadtest.verdict.stalls import Delays
 
 _MUCH_TAKEN: Final = 0.05  # of the measured time: worth a warning also where the verdict does not hang on it
@@ -18,41 +18,41 @@ _LATE: Final = (TIMEOUT, 503, 504, GRPC + 4, GRPC + 14)  # failures of requests 
 _MENTIONED: Final = 0.005  # cores, or share
 
 
-def marked(slo: Slo | None, rows: Rows, delays: Delays | None) -> np.ndarray:
+def marked(slo: SloSpec | None, logged: LoggedRequests, delays: Delays | None) -> np.ndarray:
     """Which of (n,) evaluable requests missed the SLO, but would have met it without what others took: bool."""
-    none = np.zeros(len(rows.block), bool)
+    none = np.zeros(len(logged.block), bool)
     if slo is None or slo.tightest_ms is None or delays is None:
         return none
-    requests = rows.requests()
-    missed = ~verdict.met(slo, requests)
-    late = rows.where(missed)
-    excuse = np.zeros(len(rows.block))
+    requests = logged.requests()
+    missed = ~decision.met(slo, requests)
+    late = logged.where(missed)
+    excuse = np.zeros(len(logged.block))
     excuse[missed] = delays.excuse(late.intended, late.done)
     limit_ns = slo.tightest_ms * 1e6
-    best = verdict.Requests(
+    best = decision.JudgedRequests(
         requests.latency_ns - excuse,
         np.maximum(requests.service_ns - excuse, 0),
-        requests.failed & ~(np.isin(rows.status, _LATE) & (excuse >= stalls.FAILED_SHARE * limit_ns)),
+        requests.failed & ~(np.isin(logged.status, _LATE) & (excuse >= stalls.FAILED_SHARE * limit_ns)),
         requests.block,
     )
-    found: np.ndarray = missed & (excuse >= stalls.SMALL_SHARE * limit_ns) & verdict.met(slo, best)
+    found: np.ndarray = missed & (excuse >= stalls.SMALL_SHARE * limit_ns) & decision.met(slo, best)
     return found
 
 
-def stands(slo: Slo, rows: Rows, marked: np.ndarray, found: Verdict, confidence: float = verdict.CONFIDENCE) -> bool:
+def stands(slo: SloSpec, logged: LoggedRequests, marked: np.ndarray, found: Verdict, confidence: float = decision.CONFIDENCE) -> bool:
     """Whether a verdict is the same whatever became of the requests that are marked.
 
     A delay only makes it harder to pass: a pass is one, and so is a fail that the others come to, had all of these passed.
     """
     if found != "fail" or not np.any(marked):
         return found == "pass" or not np.any(marked)
-    return verdict.overall(verdict.judge(slo, had_met(rows, marked), confidence=confidence)) == "fail"
+    return decision.overall(decision.judge(slo, had_met(logged, marked), confidence=confidence)) == "fail"
 
 
-def had_met(rows: Rows, marked: np.ndarray) -> verdict.Requests:
+def had_met(logged: LoggedRequests, marked: np.ndarray) -> decision.JudgedRequests:
     """The requests, as if the marked ones had met the SLO."""
-    requests = rows.requests()
-    return verdict.Requests(
+    requests = logged.requests()
+    return decision.JudgedRequests(
         np.where(marked, 0, requests.latency_ns),
         np.where(marked, 0, requests.service_ns),
         requests.failed & ~marked,
@@ -60,20 +60,20 @@ def had_met(rows: Rows, marked: np.ndarray) -> verdict.Requests:
     )
 
 
-def bears(slo: Slo, rows: Rows, marked: np.ndarray, found: Verdict, confidence: float = verdict.CONFIDENCE) -> bool:
+def bears(slo: SloSpec, logged: LoggedRequests, marked: np.ndarray, found: Verdict, confidence: float = decision.CONFIDENCE) -> bool:
     """Whether a run may have that verdict: it stands, or it is the same without the marked requests, and they are few."""
-    if stands(slo, rows, marked, found, confidence):
+    if stands(slo, logged, marked, found, confidence):
         return True
-    return float(marked.mean()) <= stalls.MOST_MARKED and found == verdict_without(slo, rows, marked, confidence)
+    return float(marked.mean()) <= stalls.MOST_MARKED and found == verdict_without(slo, logged, marked, confidence)
 
 
-def verdict_without(slo: Slo, rows: Rows, marked: np.ndarray, confidence: float = verdict.CONFIDENCE) -> Verdict:
+def verdict_without(slo: SloSpec, logged: LoggedRequests, marked: np.ndarray, confidence: float = decision.CONFIDENCE) -> Verdict:
     """The verdict on those that are not marked."""
-    rest = rows.where(~marked).requests()
-    return verdict.overall(verdict.judge(slo, rest, confidence=confidence)) if len(rest.failed) else "undecided"
+    rest = logged.where(~marked).requests()
+    return decision.overall(decision.judge(slo, rest, confidence=confidence)) if len(rest.failed) else "undecided"
 
 
-def own_lag_ns(inside: Rows, delays: Delays | None) -> np.ndarray:
+def own_lag_ns(inside: LoggedRequests, delays: Delays | None) -> np.ndarray:
     """Send lags less what others took from the generator."""
     lag: np.ndarray = inside.dispatched - inside.intended
     return lag - delays.lag_excuse(inside.intended, inside.dispatched) if delays is not None else lag
@@ -83,16 +83,16 @@ def assess(
     spec: LoadSpec,
     delays: Delays,
     found: Verdict | None,
-    counted: Rows,
+    counted: LoggedRequests,
     marked: np.ndarray,
-    inside: Rows,
-    generator: Generator,
+    inside: LoggedRequests,
+    generator: GeneratorReport,
     start_ns: int,
     end_ns: int,
 ) -> tuple[MachineReport, tuple[str, ...], tuple[str, ...]]:
     """What other work did to the measured time, the faults of the run that are its doing, and warnings of what is none.
 
-    marked: of the counted rows.
+    marked: of the counted requests.
     """
     recording = delays.recording
     one, other = recording.candidate, recording.generator

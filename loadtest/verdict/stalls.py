@@ -88,7 +88,7 @@ def others_share(recording: Recording) -> float:
     return float((side.others + side.steal).sum()) / possible_ns if possible_ns else 0.0
 
 
-class Reader:
+class RecordingReader:
     """Reads a recording (`loadtest.measuring.hiccups`) while it grows."""
 
     def __init__(self, candidate_cores: Sequence[int], generator_cores: Sequence[int]) -> None:

@@ -42,11 +42,11 @@ def percentiles(latencies_ns: np.ndarray) -> Percentiles:
     if count == 0:
         return Percentiles(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     ordered = np.sort(latencies_ns)
-    p50, p90, p95, p99, p999, most = (float(ordered[rank(level, count) - 1]) / 1e6 for level in (50, 90, 95, 99, 99.9, 100))
+    p50, p90, p95, p99, p999, most = (float(ordered[nearest_rank(level, count) - 1]) / 1e6 for level in (50, 90, 95, 99, 99.9, 100))
     return Percentiles(count, float(ordered.mean()) / 1e6, p50, p90, p95, p99, p999, most)
 
 
-def rank(percentile: float, count: int) -> int:
+def nearest_rank(percentile: float, count: int) -> int:
     """The nearest rank, from 1."""
     return max(1, math.ceil(percentile / 100 * count - 1e-9))  # 99.9 / 100 · 1000 is a little over 999
 
@@ -69,7 +69,7 @@ def histogram_percentile(cells: tuple[tuple[int, int], ...], percentile: float) 
         return 0.0
     edges, counts = np.array(cells).T
     cumulated = np.cumsum(counts)
-    return float(edges[np.searchsorted(cumulated, rank(percentile, int(cumulated[-1])))]) / 1e6
+    return float(edges[np.searchsorted(cumulated, nearest_rank(percentile, int(cumulated[-1])))]) / 1e6
 
 
 def binomial_interval(misses: float, n: float, confidence: float) -> Interval:
@@ -145,7 +145,7 @@ def latency_interval(latencies_ns: np.ndarray, block: np.ndarray, percentile: fl
     """
     ordered = np.sort(latencies_ns)
     count = len(ordered)
-    beyond = latencies_ns > ordered[rank(percentile, count) - 1]
+    beyond = latencies_ns > ordered[nearest_rank(percentile, count) - 1]
     means = batch_means(block, beyond, slowest(latencies_ns, percentile))
     least, most = means.seen_shares(1 - percentile / 100, confidence)
     within = math.ceil((1 - most) * count)

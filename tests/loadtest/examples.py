@@ -8,12 +8,12 @@ from typing import Any
 
 from loadtest.lab.recommender import question_of
 from loadtest.prices.catalogue import Catalogue, load_catalogue
-from loadtest.question.spec import Spec, parse_spec
+from loadtest.question.spec import SearchSpec, parse_search_spec
 from loadtest.reports.conclusion import build
 from loadtest.reports.recommendation import AgreementReport, Recommendation
 from loadtest.search.curves import FrontPoint
 from loadtest.search.events import Agreed, Measured
-from loadtest.search.standing import Outcome, Standing
+from loadtest.search.standing import SearchOutcome, Standing
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
 NOW = datetime.datetime(2026, 8, 1, 12, tzinfo=datetime.UTC)
@@ -50,15 +50,15 @@ def changed(**keys: Any) -> dict[str, Any]:
     return copy.deepcopy({**DOCUMENT, **keys})
 
 
-def example_spec(catalogue: Catalogue | None = None, **keys: Any) -> Spec:
-    return parse_spec(changed(**keys), catalogue or load_catalogue(), source="example.yaml")
+def example_spec(catalogue: Catalogue | None = None, **keys: Any) -> SearchSpec:
+    return parse_search_spec(changed(**keys), catalogue or load_catalogue(), source="example.yaml")
 
 
-def example_outcome(spec: Spec, truths: Mapping[str, Truth] = TRUTHS) -> Outcome:
+def example_outcome(spec: SearchSpec, truths: Mapping[str, Truth] = TRUTHS) -> SearchOutcome:
     return SimulatedLab(question_of(spec, paid=False), truths).run()
 
 
-def told(spec: Spec, outcome: Outcome) -> Recommendation:
+def told(spec: SearchSpec, outcome: SearchOutcome) -> Recommendation:
     return build(spec, question_of(spec, paid=False), outcome, now=NOW, machine="a simulated machine", paid=False)
 
 
@@ -174,7 +174,7 @@ EXAMPLES: Mapping[str, Callable[[], Recommendation]] = {
 }
 
 
-def altered(outcome: Outcome, change: Callable[[Measured], Measured]) -> Outcome:
+def altered(outcome: SearchOutcome, change: Callable[[Measured], Measured]) -> SearchOutcome:
     """The outcome had its runs gone otherwise."""
     standings = tuple(replace(standing, runs=[change(run) for run in standing.runs]) for standing in outcome.standings)
     return replace(outcome, standings=standings)

@@ -1,6 +1,6 @@
 """Results of runs that nobody made: what a fake `measure` answers."""
 
-from loadtest.results import Block, Generator, LoadSpec, Percentiles, RunResult, ServerSplit, Verdict
+from loadtest.results import Block, GeneratorReport, LoadSpec, Percentiles, RunResult, ServerSplit, Verdict
 
 
 def run_result(
@@ -47,7 +47,7 @@ def run_result(
             Block(n, float(n), 1.0, each, round(each * met_share), 0, service_ms, service_ms, service_ms, False)
             for n in range(blocks)
         ),
-        generator=Generator(0.01, 0.02, 0.5, 0.1, 0.0, 8, 0.1, 1),
+        generator=GeneratorReport(0.01, 0.02, 0.5, 0.1, 0.0, 8, 0.1, 1),
         server=ServerSplit(succeeded, 0.3 * service_ms, 0.6 * service_ms, 0.1 * service_ms, 2.0) if succeeded else None,
         valid=valid,
         reasons=() if valid else ("send lag p99 9 ms is above 0.5 ms",),

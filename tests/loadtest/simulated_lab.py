@@ -1,4 +1,4 @@
-"""A laboratory without hardware: answers the search's commands from known cost models, with noise from a seed.
+"""A laboratory without hardware: answers the search's experiments from known cost models, with noise from a seed.
 
 Every candidate has a true peak, where attainment falls through the SLO's share, steeply; blocks near the knee scatter more than
 independent requests would, as measured ones do.
@@ -14,8 +14,8 @@ from scipy.stats import t as student
 
 from loadtest.results import Verdict
 from loadtest.search.budget import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS
-from loadtest.search.events import Agree, Agreed, Command, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
-from loadtest.search.standing import Outcome
+from loadtest.search.events import Agree, Agreed, Experiment, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
+from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import search
 
 
@@ -46,41 +46,41 @@ class SimulatedLab:
         self._random = np.random.default_rng(seed)
         self._start_s = start_s
         self._running = ""
-        self.commands: list[Command] = []
+        self.experiments: list[Experiment] = []
         self.events: list[Event] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> SearchOutcome:
         steps = search(self._question)
-        command = next(steps)
+        experiment = next(steps)
         while True:
-            event = self.answer(command)
-            self.commands.append(command)
+            event = self.answer(experiment)
+            self.experiments.append(experiment)
             self.events.append(event)
             try:
-                command = steps.send(event)
+                experiment = steps.send(event)
             except StopIteration as stop:
-                outcome: Outcome = stop.value
+                outcome: SearchOutcome = stop.value
                 return outcome
 
-    def answer(self, command: Command) -> Event:
-        truth = self._truths[command.entrant]
-        if isinstance(command, Predict):
-            return Predicted(command.entrant, truth.peak_rps * truth.bias)
-        start_s = 0.0 if self._running == command.entrant else self._start_s
-        self._running = command.entrant
-        if isinstance(command, Agree):
+    def answer(self, experiment: Experiment) -> Event:
+        truth = self._truths[experiment.entrant]
+        if isinstance(experiment, Predict):
+            return Predicted(experiment.entrant, truth.peak_rps * truth.bias)
+        start_s = 0.0 if self._running == experiment.entrant else self._start_s
+        self._running = experiment.entrant
+        if isinstance(experiment, Agree):
             differs = "" if truth.agreement is not None else "its output y is FP32 [1, 3], the reference's FP32 [1, 4]"
             if failure := truth.failure or differs:
-                return Agreed(command.entrant, seconds=start_s, failure=failure)
-            return Agreed(command.entrant, truth.agreement, 400, "cosine", start_s + 2.0)
-        if isinstance(command, Load):
+                return Agreed(experiment.entrant, seconds=start_s, failure=failure)
+            return Agreed(experiment.entrant, truth.agreement, 400, "cosine", start_s + 2.0)
+        if isinstance(experiment, Load):
             if truth.failure:
-                return Measured(command.entrant, command.purpose, command.rps, "fail", (), start_s, failure=truth.failure)
-            return self._load(command, truth.peak_rps, start_s)
+                return Measured(experiment.entrant, experiment.purpose, experiment.rps, "fail", (), start_s, failure=truth.failure)
+            return self._load(experiment, truth.peak_rps, start_s)
         if truth.failure:
-            return Profiled(command.group, seconds=start_s, failure=truth.failure)
-        timings = tuple(Timing(rows, 1, 5 + 2.0 * rows) for rows in command.rows)
-        return Profiled(command.group, timings, 0.5, start_s + command.seconds, start_s=start_s)
+            return Profiled(experiment.group, seconds=start_s, failure=truth.failure)
+        timings = tuple(Timing(rows, 1, 5 + 2.0 * rows) for rows in experiment.rows)
+        return Profiled(experiment.group, timings, 0.5, start_s + experiment.seconds, start_s=start_s)
 
     def _load(self, load: Load, peak_rps: float, start_s: float) -> Measured:
         limit_ms, required = self._question.limit_ms, self._question.required

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from loadtest.load.patterns import Schedule
-from loadtest.load.recorder import CUT, GRPC, MALFORMED, OK, PENDING, RESET, TIMEOUT, UNSENT, RequestLog
-from loadtest.load.target import Statistics
-from loadtest.load.worker import Report
-from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.load.request_log import CUT, GRPC, MALFORMED, OK, PENDING, RESET, TIMEOUT, UNSENT, RequestLog
+from loadtest.load.target import ServerStatistics
+from loadtest.load.worker import SenderReport
+from loadtest.results import LoadSpec, RunResult, SloSpec
 from loadtest.verdict.analysis import Ended, decided, summarise
-from loadtest.verdict.rows import Grid
+from loadtest.verdict.blocks import Grid
 from loadtest.verdict.stalls import Recording, Side
 
 MS = 1_000_000
 S = 1000 * MS
-SPEC = LoadSpec("http://elsewhere", rate_rps=100, duration_s=25, slo=Slo.parse("p99<100ms"), warmup_s=0.0)
-QUIET = Report(0, 1.0, 25.0, 0.1, 2, {}, busy=0.1)
+SPEC = LoadSpec("http://elsewhere", rate_rps=100, duration_s=25, slo=SloSpec.parse("p99<100ms"), warmup_s=0.0)
+QUIET = SenderReport(0, 1.0, 25.0, 0.1, 2, {}, busy=0.1)
 
 
 # The grid.
@@ -27,7 +27,7 @@ QUIET = Report(0, 1.0, 25.0, 0.1, 2, {}, busy=0.1)
 
 def grid(duration_s: float, rate_rps: float = 200, slo: str = "p99<100ms") -> tuple[float, float, int]:
     """Seconds of a block as it is and as it should be, and how many there are."""
-    found = Grid.of(replace(SPEC, slo=Slo.parse(slo) if slo else None), round(duration_s * S), rate_rps)
+    found = Grid.of(replace(SPEC, slo=SloSpec.parse(slo) if slo else None), round(duration_s * S), rate_rps)
     return found.block_ns / S, found.wanted_ns / S, found.blocks
 
 
@@ -85,8 +85,8 @@ def log_of(
 def run(
     *,
     spec: LoadSpec = SPEC,
-    reports: Sequence[Report] = (QUIET,),
-    statistics: tuple[Statistics, Statistics] | None = None,
+    reports: Sequence[SenderReport] = (QUIET,),
+    statistics: tuple[ServerStatistics, ServerStatistics] | None = None,
     recording: Recording | None = None,
     until_s: float = 25.0,
     users: int = 0,
@@ -177,9 +177,9 @@ def test_a_drift_at_the_start_is_cut_off_where_nothing_else_is_said() -> None:
 
 def test_the_generator_is_described_by_all_its_processes() -> None:
     reports = [
-        Report(0, 5.0, 25.0, 0.3, 2, {"http 503": "one"}, busy=0.2),
-        Report(0, 7.5, 15.0, 0.2, 5, {"timeout": "two"}, busy=0.4),
-        Report(0, 1.0, 0.0, 0.0, 0, {}),  # it never began
+        SenderReport(0, 5.0, 25.0, 0.3, 2, {"http 503": "one"}, busy=0.2),
+        SenderReport(0, 7.5, 15.0, 0.2, 5, {"timeout": "two"}, busy=0.4),
+        SenderReport(0, 1.0, 0.0, 0.0, 0, {}),  # it never began
     ]
     lag, wait = dict.fromkeys(range(30), 0.9), dict.fromkeys(range(100, 140), 4.0)
     found = run(reports=reports, lag_ms=lag, wait_ms=wait | {5: 99.0}, never_sent=(5,))
@@ -226,18 +226,18 @@ def test_a_sender_without_time_to_spare_asks_for_less_than_the_target_might_answ
 def test_more_requests_are_needed_only_if_they_would_decide_every_objective() -> None:
     # 1.6 % of the requests take over 50 ms, in a few bursts.
     bursts = {row: 60.0 for start in range(0, 2500, 250) for row in range(start, start + 2)}
-    near = run(spec=replace(SPEC, slo=Slo.parse("p99<50ms,p98<70ms")), took_ms=bursts)
+    near = run(spec=replace(SPEC, slo=SloSpec.parse("p99<50ms,p98<70ms")), took_ms=bursts)
     assert near.verdict == "undecided"
     assert near.requests_needed is not None
     assert near.requests_needed == max(o.requests_needed or 0 for o in near.objectives) > 0
     share = dict.fromkeys(range(0, 2500, 100), 60.0)  # just what may miss: no number decides
-    never = run(spec=replace(SPEC, slo=Slo.parse("p99<50ms,p98<70ms")), took_ms=share)
+    never = run(spec=replace(SPEC, slo=SloSpec.parse("p99<50ms,p98<70ms")), took_ms=share)
     assert (never.verdict, never.requests_needed) == ("undecided", None)
     assert run(spec=replace(SPEC, slo=None)).requests_needed is None
 
 
 def test_what_the_server_counted_is_a_mean_per_request() -> None:
-    before, after = Statistics(100, 1 * S, 2 * S, 300, 60), Statistics(2600, 3 * S + S // 2, 12 * S, 10_300, 2560)
+    before, after = ServerStatistics(100, 1 * S, 2 * S, 300, 60), ServerStatistics(2600, 3 * S + S // 2, 12 * S, 10_300, 2560)
     server = run(statistics=(before, after), wait_ms={0: 5.0}, status={7: 503}).server
     assert server is not None
     assert (server.requests, server.queue_ms, server.compute_ms, server.rows_per_execution) == (2500, 1.0, 4.0, 4.0)
@@ -362,7 +362,7 @@ def also_late(count: int) -> dict[int, float]:
 
 
 def test_one_in_twenty_that_is_marked_is_borne_and_more_are_not() -> None:
-    spec = replace(SPEC, slo=Slo.parse("p50<100ms"))
+    spec = replace(SPEC, slo=SloSpec.parse("p50<100ms"))
     borne = run(spec=spec, recording=recording(others_ms=60), took_ms=late_rows(5) | also_late(50))
     assert (borne.valid, borne.verdict) == (True, "fail")
     more = run(spec=spec, recording=recording(others_ms=60), took_ms=late_rows(6) | also_late(50))
@@ -384,7 +384,7 @@ def other_work(found: RunResult) -> str:
 @pytest.mark.parametrize("slo", ["p99<100ms", "p99<100ms,errors<0%"])
 def test_an_outage_is_a_fail_whatever_else_the_machine_does(users: int, status: int, slo: str) -> None:
     outage = run(
-        spec=replace(SPEC, slo=Slo.parse(slo)),
+        spec=replace(SPEC, slo=SloSpec.parse(slo)),
         users=users,
         recording=recording(others_ms=60),
         took_ms=dict.fromkeys(range(2500), 20.0),
@@ -409,7 +409,7 @@ def test_an_outage_is_a_fail_where_others_also_kept_the_generator_from_its_core(
 
 
 def test_an_slo_that_is_met_with_what_others_delayed_is_met() -> None:
-    spec = replace(SPEC, slo=Slo.parse("p80<100ms"))
+    spec = replace(SPEC, slo=SloSpec.parse("p80<100ms"))
     found = run(spec=spec, recording=recording(others_ms=60), took_ms=late_rows(6))
     assert (found.valid, found.verdict) == (True, "pass")
     assert other_work(found).endswith(": it may have made 6.0% of the requests miss the SLO, which is met all the same")
@@ -429,7 +429,7 @@ def test_a_small_debt_explains_no_failure_and_next_to_none_no_delay() -> None:
         machine = run(recording=recording(others_ms=others_ms), took_ms=late_rows(3, 90.0), status=failed).machine
         assert machine is not None
         assert machine.marked == marked
-    wide = replace(SPEC, slo=Slo.parse("p99<1000ms"))
+    wide = replace(SPEC, slo=SloSpec.parse("p99<1000ms"))
     for others_ms, marked in ((11, 75), (9, 0)):  # a hundredth of the limit
         machine = run(spec=wide, recording=recording(others_ms=others_ms), took_ms=late_rows(3, 1005.0)).machine
         assert machine is not None
@@ -470,7 +470,7 @@ def test_a_sequential_test_is_not_decided_by_what_other_work_did() -> None:
     assert decided(SPEC, log, blocks, 25, 0.95, recording(others_ms=20))  # which changes nothing
     down = log_of(intended, took_ms=dict.fromkeys(range(2500), 20.0), status=dict.fromkeys(range(2500), 503))
     assert decided(SPEC, down, blocks, 25, 0.95, recording(others_ms=60))  # a tenth is marked, the others decide
-    many = replace(SPEC, slo=Slo.parse("p50<100ms"))
+    many = replace(SPEC, slo=SloSpec.parse("p50<100ms"))
     hangs = log_of(intended, took_ms=late_rows(6) | also_late(50))
     assert not decided(many, hangs, blocks, 25, 0.95, recording(others_ms=60))  # it would be INVALID
     near = log_of(intended, took_ms=dict.fromkeys(range(0, 2500, 100), 130.0))

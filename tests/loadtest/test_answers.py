@@ -17,7 +17,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add
 
 from backends.base import Tensors
 from loadtest.errors import TargetError
-from loadtest.lab.answers import MOST_INPUTS, ask, compared, decode_answer, spread
+from loadtest.lab.answers import MOST_INPUTS, answers_of, compared, decode_answer, spread
 from loadtest.load.payloads import Request
 from loadtest.load.target import Address
 from loadtest.results import LoadSpec
@@ -94,7 +94,7 @@ def rest_server(script: Script) -> Iterator[str]:
 
 def asked(target: str, protocol: Any = "rest-json", requests: list[Request] = REQUESTS, seconds: float = 30.0) -> Any:
     spec = LoadSpec(target, protocol=protocol, model="m")
-    return ask(spec, Address.of(spec), "m", requests, seconds=seconds, stop=threading.Event())
+    return answers_of(spec, Address.of(spec), "m", requests, seconds=seconds, stop=threading.Event())
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import uvloop
 from loadtest.load.dialler import Dialler
 from loadtest.load.grpc_client import GrpcClient
 from loadtest.load.http_client import HttpClient
-from loadtest.load.recorder import MALFORMED, OK, RESET, RequestLog
+from loadtest.load.request_log import MALFORMED, OK, RESET, RequestLog
 
 ROWS = 100
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

@@ -8,11 +8,11 @@ import pytest
 
 from loadtest.cli import main
 from loadtest.errors import ExitCode, UsageError
-from loadtest.results import Block, Generator, Interval, LoadSpec, Percentiles, RunResult, Slo, to_json
+from loadtest.results import Block, GeneratorReport, Interval, LoadSpec, Percentiles, RunResult, SloSpec, to_json
 from loadtest.verdict.comparison import compare, junit, markdown
 from loadtest.verdict.decision import CONFIDENCE
 
-SPEC = LoadSpec("http://base", rate_rps=100, slo=Slo.parse("p99<50ms"))
+SPEC = LoadSpec("http://base", rate_rps=100, slo=SloSpec.parse("p99<50ms"))
 
 
 def made(levels_ms: np.ndarray, *, spec: LoadSpec = SPEC, met: float = 1.0, valid: bool = True) -> RunResult:
@@ -28,7 +28,7 @@ def made(levels_ms: np.ndarray, *, spec: LoadSpec = SPEC, met: float = 1.0, vali
         sent_rps=100, requests=4000, succeeded=4000, excluded=0, succeeded_rps=100, goodput_rps=100 * met, latency=latency,
         service=latency, latency_histogram=(), errors={}, error_samples={},
         attainment=Interval(met, met, met, CONFIDENCE), objectives=(), verdict="pass", requests_needed=0, blocks=blocks,
-        generator=Generator(0, 0, 0.5, 0, 0, 1, 0.1, 1), server=None, valid=valid, reasons=() if valid else ("too slow",),
+        generator=GeneratorReport(0, 0, 0.5, 0, 0, 1, 0.1, 1), server=None, valid=valid, reasons=() if valid else ("too slow",),
         warnings=(), partial=False,
     )  # fmt: skip
 

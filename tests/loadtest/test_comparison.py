@@ -8,12 +8,12 @@ import pytest
 from scipy import stats
 
 from loadtest.results import RunResult
-from loadtest.verdict.comparison import Metric, cells, compare, junit, markdown
+from loadtest.verdict.comparison import ComparedMetric, cells, compare, junit, markdown
 from tests.loadtest.test_compare import SPEC, levels, made
 
 
-def metric(name: str, verdict: str = "same", number: float | None = 0.0123) -> Metric:
-    return Metric(name, number, number, number, number, number, 0.05, verdict)  # type: ignore[arg-type]
+def metric(name: str, verdict: str = "same", number: float | None = 0.0123) -> ComparedMetric:
+    return ComparedMetric(name, number, number, number, number, number, 0.05, verdict)  # type: ignore[arg-type]
 
 
 def settled_later(result: RunResult, warmup: int) -> RunResult:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loadtest.results import Stall
-from loadtest.verdict.stalls import Delays, Reader, Recording, Side, longest_hiccup_ms, others_share, stalls, taken
+from loadtest.verdict.stalls import Delays, RecordingReader, Recording, Side, longest_hiccup_ms, others_share, stalls, taken
 from tests.loadtest.simulated_core import MS, PERIOD_NS
 
 Figures = Sequence[float]
@@ -291,7 +291,7 @@ def test_the_longest_hiccup_is_of_those_cores_within_that_time() -> None:
 
 
 def test_steal_belongs_to_the_period_that_ends_when_it_is_told() -> None:
-    reader = Reader((0,), (1, 2))
+    reader = RecordingReader((0,), (1, 2))
     reader.feed(["T 500 0:1 1:1", *(f"S {moment} 0 0 0 0 0 0 0" for moment in (1000, 2000, 3000))])
     reader.feed(["T 2000 0:2 1:0", "T 2001 0:0 1:3 2:4 3:9", "T 9000 0:5"])
     found = reader.recording()
@@ -301,7 +301,7 @@ def test_steal_belongs_to_the_period_that_ends_when_it_is_told() -> None:
 
 
 def test_the_cpu_time_of_others_counts_where_they_last_ran_or_everywhere_if_that_is_not_known() -> None:
-    reader = Reader((0, 1), ())
+    reader = RecordingReader((0, 1), ())
     reader.feed(["N 7 a b", "N 8 a b", "S 1000 0 0 0 0 0 0 0 7:9:0", "S 2000 0 0 0 0 0 0 0 7:100:1 8:30:2 9:5:-1"])
     found = reader.recording()
     assert found.candidate.others.tolist() == [105]

@@ -37,12 +37,12 @@ def told(*, terminal: bool = False, paid: bool = False, width: int = 100) -> tup
     return Display(console, QUESTION, {ENTRANT.name: "sessions 2"}, paid=paid), out
 
 
-def step(command: Any, event: Any = None) -> SearchStep:
-    return SearchStep(command, event, 133.0, 0.13)
+def step(experiment: Any, event: Any = None) -> SearchStep:
+    return SearchStep(experiment, event, 133.0, 0.13)
 
 
 @pytest.mark.parametrize(
-    ("command", "event", "line"),
+    ("experiment", "event", "line"),
     [
         (LOAD, RUN, "02:13 peak     sessions 2  412/s  p99 48.0 ms of 50, 99.50 % in the SLO  kept"),
         (LOAD, replace(RUN, verdict="fail"), "02:13 peak     sessions 2  412/s  p99 48.0 ms of 50, 99.50 % in the SLO  missed"),
@@ -66,11 +66,11 @@ def step(command: Any, event: Any = None) -> SearchStep:
         ),
     ],
 )
-def test_every_measurement_is_one_plain_timed_line(command: Any, event: Any, line: str) -> None:
+def test_every_measurement_is_one_plain_timed_line(experiment: Any, event: Any, line: str) -> None:
     display, out = told()
-    display.on_step(step(command))
+    display.on_step(step(experiment))
     assert out.getvalue() == ""  # what has only begun is no line
-    display.on_step(step(command, event))
+    display.on_step(step(experiment, event))
     assert out.getvalue() == line + "\n"
 
 

@@ -3,47 +3,47 @@ import random
 
 import pytest
 
-from loadtest.prices.fleet import NoFleet, Offer, cheapest_fleet
+from loadtest.prices.fleet import NoFleet, FleetOption, cheapest_fleet
 
 
 def test_a_mix_is_cheaper_than_more_of_the_same() -> None:
-    offers = [Offer("large", 1.0, 100), Offer("small", 0.3, 20)]
-    fleet = cheapest_fleet(offers, 120, headroom=1.0)
+    options = [FleetOption("large", 1.0, 100), FleetOption("small", 0.3, 20)]
+    fleet = cheapest_fleet(options, 120, headroom=1.0)
     assert fleet.counts == {"large": 1, "small": 1}  # 1.3 USD; two large ones cost 2.0, six small ones 1.8
     assert fleet.usd_per_hour == pytest.approx(1.3)
     assert fleet.capacity_rps == 120
 
 
 def test_headroom_is_kept_free() -> None:
-    assert cheapest_fleet([Offer("one", 1.0, 100)], 100, headroom=0.7).counts == {"one": 2}  # 100 / 70
+    assert cheapest_fleet([FleetOption("one", 1.0, 100)], 100, headroom=0.7).counts == {"one": 2}  # 100 / 70
 
 
 def test_a_fleet_has_at_least_the_asked_instances() -> None:
-    assert cheapest_fleet([Offer("one", 1.0, 100)], 1, min_instances=3).counts == {"one": 3}
+    assert cheapest_fleet([FleetOption("one", 1.0, 100)], 1, min_instances=3).counts == {"one": 3}
 
 
 def test_what_cannot_be_had_is_not_planned_with() -> None:
-    offers = [Offer("scarce", 0.1, 100, max_count=2), Offer("plenty", 1.0, 100)]
-    assert cheapest_fleet(offers, 400, headroom=1.0).counts == {"scarce": 2, "plenty": 2}
-    with pytest.raises(NoFleet, match="the offers end at 200/s; raise `max_count`"):
-        cheapest_fleet(offers[:1], 400, headroom=1.0)
+    options = [FleetOption("scarce", 0.1, 100, max_count=2), FleetOption("plenty", 1.0, 100)]
+    assert cheapest_fleet(options, 400, headroom=1.0).counts == {"scarce": 2, "plenty": 2}
+    with pytest.raises(NoFleet, match="the options end at 200/s; raise `max_count`"):
+        cheapest_fleet(options[:1], 400, headroom=1.0)
 
 
 def test_the_autoscaling_target_is_half_of_the_peak_per_minute() -> None:
-    assert cheapest_fleet([Offer("one", 1.0, 100)], 50).autoscaling_per_minute == {"one": 3000}
+    assert cheapest_fleet([FleetOption("one", 1.0, 100)], 50).autoscaling_per_minute == {"one": 3000}
 
 
 def test_no_enumerated_fleet_is_cheaper() -> None:
     random_ = random.Random(7)
     for _ in range(20):
-        offers = [Offer(name, random_.uniform(0.1, 2), random_.uniform(20, 300)) for name in "abc"]
+        options = [FleetOption(name, random_.uniform(0.1, 2), random_.uniform(20, 300)) for name in "abc"]
         target = random_.uniform(50, 900)
-        fleet = cheapest_fleet(offers, target, headroom=1.0)
-        counts = [range(1 + int(target / offer.max_rps) + 1) for offer in offers]
+        fleet = cheapest_fleet(options, target, headroom=1.0)
+        counts = [range(1 + int(target / option.max_rps) + 1) for option in options]
         best = min(
-            sum(n * offer.usd_per_hour for n, offer in zip(mix, offers, strict=True))
+            sum(n * option.usd_per_hour for n, option in zip(mix, options, strict=True))
             for mix in itertools.product(*counts)
-            if sum(n * offer.max_rps for n, offer in zip(mix, offers, strict=True)) >= target
+            if sum(n * option.max_rps for n, option in zip(mix, options, strict=True)) >= target
         )
         assert fleet.usd_per_hour == pytest.approx(best)
         assert fleet.capacity_rps >= target * (1 - 1e-6)
@@ -55,17 +55,17 @@ def test_without_an_offer_there_is_no_fleet() -> None:
 
 
 def test_three_tenths_are_kept_free_unless_told_otherwise() -> None:
-    fleet = cheapest_fleet([Offer("one", 1.0, 100)], 140)
+    fleet = cheapest_fleet([FleetOption("one", 1.0, 100)], 140)
     assert (fleet.counts, fleet.headroom, fleet.target_rps, fleet.capacity_rps) == ({"one": 2}, 0.7, 140, 200)
-    assert cheapest_fleet([Offer("one", 1.0, 100)], 141).counts == {"one": 3}
+    assert cheapest_fleet([FleetOption("one", 1.0, 100)], 141).counts == {"one": 3}
 
 
 def test_the_rate_that_cannot_be_carried_is_told_with_what_can_at_that_headroom() -> None:
-    offers = [Offer("a", 1.0, 100, max_count=1), Offer("b", 1.0, 50, max_count=2)]
-    with pytest.raises(NoFleet, match=r"1000 requests/s cannot be carried: the offers end at 140/s"):
-        cheapest_fleet(offers, 1000)
+    options = [FleetOption("a", 1.0, 100, max_count=1), FleetOption("b", 1.0, 50, max_count=2)]
+    with pytest.raises(NoFleet, match=r"1000 requests/s cannot be carried: the options end at 140/s"):
+        cheapest_fleet(options, 1000)
 
 
 def test_a_tiny_rate_is_carried_like_a_large_one() -> None:
-    offers = [Offer("large", 1.0, 1e-3), Offer("small", 0.3, 2e-4)]
-    assert cheapest_fleet(offers, 1.2e-3, headroom=1.0).counts == {"large": 1, "small": 1}
+    options = [FleetOption("large", 1.0, 1e-3), FleetOption("small", 0.3, 2e-4)]
+    assert cheapest_fleet(options, 1.2e-3, headroom=1.0).counts == {"large": 1, "small": 1}

@@ -15,11 +15,11 @@ import pytest
 import uvloop
 
 from loadtest.errors import Interrupted, TargetError, UsageError
-from loadtest.load.recorder import RequestLog
+from loadtest.load.request_log import RequestLog
 from loadtest.measuring.generator import measure
 from loadtest.measuring.progress import Progress
-from loadtest.results import LoadSpec, RunResult, Slo, run_from_json, to_json
-from loadtest.verdict.statistics import histogram_percentile, rank
+from loadtest.results import LoadSpec, RunResult, SloSpec, run_from_json, to_json
+from loadtest.verdict.statistics import histogram_percentile, nearest_rank
 from tests.loadtest.scripted_server import ScriptedServer, scripted_server
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ SPEC = LoadSpec(
     duration_s=0.5,
     timeout_s=2.0,
     warmup_s=0.0,
-    slo=Slo.parse("p99<200ms,errors<1%"),
+    slo=SloSpec.parse("p99<200ms,errors<1%"),
 )
 
 
@@ -203,8 +203,8 @@ def test_several_processes_share_the_users() -> None:
 
 
 def test_an_obvious_verdict_ends_early_when_asked_to() -> None:
-    spec = replace(SPEC, rate_rps=2000, duration_s=20, slo=Slo.parse("p90<500ms"), warmup_s=None)
-    result, _ = run(replace(spec, slo=Slo.parse("p90<10ms")), _delay_20_ms, until_decided=True)
+    spec = replace(SPEC, rate_rps=2000, duration_s=20, slo=SloSpec.parse("p90<500ms"), warmup_s=None)
+    result, _ = run(replace(spec, slo=SloSpec.parse("p90<10ms")), _delay_20_ms, until_decided=True)
     assert result.attainment is not None
     assert result.attainment.upper < 0.9  # which is no verdict where the machine was busy
     assert not result.partial
@@ -218,7 +218,7 @@ def test_a_run_that_cannot_pass_any_more_ends_early_when_asked_to() -> None:
 
         server.at_inference[1000] = begin
 
-    spec = replace(SPEC, rate_rps=2000, duration_s=8, slo=Slo.parse("p99<10ms"))
+    spec = replace(SPEC, rate_rps=2000, duration_s=8, slo=SloSpec.parse("p99<10ms"))
     result, _ = run(spec, stall, until_decided=True, or_lost=True)
     assert 2 <= result.window_s < 6  # 160 may miss, about 180 did; not sooner than a fail would be found
     assert result.attainment is not None
@@ -237,7 +237,7 @@ def test_the_log_has_every_request_and_the_histogram_agrees_with_it(tmp_path: Pa
     assert len(rows) == 300
     latencies = np.array([int(row["done_ns"]) - int(row["intended_ns"]) for row in rows])
     for percentile, found in ((50, result.latency.p50), (99, result.latency.p99)):
-        exact_ms = float(np.sort(latencies)[rank(percentile, len(latencies)) - 1]) / 1e6
+        exact_ms = float(np.sort(latencies)[nearest_rank(percentile, len(latencies)) - 1]) / 1e6
         assert found == pytest.approx(exact_ms, rel=1e-9)
         assert histogram_percentile(result.latency_histogram, percentile) == pytest.approx(exact_ms, rel=1e-3)
 

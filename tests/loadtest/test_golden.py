@@ -3,35 +3,35 @@
 import pytest
 
 from loadtest.prices.costs import cost_per_million
-from loadtest.search.events import Command, Entrant, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
+from loadtest.search.events import Experiment, Entrant, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
 from loadtest.search.ranking import rank
-from loadtest.search.standing import Outcome
+from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import search
 
 # throughput per second, p99 in ms, on-demand USD per hour
 PUBLISHED = {"inf2.xlarge": (2674.0, 6.2, 0.7582), "inf1.xlarge": (1181.0, 45.0, 0.228)}
 
 
-def answer(command: Command, limit_ms: float) -> Event:
+def answer(experiment: Experiment, limit_ms: float) -> Event:
     """As published: up to its throughput an instance has its p99, above it none."""
-    rate, p99_ms, _ = PUBLISHED[command.entrant]
-    if isinstance(command, Predict):
-        return Predicted(command.entrant, rate if p99_ms <= limit_ms else 0.0)
-    if isinstance(command, Load):
-        good = command.rps <= rate and p99_ms <= limit_ms
+    rate, p99_ms, _ = PUBLISHED[experiment.entrant]
+    if isinstance(experiment, Predict):
+        return Predicted(experiment.entrant, rate if p99_ms <= limit_ms else 0.0)
+    if isinstance(experiment, Load):
+        good = experiment.rps <= rate and p99_ms <= limit_ms
         blocks = ((1000, 1000 if good else 500),) * 20
-        return Measured(command.entrant, command.purpose, command.rps, "pass" if good else "fail", blocks, 20.0, p99_ms=p99_ms)
-    return Profiled(command.group, (Timing(1, 1, p99_ms),), 0.0, 10.0)
+        return Measured(experiment.entrant, experiment.purpose, experiment.rps, "pass" if good else "fail", blocks, 20.0, p99_ms=p99_ms)
+    return Profiled(experiment.group, (Timing(1, 1, p99_ms),), 0.0, 10.0)
 
 
-def recommend(limit_ms: float) -> tuple[Question, Outcome]:
+def recommend(limit_ms: float) -> tuple[Question, SearchOutcome]:
     entrants = tuple(Entrant(name, name, usd, 1, 8) for name, (_, _, usd) in PUBLISHED.items())
     question = Question(entrants, 0.99, limit_ms, 3600)
     steps = search(question)
-    command = next(steps)
+    experiment = next(steps)
     while True:
         try:
-            command = steps.send(answer(command, limit_ms))
+            experiment = steps.send(answer(experiment, limit_ms))
         except StopIteration as stop:
             return question, stop.value
 

@@ -15,7 +15,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add
 
 from loadtest.load import nullserver
 from loadtest.measuring.generator import measure
-from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.results import LoadSpec, RunResult, SloSpec
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ SPEC = LoadSpec(
     duration_s=0.5,
     timeout_s=2,
     warmup_s=0.0,
-    slo=Slo.parse("p99<200ms"),
+    slo=SloSpec.parse("p99<200ms"),
 )
 
 Answer = Callable[[pb.ModelInferRequest, grpc.aio.ServicerContext], Awaitable[None]]

@@ -15,7 +15,7 @@ from loadtest.lab.launchers.launcher import StartFailed
 from loadtest.lab.launchers.local import Local
 from loadtest.lab.launchers.url import Url, get_json, instance_type_of
 from loadtest.prices.catalogue import load_catalogue
-from loadtest.question.candidates import Candidate
+from loadtest.question.candidates import CandidateSetup
 from loadtest.question.spec_file import LocalLauncher, UrlLauncher
 from tests.loadtest.examples import example_spec
 
@@ -25,7 +25,7 @@ WAIT = "import signal; signal.pause()"
 
 
 @pytest.fixture(scope="module")
-def candidate() -> Candidate:
+def candidate() -> CandidateSetup:
     spec = example_spec(load_catalogue(), launcher={"kind": "local", "stands_for": {"c7i.large": [CORE], "c8g.large": [CORE]}})
     return spec.candidates[0]
 
@@ -35,7 +35,7 @@ def local(program: str, *, timeout_s: float = 20.0) -> Local:
     return Local(start_timeout_s=timeout_s, nice=3, gateway=(sys.executable, "-c", program))
 
 
-def run(launcher: Local, candidate: Candidate, check: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+def run(launcher: Local, candidate: CandidateSetup, check: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         running = await launcher.start(candidate)
         try:
@@ -64,7 +64,7 @@ def children() -> list[psutil.Process]:
     return [process for process in alive() if process not in OTHERS]
 
 
-def test_a_candidate_runs_pinned_and_nice_until_it_is_stopped(candidate: Candidate) -> None:
+def test_a_candidate_runs_pinned_and_nice_until_it_is_stopped(candidate: CandidateSetup) -> None:
     here, own_nice = os.sched_getaffinity(0), psutil.Process().nice()
 
     async def check(running: Any) -> None:
@@ -82,13 +82,13 @@ def test_a_candidate_runs_pinned_and_nice_until_it_is_stopped(candidate: Candida
     assert (os.sched_getaffinity(0), os.sched_getscheduler(0)) == (here, os.SCHED_OTHER)
 
 
-def test_the_candidates_configuration_is_what_it_is_started_with(candidate: Candidate) -> None:
+def test_the_candidates_configuration_is_what_it_is_started_with(candidate: CandidateSetup) -> None:
     program = "import sys; print(open(sys.argv[1]).read(), file=sys.stderr); print(sys.argv[2:], file=sys.stderr); sys.exit(3)"
     with pytest.raises(StartFailed, match=r"ended with code 3 before it was ready: .*'--http-port', '0', '--grpc-port', '0'"):
         asyncio.run(local(program).start(candidate))
 
 
-def test_what_it_started_ends_with_it(candidate: Candidate) -> None:
+def test_what_it_started_ends_with_it(candidate: CandidateSetup) -> None:
     stubborn = "import signal,subprocess,sys,time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
 
     async def check(running: Any) -> None:
@@ -98,14 +98,14 @@ def test_what_it_started_ends_with_it(candidate: Candidate) -> None:
     assert children() == []
 
 
-def test_one_that_is_never_ready_is_ended_in_time(candidate: Candidate) -> None:
+def test_one_that_is_never_ready_is_ended_in_time(candidate: CandidateSetup) -> None:
     program = "import sys; print('loading', file=sys.stderr, flush=True);" + WAIT
     with pytest.raises(StartFailed, match=r"not ready within 1 s: loading"):
         asyncio.run(local(program, timeout_s=1.0).start(candidate))
     assert children() == []
 
 
-def test_one_that_dies_later_says_how(candidate: Candidate) -> None:
+def test_one_that_dies_later_says_how(candidate: CandidateSetup) -> None:
     async def check(running: Any) -> None:
         await asyncio.wait_for(running._process.wait(), 10)
         assert running.failure() == "ended with code 9 while it was measured: out of luck"
@@ -133,7 +133,7 @@ def asked(body: bytes, ask: Callable[[str], Coroutine[Any, Any, Any]], status: s
     return asyncio.run(main())
 
 
-def test_a_running_server_is_taken_as_it_is(candidate: Candidate) -> None:
+def test_a_running_server_is_taken_as_it_is(candidate: CandidateSetup) -> None:
     async def start(url: str) -> Any:
         running = await Url().start(dataclasses.replace(candidate, url=url))
         await running.stop()
@@ -163,7 +163,7 @@ def test_only_http_is_asked(tmp_path: Path) -> None:
         get_json(f"file://{tmp_path}/x")
 
 
-def test_cores_that_are_not_there_are_refused_before_the_start(candidate: Candidate) -> None:
+def test_cores_that_are_not_there_are_refused_before_the_start(candidate: CandidateSetup) -> None:
     local(WAIT).preflight([candidate])
     with pytest.raises(UsageError, match=r"cores \[9999\] are not there: this machine has \["):
         local(WAIT).preflight([dataclasses.replace(candidate, cpus=(CORE, 9999))])

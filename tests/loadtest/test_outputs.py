@@ -19,7 +19,7 @@ from loadtest.reports.conclusion import ended_early
 from loadtest.reports.headline import Fact, facts, headline, lettered, needed, question
 from loadtest.reports.recommendation import Recommendation, to_json
 from loadtest.reports.states import SIGNALS
-from loadtest.search.standing import Outcome
+from loadtest.search.standing import SearchOutcome
 from tests.loadtest.examples import EXAMPLES, altered, example_outcome, example_spec, told
 from tests.loadtest.simulated_lab import Truth
 
@@ -298,7 +298,7 @@ def test_junit_fails_only_where_the_state_says_so(name: str) -> None:
         assert [child.tag for child in case] == ["system-out" if candidate.curve or compared else "skipped"], candidate.name
 
 
-def decided(outcome: Outcome, truths: dict[str, Truth] | None = None) -> Recommendation:
+def decided(outcome: SearchOutcome, truths: dict[str, Truth] | None = None) -> Recommendation:
     return told(example_spec(), replace(outcome, winner=None, runner_up=None, verified=None, needed_seconds=None))
 
 
@@ -323,7 +323,7 @@ def test_a_search_that_leaves_some_of_its_budget_says_why() -> None:
     whole = example_outcome(spec)
     asked = question_of(spec, paid=False)
 
-    def note(left_s: float, outcome: Outcome = whole, max_usd: float | None = None) -> list[str]:
+    def note(left_s: float, outcome: SearchOutcome = whole, max_usd: float | None = None) -> list[str]:
         outcome = replace(outcome, seconds=asked.seconds - left_s)
         return ended_early(replace(asked, max_usd=max_usd), outcome)
 

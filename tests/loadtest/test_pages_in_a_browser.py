@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.reports import forms, run_page
-from loadtest.results import LoadSpec, Slo
+from loadtest.results import LoadSpec, SloSpec
 from tests.loadtest.browser import Browser, browser
 from tests.loadtest.examples import EXAMPLES
 from tests.loadtest.made_results import run_result
@@ -21,7 +21,7 @@ SCROLLS = WIDE.format(
 
 
 def a_run() -> str:
-    spec = LoadSpec(target="http://a-host-with-a-rather-long-name:8000", model="m", rate_rps=100, slo=Slo.parse("p99<50ms"))
+    spec = LoadSpec(target="http://a-host-with-a-rather-long-name:8000", model="m", rate_rps=100, slo=SloSpec.parse("p99<50ms"))
     return run_page.render(run_result(spec, succeeded=3000, service_ms=20, errors={"http 503": 30}, verdict="pass"))
 
 

@@ -8,11 +8,11 @@ from scipy.optimize import curve_fit
 
 from gateway.batching.policies import POLICIES
 from gateway.config import Batching, Ragged
-from loadtest.results import Slo
+from loadtest.results import SloSpec
 from loadtest.search.events import Timing
-from loadtest.search.prediction import Lengths, MeasuredService, predicted_rps
+from loadtest.search.prediction import Lengths, ProfiledService, predicted_rps
 
-SLO = Slo.parse("p99<100ms")
+SLO = SloSpec.parse("p99<100ms")
 SIZES = (1, 2, 4, 8, 16, 32)
 CPU = tuple(Timing(rows, 1, 4 + 6.0 * rows) for rows in SIZES)
 
@@ -54,8 +54,8 @@ def test_a_batch_cap_is_kept() -> None:
 
 
 def test_an_slo_below_one_row_alone_is_met_at_no_rate() -> None:
-    assert capacity(slo=Slo.parse("p99<9ms")) == 0.0
-    assert capacity(slo=Slo.parse("p99<9ms"), overhead_ms=10.0) == 0.0
+    assert capacity(slo=SloSpec.parse("p99<9ms")) == 0.0
+    assert capacity(slo=SloSpec.parse("p99<9ms"), overhead_ms=10.0) == 0.0
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_scatter_alone_gives_nobody_up() -> None:
 
 
 def test_the_service_interpolates_in_rows_and_takes_the_next_larger_concurrency() -> None:
-    service = MeasuredService((Timing(1, 1, 10), Timing(4, 1, 40), Timing(1, 4, 15), Timing(4, 4, 60)), max_rows=8)
+    service = ProfiledService((Timing(1, 1, 10), Timing(4, 1, 40), Timing(1, 4, 15), Timing(4, 4, 60)), max_rows=8)
     assert service.ms(2, 1) == pytest.approx(20)
     assert service.ms(8, 1) == pytest.approx(80)  # beyond the largest in proportion
     assert service.ms(6, 1) == pytest.approx(60)
@@ -73,7 +73,7 @@ def test_the_service_interpolates_in_rows_and_takes_the_next_larger_concurrency(
 
 
 def test_the_mean_of_scattered_times_is_what_was_measured() -> None:
-    service = MeasuredService((Timing(1, 1, 10, 0.4),), max_rows=1)
+    service = ProfiledService((Timing(1, 1, 10, 0.4),), max_rows=1)
 
     class Batch:
         padded_rows = 1
@@ -88,7 +88,7 @@ def mixed(*sizes: int) -> Lengths:
 
 def test_lengths_share_out_what_a_batch_takes_beyond_its_fixed_part() -> None:
     lengths = mixed(10, 60, 60)  # padded to 16 and 64, 48 on average: 64 is typical, and was profiled
-    service = MeasuredService((Timing(1, 1, 10.0), Timing(2, 1, 16.0), Timing(4, 1, 28.0)), max_rows=4, lengths=lengths)
+    service = ProfiledService((Timing(1, 1, 10.0), Timing(2, 1, 16.0), Timing(4, 1, 28.0)), max_rows=4, lengths=lengths)
 
     def ms(*sizes: int) -> float:
         parts = [SimpleNamespace(request=SimpleNamespace(inputs={"x": np.zeros((1, size))})) for size in sizes]
@@ -142,7 +142,7 @@ def batch(*sizes: int) -> Any:
 def test_the_fixed_part_of_a_batch_weighs_each_size_by_its_share() -> None:
     sizes, times = np.array([1.0, 2.0, 4.0]), np.array([10.0, 16.0, 40.0])
     (_, start), _ = curve_fit(lambda n, slope, start: start + slope * n, sizes, times, sigma=times)
-    service = MeasuredService([Timing(int(n), 1, ms) for n, ms in zip(sizes, times, strict=True)], 4, lengths=mixed(60))
+    service = ProfiledService([Timing(int(n), 1, ms) for n, ms in zip(sizes, times, strict=True)], 4, lengths=mixed(60))
     fixed_ms = max(0.0, start)
     assert service(batch(10), 1, 0) / 1e6 == pytest.approx(fixed_ms + (10 - fixed_ms) * 16 / 64, rel=1e-3)
 
@@ -158,24 +158,24 @@ def test_the_fixed_part_of_a_batch_weighs_each_size_by_its_share() -> None:
     ],
 )
 def test_the_fixed_part_is_between_nothing_and_the_least_time(timings: tuple[Timing, ...], fixed_ms: float) -> None:
-    service = MeasuredService(timings, 2, lengths=mixed(60))
+    service = ProfiledService(timings, 2, lengths=mixed(60))
     assert service(batch(10), 1, 0) / 1e6 == pytest.approx(fixed_ms + (10 - fixed_ms) * 16 / 64)
 
 
 def test_a_concurrency_between_measured_ones_counts_as_the_larger_and_its_fixed_part_too() -> None:
     measured = (Timing(1, 1, 10.0), Timing(2, 1, 16.0), Timing(1, 3, 20.0), Timing(2, 3, 36.0))
-    service = MeasuredService(measured, 2, lengths=mixed(60))
+    service = ProfiledService(measured, 2, lengths=mixed(60))
     for busy in (2, 3, 4):
         assert service.ms(2, busy) == 36
         assert service(batch(10), busy, 0) / 1e6 == pytest.approx(4 + 16 * 16 / 64)
     assert service(batch(10), 1, 0) / 1e6 == pytest.approx(4 + 6 * 16 / 64)
-    above_all = MeasuredService((Timing(1, 2, 10.0), Timing(2, 2, 16.0)), 2, lengths=mixed(60))
+    above_all = ProfiledService((Timing(1, 2, 10.0), Timing(2, 2, 16.0)), 2, lengths=mixed(60))
     assert above_all.ms(1, 1) == 10
 
 
 def test_scatter_is_lognormal_as_wide_as_measured_and_the_same_by_one_seed() -> None:
     def times(seed: int) -> list[float]:
-        service = MeasuredService((Timing(1, 1, 10.0, 0.2), Timing(3, 1, 30.0, 0.4)), 3, seed=seed)
+        service = ProfiledService((Timing(1, 1, 10.0, 0.2), Timing(3, 1, 30.0, 0.4)), 3, seed=seed)
         return [service(batch(1, 1), 1, 0) / 1e6 for _ in range(4096)]
 
     logs = np.log(times(1))
@@ -186,12 +186,12 @@ def test_scatter_is_lognormal_as_wide_as_measured_and_the_same_by_one_seed() -> 
 
 def test_no_rate_is_predicted_where_nothing_is_left_of_the_limit() -> None:
     assert capacity(overhead_ms=100.0) == 0
-    assert capacity(slo=Slo.parse("errors<1%")) == 0
+    assert capacity(slo=SloSpec.parse("errors<1%")) == 0
 
 
 @pytest.mark.slow
 def test_what_all_sessions_carry_in_their_best_batches_is_the_most() -> None:
-    patient = Slo.parse("p99<60s")
+    patient = SloSpec.parse("p99<60s")
     assert capacity(slo=patient) == pytest.approx(32 / 0.196)
     assert capacity(slo=patient, rows_per_request=4) == pytest.approx(8 / 0.196)
     assert capacity(slo=patient, sessions=2) == pytest.approx(64 / 0.196)  # two at once are as quick, as far as is known
@@ -204,20 +204,20 @@ def test_what_all_sessions_carry_in_their_best_batches_is_the_most() -> None:
 
 @pytest.mark.slow
 def test_every_objective_counts_and_errors_do_where_they_are_limited() -> None:
-    strict, lenient = capacity(), capacity(slo=Slo.parse("p50<100ms"))
+    strict, lenient = capacity(), capacity(slo=SloSpec.parse("p50<100ms"))
     assert lenient > 1.02 * strict
-    assert capacity(slo=Slo.parse("p50<100ms,p99<100ms")) == pytest.approx(strict)
-    assert capacity(slo=Slo.parse("p99<100ms,p50<30ms")) < strict
+    assert capacity(slo=SloSpec.parse("p50<100ms,p99<100ms")) == pytest.approx(strict)
+    assert capacity(slo=SloSpec.parse("p99<100ms,p50<30ms")) < strict
     # Adaptive sheds what would be late: of few it sheds many are not missed at p10, but as errors they are.
-    shedding = {"batching": Batching(policy="adaptive"), "slo": Slo.parse("p10<100ms")}
-    assert 0 < capacity(**{**shedding, "slo": Slo.parse("p10<100ms,errors<1%")}) < 0.95 * capacity(**shedding)  # type: ignore[arg-type]
+    shedding = {"batching": Batching(policy="adaptive"), "slo": SloSpec.parse("p10<100ms")}
+    assert 0 < capacity(**{**shedding, "slo": SloSpec.parse("p10<100ms,errors<1%")}) < 0.95 * capacity(**shedding)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_overhead_is_taken_off_the_limit() -> None:
     for policy in ("greedy", "adaptive"):  # which forms its batches to what is left
         how = {"batching": Batching(policy=policy)}  # type: ignore[arg-type]
-        assert capacity(overhead_ms=20.0, **how) == pytest.approx(capacity(slo=Slo.parse("p99<80ms"), **how))
+        assert capacity(overhead_ms=20.0, **how) == pytest.approx(capacity(slo=SloSpec.parse("p99<80ms"), **how))
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from loadtest.lab.profiling import Executions, Findings, ProfileFailed, executions, profile, slowdown
-from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.lab.profiling import BatchStatistics, Findings, ProfileFailed, batch_statistics, profile, slowdown
+from loadtest.results import LoadSpec, RunResult, SloSpec
 from loadtest.search.events import Timing
 from tests.loadtest.made_results import run_result
 
@@ -36,8 +36,8 @@ class Server:
         self._counts[rows] = count + 10, ns + round(10 * ms * 1e6)
         return run_result(succeeded=10, service_ms=ms + 0.5)
 
-    async def look(self) -> Executions:
-        return Executions(dict(self._counts) if self._statistics else {})
+    async def look(self) -> BatchStatistics:
+        return BatchStatistics(dict(self._counts) if self._statistics else {})
 
 
 def run(server: Server, rows: tuple[int, ...] = (1, 2, 4), sessions: int = 1, limit_ms: float = 100.0) -> Findings:
@@ -89,9 +89,9 @@ def test_all_times_are_raised_by_how_much_open_traffic_slows_them() -> None:
 def test_slowdown_takes_sessions_to_be_busy_beside_each_other_as_often_as_they_are() -> None:
     timings = (Timing(1, 1, 10.0), Timing(1, 2, 20.0))
     # 100 batches in 1.8 s of two sessions' time: each finds the other busy in 0.9 of the second, and should take 19 ms.
-    assert slowdown(timings, Executions({1: (100, 1_800_000_000)}), 2, 1.0) == pytest.approx(18 / 19)
-    assert slowdown(timings, Executions({1: (100, 2_400_000_000)}), 2, 1.0) == pytest.approx(24 / 20)
-    assert slowdown(timings, Executions({}), 2, 1.0) == 1
+    assert slowdown(timings, BatchStatistics({1: (100, 1_800_000_000)}), 2, 1.0) == pytest.approx(18 / 19)
+    assert slowdown(timings, BatchStatistics({1: (100, 2_400_000_000)}), 2, 1.0) == pytest.approx(24 / 20)
+    assert slowdown(timings, BatchStatistics({}), 2, 1.0) == 1
 
 
 def test_sizes_that_break_the_slo_alone_are_left_out() -> None:
@@ -128,10 +128,10 @@ def test_a_server_that_fails_has_no_profile() -> None:
 
 def test_the_v2_statistics_are_read_by_batch_size() -> None:
     entry = {"batch_size": 4, "compute_infer": {"count": 2, "ns": 30_000_000}, "compute_input": {"count": 2, "ns": 1}}
-    found = executions({"model_stats": [{"name": "m", "version": "1", "batch_stats": [entry]}]})
+    found = batch_statistics({"model_stats": [{"name": "m", "version": "1", "batch_stats": [entry]}]})
     assert found.mean_ms(4) == 15
-    assert found.since(Executions({4: (1, 10_000_000)})).mean_ms(4) == 20
-    assert executions({}).by_rows == {}
+    assert found.since(BatchStatistics({4: (1, 10_000_000)})).mean_ms(4) == 20
+    assert batch_statistics({}).by_rows == {}
 
 
 def test_the_specs_payload_is_kept() -> None:
@@ -169,7 +169,7 @@ def test_the_time_is_shared_out_over_all_visits_the_crowd_and_open_traffic() -> 
 
 
 def test_visits_have_no_warm_up_and_nothing_to_judge() -> None:
-    base = dataclasses.replace(BASE, slo=Slo.parse("p99<100ms"), warmup_s=3.0)
+    base = dataclasses.replace(BASE, slo=SloSpec.parse("p99<100ms"), warmup_s=3.0)
     seen, _ = specs_of(Server(), base=base, lengths="17-32")
     crowd = seen.pop(-2)
     assert {(spec.warmup_s, spec.slo, spec.lengths) for spec in seen} == {(0.0, None, "17-32")}
@@ -246,8 +246,8 @@ def changing(*times_ms: float, spread: float = 0.0) -> Findings:
         found = run_result(succeeded=10, service_ms=ms)
         return dataclasses.replace(found, service=dataclasses.replace(found.service, p50=ms, p90=ms * math.exp(spread)))
 
-    async def look() -> Executions:
-        return Executions({})
+    async def look() -> BatchStatistics:
+        return BatchStatistics({})
 
     how = {"rows": (1,), "sessions": 1, "limit_ms": 100.0, "measure": measure, "look": look}
     return asyncio.run(profile(BASE, seconds=1, **how))  # type: ignore[arg-type]
@@ -277,8 +277,8 @@ def test_visits_weigh_by_their_requests() -> None:
         count, ms = (counts.pop(0), times.pop(0)) if times else (10, 10.0)
         return run_result(succeeded=count, service_ms=ms)
 
-    async def look() -> Executions:
-        return Executions({})
+    async def look() -> BatchStatistics:
+        return BatchStatistics({})
 
     how = {"rows": (1,), "sessions": 1, "limit_ms": 100.0, "measure": measure, "look": look}
     assert asyncio.run(profile(BASE, seconds=1, **how)).timings[0].ms == 13  # type: ignore[arg-type]
@@ -291,8 +291,8 @@ def test_a_visit_without_an_answer_is_repeated_once_for_several_limits() -> None
         durations.append(spec.duration_s)
         return run_result()
 
-    async def look() -> Executions:
-        return Executions({})
+    async def look() -> BatchStatistics:
+        return BatchStatistics({})
 
     for limit_ms, patience_s in ((1000.0, 5.0), (100.0, 3.0)):  # five limits, or three visits if that is more
         durations.clear()
@@ -328,8 +328,8 @@ def test_statistics_are_added_up_over_models_and_what_was_before_is_left_out() -
         return {"batch_size": size, "compute_infer": {"count": count, "ns": ns}}
 
     models = [{"batch_stats": [entry(4, 2, 30), entry(1, 5, 10)]}, {"batch_stats": [entry(4, 1, 6)]}, {}]
-    found = executions({"model_stats": models})
+    found = batch_statistics({"model_stats": models})
     assert found.by_rows == {4: (3, 36), 1: (5, 10)}
-    assert found.since(Executions({4: (1, 6), 1: (5, 10)})).by_rows == {4: (2, 30)}
+    assert found.since(BatchStatistics({4: (1, 6), 1: (5, 10)})).by_rows == {4: (2, 30)}
     assert found.mean_ms(2) is None
-    assert executions({"model_stats": "none"}).by_rows == {}
+    assert batch_statistics({"model_stats": "none"}).by_rows == {}

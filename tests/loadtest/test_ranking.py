@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.search.events import Entrant, Measured, Predicted, Question
 from loadtest.search.ranking import DRAWS, Ranking, flip_usd_per_hour, rank, sample_peaks
-from loadtest.search.standing import Outcome, Standing
+from loadtest.search.standing import SearchOutcome, Standing
 
 REQUIRED = 0.99
 ALL, HALF = ((100, 100),) * 10, ((100, 50),) * 10
@@ -32,7 +32,7 @@ def judged(*standings: Standing, winner: str | None = "a", seed: int = 0, target
     """The second is the runner-up, if it holds any rate."""
     question = Question(tuple(one.entrant for one in standings), REQUIRED, 50.0, 600.0, target_rps=target_rps)
     runner_up = standings[1].entrant.name if len(standings) > 1 and standings[1].claimed_rps else None
-    outcome = Outcome(standings, {}, winner, runner_up, None, None, 0.0, 0.0, ())
+    outcome = SearchOutcome(standings, {}, winner, runner_up, None, None, 0.0, 0.0, ())
     return rank(question, outcome, seed=seed)
 
 

@@ -15,7 +15,7 @@ from loadtest.cli import main
 from loadtest.lab.launchers.local import Local
 from loadtest.lab.recommender import Lab, price_by_metadata, question_of
 from loadtest.prices.catalogue import load_catalogue
-from loadtest.question.spec import parse_spec
+from loadtest.question.spec import parse_search_spec
 from loadtest.search.events import EXPECTED, Agree, Agreed
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def document(folder: Path, *options: dict[str, Any], **keys: Any) -> dict[str, A
 
 def agreed(wanted: dict[str, Any], *asked: tuple[str, str]) -> list[Agreed]:
     """The events that answer Agree for these pairs of candidate and reference, by the names of their backends."""
-    spec = parse_spec(wanted, load_catalogue(), source="spec")
+    spec = parse_search_spec(wanted, load_catalogue(), source="spec")
     names = {candidate.backend: candidate.name for candidate in spec.candidates} | {EXPECTED: EXPECTED}
     lab = Lab(spec, Local(start_timeout_s=60), measure=None)  # type: ignore[arg-type]  # agreement loads nothing
 
@@ -153,7 +153,7 @@ def test_a_reference_keeps_its_place_when_its_instance_type_is_asked_from_it(tmp
             candidates = [{"url": url} for url in urls]
             wanted = document(tmp_path, {}, candidates=candidates, launcher={"kind": "url"}, model="turner")
             catalogue = load_catalogue()
-            spec = asyncio.run(price_by_metadata(parse_spec(wanted, catalogue, source="spec"), catalogue))
+            spec = asyncio.run(price_by_metadata(parse_search_spec(wanted, catalogue, source="spec"), catalogue))
         finally:
             server.shutdown()
             thread.join()

@@ -12,11 +12,11 @@ import pytest
 from loadtest.errors import ExitCode, UsageError
 from loadtest.lab.recommender import question_of
 from loadtest.prices.catalogue import Price
-from loadtest.question.spec import Spec
+from loadtest.question.spec import SearchSpec
 from loadtest.reports.conclusion import build
 from loadtest.reports.recommendation import Recommendation, read, to_json
 from loadtest.search.events import Agreed, Measured, Predicted, Profiled, Timing
-from loadtest.search.standing import Outcome, Standing
+from loadtest.search.standing import SearchOutcome, Standing
 from tests.loadtest.examples import NOW, example_spec
 
 ONE, TWO, THREE, FOUR = (f"{kind}.large synthetic (sessions {n})" for kind in ("c7i", "c8g") for n in (1, 2))
@@ -25,7 +25,7 @@ HELD, MISSED = 1.0, 0.5
 
 
 @functools.cache
-def usual_spec() -> Spec:
+def usual_spec() -> SearchSpec:
     return example_spec()
 
 
@@ -43,7 +43,7 @@ def told(
     predicted: Mapping[str, float] | None = None,
     outs: Mapping[str, str] | None = None,
     agreed: Mapping[str, Agreed] | None = None,
-    spec: Spec | None = None,
+    spec: SearchSpec | None = None,
     paid: bool = False,
     out: Path | None = None,
     **outcome: Any,
@@ -66,7 +66,7 @@ def told(
             )
         )
     usual: dict[str, Any] = {"verified": None, "floor": None, "seconds": 60.0, "usd": 0.5, "notes": (), "profiles": {}}
-    found = Outcome(tuple(standings), winner=winner, runner_up=runner_up, **{**usual, **outcome})
+    found = SearchOutcome(tuple(standings), winner=winner, runner_up=runner_up, **{**usual, **outcome})
     return build(spec, question, found, now=NOW, machine="a machine", paid=paid, out=out)
 
 

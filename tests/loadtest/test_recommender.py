@@ -12,9 +12,9 @@ from loadtest.lab.launchers.launcher import StartFailed, Usage
 from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, SearchStep, limited, question_of, required_share, run_search
 from loadtest.measuring.progress import Progress
 from loadtest.prices.catalogue import Catalogue, load_catalogue
-from loadtest.question.candidates import Candidate
-from loadtest.question.spec import Spec
-from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.question.candidates import CandidateSetup
+from loadtest.question.spec import SearchSpec
+from loadtest.results import LoadSpec, RunResult, SloSpec
 from loadtest.search.events import Load, Measured, Profile, Profiled
 from tests.loadtest.examples import example_spec
 from tests.loadtest.made_results import run_result
@@ -29,7 +29,7 @@ def catalogue() -> Catalogue:
 
 
 @pytest.fixture
-def spec(catalogue: Catalogue) -> Spec:
+def spec(catalogue: Catalogue) -> SearchSpec:
     candidate = {"instances": ["c7i.large"], "backend": {"kind": "synthetic"}, "settings": {"sessions": [1, 2]}}
     return example_spec(catalogue, candidates=[candidate], launcher={"kind": "local", "stands_for": {"c7i.large": [0]}})
 
@@ -62,10 +62,10 @@ class FakeLauncher:
         self.broken: set[str] = set()
         self.died: dict[str, str] = {}
 
-    def preflight(self, candidates: Sequence[Candidate]) -> None:
+    def preflight(self, candidates: Sequence[CandidateSetup]) -> None:
         return
 
-    async def start(self, candidate: Candidate) -> FakeRunning:
+    async def start(self, candidate: CandidateSetup) -> FakeRunning:
         if candidate.name in self.broken:
             raise StartFailed("ended with code 1 before it was ready: no such model")
         assert not self.running, "one candidate at a time"
@@ -108,7 +108,7 @@ class FakeMeasure:
         )
 
 
-def searched(spec: Spec, launcher: FakeLauncher, measure: Any, folder: Path, on_step: Any = lambda step: None) -> Any:
+def searched(spec: SearchSpec, launcher: FakeLauncher, measure: Any, folder: Path, on_step: Any = lambda step: None) -> Any:
     question = question_of(spec, paid=False)
     journal = Journal(folder / "journal.jsonl", question)
     try:
@@ -119,7 +119,7 @@ def searched(spec: Spec, launcher: FakeLauncher, measure: Any, folder: Path, on_
 
 
 @pytest.mark.slow
-def test_a_whole_search_measures_predicts_and_finds_the_better(spec: Spec, tmp_path: Path) -> None:
+def test_a_whole_search_measures_predicts_and_finds_the_better(spec: SearchSpec, tmp_path: Path) -> None:
     launcher = FakeLauncher()
     steps: list[SearchStep] = []
     outcome = searched(spec, launcher, FakeMeasure(launcher), tmp_path, steps.append)
@@ -135,7 +135,7 @@ def test_a_whole_search_measures_predicts_and_finds_the_better(spec: Spec, tmp_p
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_measures_only_what_is_missing(spec: Spec, tmp_path: Path) -> None:
+def test_an_interrupted_search_measures_only_what_is_missing(spec: SearchSpec, tmp_path: Path) -> None:
     launcher = FakeLauncher()
     measure = FakeMeasure(launcher)
 
@@ -155,17 +155,17 @@ def test_an_interrupted_search_measures_only_what_is_missing(spec: Spec, tmp_pat
     assert not any(later.pattern.startswith("users") for later in measure.specs[before:])
 
 
-def answer(lab: Lab, command: Any) -> Any:
+def answer(lab: Lab, experiment: Any) -> Any:
     async def main() -> Any:
         try:
-            return await lab.answer(command)
+            return await lab.answer(experiment)
         finally:
             await lab.close()
 
     return asyncio.run(main())
 
 
-def test_what_does_not_start_is_an_event_and_no_exception(spec: Spec) -> None:
+def test_what_does_not_start_is_an_event_and_no_exception(spec: SearchSpec) -> None:
     launcher = FakeLauncher()
     name = spec.candidates[0].name
     launcher.broken.add(name)
@@ -176,7 +176,7 @@ def test_what_does_not_start_is_an_event_and_no_exception(spec: Spec) -> None:
     assert profiled.failure == measured.failure == "did not start: ended with code 1 before it was ready: no such model"
 
 
-def test_what_dies_in_mid_run_is_out_with_its_last_words(spec: Spec) -> None:
+def test_what_dies_in_mid_run_is_out_with_its_last_words(spec: SearchSpec) -> None:
     launcher = FakeLauncher()
     name = spec.candidates[0].name
     launcher.died[name] = "ended with code -9 while it was measured"
@@ -185,26 +185,26 @@ def test_what_dies_in_mid_run_is_out_with_its_last_words(spec: Spec) -> None:
 
 
 @pytest.mark.parametrize(("purpose", "given_up"), [("peak", True), ("round", False), ("recovery", False)])
-def test_only_a_trial_is_given_up_once_it_cannot_pass(spec: Spec, purpose: Any, given_up: bool) -> None:
+def test_only_a_trial_is_given_up_once_it_cannot_pass(spec: SearchSpec, purpose: Any, given_up: bool) -> None:
     launcher = FakeLauncher()
     measure = FakeMeasure(launcher)
     answer(Lab(spec, launcher, measure), Load(spec.candidates[0].name, 10, 5, purpose))
     assert measure.may_give_up == [given_up]
 
 
-def answer_late(lab: Lab, command: Any, late_s: float) -> Any:
+def answer_late(lab: Lab, experiment: Any, late_s: float) -> Any:
     """Asked so long after the end of the budget."""
 
     async def main() -> Any:
         try:
-            return await lab.answer(command, left_s=-late_s)
+            return await lab.answer(experiment, left_s=-late_s)
         finally:
             await lab.close()
 
     return asyncio.run(main())
 
 
-def test_soon_after_the_budget_a_run_is_stopped_and_what_it_measured_is_kept(spec: Spec) -> None:
+def test_soon_after_the_budget_a_run_is_stopped_and_what_it_measured_is_kept(spec: SearchSpec) -> None:
     async def measure(wanted: LoadSpec, *, stop: asyncio.Event, **how: Any) -> RunResult:
         await stop.wait()
         return run_result(wanted, succeeded=100, verdict="undecided")
@@ -213,19 +213,19 @@ def test_soon_after_the_budget_a_run_is_stopped_and_what_it_measured_is_kept(spe
     assert (measured.failure, measured.requests) == ("", 100)
 
 
-@pytest.mark.parametrize("command", [Load, Profile])
-def test_what_never_answers_ends_with_the_budget_all_the_same(spec: Spec, command: type) -> None:
+@pytest.mark.parametrize("experiment", [Load, Profile])
+def test_what_never_answers_ends_with_the_budget_all_the_same(spec: SearchSpec, experiment: type) -> None:
     async def measure(wanted: LoadSpec, **how: Any) -> RunResult:
         await asyncio.Event().wait()
         raise AssertionError
 
     name = spec.candidates[0].name
-    asked = Load(name, 10, 500, "peak") if command is Load else Profile(name, "g", (1,), 1, 1.0)
+    asked = Load(name, 10, 500, "peak") if experiment is Load else Profile(name, "g", (1,), 1, 1.0)
     measured = answer_late(Lab(spec, FakeLauncher(), measure), asked, HARD_END_S - 0.2)
     assert measured.failure == "did not answer before the budget ended"
 
 
-def test_a_target_that_nobody_answers_at_is_lost(spec: Spec) -> None:
+def test_a_target_that_nobody_answers_at_is_lost(spec: SearchSpec) -> None:
     launcher = FakeLauncher()
 
     async def measure(wanted: LoadSpec, **how: Any) -> RunResult:
@@ -235,7 +235,7 @@ def test_a_target_that_nobody_answers_at_is_lost(spec: Spec) -> None:
     assert measured.failure == "the target went away: 90 of 100 requests found nobody"
 
 
-def test_an_invalid_run_says_why(spec: Spec) -> None:
+def test_an_invalid_run_says_why(spec: SearchSpec) -> None:
     async def measure(wanted: LoadSpec, **how: Any) -> RunResult:
         return run_result(wanted, succeeded=100, valid=False)
 
@@ -244,7 +244,7 @@ def test_an_invalid_run_says_why(spec: Spec) -> None:
     assert measured.notes == ("send lag p99 9 ms is above 0.5 ms",)
 
 
-def test_a_display_is_told_what_runs_and_how_it_goes(spec: Spec) -> None:
+def test_a_display_is_told_what_runs_and_how_it_goes(spec: SearchSpec) -> None:
     looked = Progress(1.0, 10, 10, 0, 10.0, 4.0, 9.0)
 
     async def measure(wanted: LoadSpec, *, on_progress: Callable[[Progress], None], **how: Any) -> RunResult:
@@ -268,7 +268,7 @@ def test_the_payload_of_the_spec_is_what_is_sent(catalogue: Catalogue) -> None:
     assert (sent.rate_rps, sent.duration_s, sent.slo) == (10, 5, spec.slo)
 
 
-def test_the_command_line_goes_before_the_file(spec: Spec) -> None:
+def test_the_command_line_goes_before_the_file(spec: SearchSpec) -> None:
     changed = limited(spec, minutes=3, usd=1.5, target_rps=70)
     assert (changed.budget.minutes, changed.budget.usd, changed.target_rps) == (3, 1.5, 70)
     assert limited(spec, minutes=None, usd=None, target_rps=None) == spec
@@ -276,12 +276,12 @@ def test_the_command_line_goes_before_the_file(spec: Spec) -> None:
         limited(spec, minutes=0, usd=None, target_rps=None)
 
 
-def test_money_is_limited_only_where_it_is_spent(spec: Spec) -> None:
+def test_money_is_limited_only_where_it_is_spent(spec: SearchSpec) -> None:
     spending = dataclasses.replace(spec, budget=spec.budget.model_copy(update={"usd": 2.0}))
     assert question_of(spending, paid=True).max_usd == 2.0
     assert question_of(spending, paid=False).max_usd is None
 
 
 def test_the_most_lenient_percentile_is_required_of_all_objectives_together() -> None:
-    assert required_share(Slo.parse("p99<50ms")) == 0.99
-    assert required_share(Slo.parse("p50<10ms,p99<50ms")) == 0.5
+    assert required_share(SloSpec.parse("p99<50ms")) == 0.99
+    assert required_share(SloSpec.parse("p50<10ms,p99<50ms")) == 0.5

@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import UsageError
-from loadtest.results import LoadSpec, Objective, Slo, json_schema, run_from_json, to_json
+from loadtest.results import LoadSpec, Objective, SloSpec, json_schema, run_from_json, to_json
 from tests.loadtest.made_results import run_result
 
 
 def test_an_slo_is_read_from_text() -> None:
-    slo = Slo.parse("p99<50ms, service.p50<=500us, p99.9<1s, errors<0.1%")
+    slo = SloSpec.parse("p99<50ms, service.p50<=500us, p99.9<1s, errors<0.1%")
     assert slo.objectives == (
         Objective("latency", 99, 50),
         Objective("service", 50, 0.5),
@@ -17,14 +17,14 @@ def test_an_slo_is_read_from_text() -> None:
     )
     assert slo.max_error_rate == pytest.approx(0.001)
     assert slo.tightest_ms == 0.5
-    assert Slo.parse(str(slo)) == slo
+    assert SloSpec.parse(str(slo)) == slo
 
 
 def test_an_slo_is_read_from_yaml() -> None:
-    assert Slo.from_yaml({"p99_ms": 50, "service_p50_ms": 5, "max_error_rate": 0.01}) == Slo.parse(
+    assert SloSpec.from_yaml({"p99_ms": 50, "service_p50_ms": 5, "max_error_rate": 0.01}) == SloSpec.parse(
         "p99<50ms,service.p50<5ms,errors<1%"
     )
-    assert Slo.from_yaml("p99<50ms") == Slo.parse("p99<50ms")
+    assert SloSpec.from_yaml("p99<50ms") == SloSpec.parse("p99<50ms")
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_an_slo_is_read_from_yaml() -> None:
 )
 def test_an_slo_that_cannot_be_read_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Slo.parse(text)
+        SloSpec.parse(text)
 
 
 @pytest.mark.parametrize("value", [None, [], {"p99_ms": "fast"}, {"p99_ms": True}, {"p99": 5}, {}])
 def test_a_yaml_slo_that_cannot_be_read_is_refused(value: object) -> None:
     with pytest.raises(UsageError, match="SLO"):
-        Slo.from_yaml(value)
+        SloSpec.from_yaml(value)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": "other"}', '{"spec": 3}', "\x00"])

@@ -5,10 +5,10 @@ import pytest
 
 from loadtest.cli import main
 from loadtest.reports.run_page import render
-from loadtest.results import LoadSpec, MachineReport, RunResult, Slo, Stall, to_json
+from loadtest.results import LoadSpec, MachineReport, RunResult, SloSpec, Stall, to_json
 from tests.loadtest.made_results import run_result
 
-SPEC = LoadSpec(target="127.0.0.1:9", model="<m>", rate_rps=100, slo=Slo.parse("p99<50ms"))
+SPEC = LoadSpec(target="127.0.0.1:9", model="<m>", rate_rps=100, slo=SloSpec.parse("p99<50ms"))
 
 
 @pytest.fixture

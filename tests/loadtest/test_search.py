@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.search.events import Command, Entrant, Event, Load, Measured, Predicted, Profile, Question
+from loadtest.search.events import Experiment, Entrant, Event, Load, Measured, Predicted, Profile, Question
 from loadtest.search.ranking import rank
-from loadtest.search.standing import Outcome, Standing
+from loadtest.search.standing import SearchOutcome, Standing
 from loadtest.search.strategy import search
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
@@ -56,7 +56,7 @@ def random_space(seed: int) -> tuple[tuple[Entrant, ...], dict[str, Truth]]:
     return candidates, {e.name: Truth(e.usd_per_hour * draw.uniform(200, 500), draw.uniform(0.87, 1.15)) for e in candidates}
 
 
-def regret(asked: Question, truths: dict[str, Truth], outcome: Outcome) -> float:
+def regret(asked: Question, truths: dict[str, Truth], outcome: SearchOutcome) -> float:
     assert outcome.winner is not None
     return true_cost(asked, truths, outcome.winner) / min(true_cost(asked, truths, name) for name in truths) - 1
 
@@ -123,8 +123,8 @@ def test_a_stall_in_a_short_round_is_not_taken_for_the_peak() -> None:
 class Unsure(SimulatedLab):
     """c0 is proven only below 290/s."""
 
-    def answer(self, command: Command) -> Event:
-        event = super().answer(command)
+    def answer(self, experiment: Experiment) -> Event:
+        event = super().answer(experiment)
         unsure = isinstance(event, Measured) and event.entrant == "c0" and event.rps > 290 and event.verdict == "pass"
         return replace(event, verdict="undecided") if unsure else event  # type: ignore[call-arg]
 
@@ -133,7 +133,7 @@ def test_the_leader_is_proven_before_a_runner_up_far_behind_is_measured_closely(
     asked = question(entrants(1.0, 2.0), minutes=2)
     lab = Unsure(asked, {"c0": Truth(400), "c1": Truth(400)})
     outcome = lab.run()
-    loads = [command for command in lab.commands if isinstance(command, Load) and command.purpose == "peak"]
+    loads = [experiment for experiment in lab.experiments if isinstance(experiment, Load) and experiment.purpose == "peak"]
     assert {load.entrant for load in loads} == {"c0"}
     assert outcome.winner == "c0"
     assert 150 < outcome.standings[0].peak_rps <= 290
@@ -146,8 +146,8 @@ class Fragile(SimulatedLab):
         super().__init__(asked, truths)
         self._end = end
 
-    def answer(self, command: Command) -> Event:
-        event = super().answer(command)
+    def answer(self, experiment: Experiment) -> Event:
+        event = super().answer(experiment)
         if isinstance(event, Measured) and event.purpose == "overload" and self._end != "slow":
             return replace(event, valid=self._end != "invalid", failure="killed" if self._end == "killed" else "")
         if isinstance(event, Measured) and event.purpose == "recovery" and self._end == "slow":
@@ -168,7 +168,7 @@ def test_one_profile_serves_all_candidates_of_a_group() -> None:
     group = tuple(Entrant(f"k{k}", "same", 1.0, k, 8) for k in (1, 2, 4))
     lab = SimulatedLab(question(group), {f"k{k}": Truth(100 * k) for k in (1, 2, 4)})
     lab.run()
-    profiles = [command for command in lab.commands if isinstance(command, Profile)]
+    profiles = [experiment for experiment in lab.experiments if isinstance(experiment, Profile)]
     assert [(profile.entrant, profile.sessions, profile.rows) for profile in profiles] == [("k4", 4, (1, 2, 4, 8))]
 
 
@@ -183,11 +183,11 @@ def test_when_nobody_meets_the_slo_the_best_is_measured_at_hardly_any_load() -> 
     asked = question(entrants(1.0, 1.0))
     lab = SimulatedLab(asked, {"c0": Truth(0), "c1": Truth(0)})
     steps = search(asked)
-    command = next(steps)
-    while not isinstance(command, Load):
-        command = steps.send(lab.answer(command))
-    assert command.purpose == "floor"
-    assert command.rps == pytest.approx(100 / 7.5)  # a tenth of what one session does alone in 7 + 0.5 ms
+    experiment = next(steps)
+    while not isinstance(experiment, Load):
+        experiment = steps.send(lab.answer(experiment))
+    assert experiment.purpose == "floor"
+    assert experiment.rps == pytest.approx(100 / 7.5)  # a tenth of what one session does alone in 7 + 0.5 ms
 
 
 def test_a_search_resumes_from_its_journal_with_the_same_next_command() -> None:
@@ -195,10 +195,10 @@ def test_a_search_resumes_from_its_journal_with_the_same_next_command() -> None:
     lab = SimulatedLab(asked, {"c0": Truth(300), "c1": Truth(700), "c2": Truth(500)})
     lab.run()
     for stopped_at in (1, len(lab.events) // 2, len(lab.events) - 2):
-        command, wanted = next(search(asked, lab.events[:stopped_at])), lab.commands[stopped_at]
-        assert type(command) is type(wanted)
-        assert command.entrant == wanted.entrant
-        assert getattr(command, "rps", None) == getattr(wanted, "rps", None)
+        experiment, wanted = next(search(asked, lab.events[:stopped_at])), lab.experiments[stopped_at]
+        assert type(experiment) is type(wanted)
+        assert experiment.entrant == wanted.entrant
+        assert getattr(experiment, "rps", None) == getattr(wanted, "rps", None)
 
 
 def test_money_is_not_spent_beyond_the_limit() -> None:
@@ -207,7 +207,7 @@ def test_money_is_not_spent_beyond_the_limit() -> None:
     assert outcome.usd <= 3.0
 
 
-def probability(outcome: Outcome, asked: Question) -> float:
+def probability(outcome: SearchOutcome, asked: Question) -> float:
     verdict = rank(asked, outcome, seed=0)
     assert verdict is not None
     return verdict.probability_cheapest

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from loadtest.search.events import EXPECTED, Agree, Entrant, Load, Profile, Question
-from loadtest.search.standing import Outcome, agreement_text
+from loadtest.search.standing import SearchOutcome, agreement_text
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 
 FP32 = Entrant("fp32", "fp32", 0.1, 1, 8, "fp32")
@@ -29,17 +29,17 @@ QUESTION = Question(
 )
 
 
-def searched(question: Question = QUESTION, **truths: Truth) -> tuple[Outcome, SimulatedLab]:
+def searched(question: Question = QUESTION, **truths: Truth) -> tuple[SearchOutcome, SimulatedLab]:
     lab = SimulatedLab(question, TRUTHS | truths)
     return lab.run(), lab
 
 
-def out_of(outcome: Outcome) -> dict[str, str]:
+def out_of(outcome: SearchOutcome) -> dict[str, str]:
     return {standing.entrant.name: standing.out for standing in outcome.standings}
 
 
 def touched(lab: SimulatedLab, kind: type) -> set[str]:
-    return {command.entrant for command in lab.commands if isinstance(command, kind)}
+    return {experiment.entrant for experiment in lab.experiments if isinstance(experiment, kind)}
 
 
 def test_a_candidate_twice_as_fast_that_agrees_at_094_does_not_win() -> None:
@@ -60,9 +60,9 @@ def test_it_wins_where_the_user_allows_it(allowed: float | None) -> None:
 
 def test_each_numerics_is_compared_once_and_before_any_profile() -> None:
     outcome, lab = searched()
-    asked = [command for command in lab.commands if isinstance(command, Agree)]
-    assert [command.entrant for command in asked] == ["fp32", "int8", "bf16"]
-    assert lab.commands[: len(asked)] == asked
+    asked = [experiment for experiment in lab.experiments if isinstance(experiment, Agree)]
+    assert [experiment.entrant for experiment in asked] == ["fp32", "int8", "bf16"]
+    assert lab.experiments[: len(asked)] == asked
     standings = {standing.entrant.name: standing for standing in outcome.standings}
     assert standings["fp32 wide"].agreement is standings["fp32"].agreement
 
@@ -93,7 +93,7 @@ def test_nothing_is_compared_without_a_reference() -> None:
 def test_another_of_full_precision_stands_in_for_a_reference_that_fails() -> None:
     question = dataclasses.replace(QUESTION, stand_ins=("bf16",))
     outcome, lab = searched(question, fp32=Truth(100, failure="did not start: no such file"))
-    assert [(c.entrant, c.reference) for c in lab.commands if isinstance(c, Agree)] == [
+    assert [(c.entrant, c.reference) for c in lab.experiments if isinstance(c, Agree)] == [
         ("fp32", "fp32"), ("bf16", "bf16"), ("int8", "bf16"),
     ]  # fmt: skip
     assert (outcome.winner, outcome.reference) == ("bf16", "bf16")
@@ -119,7 +119,7 @@ def test_expected_answers_need_no_reference_among_the_candidates() -> None:
     question = dataclasses.replace(QUESTION, reference=EXPECTED, stand_ins=())
     outcome, lab = searched(question, bf16=Truth(120, agreement=0.5))
     assert out_of(outcome)["bf16"].startswith("agrees 0.5 with the reference")
-    assert {command.reference for command in lab.commands if isinstance(command, Agree)} == {EXPECTED}
+    assert {experiment.reference for experiment in lab.experiments if isinstance(experiment, Agree)} == {EXPECTED}
 
 
 @pytest.mark.parametrize(

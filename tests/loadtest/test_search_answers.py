@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.search.events import Command, Event, Load, Measured, Predicted, Profile, Question
+from loadtest.search.events import Experiment, Event, Load, Measured, Predicted, Profile, Question
 from loadtest.search.ranking import rank
-from loadtest.search.standing import Outcome
+from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import search
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search import entrants, question
@@ -16,19 +16,19 @@ from tests.loadtest.test_search import entrants, question
 class Altered(SimulatedLab):
     """A laboratory some of whose answers are changed."""
 
-    def answer(self, command: Command) -> Event:
-        event = super().answer(command)
-        return self.altered(command, event) if isinstance(command, Load) and isinstance(event, Measured) else event
+    def answer(self, experiment: Experiment) -> Event:
+        event = super().answer(experiment)
+        return self.altered(experiment, event) if isinstance(experiment, Load) and isinstance(event, Measured) else event
 
-    def altered(self, command: Load, event: Measured) -> Event:
+    def altered(self, experiment: Load, event: Measured) -> Event:
         return event
 
 
 class NeverProven(Altered):
     """c0 holds at every rate, and is never proven."""
 
-    def altered(self, command: Load, event: Measured) -> Event:
-        return replace(event, verdict="undecided") if command.entrant == "c0" and event.verdict == "pass" else event
+    def altered(self, experiment: Load, event: Measured) -> Event:
+        return replace(event, verdict="undecided") if experiment.entrant == "c0" and event.verdict == "pass" else event
 
 
 def test_a_proven_and_cheaper_rate_wins_over_one_that_only_held() -> None:
@@ -69,12 +69,12 @@ class Busy(Altered):
         self._first = first
         self.tried: list[float] = []
 
-    def altered(self, command: Load, event: Measured) -> Event:
-        if command.entrant != "c0":
+    def altered(self, experiment: Load, event: Measured) -> Event:
+        if experiment.entrant != "c0":
             return event
-        self.tried.append(command.rps)
+        self.tried.append(experiment.rps)
         disturbed = len(self.tried) <= self._first
-        if not disturbed and command.rps <= self._above_rps:
+        if not disturbed and experiment.rps <= self._above_rps:
             return event
         return replace(event, valid=False, disturbed=disturbed, blocks=(), verdict="undecided", notes=("it was late",))
 
@@ -111,33 +111,33 @@ def test_from_invalid_runs_nothing_is_concluded_about_the_slo() -> None:
     outcome = lab.run()
     assert (outcome.winner, outcome.floor) == (None, None)
     assert outcome.standings[0].out == "could not be measured: it was late"
-    assert "floor" not in {command.purpose for command in lab.commands if isinstance(command, Load)}
+    assert "floor" not in {experiment.purpose for experiment in lab.experiments if isinstance(experiment, Load)}
 
 
 def test_more_is_never_offered_than_the_generator_can() -> None:
     class Capped(SimulatedLab):
-        def answer(self, command: Command) -> Event:
-            event = super().answer(command)
+        def answer(self, experiment: Experiment) -> Event:
+            event = super().answer(experiment)
             return replace(event, ceiling_rps=300.0) if isinstance(event, Predicted) else event  # type: ignore[call-arg]
 
     asked = question(entrants(1.0))
     lab = Capped(asked, {"c0": Truth(5000)})
     outcome = lab.run()
-    assert max(command.rps for command in lab.commands if isinstance(command, Load)) == 300
+    assert max(experiment.rps for experiment in lab.experiments if isinstance(experiment, Load)) == 300
     assert outcome.standings[0].peak_rps == 300
 
 
-def resumed(asked: Question, lab: SimulatedLab) -> Outcome:
+def resumed(asked: Question, lab: SimulatedLab) -> SearchOutcome:
     steps = search(asked, lab.events)
     try:
-        command = next(steps)
+        experiment = next(steps)
         while True:
-            event = lab.answer(command)
-            lab.commands.append(command)
+            event = lab.answer(experiment)
+            lab.experiments.append(experiment)
             lab.events.append(event)
-            command = steps.send(event)
+            experiment = steps.send(event)
     except StopIteration as stop:
-        outcome: Outcome = stop.value
+        outcome: SearchOutcome = stop.value
         return outcome
 
 
@@ -147,9 +147,9 @@ def test_a_search_that_proved_nothing_goes_on_where_it_stopped() -> None:
     first = lab.run()
     assert not any(standing.peak_rps for standing in first.standings)
     assert first.needed_seconds is not None
-    before = len(lab.commands)
+    before = len(lab.experiments)
     second = resumed(replace(short, seconds=first.seconds + 2 * first.needed_seconds), lab)
-    assert not any(isinstance(command, Profile) for command in lab.commands[before:])
+    assert not any(isinstance(experiment, Profile) for experiment in lab.experiments[before:])
     assert second.winner == "c0"
     assert second.standings[0].peak_rps > 0.7 * 400
     assert second.seconds > first.seconds

@@ -1,6 +1,6 @@
 """What ends a search, or a candidate, against laboratories in which nothing else would."""
 
-from loadtest.search.events import Command, Event, Load, Profile, Profiled
+from loadtest.search.events import Experiment, Event, Load, Profile, Profiled
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search import entrants, question
 
@@ -18,10 +18,10 @@ def test_money_ends_a_search_that_has_time_left() -> None:
 class Unprofilable(SimulatedLab):
     """One group cannot be profiled, though all of it would serve."""
 
-    def answer(self, command: Command) -> Event:
-        if isinstance(command, Profile) and command.group == "g0":
-            return Profiled(command.group, seconds=1.0, failure="has no statistics")
-        return super().answer(command)
+    def answer(self, experiment: Experiment) -> Event:
+        if isinstance(experiment, Profile) and experiment.group == "g0":
+            return Profiled(experiment.group, seconds=1.0, failure="has no statistics")
+        return super().answer(experiment)
 
 
 def test_a_group_that_cannot_be_profiled_is_out_and_never_loaded() -> None:
@@ -30,4 +30,4 @@ def test_a_group_that_cannot_be_profiled_is_out_and_never_loaded() -> None:
     outcome = lab.run()
     assert outcome.winner == "c1"  # though c0 would cost a third
     assert outcome.standings[0].out == "has no statistics"
-    assert not [command for command in lab.commands if isinstance(command, Load) and command.entrant == "c0"]
+    assert not [experiment for experiment in lab.experiments if isinstance(experiment, Load) and experiment.entrant == "c0"]

@@ -11,7 +11,7 @@ from loadtest.search.budget import decisive_seconds, profile_seconds
 from loadtest.search.events import (
     Agree,
     Agreed,
-    Command,
+    Experiment,
     Entrant,
     Event,
     Load,
@@ -23,7 +23,7 @@ from loadtest.search.events import (
     Question,
     Timing,
 )
-from loadtest.search.standing import Outcome
+from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import powers_up_to, search
 
 START_S = 5.0  # of every candidate
@@ -55,7 +55,7 @@ def known(
     return [*profiles, *runs, *(Predicted(entrant.name, rps, ceiling_rps=ceiling_rps) for entrant, rps in rates)]
 
 
-def asked_next(asked: Question, events: Sequence[Event]) -> Command | Outcome:
+def asked_next(asked: Question, events: Sequence[Event]) -> Experiment | SearchOutcome:
     """What it asks for first; its outcome, if it asks for nothing."""
     steps = search(asked, events)
     try:
@@ -70,19 +70,19 @@ def load(asked: Question, events: Sequence[Event]) -> Load:
     return found
 
 
-def brief(found: Command | Outcome) -> tuple[Any, ...]:
+def brief(found: Experiment | SearchOutcome) -> tuple[Any, ...]:
     assert isinstance(found, Load), found
     return found.entrant, pytest.approx(found.rps, rel=1e-3), found.purpose
 
 
-def answered(asked: Question, events: Sequence[Event]) -> Outcome:
+def answered(asked: Question, events: Sequence[Event]) -> SearchOutcome:
     """The outcome, if every further load ends INVALID, and free of charge."""
     steps = search(asked, events)
     try:
-        command = next(steps)
+        experiment = next(steps)
         while True:
-            assert isinstance(command, Load)
-            command = steps.send(run(command.entrant, command.rps, purpose=command.purpose, valid=False))
+            assert isinstance(experiment, Load)
+            experiment = steps.send(run(experiment.entrant, experiment.rps, purpose=experiment.purpose, valid=False))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
 
@@ -127,7 +127,7 @@ def test_a_profile_needs_time_for_its_start_as_well(left_s: float, reached: bool
 def test_a_profile_that_money_does_not_reach_is_not_taken() -> None:
     asked = asking(36.0, seconds=1800, max_usd=0.29)  # 0.01 USD a second; it would take 30 s
     outcome = asked_next(asked, ())
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, SearchOutcome)
     assert outcome.standings[0].out == "the budget did not reach it"
     assert isinstance(asked_next(replace(asked, max_usd=0.31), ()), Profile)
 
@@ -150,11 +150,11 @@ def test_who_is_predicted_at_no_rate_is_out_with_the_reason() -> None:
     profiles = known(asked, 1700, (500.0, 500.0))[:2]
     events = [*profiles, Predicted("c0", 0.0, why="one request alone takes 80 ms"), Predicted("c1", 0.0)]
     steps = search(asked, events)
-    command = next(steps)
-    assert isinstance(command, Load)
-    assert command.purpose == "floor"
+    experiment = next(steps)
+    assert isinstance(experiment, Load)
+    assert experiment.purpose == "floor"
     with pytest.raises(StopIteration) as stop:
-        steps.send(run("c0", command.rps, "fail", MISSED, "floor"))
+        steps.send(run("c0", experiment.rps, "fail", MISSED, "floor"))
     outs = [standing.out for standing in stop.value.value.standings]
     assert outs == ["one request alone takes 80 ms", "by its profile it misses the SLO even alone"]
 
@@ -455,10 +455,10 @@ def test_where_nothing_is_proven_a_hurried_trial_is_better_than_none() -> None:
     # At 0.8 of 500/s: 12.5 s, of which 0.6 will do, behind a start of 5 s.
     for left_s, again in ((12.6, True), (12.4, False)):
         found = asked_next(asked, known(asked, left_s, (500.0,), seen))
-        assert isinstance(found, Load if again else Outcome)
+        assert isinstance(found, Load if again else SearchOutcome)
     unseen = load(asked, known(asked, 9.1, (500.0,)))  # whatever there is time for
     assert (unseen.rps, unseen.seconds) == (pytest.approx(400), pytest.approx(4.1))
-    assert isinstance(asked_next(asked, known(asked, 8.9, (500.0,))), Outcome)  # less than 4 s tell nothing
+    assert isinstance(asked_next(asked, known(asked, 8.9, (500.0,))), SearchOutcome)  # less than 4 s tell nothing
 
 
 def test_behind_a_proven_rate_a_whole_trial_must_fit_before_the_overload() -> None:
@@ -505,7 +505,7 @@ def test_what_was_verified_is_not_verified_again_unless_another_rate_is_claimed(
     runs = [run("c0", 490, "pass"), run("c0", 500, "fail", MISSED)]
     after = [run("c0", 735, "fail", MISSED, "overload"), run("c0", 392, "undecided", purpose="recovery")]
     done = asked_next(asked, known(asked, 1700, (500.0,), *runs, *after))
-    assert isinstance(done, Outcome)
+    assert isinstance(done, SearchOutcome)
     assert (done.verified, done.notes) == (True, ())
     other = [after[0], replace(after[1], rps=380.0)]
     assert load(asked, known(asked, 1700, (500.0,), *runs, *other)).purpose == "overload"
@@ -519,30 +519,30 @@ def test_what_overload_did_is_told_once_in_words() -> None:
     runs = [run("c0", 490, "pass"), run("c0", 500, "fail", MISSED)]
     slow = [run("c0", 735, "fail", MISSED, "overload"), run("c0", 392, "fail", MISSED, "recovery")]
     outcome = asked_next(asked, known(asked, 1700, (500.0,), *runs, *slow))
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, SearchOutcome)
     assert (outcome.verified, outcome.notes) == (False, ("after an overload c0 misses the SLO at 0.8 of its claimed peak",))
     died = run("c0", 735, "fail", MISSED, "overload", failure="was killed")
     outcome = asked_next(asked, known(asked, 1700, (500.0,), *runs, died))
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, SearchOutcome)
     assert (outcome.verified, outcome.notes) == (False, ("under overload c0 failed: was killed",))
 
 
 def test_what_a_proof_would_take_is_a_trial_and_two_starts_and_ends() -> None:
     asked = asking(1.0, seconds=300)
     outcome = asked_next(asked, known(asked, 10, (500.0,), run("c0", 460)))
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, SearchOutcome)
     assert outcome.winner == "c0"
     assert outcome.needed_seconds == pytest.approx(3 * DECISIVE_S + 2 * (5 + 15))
     far = replace(asked, limit_ms=500.0)
     outcome = asked_next(far, known(far, 10, (500.0,), run("c0", 460)))
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, SearchOutcome)
     assert outcome.needed_seconds == pytest.approx(3 * 125 + 2 * (5 + 15))
 
 
 def test_without_a_winner_the_nearest_tells_what_it_would_take() -> None:
     asked = asking(5.0, 1.0, seconds=300, limit_ms=500.0)
     untried = asked_next(asked, known(asked, 8, (500.0, 100.0)))
-    assert isinstance(untried, Outcome)
+    assert isinstance(untried, SearchOutcome)
     # Blocks are of 5 s, ten limits.
     assert untried.needed_seconds == pytest.approx(3 * 125 + 2 * (5 + 15))
     assert [standing.out for standing in untried.standings] == ["the budget ended before it was tried"] * 2
@@ -559,7 +559,7 @@ def test_why_each_of_the_others_is_not_ranked() -> None:
         run("c3", 70, "fail", MISSED, "round"),
     )
     outcome = asked_next(asked, events)
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, SearchOutcome)
     assert [standing.out for standing in outcome.standings] == [
         "",
         "predicted at 77% of the best per dollar",
@@ -579,16 +579,16 @@ def test_the_floor_is_a_tenth_of_what_one_session_of_the_quickest_does_alone() -
     found = asked_next(asked, events)
     assert found == Load("c1", pytest.approx(100 / 83), 20.0, "floor", until_decided=False)
     outcome = asked_next(replace(asked, seconds=0.001), events)
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, SearchOutcome)
     assert (outcome.floor, outcome.winner) == (None, None)
 
 
 def test_the_floor_that_was_found_is_told_where_there_is_no_winner() -> None:
     asked = asking(1.0)
     steps = search(asked, [Profiled("g0", (Timing(1, 1, 90.0),), 5.0, 8.0), Predicted("c0", 0.0)])
-    command = next(steps)
-    assert isinstance(command, Load)
-    measured = run("c0", command.rps, "fail", MISSED, "floor", seconds=21.0)
+    experiment = next(steps)
+    assert isinstance(experiment, Load)
+    measured = run("c0", experiment.rps, "fail", MISSED, "floor", seconds=21.0)
     with pytest.raises(StopIteration) as stop:
         steps.send(measured)
     assert stop.value.value.floor == measured
@@ -600,7 +600,7 @@ def test_a_rate_that_only_held_counts_for_four_fifths_beside_a_proven_one() -> N
         asked = asking(1.0, 1.0)
         runs = (run("c0", held_rps), run("c1", 400, "pass"))
         outcome = asked_next(asked, known(asked, 1.0, (500.0, 500.0), *runs))
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, SearchOutcome)
         return outcome.winner
 
     assert winner(505) == "c0"  # 404
@@ -647,7 +647,7 @@ def test_a_reference_that_does_not_agree_with_itself_is_told() -> None:
     outcome = asked_next(
         asked, [Agreed("a", 0.5, 300, "cosine"), Agreed("b", 1.0, 300, "cosine"), Profiled("b", failure="gone")]
     )
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, SearchOutcome)
     assert outcome.notes == ("the reference a agrees only 0.5 with itself: its answers differ from one time to the next",)
     assert outcome.standings[1].agreement is outcome.standings[0].agreement
     assert outcome.standings[1].out == "agrees 0.5 with the reference, 0.999 is asked"

@@ -13,7 +13,7 @@ from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import Queue, State
 from gateway.config import Batching, Ragged
 from gateway.types import InferRequest
-from loadtest.search.simulator import SHED, Affine, Measured, Simulated, simulate
+from loadtest.search.simulator import SHED, Affine, PiecewiseLinear, Simulated, simulate
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -59,7 +59,7 @@ def test_large_requests_end_when_their_last_part_does() -> None:
 
 
 def test_a_measured_profile_is_interpolated_and_goes_on_beyond_its_end() -> None:
-    profile = Measured((1, 4, 8), (2 * MS, 8 * MS, 10 * MS))
+    profile = PiecewiseLinear((1, 4, 8), (2 * MS, 8 * MS, 10 * MS))
     assert [profile.rows_ns(rows) for rows in (1, 2, 8, 10)] == [2 * MS, 4 * MS, 10 * MS, 11 * MS]
 
 
@@ -211,11 +211,11 @@ def test_a_service_is_told_how_many_workers_run_and_when() -> None:
 
 def test_profiles_say_how_long_a_batch_takes() -> None:
     assert Affine(2 * MS, 3 * MS, factor=1.5).rows_ns(4) == 21 * MS
-    outcome = simulate(batcher_of(Greedy()), np.array([0, 1, 2, 3]), Measured((1, 2, 4), (MS, 5 * MS, 6 * MS)), workers=1)
+    outcome = simulate(batcher_of(Greedy()), np.array([0, 1, 2, 3]), PiecewiseLinear((1, 2, 4), (MS, 5 * MS, 6 * MS)), workers=1)
     assert outcome.latencies_ns.tolist() == [MS, MS + 5.5 * MS - 1, MS + 5.5 * MS - 2, MS + 5.5 * MS - 3]
-    bent = Measured((1, 2, 4, 8), (1, 2, 3, 100))
+    bent = PiecewiseLinear((1, 2, 4, 8), (1, 2, 3, 100))
     assert [bent.rows_ns(rows) for rows in (3, 8, 9)] == [2, 100, 124]
-    assert Measured((4,), (7,)).rows_ns(9) == 7
+    assert PiecewiseLinear((4,), (7,)).rows_ns(9) == 7
 
 
 class Never(Greedy):

@@ -7,7 +7,7 @@ import yaml
 from gateway.config import parse_config
 from loadtest.errors import UsageError
 from loadtest.prices.catalogue import Catalogue, load_catalogue
-from loadtest.question.spec import load_spec, parse_spec
+from loadtest.question.spec import read_search_spec, parse_search_spec
 from tests.loadtest.examples import changed, example_spec
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def test_a_price_of_ones_own_needs_no_instance_type(catalogue: Catalogue) -> Non
 
 def test_running_servers_may_leave_their_instance_type_to_be_asked(catalogue: Catalogue) -> None:
     document = changed(launcher={"kind": "url"}, model="adder", candidates=[{"url": "http://127.0.0.1:8000/"}])
-    (candidate,) = parse_spec(document, catalogue, source="s").candidates
+    (candidate,) = parse_search_spec(document, catalogue, source="s").candidates
     assert (candidate.url, candidate.price) == ("http://127.0.0.1:8000", None)
 
 
@@ -76,7 +76,7 @@ def test_a_local_run_that_stands_for_an_instance_type_is_reported(catalogue: Cat
 def test_the_examples_are_valid_but_for_models_that_are_not_built_yet(catalogue: Catalogue, path: Path) -> None:
     faults = ""
     try:
-        load_spec(path, catalogue)
+        read_search_spec(path, catalogue)
     except UsageError as exc:
         faults = str(exc)
     unbuilt = (f"backend: no file '{ROOT}/models/", f"payload {ROOT}/models/")
@@ -157,7 +157,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("keys", "message"), BAD.values(), ids=BAD.keys())
 def test_a_bad_spec_is_refused_with_one_clear_error(catalogue: Catalogue, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as raised:
-        parse_spec(changed(**keys), catalogue, source="s.yaml")
+        parse_search_spec(changed(**keys), catalogue, source="s.yaml")
     assert len(str(raised.value).splitlines()) == 1
 
 
@@ -167,19 +167,19 @@ def test_a_model_larger_than_the_instance_is_refused(catalogue: Catalogue, tmp_p
         file.truncate(5 << 30)  # sparse
     huge = {"instances": ["c7i.large"], "backend": {"kind": "onnxruntime", "model": str(model)}}
     with pytest.raises(UsageError, match=r"huge\.onnx has 5\.0 GiB, c7i\.large only 4 GiB of memory"):
-        parse_spec(changed(candidates=[huge]), catalogue, source="s.yaml")
+        parse_search_spec(changed(candidates=[huge]), catalogue, source="s.yaml")
 
 
 def test_all_faults_are_told_at_once(catalogue: Catalogue) -> None:
     bad = [{**CANDIDATE, "instances": ["c7i.lrge"]}, {**CANDIDATE, "settings": {"session": [1]}}]
     with pytest.raises(UsageError) as raised:
-        parse_spec(changed(candidates=bad), catalogue, source="s.yaml")
+        parse_search_spec(changed(candidates=bad), catalogue, source="s.yaml")
     assert len(str(raised.value).splitlines()) == 2
 
 
 def faults_of(catalogue: Catalogue, **keys: Any) -> list[str]:
     with pytest.raises(UsageError) as raised:
-        parse_spec(changed(**keys), catalogue, source="s")
+        parse_search_spec(changed(**keys), catalogue, source="s")
     return str(raised.value).splitlines()
 
 
@@ -248,15 +248,15 @@ def test_an_slo_that_is_missing_is_told_with_one_that_would_do(catalogue: Catalo
     document = changed()
     del document["slo"]
     with pytest.raises(UsageError, match=r"^s: slo: missing, expected what is asked; add `slo: p99<50ms`$"):
-        parse_spec(document, catalogue, source="s")
+        parse_search_spec(document, catalogue, source="s")
     with pytest.raises(UsageError, match=r"^s: slos: 'p99<50ms': unknown key; did you mean `slo`\?$"):
-        parse_spec(document | {"slos": "p99<50ms"}, catalogue, source="s")
+        parse_search_spec(document | {"slos": "p99<50ms"}, catalogue, source="s")
 
 
 def test_what_is_missing_is_told_with_the_rest(catalogue: Catalogue) -> None:
     document = {"slo": "p99<50mss,errors<0.1%,throughput", "budget": {"minutes": -1}}
     with pytest.raises(UsageError) as raised:
-        parse_spec(document, catalogue, source="s")
+        parse_search_spec(document, catalogue, source="s")
     assert str(raised.value).splitlines() == [
         "s: model: missing, expected text or a mapping; add `model: …`",
         "s: launcher: missing, expected a mapping with `kind`, one of local, url; add `launcher: …`",
@@ -283,7 +283,7 @@ def test_a_file_that_is_no_spec_says_so(catalogue: Catalogue, tmp_path: Path, te
     path = tmp_path / "spec.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=r"spec\.yaml(:1:\d+|: expected a mapping)"):
-        load_spec(path, catalogue)
+        read_search_spec(path, catalogue)
 
 
 def test_paths_of_a_spec_count_from_its_folder(catalogue: Catalogue, tmp_path: Path) -> None:
@@ -298,5 +298,5 @@ def test_paths_of_a_spec_count_from_its_folder(catalogue: Catalogue, tmp_path: P
     slo = {"p99_ms": 100, "min_agreement": None}
     spec = changed(gateway="../gateway.yaml", model="m", slo=slo, candidates=[*own, third])
     path.write_text(yaml.safe_dump(spec))
-    models = [candidate.document["models"][0]["backends"][0]["model"] for candidate in load_spec(path, catalogue).candidates]
+    models = [candidate.document["models"][0]["backends"][0]["model"] for candidate in read_search_spec(path, catalogue).candidates]
     assert models == [str(tmp_path / "model.onnx"), "own.module:factory", str(tmp_path / "model.onnx")]

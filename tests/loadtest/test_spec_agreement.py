@@ -9,7 +9,7 @@ import pytest
 from loadtest.errors import UsageError
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.question.numerics import full_precision, numerics_of
-from loadtest.question.spec import Comparison, Spec, parse_spec
+from loadtest.question.spec import AgreementTest, SearchSpec, parse_search_spec
 from loadtest.search.events import EXPECTED
 from tests.loadtest.examples import changed
 
@@ -35,10 +35,10 @@ def requests_file(folder: Path, count: int, *, rows: int = 1, expected: bool | N
     return str(path)
 
 
-def parsed(catalogue: Catalogue, precisions: list[str], **keys: Any) -> Spec:
+def parsed(catalogue: Catalogue, precisions: list[str], **keys: Any) -> SearchSpec:
     settings = {"precision": precisions, "threads": [1, 2]}
     candidates = [{"instances": ["c7i.large"], "backend": TORCH, "settings": settings}]
-    return parse_spec(changed(**{"candidates": candidates, **keys}), catalogue, source="s")
+    return parse_search_spec(changed(**{"candidates": candidates, **keys}), catalogue, source="s")
 
 
 def refused(catalogue: Catalogue, precisions: list[str], **keys: Any) -> str:
@@ -51,7 +51,7 @@ def test_an_agreement_of_0999_is_the_default(catalogue: Catalogue, tmp_path: Pat
     files = [requests_file(tmp_path, 300)]
     spec = parsed(catalogue, ["int8", "fp32"], payload={"files": files})
     assert spec.min_agreement == 0.999
-    assert spec.comparison == Comparison(
+    assert spec.agreement_test == AgreementTest(
         tuple(files), {}, True, "c7i.large torch (precision fp32, threads 1)", stand_ins=()
     )  # the first of full precision, though another is listed before it
 
@@ -67,7 +67,7 @@ def test_an_agreement_of_0999_is_the_default(catalogue: Catalogue, tmp_path: Pat
     ],
 )
 def test_an_slo_may_ask_for_an_agreement(catalogue: Catalogue, slo: Any, expected: float | None) -> None:
-    spec = parse_spec(changed(slo=slo), catalogue, source="s")
+    spec = parse_search_spec(changed(slo=slo), catalogue, source="s")
     assert spec.min_agreement == expected
     assert spec.slo.tightest_ms == 50
     assert "agreement" not in str(spec.slo)
@@ -86,7 +86,7 @@ def test_an_slo_may_ask_for_an_agreement(catalogue: Catalogue, slo: Any, expecte
 )
 def test_an_agreement_that_makes_no_sense_is_refused(catalogue: Catalogue, slo: Any, message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        parse_spec(changed(slo=slo), catalogue, source="s")
+        parse_search_spec(changed(slo=slo), catalogue, source="s")
     assert message in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
 
@@ -100,17 +100,17 @@ def test_made_up_requests_do_not_serve_to_compare(catalogue: Catalogue) -> None:
 
 
 def test_candidates_that_all_compute_the_same_need_no_comparison(catalogue: Catalogue, tmp_path: Path) -> None:
-    assert parsed(catalogue, ["fp32"]).comparison is None
-    assert parsed(catalogue, ["fp32"], payload={"files": [requests_file(tmp_path, 3)]}).comparison is None
+    assert parsed(catalogue, ["fp32"]).agreement_test is None
+    assert parsed(catalogue, ["fp32"], payload={"files": [requests_file(tmp_path, 3)]}).agreement_test is None
 
 
 def test_where_any_answers_are_allowed_nothing_need_be_compared_but_it_is_said(catalogue: Catalogue, tmp_path: Path) -> None:
     slo = {"p99_ms": 50, "min_agreement": None}
     for payload in ({}, {"files": [requests_file(tmp_path, 299)]}):
         spec = parsed(catalogue, ["fp32", "int8"], slo=slo, payload=payload)
-        assert spec.comparison is None
+        assert spec.agreement_test is None
         assert any(line.startswith("2 kinds of candidates compute differently") for line in spec.warnings)
-    assert parsed(catalogue, ["fp32", "int8"], slo=slo, payload={"files": [requests_file(tmp_path, 300)]}).comparison
+    assert parsed(catalogue, ["fp32", "int8"], slo=slo, payload={"files": [requests_file(tmp_path, 300)]}).agreement_test
 
 
 def test_too_few_requests_are_refused_with_how_many_there_are(catalogue: Catalogue, tmp_path: Path) -> None:
@@ -123,18 +123,18 @@ def test_too_few_requests_are_refused_with_how_many_there_are(catalogue: Catalog
 def test_other_requests_than_the_payloads_may_be_compared_on(catalogue: Catalogue, tmp_path: Path) -> None:
     files = [requests_file(tmp_path, 300, rows=2)]
     spec = parsed(catalogue, ["fp32", "int8"], agreement={"requests": files, "statistic": "top-1"})
-    assert spec.comparison is not None
-    assert (spec.comparison.files, spec.comparison.statistics) == (tuple(files), {"": "top-1"})
+    assert spec.agreement_test is not None
+    assert (spec.agreement_test.files, spec.agreement_test.statistics) == (tuple(files), {"": "top-1"})
 
 
 def test_requests_that_bring_their_answers_need_no_reference(catalogue: Catalogue, tmp_path: Path) -> None:
     files = [requests_file(tmp_path, 300, expected=True)]
     spec = parsed(catalogue, ["int8"], payload={"files": files})  # even one candidate can be compared with them
-    assert spec.comparison is not None
-    assert spec.comparison.reference == EXPECTED
+    assert spec.agreement_test is not None
+    assert spec.agreement_test.reference == EXPECTED
     named = parsed(catalogue, ["fp32", "int8"], payload={"files": files}, agreement={"reference": "torch"})
-    assert named.comparison is not None
-    assert named.comparison.reference == "c7i.large torch (precision fp32, threads 1)"
+    assert named.agreement_test is not None
+    assert named.agreement_test.reference == "c7i.large torch (precision fp32, threads 1)"
 
 
 def test_too_few_expected_answers_are_refused_too(catalogue: Catalogue, tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_a_reference_is_named_as_a_candidate_or_its_backend(catalogue: Catalogue
     payload = {"files": [requests_file(tmp_path, 300)]}
     name = "c7i.large torch (precision int8, threads 2)"
     spec = parsed(catalogue, ["fp32", "int8"], payload=payload, agreement={"reference": name})
-    assert spec.comparison is not None
-    assert (spec.comparison.reference, spec.comparison.stand_ins) == (name, ())
+    assert spec.agreement_test is not None
+    assert (spec.agreement_test.reference, spec.agreement_test.stand_ins) == (name, ())
     told = refused(catalogue, ["fp32", "int8"], payload=payload, agreement={"reference": "torsch"})
     assert told == (
         "s: agreement.reference: 'torsch': expected the name of a candidate or of its backend; did you mean 'torch'?"
@@ -172,23 +172,23 @@ def test_others_of_full_precision_may_stand_in_for_the_reference(catalogue: Cata
         for name, model in (("one", "m:f"), ("two", "m:g"))
     ]
     spec = parsed(catalogue, [], candidates=both, payload={"files": [requests_file(tmp_path, 300)]})
-    assert spec.comparison is not None
-    assert spec.comparison.reference == "c7i.large one (precision fp32)"
-    assert spec.comparison.stand_ins == ("c7i.large two (precision fp32)",)
+    assert spec.agreement_test is not None
+    assert spec.agreement_test.reference == "c7i.large one (precision fp32)"
+    assert spec.agreement_test.stand_ins == ("c7i.large two (precision fp32)",)
 
 
 def test_running_servers_are_compared_with_the_first(catalogue: Catalogue, tmp_path: Path) -> None:
     servers = [{"url": f"http://127.0.0.1:{port}", "instances": ["c7i.large"]} for port in (1, 2)]
     keys = {"launcher": {"kind": "url"}, "model": "m"}
     spec = parsed(catalogue, [], candidates=servers, payload={"files": [requests_file(tmp_path, 300)]}, **keys)
-    assert spec.comparison is not None
-    assert spec.comparison.reference == "c7i.large http://127.0.0.1:1"
+    assert spec.agreement_test is not None
+    assert spec.agreement_test.reference == "c7i.large http://127.0.0.1:1"
     assert spec.warnings == (
         "no candidate is known to compute in full precision: answers are compared with those of the first, "
         "c7i.large http://127.0.0.1:1",
     )
     assert "made-up requests" in refused(catalogue, [], candidates=servers, **keys)
-    assert parsed(catalogue, [], candidates=servers[:1], **keys).comparison is None
+    assert parsed(catalogue, [], candidates=servers[:1], **keys).agreement_test is None
     told = refused(catalogue, [], candidates=servers[:1], payload={"protocol": "grpc"}, **keys)
     assert told == "s: payload.protocol: grpc: servers that run already are asked over REST"
 
@@ -204,8 +204,8 @@ def test_a_payload_file_is_read_before_anything_is_started(catalogue: Catalogue,
 
 def test_how_lengths_are_padded_is_taken_from_the_model(catalogue: Catalogue) -> None:
     model = {**changed()["model"], "ragged": {"pad": {"x": 0}}}
-    assert parse_spec(changed(model=model), catalogue, source="s").pad == ("x=0",)
-    assert parse_spec(changed(), catalogue, source="s").pad == ()
+    assert parse_search_spec(changed(model=model), catalogue, source="s").pad == ("x=0",)
+    assert parse_search_spec(changed(), catalogue, source="s").pad == ()
 
 
 @pytest.mark.parametrize(("at", "known"), [((16 << 20) - 14, False), (16 << 20, None)])

@@ -10,8 +10,8 @@ import yaml
 
 from loadtest.errors import UsageError
 from loadtest.prices.catalogue import Catalogue, load_catalogue
-from loadtest.question.candidates import ARCHITECTURES, Candidate, priced
-from loadtest.question.spec import Spec, parse_spec
+from loadtest.question.candidates import ARCHITECTURES, CandidateSetup, priced
+from loadtest.question.spec import SearchSpec, parse_search_spec
 from loadtest.question.spec_file import LocalLauncher
 from tests.loadtest.examples import changed
 
@@ -24,8 +24,8 @@ def catalogue() -> Catalogue:
     return load_catalogue()
 
 
-def parsed(catalogue: Catalogue, **keys: Any) -> Spec:
-    return parse_spec(changed(**keys), catalogue, source="s")
+def parsed(catalogue: Catalogue, **keys: Any) -> SearchSpec:
+    return parse_search_spec(changed(**keys), catalogue, source="s")
 
 
 def faults_of(catalogue: Catalogue, **keys: Any) -> list[str]:
@@ -42,7 +42,7 @@ def candidate(**keys: Any) -> dict[str, Any]:
     return {"instances": ["c7i.large"], "backend": BACKEND, **keys}
 
 
-def only(catalogue: Catalogue, **keys: Any) -> Candidate:
+def only(catalogue: Catalogue, **keys: Any) -> CandidateSetup:
     (found,) = parsed(catalogue, candidates=[candidate(**keys)]).candidates
     return found
 
@@ -50,13 +50,13 @@ def only(catalogue: Catalogue, **keys: Any) -> Candidate:
 def test_what_is_not_said_has_its_documented_value(catalogue: Catalogue) -> None:
     document = changed()
     del document["budget"]
-    spec = parse_spec(document, catalogue, source="s")
+    spec = parse_search_spec(document, catalogue, source="s")
     assert (spec.budget.minutes, spec.budget.usd, spec.seed, spec.target_rps, spec.basis) == (45, None, 0, None, "ec2")
     assert (spec.payload.protocol, spec.payload.rows, spec.payload.length) == ("rest-binary", 1, "16")
     assert (spec.payload.values, spec.payload.files) == ((), ())
     assert isinstance(spec.launcher, LocalLauncher)
     assert (spec.launcher.cpus, spec.launcher.start_timeout_s, spec.launcher.nice) == (None, 90, 10)
-    assert (spec.min_agreement, spec.comparison, spec.pad) == (0.999, None, ())
+    assert (spec.min_agreement, spec.agreement_test, spec.pad) == (0.999, None, ())
     found = only(catalogue)
     assert (found.name, found.settings, found.sessions, found.max_rows) == ("c7i.large synthetic", {}, 1, 8)
     assert (found.url, found.max_count, found.cpus, found.basis, found.backend) == ("", None, (0, 1), "ec2", "synthetic")
@@ -300,5 +300,5 @@ def test_a_candidate_without_a_price_has_no_cost_yet(catalogue: Catalogue) -> No
 @pytest.mark.parametrize("document", [None, [], "a text", 5])
 def test_what_is_no_mapping_is_told_what_was_expected(catalogue: Catalogue, document: object) -> None:
     with pytest.raises(UsageError) as raised:
-        parse_spec(document, catalogue, source="s")
+        parse_search_spec(document, catalogue, source="s")
     assert str(raised.value) == "s: expected a mapping with `model`, `slo`, `launcher` and `candidates`"

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from loadtest.load.patterns import Schedule
-from loadtest.load.recorder import OK, RequestLog
-from loadtest.load.worker import Report
-from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.load.request_log import OK, RequestLog
+from loadtest.load.worker import SenderReport
+from loadtest.results import LoadSpec, RunResult, SloSpec
 from loadtest.verdict.analysis import Ended, decided, summarise
-from loadtest.verdict.rows import Grid
-from loadtest.verdict.stalls import Delays, Reader, Recording, Side, longest_hiccup_ms, stalls, taken
+from loadtest.verdict.blocks import Grid
+from loadtest.verdict.stalls import Delays, RecordingReader, Recording, Side, longest_hiccup_ms, stalls, taken
 from tests.loadtest.simulated_core import MS, PERIOD_NS, Run, core, each_second, poisson
 
 SECONDS = 12.0
 WORK_MS = 2.0  # so the core carries 500/s
-SLO = Slo.parse("p99<50ms")
+SLO = SloSpec.parse("p99<50ms")
 SPEC = LoadSpec("http://127.0.0.1:1", model="m", rate_rps=1.0, duration_s=SECONDS, slo=SLO, warmup_s=0.0)
 
 
@@ -143,7 +143,7 @@ def test_a_server_of_one_thread_catches_up_at_the_speed_of_one_core() -> None:
     assert (delays.candidate_debt[[4, 5, 14, 15, 16, 17, 18, 19]] / MS).tolist() == [0, 10, 10, 10, 6, 2, 0, 0]
 
 
-def judged(run: Run, *, sent_late_ms: np.ndarray | None = None, slo: Slo | None = SLO) -> RunResult:
+def judged(run: Run, *, sent_late_ms: np.ndarray | None = None, slo: SloSpec | None = SLO) -> RunResult:
     """sent_late_ms: send lag of each request."""
     rows, duration_ns = len(run.intended), int(SECONDS * 1e9)
     log = RequestLog(rows)
@@ -152,7 +152,7 @@ def judged(run: Run, *, sent_late_ms: np.ndarray | None = None, slo: Slo | None 
         np.asarray(column)[:] = values
     np.asarray(log.status)[:] = OK
     plan = Schedule(run.intended, duration_ns, rows / SECONDS, True)
-    report = Report(rows, 0.1, SECONDS, 0.0, 1, {})
+    report = SenderReport(rows, 0.1, SECONDS, 0.0, 1, {})
     spec = replace(SPEC, rate_rps=rows / SECONDS, slo=slo)
     ended = Ended("2026-11-01T12:00:00+00:00", "2026-11-01T12:00:12+00:00", duration_ns, False)
     return summarise(spec, plan, log, np.arange(rows), [report], ended, None, None, run.recording)
@@ -348,7 +348,7 @@ def test_a_run_without_a_recording_has_stalls_that_are_nobody_elses() -> None:
 
 
 def test_a_recording_is_read_while_it_grows() -> None:
-    reader = Reader((0,), (1,))
+    reader = RecordingReader((0,), (1,))
     assert len(reader.recording().moments) == 0
     reader.feed(["S 1000 5 6 6 7 8 8 9 40:99:0", "N 40 a name", "S 2000 10 20 15 30 40 40 50 40:100:0 41:7:1 42:3:-1"])
     reader.feed(["H 0 1500 1800", "T 2100 0:2 1:0", "S 3000 1 2 2 3 4 1 5 40:900:7"])
@@ -365,7 +365,7 @@ def test_a_recording_is_read_while_it_grows() -> None:
 
 
 def test_a_wait_that_is_told_when_it_is_over_is_when_it_was() -> None:
-    reader = Reader((0,), (1,))
+    reader = RecordingReader((0,), (1,))
     reader.feed(f"S {moment} 0 0 0 0 0 0 0" for moment in (0, 100, 200))
     reader.feed(["S 300 0 260 250 0 5000 5000 0", "S 400 0 350 90 0 0 0 0", "S 500 0 -1 -1 0 0 0 0"])
     found = reader.recording()
@@ -374,7 +374,7 @@ def test_a_wait_that_is_told_when_it_is_over_is_when_it_was() -> None:
 
 
 def test_a_recording_that_begins_late_or_is_empty_excuses_nothing() -> None:
-    empty = Reader((0,), (1,)).recording()
+    empty = RecordingReader((0,), (1,)).recording()
     times = np.array([1, 2], np.int64) * MS
     assert not np.any(Delays.of(empty, times, times + MS).excuse(times, times + MS))
     late = recorded(wait_ms=[10] * 4, others_ms=[10] * 4)

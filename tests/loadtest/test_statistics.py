@@ -6,8 +6,8 @@ import pytest
 from scipy import stats
 
 from benchmarks.queues import BATCHER, CONSTANT, Batching, Queue
-from loadtest.results import Interval, Percentiles, Slo
-from loadtest.verdict.decision import Requests, attainment, judge, overall
+from loadtest.results import Interval, Percentiles, SloSpec
+from loadtest.verdict.decision import JudgedRequests, attainment, judge, overall
 from loadtest.verdict.statistics import (
     BatchMeans,
     batch_means,
@@ -18,7 +18,7 @@ from loadtest.verdict.statistics import (
     latency_interval,
     mser5,
     percentiles,
-    rank,
+    nearest_rank,
     slowest,
 )
 
@@ -31,9 +31,9 @@ def queue(rng: np.random.Generator, count: int, busy: float) -> np.ndarray:
     return ((walk - np.minimum.accumulate(walk)) + 1)[lead:]
 
 
-def requests(latency_ms: np.ndarray, failed: np.ndarray | None = None, blocks: int = 20) -> Requests:
+def requests(latency_ms: np.ndarray, failed: np.ndarray | None = None, blocks: int = 20) -> JudgedRequests:
     ns = (latency_ms * 1e6).astype(np.int64)
-    return Requests(ns, ns, np.zeros(len(ns), bool) if failed is None else failed, np.arange(len(ns)) * blocks // len(ns))
+    return JudgedRequests(ns, ns, np.zeros(len(ns), bool) if failed is None else failed, np.arange(len(ns)) * blocks // len(ns))
 
 
 def test_percentiles_are_those_of_nearest_rank() -> None:
@@ -52,7 +52,7 @@ def test_the_histogram_is_within_a_thousandth_of_the_exact_percentiles(scale: fl
     latencies = (np.random.default_rng(0).lognormal(1, 1.5, 50_000) * scale).astype(np.int64) + 1
     cells = histogram(latencies)
     for percentile in (1, 50, 90, 99, 99.9, 99.99):
-        exact_ms = float(np.sort(latencies)[rank(percentile, 50_000) - 1]) / 1e6
+        exact_ms = float(np.sort(latencies)[nearest_rank(percentile, 50_000) - 1]) / 1e6
         assert exact_ms <= histogram_percentile(cells, percentile) <= exact_ms * 1.0005
 
 
@@ -118,29 +118,29 @@ def test_a_drift_is_told() -> None:
 
 def test_a_clear_margin_passes_and_a_clear_miss_fails() -> None:
     latency = np.random.default_rng(0).uniform(5, 15, 4000)
-    assert [judge(Slo.parse(text), requests(latency))[0].verdict for text in ("p99<50ms", "p99<10ms")] == ["pass", "fail"]
+    assert [judge(SloSpec.parse(text), requests(latency))[0].verdict for text in ("p99<50ms", "p99<10ms")] == ["pass", "fail"]
 
 
 def test_a_close_call_is_undecided_and_says_how_many_more_requests_decide() -> None:
     latency = np.where(np.arange(2000) % 125 == 124, 60.0, 40.0)  # 0.8 % miss
-    judged = judge(Slo.parse("p99<50ms"), requests(latency))[0]
+    judged = judge(SloSpec.parse("p99<50ms"), requests(latency))[0]
     assert judged.verdict == "undecided"
     assert judged.requests_needed is not None
     more = np.where(np.arange(2000 + judged.requests_needed) % 125 == 124, 60.0, 40.0)
-    assert judge(Slo.parse("p99<50ms"), requests(more))[0].verdict == "pass"
+    assert judge(SloSpec.parse("p99<50ms"), requests(more))[0].verdict == "pass"
 
 
 def test_failures_miss_every_objective_and_count_as_errors() -> None:
     failed = np.arange(4000) % 20 == 0  # 5 %, and fast
-    judged = judge(Slo.parse("p99<50ms,p90<50ms,errors<1%"), requests(np.full(4000, 1.0), failed))
+    judged = judge(SloSpec.parse("p99<50ms,p90<50ms,errors<1%"), requests(np.full(4000, 1.0), failed))
     assert [result.verdict for result in judged] == ["fail", "pass", "fail"]
     assert overall(judged) == "fail"
-    assert attainment(Slo.parse("p99<50ms"), requests(np.full(4000, 1.0), failed)).estimate == pytest.approx(0.95)
+    assert attainment(SloSpec.parse("p99<50ms"), requests(np.full(4000, 1.0), failed)).estimate == pytest.approx(0.95)
 
 
 def test_no_error_allowed_means_none() -> None:
     failed = np.zeros(1000, bool)
-    slo = Slo.parse("errors<0%")
+    slo = SloSpec.parse("errors<0%")
     assert judge(slo, requests(np.ones(1000), failed))[0].verdict == "pass"
     failed[3] = True
     assert judge(slo, requests(np.ones(1000), failed))[0].verdict == "fail"
@@ -148,7 +148,7 @@ def test_no_error_allowed_means_none() -> None:
 
 def test_few_requests_cannot_pass_a_p99() -> None:
     # 100 requests without a miss prove 97.0 % at 95 % confidence, not 99 %.
-    judged = judge(Slo.parse("p99<50ms"), requests(np.full(100, 10.0)))[0]
+    judged = judge(SloSpec.parse("p99<50ms"), requests(np.full(100, 10.0)))[0]
     assert judged.verdict == "undecided"
     assert judged.requests_needed is not None
     assert 180 <= judged.requests_needed <= 210  # 299 are needed in all
@@ -160,9 +160,9 @@ def test_a_machine_whose_speed_drifts_passes_where_half_the_limit_is_kept() -> N
     latency = stretch + np.random.default_rng(0).exponential(5, len(stretch))
     latency[9000:9016] = 110.0
     assert batch_means(np.arange(16_000) * 36 // 16_000, latency > 200, slowest(latency, 99)).design_effect > 50
-    assert judge(Slo.parse("p99<200ms"), requests(latency, blocks=36))[0].verdict == "pass"
+    assert judge(SloSpec.parse("p99<200ms"), requests(latency, blocks=36))[0].verdict == "pass"
     latency[4000:4200] = 110.0  # over 1 % beyond half
-    assert judge(Slo.parse("p99<200ms"), requests(latency, blocks=36))[0].verdict == "undecided"
+    assert judge(SloSpec.parse("p99<200ms"), requests(latency, blocks=36))[0].verdict == "undecided"
 
 
 def test_the_interval_of_a_percentile_of_independent_requests_is_that_of_order_statistics() -> None:
@@ -176,7 +176,7 @@ def test_the_interval_of_a_percentile_agrees_with_the_interval_of_the_share_with
     latency = (queue(np.random.default_rng(3), 40_000, 0.8) * 1e6).astype(np.int64)
     block = np.arange(40_000) // 1000
     ends = latency_interval(latency, block, 99, 0.95)
-    at = np.sort(latency)[rank(99, 40_000) - 1]
+    at = np.sort(latency)[nearest_rank(99, 40_000) - 1]
     means = batch_means(block, latency > at, slowest(latency, 99))
     for end_ms, inside in ((ends[0], 1), (ends[1], -1)):
         for nudge, holds in ((inside, True), (-inside, False)):
@@ -317,8 +317,8 @@ def test_no_time_is_counted_as_a_nanosecond_and_small_ones_exactly() -> None:
 
 
 def test_ranks_are_those_of_the_nearest_and_begin_with_one() -> None:
-    assert [rank(percentile, 1000) for percentile in (0, 0.1, 50, 99.9, 100)] == [1, 1, 500, 999, 1000]
-    assert [rank(99, count) for count in (1, 100, 101)] == [1, 99, 100]
+    assert [nearest_rank(percentile, 1000) for percentile in (0, 0.1, 50, 99.9, 100)] == [1, 1, 500, 999, 1000]
+    assert [nearest_rank(99, count) for count in (1, 100, 101)] == [1, 99, 100]
     single = percentiles(np.array([5_000_000]))
     assert (single.count, single.mean, single.p50, single.p999, single.max) == (1, 5, 5, 5, 5)
     ordered = percentiles(np.arange(1000, 0, -1) * 1_000_000)

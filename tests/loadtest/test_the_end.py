@@ -18,19 +18,19 @@ import pytest
 import uvloop
 
 from loadtest.errors import Interrupted
-from loadtest.load.recorder import ROW_BYTES, RequestLog
-from loadtest.load.worker import Job, Report, Sender, most_ns
+from loadtest.load.request_log import REQUEST_BYTES, RequestLog
+from loadtest.load.worker import SendingJob, SenderReport, LoadSender, most_ns
 from loadtest.measuring import looks
 from loadtest.measuring.generator import measure
 from loadtest.measuring.generator_limit import NullServer, null_server
 from loadtest.measuring.progress import Progress
-from loadtest.results import LoadSpec, Protocol, RunResult, Slo
-from loadtest.verdict.rows import Grid
+from loadtest.results import LoadSpec, Protocol, RunResult, SloSpec
+from loadtest.verdict.blocks import Grid
 from tests.loadtest.scripted_server import ScriptedServer, scripted_server
 
 pytestmark = pytest.mark.slow
 
-SPEC = LoadSpec("", model="null", rate_rps=200, duration_s=0.5, timeout_s=1.0, warmup_s=0.0, slo=Slo.parse("p99<200ms"))
+SPEC = LoadSpec("", model="null", rate_rps=200, duration_s=0.5, timeout_s=1.0, warmup_s=0.0, slo=SloSpec.parse("p99<200ms"))
 TOO_MUCH_RPS = 400_000
 GRACE_S = 5.0  # questions, set-up, processes: on a busy machine
 
@@ -128,30 +128,30 @@ def test_a_display_that_fails_ends_the_run_and_is_named() -> None:
     assert result.window_s < 20
 
 
-def job(port: int, **changes: object) -> Job:
-    made = Job(
+def job(port: int, **changes: object) -> SendingJob:
+    made = SendingJob(
         grpc=False, host="127.0.0.1", port=port, tls=False, requests=[b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"],
-        metadata=[], connections=4, timeout_ns=200_000_000, duration_ns=200_000_000, spin_ns=0, rate_rps=100, rows=20, first=0,
-        step=1, log_rows=20,
+        metadata=[], connections=4, timeout_ns=200_000_000, duration_ns=200_000_000, spin_ns=0, rate_rps=100, end=20, first=0,
+        step=1, log_size=20,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def send(
-    prepare: Callable[[Sender, RequestLog], None],
+    prepare: Callable[[LoadSender, RequestLog], None],
     script: Callable[[ScriptedServer], None] = lambda server: None,
     **changes: object,
-) -> tuple[Report, RequestLog, float]:
+) -> tuple[SenderReport, RequestLog, float]:
     """Run a sender that something was done to. Gives its report, its log, and how long it took in s."""
 
-    async def scenario() -> tuple[Report, RequestLog, float]:
+    async def scenario() -> tuple[SenderReport, RequestLog, float]:
         async with scripted_server() as server:
             script(server)
             wanted = job(server.port, **changes)
             log = RequestLog(20)
             for row in range(20):
                 log.intended[row] = row * 10_000_000
-            sender = Sender(wanted, log)
+            sender = LoadSender(wanted, log)
             prepare(sender, log)
             await sender.prepare()
             began_s = time.monotonic()
@@ -175,7 +175,7 @@ def test_an_exception_anywhere_in_the_sender_ends_the_run_and_is_reported(where:
     def silence(server: ScriptedServer) -> None:
         server.silent = where == "expire"
 
-    def break_it(sender: Sender, log: RequestLog) -> None:
+    def break_it(sender: LoadSender, log: RequestLog) -> None:
         if where in ("send", "closed loop"):
             sender._client.send = _raise  # type: ignore[method-assign]  # what cannot happen, happens
         elif where == "expire":
@@ -204,7 +204,7 @@ def test_a_sender_whose_timer_never_comes_ends_at_the_last_deadline() -> None:
 
 
 def test_what_is_reported_twice_counts_once() -> None:
-    def doubled(sender: Sender, log: RequestLog) -> None:
+    def doubled(sender: LoadSender, log: RequestLog) -> None:
         told = sender._client.on_done
 
         def tell(row: int, status: int) -> None:
@@ -292,7 +292,7 @@ def test_who_looks_whether_a_run_is_decided_cannot_hold_it_up(signal_of: Callabl
                             lookers.extend([child] if "loadtest.measuring.looks" in child.cmdline() else [])
                     signal_of(lookers[0])
 
-            spec = replace(SPEC, target=server.url, model="m", rate_rps=2000, duration_s=4, slo=Slo.parse("p90<10ms"))
+            spec = replace(SPEC, target=server.url, model="m", rate_rps=2000, duration_s=4, slo=SloSpec.parse("p90<10ms"))
             return await measure(spec, until_decided=True, on_progress=strike)
 
     result = uvloop.run(scenario())
@@ -305,10 +305,10 @@ def test_who_looks_whether_a_run_is_decided_cannot_hold_it_up(signal_of: Callabl
 def test_who_looks_ends_without_a_word_when_the_generator_is_gone() -> None:
     reader, writer = os.pipe()
     os.close(reader)  # nobody reads what it answers
-    job = looks.Job(SPEC, Grid(100, 100, 20), 1, None, or_lost=False)
+    job = looks.LookingJob(SPEC, Grid(100, 100, 20), 1, None, or_lost=False)
     packed = msgspec.msgpack.encode(job)
     with tempfile.TemporaryFile() as log:
-        log.truncate(ROW_BYTES)
+        log.truncate(REQUEST_BYTES)
         done = subprocess.run(
             [sys.executable, "-m", "loadtest.measuring.looks", str(log.fileno()), "-1"],
             input=len(packed).to_bytes(4, "little") + packed, stdout=writer, stderr=subprocess.PIPE,
@@ -323,12 +323,12 @@ def test_a_target_that_trickles_its_answer_for_ever_is_given_up() -> None:
 
     async def scenario() -> None:
         with pytest.raises(blocking.NotAnswered, match=r"0\.1 s"):
-            await blocking.ask(time.sleep, 2, timeout_s=0.1)
+            await blocking.in_thread(time.sleep, 2, timeout_s=0.1)
         with pytest.raises(ZeroDivisionError):
-            await blocking.ask(lambda: 1 // 0, timeout_s=5)
+            await blocking.in_thread(lambda: 1 // 0, timeout_s=5)
         with pytest.raises(TimeoutError, match="its own"):
-            await blocking.ask(_times_out, timeout_s=5)
-        assert await blocking.ask(int, "7", base=8, timeout_s=5) == 7
+            await blocking.in_thread(_times_out, timeout_s=5)
+        assert await blocking.in_thread(int, "7", base=8, timeout_s=5) == 7
 
     began_s = time.monotonic()
     uvloop.run(scenario())

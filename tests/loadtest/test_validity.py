@@ -9,20 +9,20 @@ from rich.console import Console
 
 from loadtest.commands.run import exit_code
 from loadtest.load.patterns import schedule
-from loadtest.load.recorder import CUT, OK, UNSENT, RequestLog
-from loadtest.load.worker import Report
+from loadtest.load.request_log import CUT, OK, UNSENT, RequestLog
+from loadtest.load.worker import SenderReport
 from loadtest.reports.run_page import render
 from loadtest.reports.terminal import print_run, remedy
-from loadtest.results import Generator, LoadSpec, MachineReport, RunResult, Slo
+from loadtest.results import GeneratorReport, LoadSpec, MachineReport, RunResult, SloSpec
 from loadtest.verdict.analysis import Ended, faults, summarise
 
-ELSEWHERE = LoadSpec("http://elsewhere:8000", model="m", rate_rps=100, duration_s=10, warmup_s=0.0, slo=Slo.parse("p90<50ms"))
+ELSEWHERE = LoadSpec("http://elsewhere:8000", model="m", rate_rps=100, duration_s=10, warmup_s=0.0, slo=SloSpec.parse("p90<50ms"))
 HERE = replace(ELSEWHERE, target="http://127.0.0.1:8000")
-QUIET = Generator(0.01, 0.1, 0.5, 0.1, 0.0, 8, 0.1, 1)
+QUIET = GeneratorReport(0.01, 0.1, 0.5, 0.1, 0.0, 8, 0.1, 1)
 CORES = os.cpu_count() or 1
 
 
-def found(generator: Generator, spec: LoadSpec = ELSEWHERE, *, busy: float = 0.1, in_time: int = 100, met: bool = False) -> str:
+def found(generator: GeneratorReport, spec: LoadSpec = ELSEWHERE, *, busy: float = 0.1, in_time: int = 100, met: bool = False) -> str:
     return " ".join(
         faults(spec, generator, own_lag_p99_ms=generator.send_lag_p99_ms, busy=busy, due=100, in_time=in_time, met=met)
     )
@@ -81,7 +81,7 @@ def result(
     for row, status in (statuses or {}).items():
         log.status[row] = status
     rows = np.flatnonzero(np.asarray(log.status) != UNSENT)
-    report = Report(log.rows, 1.0, 10.0, 0.1, 8, {}, busy=0.1)
+    report = SenderReport(log.size, 1.0, 10.0, 0.1, 8, {}, busy=0.1)
     return summarise(spec, plan, log, rows, (report,), ended or Ended("", "", plan.duration_ns, False), None, None)
 
 
@@ -171,7 +171,7 @@ def test_the_summary_says_asked_once_and_what_the_window_got() -> None:
         (replace(QUIET, send_lag_limit_ms=0.001), "a limit of 0.1 ms wants a lag below 1 µs"),
     ],
 )
-def test_what_to_do_depends_on_what_was_short(generator: Generator, words: str) -> None:
+def test_what_to_do_depends_on_what_was_short(generator: GeneratorReport, words: str) -> None:
     assert words in remedy(replace(result(lag_ms=2), generator=generator))
 
 

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from loadtest.results import Objective, ObjectiveResult, Slo, Verdict
-from loadtest.verdict.decision import CONFIDENCE, Requests, attainment, judge, lost, met, overall
+from loadtest.results import Objective, ObjectiveResult, SloSpec, Verdict
+from loadtest.verdict.decision import CONFIDENCE, JudgedRequests, attainment, judge, lost, met, overall
 from loadtest.verdict.statistics import batch_means, binomial_interval
 
-SLO = Slo.parse("p99<50ms")
+SLO = SloSpec.parse("p99<50ms")
 
 
-def alike(misses: int, count: int, *, blocks: int = 20, late_ms: float = 60.0, early_ms: float = 1.0) -> Requests:
+def alike(misses: int, count: int, *, blocks: int = 20, late_ms: float = 60.0, early_ms: float = 1.0) -> JudgedRequests:
     """So many misses, spread evenly: every block is like every other, so that they count as independent."""
     late = (np.arange(count) * misses) // count != ((np.arange(count) - 1) * misses) // count
     ns = (np.where(late, late_ms, early_ms) * 1e6).astype(np.int64)
-    return Requests(ns, ns, np.zeros(count, bool), np.arange(count) * blocks // count)
+    return JudgedRequests(ns, ns, np.zeros(count, bool), np.arange(count) * blocks // count)
 
 
 def result(verdict: Verdict) -> ObjectiveResult:
@@ -62,16 +62,16 @@ def test_the_limit_itself_is_kept() -> None:
 
 def test_service_is_judged_by_the_time_since_it_was_sent() -> None:
     late, soon = np.full(2000, 60_000_000), np.full(2000, 1_000_000)
-    requests = Requests(late, soon, np.zeros(2000, bool), np.arange(2000) // 100)
-    assert [found.verdict for found in judge(Slo.parse("p99<50ms,service.p99<50ms"), requests)] == ["fail", "pass"]
+    requests = JudgedRequests(late, soon, np.zeros(2000, bool), np.arange(2000) // 100)
+    assert [found.verdict for found in judge(SloSpec.parse("p99<50ms,service.p99<50ms"), requests)] == ["fail", "pass"]
 
 
 def test_what_failed_meets_nothing_and_what_succeeds_all_that_is_asked() -> None:
     ns = np.array([10, 10, 40, 60], np.int64) * 1_000_000
-    requests = Requests(ns, ns // 2, np.array([False, True, False, False]), np.zeros(4, np.int64))
+    requests = JudgedRequests(ns, ns // 2, np.array([False, True, False, False]), np.zeros(4, np.int64))
     assert met(None, requests).tolist() == [True, False, True, True]
     assert met(SLO, requests).tolist() == [True, False, True, False]
-    assert met(Slo.parse("p99<50ms,service.p50<15ms"), requests).tolist() == [True, False, False, False]
+    assert met(SloSpec.parse("p99<50ms,service.p50<15ms"), requests).tolist() == [True, False, False, False]
     assert attainment(SLO, requests).estimate == 0.5
 
 
@@ -79,7 +79,7 @@ def test_failures_count_as_if_they_were_slow() -> None:
     ns = np.ones(4000, np.int64)
     failed = np.zeros(4000, bool)
     failed[1000:1200] = True  # together, in one of 20 blocks
-    found = judge(Slo.parse("p99<50ms,errors<1%"), Requests(ns, ns, failed, np.arange(4000) // 200))
+    found = judge(SloSpec.parse("p99<50ms,errors<1%"), JudgedRequests(ns, ns, failed, np.arange(4000) // 200))
     assert [one.verdict for one in found] == ["undecided", "undecided"]
     assert [one.design_effect > 100 for one in found] == [True, True]
     assert found[1].objective == "errors<1%"
@@ -91,13 +91,13 @@ def test_how_the_slowest_cluster_counts_only_where_the_limit_is_near() -> None:
     # One stretch of 100 requests is slow: of 3 % that may be slowest all stand together.
     ns = np.full(4000, 1_000_000)
     ns[1000:1100] = 40_000_000
-    requests = Requests(ns, ns, np.zeros(4000, bool), np.arange(4000) // 200)
-    near, far = (judge(Slo.parse(text), requests)[0] for text in ("p99<50ms", "p99<90ms"))
+    requests = JudgedRequests(ns, ns, np.zeros(4000, bool), np.arange(4000) // 200)
+    near, far = (judge(SloSpec.parse(text), requests)[0] for text in ("p99<50ms", "p99<90ms"))
     assert (near.verdict, far.verdict) == ("undecided", "pass")
     assert near.design_effect > 50
     assert far.design_effect == 1
     assert requests.tail(Objective("latency", 99, 90), 0.95) is None
-    assert attainment(Slo.parse("p99<50ms"), requests).lower < 0.99 < attainment(Slo.parse("p99<90ms"), requests).lower
+    assert attainment(SloSpec.parse("p99<50ms"), requests).lower < 0.99 < attainment(SloSpec.parse("p99<90ms"), requests).lower
 
 
 def test_far_from_the_limit_means_that_half_of_it_is_proven_to_be_kept() -> None:
@@ -123,26 +123,26 @@ def test_one_failure_fails_and_all_must_pass(verdicts: list[Verdict], all_of_the
 
 
 def test_no_error_allowed_needs_no_more_requests() -> None:
-    found = judge(Slo.parse("errors<0%"), alike(0, 5))[0]
+    found = judge(SloSpec.parse("errors<0%"), alike(0, 5))[0]
     assert (found.verdict, found.requests_needed) == ("pass", 0)
 
 
 def test_every_objective_of_an_error_rate_alone_is_the_error_rate() -> None:
-    found = judge(Slo.parse("errors<2%"), alike(1000, 2000))
+    found = judge(SloSpec.parse("errors<2%"), alike(1000, 2000))
     assert [(one.objective, one.required, one.verdict) for one in found] == [("errors<2%", 0.98, "pass")]
-    assert judge(Slo.parse("p99<50ms"), alike(0, 500))[-1].objective == "p99<50ms"
+    assert judge(SloSpec.parse("p99<50ms"), alike(0, 500))[-1].objective == "p99<50ms"
 
 
 @pytest.mark.parametrize(("misses", "share", "found"), [(7, 0.5, False), (8, 0.5, True), (8, 0.2, False), (9, 0.2, True)])
 def test_a_run_is_lost_once_twice_its_length_of_the_same_would_not_pass(misses: int, share: float, found: bool) -> None:
     # Of 1000, which are half of a run: 28 of 4000 pass, 32 do not; which are a fifth: 80 of 10,000 and 90.
     assert lost(SLO, alike(misses, 1000), share) is found
-    assert lost(Slo.parse("p50<50ms"), alike(misses, 1000), share) is False
-    assert lost(Slo.parse("p50<50ms,p99<50ms"), alike(misses, 1000), share) is found  # one objective will do
+    assert lost(SloSpec.parse("p50<50ms"), alike(misses, 1000), share) is False
+    assert lost(SloSpec.parse("p50<50ms,p99<50ms"), alike(misses, 1000), share) is found  # one objective will do
 
 
 def test_failed_requests_lose_a_run_by_the_error_rate_too() -> None:
     requests = alike(0, 1000)
     requests.failed[::200] = True
     assert not lost(SLO, requests, 0.5)
-    assert lost(Slo.parse("p99<50ms,errors<0.3%"), requests, 0.5)
+    assert lost(SloSpec.parse("p99<50ms,errors<0.3%"), requests, 0.5)

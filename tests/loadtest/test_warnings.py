@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from loadtest.load.patterns import schedule
-from loadtest.load.recorder import OK, TIMEOUT, RequestLog
-from loadtest.load.worker import Report
-from loadtest.results import LoadSpec, RunResult, Slo
+from loadtest.load.request_log import OK, TIMEOUT, RequestLog
+from loadtest.load.worker import SenderReport
+from loadtest.results import LoadSpec, RunResult, SloSpec
 from loadtest.verdict.analysis import Ended, decided, summarise
-from loadtest.verdict.rows import Grid
+from loadtest.verdict.blocks import Grid
 
 CORES = os.cpu_count() or 1
-SLO = Slo.parse("p99<100ms")
+SLO = SloSpec.parse("p99<100ms")
 EVERY_S = 1.0  # blocks of ten limits
 
 
-def report(**known: Any) -> Report:
+def report(**known: Any) -> SenderReport:
     usual = {"error_samples": {}, "wall_s": 25.0, "connections": 1}
-    return Report(**{field.name: known.get(field.name, usual.get(field.name, 0)) for field in fields(Report)})
+    return SenderReport(**{field.name: known.get(field.name, usual.get(field.name, 0)) for field in fields(SenderReport)})
 
 
 def filled(
@@ -37,7 +37,7 @@ def filled(
 
 
 def run(
-    slo: Slo | None = SLO,
+    slo: SloSpec | None = SLO,
     *,
     rate_rps: float = 200,
     duration_s: float = 25,
@@ -93,13 +93,13 @@ def test_short_blocks_are_told_with_how_long_a_run_would_do() -> None:
     ("slo", "latency_ms", "limit_ms"),
     [
         (SLO, 10, 1.0),  # 1 % of 100 ms
-        (Slo.parse("p99<100ms,p50<20ms"), 10, 0.2),  # of the tightest
+        (SloSpec.parse("p99<100ms,p50<20ms"), 10, 0.2),  # of the tightest
         (None, 10, 1.0),  # without an SLO 1 ms, or …
         (None, 500, 5.0),  # … 1 % of the p99
-        (Slo.parse("errors<1%"), 500, 5.0),
+        (SloSpec.parse("errors<1%"), 500, 5.0),
     ],
 )
-def test_the_send_lag_has_a_limit_also_without_an_slo(slo: Slo | None, latency_ms: float, limit_ms: float) -> None:
+def test_the_send_lag_has_a_limit_also_without_an_slo(slo: SloSpec | None, latency_ms: float, limit_ms: float) -> None:
     late, in_time = (run(slo, latency_ms=latency_ms, lag_ms=limit_ms * times) for times in (1.01, 0.99))
     assert in_time.generator.send_lag_limit_ms == pytest.approx(limit_ms)
     assert (late.valid, in_time.valid) == (False, True)

@@ -28,7 +28,7 @@ import yaml
 
 from gateway.config import parse_config
 from loadtest.prices.catalogue import load_catalogue
-from loadtest.question.spec import parse_spec
+from loadtest.question.spec import parse_search_spec
 from tests.served.documents import DOCUMENTS, ROOT, Block, blocks
 from tests.served.test_documented_commands import LISTED
 from tests.served.warm import started
@@ -135,7 +135,7 @@ def valid(document: Any, *, source: str) -> None:
     """A configuration, or what could stand in one: `models`, one model, its backends, or keys beside the models."""
     if isinstance(document, dict) and "launcher" in document:
         with contextlib.chdir(ROOT / "configs" / "loadtests"):  # where the page says that it is
-            parse_spec(document, load_catalogue(), source=source)
+            parse_search_spec(document, load_catalogue(), source=source)
         return
     if isinstance(document, list):
         document = {"models": document} if "name" in document[0] else {"backends": document}

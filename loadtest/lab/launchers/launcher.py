@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loadtest.errors import LoadtestError
-from loadtest.question.candidates import Candidate
+from loadtest.question.candidates import CandidateSetup
 
 
 class StartFailed(LoadtestError):
@@ -20,7 +20,7 @@ class Usage:
     memory_percent: float | None = None
 
 
-class Running(Protocol):
+class RunningCandidate(Protocol):
     """A candidate that answers requests.
 
     rest: base address (`http://host:port`). grpc: `host:port`, "" if it has none.
@@ -50,10 +50,10 @@ class Launcher(Protocol):
     paid: bool
     start_s: float
 
-    def preflight(self, candidates: Sequence[Candidate]) -> None:
+    def preflight(self, candidates: Sequence[CandidateSetup]) -> None:
         """Refuse what cannot work (quota, contract, missing cores) before anything is started. Raises: UsageError."""
         ...
 
-    async def start(self, candidate: Candidate) -> Running:
+    async def start(self, candidate: CandidateSetup) -> RunningCandidate:
         """Start and wait until it is ready, within a bounded time. Raises: StartFailed; nothing of it is then left running."""
         ...

@@ -15,7 +15,7 @@ import yaml
 
 from loadtest.errors import UsageError
 from loadtest.lab.launchers.launcher import StartFailed, Usage
-from loadtest.question.candidates import Candidate
+from loadtest.question.candidates import CandidateSetup
 
 STOP_TIMEOUT_S = 15.0
 READY = "gateway ready"
@@ -49,13 +49,13 @@ class Local:
         self._nice = nice
         self._gateway = tuple(gateway) or (sys.executable, "-m", "gateway.cli", "serve", "--no-ray")
 
-    def preflight(self, candidates: Sequence[Candidate]) -> None:
+    def preflight(self, candidates: Sequence[CandidateSetup]) -> None:
         here = os.sched_getaffinity(0)
         for candidate in candidates:
             if missing := sorted(set(candidate.cpus) - here):
                 raise UsageError(f"{candidate.name}: cores {missing} are not there: this machine has {sorted(here)}")
 
-    async def start(self, candidate: Candidate) -> "RunningLocal":
+    async def start(self, candidate: CandidateSetup) -> "RunningLocal":
         folder = tempfile.TemporaryDirectory(prefix="loadtest-")
         config, errors = Path(folder.name) / "gateway.yaml", Path(folder.name) / "stderr"
         config.write_text(yaml.safe_dump(candidate.document, sort_keys=False))
@@ -92,7 +92,7 @@ class RunningLocal:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
-        candidate: Candidate,
+        candidate: CandidateSetup,
         errors: Path,
         folder: "tempfile.TemporaryDirectory[str]",
     ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from loadtest.errors import TargetError
 from loadtest.lab.launchers.launcher import StartFailed, Usage
-from loadtest.question.candidates import Candidate
+from loadtest.question.candidates import CandidateSetup
 
 TIMEOUT_S = 5.0
 
@@ -20,10 +20,10 @@ class Url:
     paid = False
     start_s = 0.0
 
-    def preflight(self, candidates: Sequence[Candidate]) -> None:
+    def preflight(self, candidates: Sequence[CandidateSetup]) -> None:
         return  # whether a server is there shows when it is asked
 
-    async def start(self, candidate: Candidate) -> "RunningUrl":
+    async def start(self, candidate: CandidateSetup) -> "RunningUrl":
         try:
             await asyncio.to_thread(get_json, f"{candidate.url}/v2/health/ready")
         except TargetError as exc:

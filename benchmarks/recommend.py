@@ -49,9 +49,9 @@ from loadtest.reports.conclusion import build
 from loadtest.results import SloSpec
 from loadtest.search.budget import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS
 from loadtest.search.events import (
-    Experiment,
     Entrant,
     Event,
+    Experiment,
     Load,
     Measured,
     Predict,

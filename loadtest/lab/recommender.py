@@ -35,9 +35,9 @@ from loadtest.search.events import (
     EXPECTED,
     Agree,
     Agreed,
-    Experiment,
     Entrant,
     Event,
+    Experiment,
     Load,
     Measured,
     Predict,
@@ -272,12 +272,12 @@ class Lab:
                 answer and {name: array for name, array in answer.items() if name in (wanted or ())}
                 for answer, wanted in zip(theirs, ours, strict=True)
             ]
-        found = await asyncio.to_thread(
-            compared, requests, ours, theirs, statistics=test.statistics, batched=test.batched
-        )
+        found = await asyncio.to_thread(compared, requests, ours, theirs, statistics=test.statistics, batched=test.batched)
         return Agreed(experiment.entrant, found.agreement, found.inputs, found.statistic, failure=found.failure)
 
-    async def _ask(self, candidate: CandidateSetup, requests: list[Request], seconds: float) -> tuple[str, list[Tensors | None]]:
+    async def _ask(
+        self, candidate: CandidateSetup, requests: list[Request], seconds: float
+    ) -> tuple[str, list[Tensors | None]]:
         """Why a candidate cannot be asked, else "" and its answers."""
         stop = threading.Event()
         running: RunningCandidate | None = None
@@ -285,7 +285,9 @@ class Lab:
             running = await self._ensure(_unhurried(candidate))
             wanted = self._run_spec(running)
             address = Address.of(wanted)
-            return "", await asyncio.to_thread(answers_of, wanted, address, self._spec.model, requests, seconds=seconds, stop=stop)
+            return "", await asyncio.to_thread(
+                answers_of, wanted, address, self._spec.model, requests, seconds=seconds, stop=stop
+            )
         except StartFailed as exc:
             return f"did not start: {exc}", []
         except LoadtestError as exc:
@@ -293,7 +295,9 @@ class Lab:
         finally:
             stop.set()  # who is cancelled does not wait for the rest
 
-    async def _profile(self, experiment: Profile, candidate: CandidateSetup, running: RunningCandidate, left_s: float) -> Profiled:
+    async def _profile(
+        self, experiment: Profile, candidate: CandidateSetup, running: RunningCandidate, left_s: float
+    ) -> Profiled:
         """What other work disturbed is profiled once more, when it is quiet, if there is time."""
         began_s = time.monotonic()
         found, disturbed = await self._profile_once(experiment, running)
@@ -329,7 +333,9 @@ class Lab:
     async def _load(self, experiment: Load, candidate: CandidateSetup, running: RunningCandidate, left_s: float) -> Measured:
         before = await self._batch_statistics(running)
         running.usage()
-        wanted = replace(self._run_spec(running), rate_rps=experiment.rps, duration_s=experiment.seconds, label=experiment.entrant)
+        wanted = replace(
+            self._run_spec(running), rate_rps=experiment.rps, duration_s=experiment.seconds, label=experiment.entrant
+        )
         stop = asyncio.Event()
         alarm = asyncio.get_running_loop().call_later(left_s + WRAP_UP_S, stop.set) if math.isfinite(left_s) else None
         told, shown = self._on_progress, {}

@@ -30,7 +30,9 @@ class Dialler:
     async def look_up(self) -> None:
         """A name that does not resolve is no error yet: `dial` will fail."""
         try:
-            found = await in_thread(socket.getaddrinfo, self._host, self._port, type=socket.SOCK_STREAM, timeout_s=self._timeout_s)
+            found = await in_thread(
+                socket.getaddrinfo, self._host, self._port, type=socket.SOCK_STREAM, timeout_s=self._timeout_s
+            )
         except (OSError, UnicodeError, NotAnswered):
             return
         self._addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -25,7 +25,7 @@ from loadtest.load import live_log, payloads, target
 from loadtest.load.blocking import NotAnswered, in_thread
 from loadtest.load.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
 from loadtest.load.request_log import CUT, PENDING, UNSENT, RequestLog, write_csv
-from loadtest.load.worker import SendingJob, SenderReport, LoadSender, most_ns
+from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
 from loadtest.measuring import looks
 from loadtest.measuring.looks import Looker
 from loadtest.measuring.machine import Meter
@@ -138,9 +138,13 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait((working, stopped))
 
 
-async def _statistics(spec: LoadSpec, address: target.Address, model: str, stop: asyncio.Event) -> target.ServerStatistics | None:
+async def _statistics(
+    spec: LoadSpec, address: target.Address, model: str, stop: asyncio.Event
+) -> target.ServerStatistics | None:
     """The server's totals; None if it does not tell them in the time there is."""
-    asked = in_thread(target.server_statistics, spec, address, model, timeout_s=_LAST_WORD_S if stop.is_set() else _STATISTICS_S)
+    asked = in_thread(
+        target.server_statistics, spec, address, model, timeout_s=_LAST_WORD_S if stop.is_set() else _STATISTICS_S
+    )
     with suppress(NotAnswered, Interrupted):
         return await (asked if stop.is_set() else _unless(stop, asked))
     return None
@@ -292,7 +296,7 @@ class _LoadRun:
             end=size,
             first=0,
             step=count,
-            log_end=size,
+            log_size=size,
         )
         if not plan.users:
             return [replace(job, first=number) for number in range(count)]

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 from loadtest.measuring import hiccups
-from loadtest.verdict.stalls import RecordingReader, Recording
+from loadtest.verdict.stalls import Recording, RecordingReader
 
 _READY_S: Final = 5.0
 _END_S: Final = 2.0

@@ -40,7 +40,9 @@ class NoFleet(Exception):
     """The options cannot carry the target rate."""
 
 
-def cheapest_fleet(options: Sequence[FleetOption], target_rps: float, *, headroom: float = HEADROOM, min_instances: int = 1) -> Fleet:
+def cheapest_fleet(
+    options: Sequence[FleetOption], target_rps: float, *, headroom: float = HEADROOM, min_instances: int = 1
+) -> Fleet:
     """Minimise the hourly price of whole instances that carry target_rps at `headroom` of their measured capacity.
 
     Mixes are considered: a large and a small instance may together be cheaper than two large ones.

@@ -14,7 +14,7 @@ from loadtest.prices.costs import (
     cost_per_million,
     requests_per_dollar,
 )
-from loadtest.prices.fleet import Fleet, NoFleet, FleetOption, cheapest_fleet
+from loadtest.prices.fleet import Fleet, FleetOption, NoFleet, cheapest_fleet
 from loadtest.question.candidates import CandidateSetup
 from loadtest.question.spec import MIN_AGREEMENT, SearchSpec
 from loadtest.reports import headline
@@ -26,10 +26,10 @@ from loadtest.reports.recommendation import (
     FleetAtRate,
     Floor,
     InferenceRecommendation,
-    RecommendationMetrics,
     ModelConfiguration,
     PriceReport,
     Recommendation,
+    RecommendationMetrics,
     Status,
     held_points,
 )
@@ -68,7 +68,9 @@ def build(
     ranked = [standing for standing in standings.values() if standing.claimed_rps and not standing.broken]
     # Beside a proven rate, one that only held in a sample carries no fleet.
     sure = [standing for standing in ranked if standing.peak_rps or not (winner and winner.peak_rps)]
-    options = [FleetOption(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in sure]
+    options = [
+        FleetOption(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in sure
+    ]
     notes = list(outcome.notes)
     if winner:
         decisive = next(run for run in reversed(winner.evidence) if run.rps == winner.claimed_rps)

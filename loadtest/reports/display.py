@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from loadtest.lab.recommender import SearchStep
     from loadtest.measuring.progress import Progress
-    from loadtest.search.events import Experiment, Event, Question
+    from loadtest.search.events import Event, Experiment, Question
 
 LONGEST_NAME: Final = 34
 ERASE: Final = "\r\x1b[2K"

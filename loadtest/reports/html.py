@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from loadtest.prices.costs import HOURS_PER_MONTH, break_even_rps, cost_per_million, fleet_usd_per_hour
 from loadtest.reports import pages, tables
-from loadtest.reports.charts import Axis, Bar, Chart, Line, Point, AxisSpan, Series, draw, stacked_bars
+from loadtest.reports.charts import Axis, AxisSpan, Bar, Chart, Line, Point, Series, draw, stacked_bars
 from loadtest.reports.headline import cliff_told, facts, headline, price_told, question, reservations, spent
 from loadtest.reports.pages import PALETTE
 from loadtest.reports.recommendation import CandidateReport, Recommendation, held_points

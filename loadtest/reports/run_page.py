@@ -7,7 +7,7 @@ from itertools import accumulate
 from markupsafe import Markup
 
 from loadtest.reports import pages
-from loadtest.reports.charts import Axis, Bar, Chart, Line, Point, AxisSpan, Series, draw, stacked_bars
+from loadtest.reports.charts import Axis, AxisSpan, Bar, Chart, Line, Point, Series, draw, stacked_bars
 from loadtest.reports.tables import Column, table
 from loadtest.reports.terminal import remedy
 from loadtest.results import Block, RunResult

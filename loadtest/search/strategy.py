@@ -12,7 +12,7 @@ import math
 from collections.abc import Generator, Sequence
 
 from loadtest.search.budget import AGREE_MOST, LEAST_SECONDS, agree_seconds, profile_seconds, verify_seconds
-from loadtest.search.events import EXPECTED, Agree, Agreed, Experiment, Entrant, Event, Predict, Profile, Question
+from loadtest.search.events import EXPECTED, Agree, Agreed, Entrant, Event, Experiment, Predict, Profile, Question
 from loadtest.search.knowledge import Knowledge, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, load_of, next_load
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses

@@ -13,8 +13,7 @@ from loadtest.load.request_log import RequestLog, status_name
 from loadtest.load.target import ServerStatistics
 from loadtest.load.worker import SenderReport
 from loadtest.results import Block, GeneratorReport, LoadSpec, MachineReport, RunResult, ServerSplit
-from loadtest.verdict import decision
-from loadtest.verdict import disturbance, stalls
+from loadtest.verdict import decision, disturbance, stalls
 from loadtest.verdict.blocks import BLOCK_LIMITS, BLOCK_REQUESTS, MIN_BLOCKS, MOST_WARMUP, Grid, LoggedRequests
 from loadtest.verdict.stalls import Delays, Recording
 from loadtest.verdict.statistics import histogram, latency_interval, mser5, percentiles

@@ -165,7 +165,9 @@ def _metric(
     change, lower, upper = centre, centre - reach, centre + reach
     if name != "attainment":  # from logarithms
         change, lower, upper = math.expm1(change), math.expm1(lower), math.expm1(upper)
-    return ComparedMetric(name, base, new, change, lower, upper, tolerance, _decide(change, lower, upper, tolerance, more_is_better))
+    return ComparedMetric(
+        name, base, new, change, lower, upper, tolerance, _decide(change, lower, upper, tolerance, more_is_better)
+    )
 
 
 def _welch(parts: tuple[float, float], counts: tuple[int, int]) -> float:

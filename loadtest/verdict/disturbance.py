@@ -7,8 +7,7 @@ import numpy as np
 
 from loadtest.load.request_log import GRPC, TIMEOUT
 from loadtest.results import GeneratorReport, LoadSpec, MachineReport, SloSpec, Verdict
-from loadtest.verdict import decision
-from loadtest.verdict import stalls
+from loadtest.verdict import decision, stalls
 from loadtest.verdict.blocks import LoggedRequests
 from loadtest.verdict.stalls import Delays
 
@@ -39,7 +38,9 @@ def marked(slo: SloSpec | None, logged: LoggedRequests, delays: Delays | None) -
     return found
 
 
-def stands(slo: SloSpec, logged: LoggedRequests, marked: np.ndarray, found: Verdict, confidence: float = decision.CONFIDENCE) -> bool:
+def stands(
+    slo: SloSpec, logged: LoggedRequests, marked: np.ndarray, found: Verdict, confidence: float = decision.CONFIDENCE
+) -> bool:
     """Whether a verdict is the same whatever became of the requests that are marked.
 
     A delay only makes it harder to pass: a pass is one, and so is a fail that the others come to, had all of these passed.
@@ -60,14 +61,18 @@ def had_met(logged: LoggedRequests, marked: np.ndarray) -> decision.JudgedReques
     )
 
 
-def bears(slo: SloSpec, logged: LoggedRequests, marked: np.ndarray, found: Verdict, confidence: float = decision.CONFIDENCE) -> bool:
+def bears(
+    slo: SloSpec, logged: LoggedRequests, marked: np.ndarray, found: Verdict, confidence: float = decision.CONFIDENCE
+) -> bool:
     """Whether a run may have that verdict: it stands, or it is the same without the marked requests, and they are few."""
     if stands(slo, logged, marked, found, confidence):
         return True
     return float(marked.mean()) <= stalls.MOST_MARKED and found == verdict_without(slo, logged, marked, confidence)
 
 
-def verdict_without(slo: SloSpec, logged: LoggedRequests, marked: np.ndarray, confidence: float = decision.CONFIDENCE) -> Verdict:
+def verdict_without(
+    slo: SloSpec, logged: LoggedRequests, marked: np.ndarray, confidence: float = decision.CONFIDENCE
+) -> Verdict:
     """The verdict on those that are not marked."""
     rest = logged.where(~marked).requests()
     return decision.overall(decision.judge(slo, rest, confidence=confidence)) if len(rest.failed) else "undecided"

@@ -42,7 +42,9 @@ def percentiles(latencies_ns: np.ndarray) -> Percentiles:
     if count == 0:
         return Percentiles(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     ordered = np.sort(latencies_ns)
-    p50, p90, p95, p99, p999, most = (float(ordered[nearest_rank(level, count) - 1]) / 1e6 for level in (50, 90, 95, 99, 99.9, 100))
+    p50, p90, p95, p99, p999, most = (
+        float(ordered[nearest_rank(level, count) - 1]) / 1e6 for level in (50, 90, 95, 99, 99.9, 100)
+    )
     return Percentiles(count, float(ordered.mean()) / 1e6, p50, p90, p95, p99, p999, most)
 
 

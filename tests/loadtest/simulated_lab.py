@@ -14,7 +14,19 @@ from scipy.stats import t as student
 
 from loadtest.results import Verdict
 from loadtest.search.budget import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS
-from loadtest.search.events import Agree, Agreed, Experiment, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
+from loadtest.search.events import (
+    Agree,
+    Agreed,
+    Event,
+    Experiment,
+    Load,
+    Measured,
+    Predict,
+    Predicted,
+    Profiled,
+    Question,
+    Timing,
+)
 from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import search
 
@@ -75,7 +87,9 @@ class SimulatedLab:
             return Agreed(experiment.entrant, truth.agreement, 400, "cosine", start_s + 2.0)
         if isinstance(experiment, Load):
             if truth.failure:
-                return Measured(experiment.entrant, experiment.purpose, experiment.rps, "fail", (), start_s, failure=truth.failure)
+                return Measured(
+                    experiment.entrant, experiment.purpose, experiment.rps, "fail", (), start_s, failure=truth.failure
+                )
             return self._load(experiment, truth.peak_rps, start_s)
         if truth.failure:
             return Profiled(experiment.group, seconds=start_s, failure=truth.failure)

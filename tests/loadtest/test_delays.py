@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loadtest.results import Stall
-from loadtest.verdict.stalls import Delays, RecordingReader, Recording, Side, longest_hiccup_ms, others_share, stalls, taken
+from loadtest.verdict.stalls import Delays, Recording, RecordingReader, Side, longest_hiccup_ms, others_share, stalls, taken
 from tests.loadtest.simulated_core import MS, PERIOD_NS
 
 Figures = Sequence[float]

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from loadtest.prices.fleet import NoFleet, FleetOption, cheapest_fleet
+from loadtest.prices.fleet import FleetOption, NoFleet, cheapest_fleet
 
 
 def test_a_mix_is_cheaper_than_more_of_the_same() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from loadtest.prices.costs import cost_per_million
-from loadtest.search.events import Experiment, Entrant, Event, Load, Measured, Predict, Predicted, Profiled, Question, Timing
+from loadtest.search.events import Entrant, Event, Experiment, Load, Measured, Predict, Predicted, Profiled, Question, Timing
 from loadtest.search.ranking import rank
 from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import search
@@ -20,7 +20,9 @@ def answer(experiment: Experiment, limit_ms: float) -> Event:
     if isinstance(experiment, Load):
         good = experiment.rps <= rate and p99_ms <= limit_ms
         blocks = ((1000, 1000 if good else 500),) * 20
-        return Measured(experiment.entrant, experiment.purpose, experiment.rps, "pass" if good else "fail", blocks, 20.0, p99_ms=p99_ms)
+        return Measured(
+            experiment.entrant, experiment.purpose, experiment.rps, "pass" if good else "fail", blocks, 20.0, p99_ms=p99_ms
+        )
     return Profiled(experiment.group, (Timing(1, 1, p99_ms),), 0.0, 10.0)
 
 

@@ -57,7 +57,7 @@ def test_stalls_are_told_with_whose_they_were(result: RunResult) -> None:
     stalls = (Stall(3.0, 220.0, 200.0, 0.0, "machine"), Stall(9.0, 150.0, 0.0, 0.0, "server"))
     machine = MachineReport((0,), (1,), 0.012, 0.0, (("backup", 0.4),), 0.0, 30.0, 12, 0.004, "pass", 0.01, False)
     page = render(replace(result, stalls=stalls, machine=machine))
-    assert page.count('class="region"') == 2
+    assert page.count('class="axis-span"') == 2
     assert "Shaded: stalls, listed below." in page
     assert "Other work had a core that the server wanted for 1.2 % of the time." in page
     assert "Most went to backup (0.40 cores)." in page

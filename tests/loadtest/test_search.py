@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.search.events import Experiment, Entrant, Event, Load, Measured, Predicted, Profile, Question
+from loadtest.search.events import Entrant, Event, Experiment, Load, Measured, Predicted, Profile, Question
 from loadtest.search.ranking import rank
 from loadtest.search.standing import SearchOutcome, Standing
 from loadtest.search.strategy import search

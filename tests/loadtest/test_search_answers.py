@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.search.events import Experiment, Event, Load, Measured, Predicted, Profile, Question
+from loadtest.search.events import Event, Experiment, Load, Measured, Predicted, Profile, Question
 from loadtest.search.ranking import rank
 from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import search

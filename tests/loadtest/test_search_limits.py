@@ -1,6 +1,6 @@
 """What ends a search, or a candidate, against laboratories in which nothing else would."""
 
-from loadtest.search.events import Experiment, Event, Load, Profile, Profiled
+from loadtest.search.events import Event, Experiment, Load, Profile, Profiled
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search import entrants, question
 

@@ -11,9 +11,9 @@ from loadtest.search.budget import decisive_seconds, profile_seconds
 from loadtest.search.events import (
     Agree,
     Agreed,
-    Experiment,
     Entrant,
     Event,
+    Experiment,
     Load,
     Measured,
     Predict,

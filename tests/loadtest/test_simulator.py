@@ -211,7 +211,9 @@ def test_a_service_is_told_how_many_workers_run_and_when() -> None:
 
 def test_profiles_say_how_long_a_batch_takes() -> None:
     assert Affine(2 * MS, 3 * MS, factor=1.5).rows_ns(4) == 21 * MS
-    outcome = simulate(batcher_of(Greedy()), np.array([0, 1, 2, 3]), PiecewiseLinear((1, 2, 4), (MS, 5 * MS, 6 * MS)), workers=1)
+    outcome = simulate(
+        batcher_of(Greedy()), np.array([0, 1, 2, 3]), PiecewiseLinear((1, 2, 4), (MS, 5 * MS, 6 * MS)), workers=1
+    )
     assert outcome.latencies_ns.tolist() == [MS, MS + 5.5 * MS - 1, MS + 5.5 * MS - 2, MS + 5.5 * MS - 3]
     bent = PiecewiseLinear((1, 2, 4, 8), (1, 2, 3, 100))
     assert [bent.rows_ns(rows) for rows in (3, 8, 9)] == [2, 100, 124]

@@ -7,7 +7,7 @@ import yaml
 from gateway.config import parse_config
 from loadtest.errors import UsageError
 from loadtest.prices.catalogue import Catalogue, load_catalogue
-from loadtest.question.spec import read_search_spec, parse_search_spec
+from loadtest.question.spec import parse_search_spec, read_search_spec
 from tests.loadtest.examples import changed, example_spec
 
 ROOT = Path(__file__).parents[2]
@@ -298,5 +298,7 @@ def test_paths_of_a_spec_count_from_its_folder(catalogue: Catalogue, tmp_path: P
     slo = {"p99_ms": 100, "min_agreement": None}
     spec = changed(gateway="../gateway.yaml", model="m", slo=slo, candidates=[*own, third])
     path.write_text(yaml.safe_dump(spec))
-    models = [candidate.document["models"][0]["backends"][0]["model"] for candidate in read_search_spec(path, catalogue).candidates]
+    models = [
+        candidate.document["models"][0]["backends"][0]["model"] for candidate in read_search_spec(path, catalogue).candidates
+    ]
     assert models == [str(tmp_path / "model.onnx"), "own.module:factory", str(tmp_path / "model.onnx")]

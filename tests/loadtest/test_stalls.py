@@ -12,7 +12,7 @@ from loadtest.load.worker import SenderReport
 from loadtest.results import LoadSpec, RunResult, SloSpec
 from loadtest.verdict.analysis import Ended, decided, summarise
 from loadtest.verdict.blocks import Grid
-from loadtest.verdict.stalls import Delays, RecordingReader, Recording, Side, longest_hiccup_ms, stalls, taken
+from loadtest.verdict.stalls import Delays, Recording, RecordingReader, Side, longest_hiccup_ms, stalls, taken
 from tests.loadtest.simulated_core import MS, PERIOD_NS, Run, core, each_second, poisson
 
 SECONDS = 12.0

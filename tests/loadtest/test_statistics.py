@@ -17,8 +17,8 @@ from loadtest.verdict.statistics import (
     histogram_percentile,
     latency_interval,
     mser5,
-    percentiles,
     nearest_rank,
+    percentiles,
     slowest,
 )
 

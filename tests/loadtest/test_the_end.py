@@ -19,7 +19,7 @@ import uvloop
 
 from loadtest.errors import Interrupted
 from loadtest.load.request_log import REQUEST_BYTES, RequestLog
-from loadtest.load.worker import SendingJob, SenderReport, LoadSender, most_ns
+from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
 from loadtest.measuring import looks
 from loadtest.measuring.generator import measure
 from loadtest.measuring.generator_limit import NullServer, null_server

@@ -16,13 +16,17 @@ from loadtest.reports.terminal import print_run, remedy
 from loadtest.results import GeneratorReport, LoadSpec, MachineReport, RunResult, SloSpec
 from loadtest.verdict.analysis import Ended, faults, summarise
 
-ELSEWHERE = LoadSpec("http://elsewhere:8000", model="m", rate_rps=100, duration_s=10, warmup_s=0.0, slo=SloSpec.parse("p90<50ms"))
+ELSEWHERE = LoadSpec(
+    "http://elsewhere:8000", model="m", rate_rps=100, duration_s=10, warmup_s=0.0, slo=SloSpec.parse("p90<50ms")
+)
 HERE = replace(ELSEWHERE, target="http://127.0.0.1:8000")
 QUIET = GeneratorReport(0.01, 0.1, 0.5, 0.1, 0.0, 8, 0.1, 1)
 CORES = os.cpu_count() or 1
 
 
-def found(generator: GeneratorReport, spec: LoadSpec = ELSEWHERE, *, busy: float = 0.1, in_time: int = 100, met: bool = False) -> str:
+def found(
+    generator: GeneratorReport, spec: LoadSpec = ELSEWHERE, *, busy: float = 0.1, in_time: int = 100, met: bool = False
+) -> str:
     return " ".join(
         faults(spec, generator, own_lag_p99_ms=generator.send_lag_p99_ms, busy=busy, due=100, in_time=in_time, met=met)
     )

@@ -2,15 +2,13 @@
 
 grpc.aio costs about 240 µs of processor time per call (measured 2026-11, 4 000 calls/s fill a core); this one about a tenth,
 which is also its send lag. It keeps flow control, settings, pings and GOAWAY, and leaves everything else of gRPC out: no
-retries, no compression, no streaming, no reading of the answer's message. What the event loop calls here ends as it does in
-`loadtest.load.http_client`: in a request that is done or failed, or in `on_fault`.
+retries, no compression, no streaming, no reading of the answer's message.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
-from contextlib import suppress
 from itertools import takewhile
 from typing import Final
 from urllib.parse import unquote
@@ -18,19 +16,18 @@ from urllib.parse import unquote
 from gateway.wire.http2_client import ClientConnection
 from gateway.wire.http2_frames import CANCEL
 from gateway.wire.http2_headers import Headers, header_block
+from loadtest.load.client import CLOSED, Client, Dialled
 from loadtest.load.dialler import Dialler
-from loadtest.load.http_client import CLOSE_S, CLOSED
-from loadtest.load.request_log import GRPC, MALFORMED, OK, REFUSED, RESET, RequestLog, status_name
+from loadtest.load.request_log import GRPC, MALFORMED, OK, RESET, RequestLog
 
 SERVICE: Final = "inference.GRPCInferenceService"
 METHOD: Final = "ModelInfer"
-_SAMPLE_CHARACTERS: Final = 300
 _UNKNOWN: Final = 2  # the gRPC code for codes that nobody knows
 _LAST_CODE: Final = 16
 
 
-class GrpcClient:
-    """Life: open, then `send` any number of times, then close. All on one event loop."""
+class GrpcClient(Client["_GrpcConnection"]):
+    """Life: as of `Client`. Requests take its connections in turn."""
 
     def __init__(
         self,
@@ -45,12 +42,8 @@ class GrpcClient:
         on_done: Callable[[int, int], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        """requests: messages. on_done: gets the index and its status, once per `send`, never inside it.
-
-        on_fault: gets what went wrong in here.
-        """
-        self._dialler = dialler
-        self._most = connections
+        """requests: messages. connections: all of them are opened ahead."""
+        super().__init__(dialler, connections=connections, log=log, on_done=on_done, on_fault=on_fault)
         headers = [
             (":method", "POST"),
             (":scheme", "https" if tls else "http"),
@@ -64,35 +57,21 @@ class GrpcClient:
         self.headers = header_block(*((name.encode(), value.encode()) for name, value in headers))
         # A gRPC message on the wire: not compressed, its length, itself.
         self.messages = [b"\0" + len(message).to_bytes(4, "big") + message for message in requests]
-        self.log = log
-        self.on_done = on_done
-        self.on_fault = on_fault
-        self.error_samples: dict[str, str] = {}
-        self.start_ns = 0  # of the run; set before the first send
-        self._connections: list[_GrpcConnection] = []
-        self._connecting: set[asyncio.Task[None]] = set()
-        self._waiting: deque[int] = deque()
+        self._in_turn: list[_GrpcConnection] = []
         self._turn = 0
-        self._closed = False
-        self._all_lost = asyncio.Event()  # after close
-        self.most_connections = 0
 
     def __repr__(self) -> str:
-        calls = sum(len(connection.indices) for connection in self._connections)
-        return f"<GrpcClient {len(self._connections)} open, {calls} calls, {len(self._waiting)} waiting>"
+        calls = sum(len(connection.indices) for connection in self.connections)
+        return f"<GrpcClient {len(self.connections)} open, {calls} calls, {len(self._waiting)} waiting>"
 
     async def open(self, connections: int) -> None:
-        """Open all connections ahead. A target that is down is no error yet."""
-        for _ in range(self._most):
-            self._connect()
-        if self._connecting:
-            await asyncio.wait(self._connecting)
+        await super().open(self._cap)
 
     def send(self, index: int) -> None:
-        count = len(self._connections)
+        count = len(self._in_turn)
         for _ in range(count):
             self._turn = (self._turn + 1) % count
-            connection = self._connections[self._turn]
+            connection = self._in_turn[self._turn]
             if connection.has_room:
                 connection.send(index)
                 return
@@ -100,51 +79,20 @@ class GrpcClient:
         self._connect()
 
     def expire(self, indices: Container[int]) -> None:
-        """Take back the oldest requests, which their caller has given up; `on_done` is not called for them."""
-        for connection in self._connections:
+        for connection in self._in_turn:
             connection.cancel(indices)
-        while self._waiting and self._waiting[0] in indices:
-            self._waiting.popleft()
+        super().expire(indices)
 
-    async def close(self) -> None:
-        """Abort everything; takes CLOSE_S at most."""
-        self._closed = True
-        for task in self._connecting:
-            task.cancel()
-        for connection in self._connections:
-            connection.indices.clear()
-            connection.abort()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                if self._connecting:
-                    await asyncio.wait(self._connecting)
-                if self._connections:
-                    await self._all_lost.wait()
+    def _connection(self) -> "_GrpcConnection":
+        return _GrpcConnection(self)
 
-    def _connect(self) -> None:
-        if not self._closed and len(self._connections) + len(self._connecting) < self._most:
-            task = asyncio.ensure_future(self._open_one())
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+    def _joined(self, connection: "_GrpcConnection") -> None:
+        self._in_turn.append(connection)
+        self.room(connection)
 
-    async def _open_one(self) -> None:
-        try:
-            try:
-                connection = await self._dialler.dial(lambda: _GrpcConnection(self))
-            except OSError as exc:
-                if not self._connections:
-                    self._fail_waiting(REFUSED, str(exc) or "no connection within the timeout")
-                return
-            if connection.is_closing:  # opened, and closed at once
-                self._fail_waiting(RESET, CLOSED)
-                return
-            self._connections.append(connection)
-            self.most_connections = max(self.most_connections, len(self._connections))
-            self.room(connection)
-        except Exception as exc:  # of a task nobody would see it
-            self.on_fault(exc)
-
-    def _fail_waiting(self, status: int, message: str) -> None:
+    def _not_joined(self, status: int, message: str) -> None:
+        if self.connections:
+            return  # they will have room
         waiting, self._waiting = self._waiting, deque()
         for index in waiting:
             self.fail(index, status, message)
@@ -156,19 +104,12 @@ class GrpcClient:
             connection.send(self._waiting.popleft())
 
     def lost(self, connection: "_GrpcConnection") -> None:
-        if connection in self._connections:
-            self._connections.remove(connection)
-        if self._closed and not self._connections:
-            self._all_lost.set()
-        elif self._waiting:
-            self._connect()
-
-    def fail(self, index: int, status: int, message: str) -> None:
-        self.error_samples.setdefault(status_name(status), message[:_SAMPLE_CHARACTERS])
-        self.on_done(index, status)
+        if connection in self._in_turn:
+            self._in_turn.remove(connection)
+        super().lost(connection)
 
 
-class _GrpcConnection(asyncio.Protocol):
+class _GrpcConnection(Dialled):
     """One HTTP/2 connection: the transport, and what its answers mean. indices: stream -> the request that it carries."""
 
     def __init__(self, client: GrpcClient) -> None:
@@ -182,16 +123,13 @@ class _GrpcConnection(asyncio.Protocol):
         """Not on a connection that ended, either: its protocol may be told later."""
         return len(self.indices) < self._core.most_streams and not self._going_away and not self._transport.is_closing()
 
-    @property
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
-        self._transport = transport
+        super().connection_made(transport)
         self._flush()
 
-    def abort(self) -> None:
-        self._transport.abort()
+    def give_up(self) -> None:
+        self.indices.clear()
+        self.abort()
 
     def send(self, index: int) -> None:
         client, log = self._client, self._client.log

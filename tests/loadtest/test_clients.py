@@ -13,7 +13,7 @@ from loadtest.load.grpc_client import GrpcClient
 from loadtest.load.http_client import HttpClient
 from loadtest.load.request_log import MALFORMED, OK, RESET, RequestLog
 
-ROWS = 100
+REQUESTS = 100
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -25,8 +25,8 @@ class Sent:
         self.faults: list[BaseException] = []
         self.came = asyncio.Event()
 
-    def on_done(self, row: int, status: int) -> None:
-        self.done.append((row, status))
+    def on_done(self, index: int, status: int) -> None:
+        self.done.append((index, status))
         self.came.set()
 
     def on_fault(self, fault: BaseException) -> None:
@@ -43,7 +43,7 @@ class Sent:
 
 def client_of(kind: str, port: int, sent: Sent, *, timeout_s: float = 5) -> HttpClient | GrpcClient:
     dialler = Dialler("127.0.0.1", port, tls=False, timeout_s=timeout_s)
-    log = RequestLog(ROWS)
+    log = RequestLog(REQUESTS)
     if kind == "grpc":
         return GrpcClient(dialler, authority="a", tls=False, requests=[b"x"], metadata=[], connections=4, log=log,
                           on_done=sent.on_done, on_fault=sent.on_fault)  # fmt: skip
@@ -92,10 +92,10 @@ def test_a_request_on_a_connection_that_is_ending_fails_or_takes_another_and_not
         async with listening(Silent) as port:
             client = client_of(kind, port, sent)
             await client.open(4)
-            for connection in list(client._connections):
+            for connection in list(client.connections):
                 connection.abort()  # its protocol is told a turn of the event loop later
-            for row in range(4):
-                client.send(row)
+            for index in range(4):
+                client.send(index)
             await asyncio.sleep(0.05)
             assert sent.faults == []
             await client.close()
@@ -113,10 +113,10 @@ def test_a_target_that_closes_every_connection_at_once_resets_every_request(kind
         async with listening(Shut) as port:
             client = client_of(kind, port, sent)
             await client.open(4)
-            for row in range(20):
-                client.send(row)
+            for index in range(20):
+                client.send(index)
             done = await sent.until(20)
-            assert sorted(row for row, _ in done) == list(range(20))
+            assert sorted(index for index, _ in done) == list(range(20))
             assert {status for _, status in done} == {RESET}
             await client.close()
 
@@ -140,8 +140,8 @@ def test_connections_that_were_closed_at_once_leave_room_for_others() -> None:
         async with listening(Recovers) as port:
             client = client_of("http", port, sent)  # four at most
             await client.open(4)
-            for row in range(8):
-                client.send(row)
+            for index in range(8):
+                client.send(index)
             done = await sent.until(8)
             assert {status for _, status in done} <= {OK, RESET}
             client.send(8)
@@ -163,8 +163,8 @@ def test_closing_ends_although_dialling_was_given_up_the_moment_it_was_done(kind
             for turns in range(12):
                 sent = Sent()
                 client = client_of(kind, port, sent)
-                for row in range(4):
-                    client.send(row)
+                for index in range(4):
+                    client.send(index)
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 async with asyncio.timeout(5):
@@ -185,7 +185,7 @@ def test_closing_does_not_wait_for_a_connection_whose_end_is_never_told(kind: st
         async with listening(Silent) as port:
             client = client_of(kind, port, sent)
             await client.open(4)
-            connections = list(client._connections)
+            connections = list(client.connections)
             real = [connection._transport for connection in connections]
             for connection in connections:
                 connection._transport = _NeverEnds()  # type: ignore[assignment]  # all that is asked of it
@@ -215,15 +215,15 @@ def test_what_is_raised_while_an_answer_is_taken_is_our_fault_and_no_malformed_a
             client.send(0)
             async with asyncio.timeout(5):
                 await sent.came.wait()
-            assert [str(fault) for fault in sent.faults] == ["no such row"]
+            assert [str(fault) for fault in sent.faults] == ["no such index"]
             assert client.error_samples == {}
             await client.close()
 
     run(scenario)
 
 
-def _raise(row: int, status: int) -> None:
-    raise RuntimeError("no such row")
+def _raise(index: int, status: int) -> None:
+    raise RuntimeError("no such index")
 
 
 def test_a_server_that_switches_protocols_gives_malformed_answers() -> None:
@@ -252,13 +252,13 @@ def test_expired_requests_are_taken_back_from_the_queue_and_the_wire() -> None:
         sent = Sent()
         async with listening(Answers) as port:
             client = client_of("http", port, sent)
-            for row in range(10):
-                client.send(row)
+            for index in range(10):
+                client.send(index)
             await client.open(4)
             Answers.came = staticmethod(lambda transport: transport.write(ANSWER))
             client.expire(set(range(6)))  # four on the wire, two that wait
             done = await sent.until(4)
-            assert sorted(done) == [(row, OK) for row in range(6, 10)]
+            assert sorted(done) == [(index, OK) for index in range(6, 10)]
             await client.close()
 
     run(scenario)

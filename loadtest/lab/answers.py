@@ -6,7 +6,6 @@ all, and how often a server that is busy, or hung up, is asked again.
 
 import contextlib
 import http.client
-import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -169,11 +168,7 @@ class _BlockingRestClient:
     def __init__(self, spec: LoadSpec, address: Address, model: str) -> None:
         self._spec = spec
         self._path = infer_path(spec, address, model)
-        self._connection = (
-            http.client.HTTPSConnection(address.host, address.port, timeout=_LONGEST_S, context=ssl.create_default_context())
-            if address.tls
-            else http.client.HTTPConnection(address.host, address.port, timeout=_LONGEST_S)
-        )
+        self._connection = address.http_connection(_LONGEST_S)
 
     def ask(self, request: Request) -> Tensors:
         body, headers = encode_body(self._spec, request.inputs, request.datatypes)
@@ -203,15 +198,11 @@ class _BlockingRestClient:
 
 class _BlockingGrpcClient:
     def __init__(self, spec: LoadSpec, address: Address, model: str) -> None:
-        import grpc
         from tritonclient.grpc import service_pb2_grpc
 
         self._spec = spec
         self._model = model
-        where = f"{address.host}:{address.port}"
-        self._channel = (
-            grpc.secure_channel(where, grpc.ssl_channel_credentials()) if address.tls else grpc.insecure_channel(where)
-        )
+        self._channel = address.grpc_channel()
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._metadata = [(name.lower(), value) for name, value in spec.headers]
 

@@ -9,11 +9,14 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlsplit
 
 from loadtest.errors import TargetError, UsageError
 from loadtest.results import LoadSpec
+
+if TYPE_CHECKING:
+    import grpc
 
 _ASK_TIMEOUT_S: Final = 5.0
 _MAX_ANSWER_BYTES: Final = 16 << 20
@@ -48,6 +51,19 @@ class Address:
         if spec.protocol == "invocations" and not path:
             path = "/invocations"
         return cls(url.hostname, default_port if port is None else port, tls, path)
+
+    def http_connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """A blocking one, not connected yet."""
+        if not self.tls:
+            return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=ssl.create_default_context())
+
+    def grpc_channel(self) -> "grpc.Channel":
+        """A blocking one."""
+        import grpc
+
+        where = f"{self.host}:{self.port}"
+        return grpc.secure_channel(where, grpc.ssl_channel_credentials()) if self.tls else grpc.insecure_channel(where)
 
     def model_path(self, model: str, version: str) -> str:
         """The v2 path of a model."""
@@ -129,12 +145,7 @@ def _totals(models: list[Mapping[str, Any]]) -> ServerStatistics:
 
 def _ask_http(address: Address, method: str, path: str, headers: tuple[tuple[str, str], ...]) -> Any:
     where = f"{address.host}:{address.port}{path}"
-    connection = (
-        http.client.HTTPSConnection(address.host, address.port, timeout=_ASK_TIMEOUT_S, context=ssl.create_default_context())
-        if address.tls
-        else http.client.HTTPConnection(address.host, address.port, timeout=_ASK_TIMEOUT_S)
-    )
-    with contextlib.closing(connection):
+    with contextlib.closing(address.http_connection(_ASK_TIMEOUT_S)) as connection:
         try:
             connection.request(method, path, headers=dict(headers))
             response = connection.getresponse()
@@ -175,8 +186,7 @@ def _ask_grpc(address: Address, method: str, **fields: str) -> dict[str, Any]:
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
     where = f"{address.host}:{address.port}"
-    credentials = grpc.ssl_channel_credentials() if address.tls else None
-    with grpc.secure_channel(where, credentials) if credentials else grpc.insecure_channel(where) as channel:
+    with address.grpc_channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
             answer = getattr(stub, method)(getattr(service_pb2, f"{method}Request")(**fields), timeout=_ASK_TIMEOUT_S)

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Self
 
 from loadtest.errors import LoadtestError
 from loadtest.results import LoadSpec, Protocol, RunResult
@@ -20,6 +20,7 @@ _LIMIT_S: Final = 2.0  # for `generator_limit_rps`, the start of the null server
 _LIMIT_USERS: Final = 64  # enough to keep the generator busy
 _LIMIT_RUN_S: Final = 0.3
 _HONEST_SHARES: Final = (0.8, 0.6, 0.45)  # of what users can get out of one process, offered as an open loop
+_NULL_SERVER: Final = (sys.executable, "-m", "loadtest.load.nullserver")
 _limits: dict[bool, float] = {}  # by whether it is gRPC; measured once per process
 
 
@@ -30,6 +31,14 @@ class NullServer:
     http_port: int
     grpc_port: int
 
+    @classmethod
+    def told(cls, line: str) -> Self:
+        """From the first line that its process writes. Raises: LoadtestError."""
+        ports = line.split()
+        if len(ports) != 2:
+            raise LoadtestError("the null server did not start: see its message above")
+        return cls(int(ports[0]), int(ports[1]))
+
     def target(self, protocol: Protocol) -> str:
         return f"127.0.0.1:{self.grpc_port}" if protocol == "grpc" else f"http://127.0.0.1:{self.http_port}"
 
@@ -37,13 +46,9 @@ class NullServer:
 @contextmanager
 def null_server() -> Iterator[NullServer]:
     """Run the null server as a process of its own."""
-    command = [sys.executable, "-m", "loadtest.load.nullserver"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(_NULL_SERVER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        ports = process.stdout.readline().split()
-        if len(ports) != 2:
-            raise LoadtestError("the null server did not start: see its message above")
-        yield NullServer(int(ports[0]), int(ports[1]))
+        yield NullServer.told(process.stdout.readline())
         # Leaving closes its standard input, which ends it.
 
 
@@ -84,15 +89,10 @@ async def _find_limit(protocol: Protocol) -> float:
 @asynccontextmanager
 async def _null_server_beside() -> AsyncIterator[NullServer]:
     """`null_server` that does not keep the event loop waiting, and ends when it is cancelled."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "loadtest.load.nullserver", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
+    process = await asyncio.create_subprocess_exec(*_NULL_SERVER, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
-        ports = (await process.stdout.readline()).split()
-        if len(ports) != 2:
-            raise LoadtestError("the null server did not start: see its message above")
-        yield NullServer(int(ports[0]), int(ports[1]))
+        yield NullServer.told((await process.stdout.readline()).decode())
     finally:
         with suppress(ProcessLookupError):
             process.kill()

@@ -69,49 +69,48 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
     after = [block for block in new.blocks if not block.warmup and block.index >= first]
     if paired:
         before, after = before[: len(after)], after[: len(before)]
-    compared: list[tuple[str, float | None, float | None, _Of, bool, float]] = [
-        (
-            "latency p50 (ms)",
-            _known(base, base.latency.p50),
-            _known(new, new.latency.p50),
-            lambda b: _log(b.p50_ms),
-            False,
-            tolerance,
-        ),
-        (
-            "latency p99 (ms)",
-            _known(base, base.latency.p99),
-            _known(new, new.latency.p99),
-            lambda b: _log(b.p99_ms),
-            False,
-            tolerance,
-        ),
-        (
-            "latency mean (ms)",
-            _known(base, base.latency.mean),
-            _known(new, new.latency.mean),
-            lambda b: _log(b.mean_ms),
-            False,
-            tolerance,
-        ),
+    compared = [
+        _Compared(
+            f"latency {name} (ms)",
+            _known(base, getattr(base.latency, name)),
+            _known(new, getattr(new.latency, name)),
+            lambda block, field=f"{name}_ms": _log(getattr(block, field)),  # type: ignore[misc]  # no type for it
+            more_is_better=False,
+            tolerance=tolerance,
+        )
+        for name in ("p50", "p99", "mean")
     ]
     if base.attainment and new.attainment:
-        share = lambda b: b.met / b.requests if b.requests else None  # noqa: E731  # beside its like above
-        compared.append(("attainment", base.attainment.estimate, new.attainment.estimate, share, True, share_tolerance))
+        shares = base.attainment.estimate, new.attainment.estimate
+        compared.append(_Compared("attainment", *shares, _share_met, more_is_better=True, tolerance=share_tolerance))
     if closed:
-        rate = lambda b: _log((b.requests - b.failed) / b.duration_s)  # noqa: E731  # beside its like above
-        compared.append(("answered (1/s)", base.succeeded_rps, new.succeeded_rps, rate, True, tolerance))
+        rates = base.succeeded_rps, new.succeeded_rps
+        compared.append(_Compared("answered (1/s)", *rates, _answered, more_is_better=True, tolerance=tolerance))
     confidence = 1 - (1 - CONFIDENCE) / len(compared)
-    metrics = tuple(
-        _metric(name, old, now, before, after, of, paired=paired, more_is_better=more, tolerance=beyond, confidence=confidence)
-        for name, old, now, of, more, beyond in compared
-    )
+    metrics = tuple(_metric(each, before, after, paired=paired, confidence=confidence) for each in compared)
     return Comparison(
         _overall(base, new, metrics), paired, min(len(before), len(after)), metrics, _notes(base, new, paired=paired)
     )
 
 
-_Of = Callable[[Block], float | None]
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """What is compared. of: of one block, a logarithm where the change is relative; None where the block has none."""
+
+    name: str
+    base: float | None
+    new: float | None
+    of: Callable[[Block], float | None]
+    more_is_better: bool
+    tolerance: float
+
+
+def _share_met(block: Block) -> float | None:
+    return block.met / block.requests if block.requests else None
+
+
+def _answered(block: Block) -> float | None:
+    return _log((block.requests - block.failed) / block.duration_s)
 
 
 def _known(result: RunResult, value: float) -> float | None:
@@ -131,19 +130,9 @@ def _first(result: RunResult) -> int:
 
 
 def _metric(
-    name: str,
-    base: float | None,
-    new: float | None,
-    before: Sequence[Block],
-    after: Sequence[Block],
-    of: _Of,
-    *,
-    paired: bool,
-    more_is_better: bool,
-    tolerance: float,
-    confidence: float,
+    compared: _Compared, before: Sequence[Block], after: Sequence[Block], *, paired: bool, confidence: float
 ) -> ComparedMetric:
-    olds, news = [of(block) for block in before], [of(block) for block in after]
+    olds, news = [compared.of(block) for block in before], [compared.of(block) for block in after]
     tail = 1 - (1 - confidence) / 2
     if paired:
         differences = np.array([now - old for old, now in zip(olds, news, strict=True) if old is not None and now is not None])
@@ -159,15 +148,15 @@ def _metric(
             parts = float(first.var(ddof=1)) / len(first), float(second.var(ddof=1)) / len(second)
             centre, error = float(second.mean() - first.mean()), math.sqrt(sum(parts))
             freedom = _welch(parts, (len(first), len(second)))
+    name, base, new, tolerance = compared.name, compared.base, compared.new, compared.tolerance
     if min(counts) < _MIN_BLOCKS:
         return ComparedMetric(name, base, new, None, None, None, tolerance, "undecided")
     reach = float(special.stdtrit(freedom, tail)) * error
     change, lower, upper = centre, centre - reach, centre + reach
     if name != "attainment":  # from logarithms
         change, lower, upper = math.expm1(change), math.expm1(lower), math.expm1(upper)
-    return ComparedMetric(
-        name, base, new, change, lower, upper, tolerance, _decide(change, lower, upper, tolerance, more_is_better)
-    )
+    verdict = _decide(change, lower, upper, tolerance, compared.more_is_better)
+    return ComparedMetric(name, base, new, change, lower, upper, tolerance, verdict)
 
 
 def _welch(parts: tuple[float, float], counts: tuple[int, int]) -> float:

@@ -293,7 +293,7 @@ def _h2load(
 
 
 STATIONS = (
-    ("1 listener", ("http_server.py", "wire/", "rest_routes.py", "http2.py", "grpc_")),
+    ("1 listener", ("http_server.py", "wire/", "rest_routes.py", "rest_inference.py", "http2.py", "grpc_")),
     ("2+8 codec", ("protocols/",)),
     ("3-4 lane and batcher", ("lane.py", "batching/", "repository.py", "router.py", "clock.py")),
     ("5 workers", ("workers.py", "queue.py", "threading.py", "cluster", "frames.py")),

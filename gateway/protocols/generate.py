@@ -20,15 +20,8 @@ import orjson
 from backends.base import ModelSpec, Tensors, TensorSpec
 from gateway.config import Ragged
 from gateway.errors import InvalidArgument, instead, shortened
-from gateway.protocols.rest import (
-    WriteRegion,
-    depth_of,
-    lists_from_json,
-    parse,
-    take_ours,
-    tensor_of_elements,
-    to_json,
-)
+from gateway.protocols.json_data import depth_of, lists_from_json, parse, tensor_of_elements, to_json
+from gateway.protocols.rest import WriteRegion, take_ours
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_generate_text
 from gateway.protocols.tensors import check_input, check_parameters, check_texts, count_rows, deadline_after, shape_key
 from gateway.types import InferRequest, InferResponse, ParameterValue

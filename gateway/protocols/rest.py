@@ -13,14 +13,9 @@ read and written as these words, which JSON lacks and every v2 client has.
 """
 
 import copy
-import json
-import re
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain
-from math import isnan, prod
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -30,11 +25,10 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.config import Ragged
 from gateway.errors import InvalidArgument
-from gateway.garbage import collecting_nothing
+from gateway.protocols.json_data import numbers_to_json, parse, tensor_from_json, to_json
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
     OF_TENSORS,
-    check_count,
     check_input,
     check_integer,
     check_outputs,
@@ -45,41 +39,21 @@ from gateway.protocols.tensors import (
     count_rows,
     deadline_after,
     natural,
-    out_of_range,
     shape_key,
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
-from gateway.wire.tensors import Buffer, shaped, tensor_from_bytes, tensor_to_bytes
+from gateway.wire.tensors import Buffer, tensor_from_bytes, tensor_to_bytes
 
 ReadRegion = Callable[[RegionRef], Buffer]
 WriteRegion = Callable[[RegionRef, Buffer], None]
-
-_Strict = TypeVar("_Strict")
-_Loose = TypeVar("_Loose")
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ABSENT: Final = msgspec.Raw()
 _RESERVED: Final = "triton_"
 _OF_REGION: Final = frozenset(("shared_memory_region", "shared_memory_byte_size"))
-_MSGSPEC: Final = re.compile(r"Expected `.+`, got `(.+?)`(?: - at `\$(.*)`)?$")
-_JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole number", "float": "a number with a fraction"} | {
-    "array": "a list",
-    "object": "an object",
-}
-_EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]+\]")
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-
-# datatype -> struct format, and what its JSON elements are
-_FORMATS: Final = {
-    "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
-    "FP32": "f", "FP64": "d", "BOOL": "?",
-}  # fmt: skip
 _LONG: Final = 1 << 17  # numbers of an output: from about a MiB of text on, an answer is written slice by slice
 _LONG_BYTES: Final = 16 << 10  # of a body: below it, reading elements in vain costs little
 _SLICE: Final = 1 << 15  # numbers: a millisecond or two
-_KINDS: Final[dict[str, type]] = {"BOOL": bool, "FP32": float, "FP64": float, "BYTES": str} | dict.fromkeys(
-    (name for name in _FORMATS if "INT" in name), int
-)
 
 
 class _Input(msgspec.Struct, gc=False):
@@ -120,7 +94,6 @@ class _LooseBody(msgspec.Struct, gc=False):
 
 
 _body_decoder: Final = msgspec.json.Decoder(_Body)
-_data_decoders: Final[dict[tuple[type, int], msgspec.json.Decoder[Any]]] = {}
 
 
 def header_length(value: bytes | None, body_bytes: int) -> int | None:
@@ -131,72 +104,6 @@ def header_length(value: bytes | None, body_bytes: int) -> int | None:
     if not 0 <= length <= body_bytes:
         raise InvalidArgument(f"inference header size should be in range (0, {body_bytes}), got: {value.decode('latin-1')}")
     return length
-
-
-def lists_from_json(
-    name: str, datatype: str, data: Any, json_depth: int, check: Callable[[int], object] | None = None
-) -> tuple[list[Any], int]:
-    """Read `data`: lists, flat or nested, whose elements are of the datatype's kind, and how deep they are nested, from 1.
-
-    data: `msgspec.Raw`, or already parsed. json_depth: the deepest nesting. check: gets the number of elements before they are
-    read, which takes some 30 times their bytes; of text it is not called. Raises: InvalidArgument, and what check raises.
-    """
-    kind = _KINDS.get(datatype)
-    if kind is None:
-        raise InvalidArgument(
-            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input '{name}'"
-        )
-    depth = depth_of(data)
-    if not 0 < depth <= json_depth:
-        what = f"lists nested {depth} deep" if depth else "no list"
-        raise InvalidArgument(f"input '{name}': data: got {what}, expected a list, flat or nested, at most {json_depth} deep")
-    try:
-        if type(data) is msgspec.Raw:
-            if check is not None and (count := _elements(bytes(data))) is not None:
-                check(count)
-            decoder = _data_decoders.get((kind, depth))
-            if decoder is None:
-                decoder = _data_decoders[kind, depth] = msgspec.json.Decoder(_nested(kind, depth))
-            return decoder.decode(data), depth
-        return msgspec.convert(data, _nested(kind, depth)), depth
-    except ValueError as exc:
-        raise InvalidArgument(f"input '{name}': data: expected {datatype} elements{_odd_element(exc)}") from exc
-
-
-def tensor_of_elements(name: str, datatype: str, shape: Sequence[int], flat: list[Any]) -> np.ndarray:
-    """Shapes: (n,) -> shape. BYTES: strings as UTF-8. Raises: InvalidArgument."""
-    count = check_count(name, datatype, shape, len(flat))
-    if datatype == "BYTES":
-        elements = np.empty(count, NUMPY["BYTES"])
-        elements[:] = [text.encode() for text in flat]
-        return shaped(name, elements, shape)
-    try:
-        packed = struct.pack(f"<{count}{_FORMATS[datatype]}", *flat)
-    except (struct.error, OverflowError):
-        raise out_of_range(name, datatype, flat) from None
-    return shaped(name, np.frombuffer(packed, NUMPY[datatype]), shape)
-
-
-def tensor_from_json(
-    name: str, datatype: str, shape: Sequence[int], data: Any, json_depth: int, *, long: bool = False
-) -> np.ndarray:
-    """Shapes: nested or flat `data`, in row-major order -> shape. Raises: InvalidArgument.
-
-    long: the data may be, so elements are counted before they are read, and no garbage is looked for among their lists.
-    """
-    if long:
-        with collecting_nothing():
-            flat = _flat(name, datatype, data, json_depth, partial(check_count, name, datatype, shape))
-    else:
-        flat = _flat(name, datatype, data, json_depth)
-    return tensor_of_elements(name, datatype, shape, flat)
-
-
-def _flat(name: str, datatype: str, data: Any, json_depth: int, check: Callable[[int], object] | None = None) -> list[Any]:
-    flat, depth = lists_from_json(name, datatype, data, json_depth, check)
-    for _ in range(depth - 1):
-        flat = list(chain.from_iterable(flat))
-    return flat
 
 
 class ModelCodec:
@@ -435,30 +342,6 @@ def _sliced(head: bytes, entries: list[bytes], long: Mapping[int, np.ndarray]) -
     yield text + b"]}"
 
 
-def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_Loose]) -> _Strict | _Loose:
-    """Read JSON. loose: what to read it as if it holds the words that JSON lacks. Raises: InvalidArgument."""
-    try:
-        return decoder.decode(message)
-    except msgspec.ValidationError as exc:
-        raise InvalidArgument(f"malformed inference request: {exc}") from exc
-    except RecursionError:
-        raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
-    except ValueError as exc:
-        text = bytes(message)
-        if b"NaN" not in text and b"Infinity" not in text:
-            raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
-    # Python's reader knows the words that JSON lacks, as Triton's and its clients' do.
-    try:
-        read = json.loads(text)
-        if _SURROGATE.search(text):
-            json.dumps(read, ensure_ascii=False).encode()  # a lone one is no text: this reader lets it pass, the strict one not
-        return msgspec.convert(read, loose)
-    except RecursionError:
-        raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
-    except ValueError as exc:
-        raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
-
-
 def take_ours(parameters: dict[str, ParameterValue]) -> tuple[bool, int, int]:
     """Take the parameters that are ours, leave the model's.
 
@@ -513,48 +396,6 @@ def _region(parameters: dict[str, ParameterValue] | None, where: str) -> RegionR
     )
 
 
-def depth_of(data: Any) -> int:
-    """How many lists `data` opens with, one within the other; 0: it is no list."""
-    depth = 0
-    if type(data) is msgspec.Raw:
-        for byte in memoryview(data):
-            if byte == 0x5B:
-                depth += 1
-            elif byte not in b" \t\r\n":
-                break
-    else:
-        while isinstance(data, list):
-            depth += 1
-            data = data[0] if data else None
-    return depth
-
-
-def _elements(text: bytes) -> int | None:
-    """How many elements lists have that hold neither text nor objects; None: they do hold such.
-
-    text: valid JSON. A list has a comma less than elements, but for an empty one, and is itself an element of another.
-    """
-    if b'"' in text or b"{" in text:
-        return None
-    return text.count(b",") + 1 - text.count(b"[]") - sum(1 for _ in _EMPTY_LIST.finditer(text))
-
-
-def _odd_element(exc: ValueError) -> str:
-    """What msgspec says of an element, in the client's words: JSON's, and where it stands in `data`."""
-    found = _MSGSPEC.match(str(exc))
-    if found is None:
-        return f": {exc}"
-    got, place = found.groups()
-    return f", got {_JSON_WORDS.get(got, got)}" + (f" at data{place}" if place else "")
-
-
-def _nested(kind: type, depth: int) -> Any:
-    nested: Any = kind
-    for _ in range(depth):
-        nested = list[nested]
-    return nested
-
-
 def no_json_output(spec: TensorSpec) -> InvalidArgument:
     return InvalidArgument(
         f"sending {spec.datatype} data via JSON is not supported. Please use the binary data format for output '{spec.name}'"
@@ -567,25 +408,3 @@ def _output_head(name: str, datatype: str) -> bytes:
 
 def _text(value: str) -> str:
     return orjson.dumps(value).decode()
-
-
-def to_json(name: str, datatype: str, array: np.ndarray) -> bytes:
-    """A flat JSON list, as Triton writes it. Floats: the shortest digits that give the same value of that datatype."""
-    if datatype == "BYTES":
-        try:
-            return orjson.dumps([element if isinstance(element, str) else bytes(element).decode() for element in array.flat])
-        except (UnicodeDecodeError, TypeError) as exc:  # a TypeError of orjson: a str that is no text either
-            raise InvalidArgument(
-                f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})"
-            ) from exc
-    return numbers_to_json(array)
-
-
-def numbers_to_json(array: np.ndarray) -> bytes:
-    flat = np.ascontiguousarray(array).reshape(-1)
-    text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
-    if flat.dtype.kind == "f" and b"null" in text:  # orjson's word for what is not finite
-        odd = flat[~np.isfinite(flat)].tolist()
-        words = [b"NaN" if isnan(value) else b"Infinity" if value > 0 else b"-Infinity" for value in odd]
-        return b"".join(chain.from_iterable(zip(text.split(b"null"), [*words, b""], strict=True)))
-    return text

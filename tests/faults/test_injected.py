@@ -65,7 +65,7 @@ SEAMS = [
     Seam("gateway.protocols.grpc:ModelCodec.decode"),
     Seam("gateway.protocols.grpc:ModelCodec.encode"),
     Seam("gateway.engine.inference:Endpoints.find"),
-    Seam("gateway.edges.rest_routes:_RestInference.answer"),
+    Seam("gateway.edges.rest_inference:RestInference.answer"),
     Seam("gateway.edges.grpc_call:framed"),
     Seam("gateway.engine.repository:Repository.infer"),
     Seam("gateway.engine.dispatcher:Dispatcher.submit"),

@@ -1,0 +1,228 @@
+"""Inferences asked for over REST: `infer`, and the generate extension."""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, Protocol
+from urllib.parse import quote
+
+from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
+from gateway.errors import GatewayError, InvalidArgument, Unavailable
+from gateway.protocols.generate import GenerateCodec
+from gateway.protocols.rest import ModelCodec, ReadRegion, header_length
+from gateway.protocols.tensors import LONG_JSON_BYTES, TakesLong
+from gateway.types import InferRequest
+from gateway.wire.exchange import JSON, Exchange
+from gateway.wire.http_errors import STATUS, error_body
+from gateway.wire.tensors import Buffer
+
+_BINARY: Final = b"application/octet-stream"
+_EVENTS: Final = b"text/event-stream; charset=utf-8"
+_NOT_KEPT: Final = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"  # nor by proxies: nginx would gather the events
+
+
+class AskedModel(Protocol):
+    """What a path says of the model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str:
+        """Empty: the highest that is ready."""
+
+
+class RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes], int | None]]):
+    """An inference that an exchange asks for."""
+
+    __slots__ = ("_asked", "_exchange")
+
+    def __init__(self, endpoints: Endpoints[ModelCodec], exchange: Exchange, asked: AskedModel) -> None:
+        super().__init__(endpoints, exchange.arrival_ns)
+        self._exchange = exchange
+        self._asked = asked
+
+    def find(self, endpoints: Endpoints[ModelCodec]) -> Endpoint[ModelCodec]:
+        return endpoints.find(self._asked.name, self._asked.version)
+
+    def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
+        exchange = self._exchange
+        body = exchange.body
+        header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
+        if len(body) > LONG_JSON_BYTES and (header_bytes is None or header_bytes > LONG_JSON_BYTES):
+            return self._endpoints.repository.long_bodies.infer(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
+        try:
+            return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
+        except TakesLong:
+            decode = partial(codec.at_leisure().decode, body, header_bytes, exchange.arrival_ns)
+            return self._endpoints.repository.long_bodies.on_thread(decode, self.decoded)
+
+    def answer(self, reply: tuple[list[Buffer] | Iterator[bytes], int | None]) -> None:
+        parts, json_bytes = reply
+        exchange = self._exchange
+        exchange.on_disconnect = None
+        if not isinstance(parts, list):
+            if exchange.encoding:
+                _respond_whole(exchange, parts)
+            else:
+                _Slices(exchange, parts).write()
+            return
+        if json_bytes is None:
+            exchange.respond(200, parts)
+        else:
+            exchange.respond(200, parts, _BINARY, b"Inference-Header-Content-Length: %d\r\n" % json_bytes)
+
+    def refuse(self, error: GatewayError) -> None:
+        self._exchange.on_disconnect = None
+        respond_error(self._exchange, error)
+
+
+class _Slices:
+    """Writes a long answer slice by slice, each when the one before has left: it holds neither the loop nor memory for all."""
+
+    def __init__(self, exchange: Exchange, slices: Iterator[bytes]) -> None:
+        self._exchange = exchange
+        self._slices = slices
+        exchange.begin(200, JSON)
+        exchange.on_drained = self.write
+        exchange.on_disconnect = self._leave
+
+    def write(self) -> None:
+        exchange = self._exchange
+        try:
+            piece = next(self._slices, None)
+        except BaseException:
+            exchange.failed()
+            return
+        if piece is None:
+            exchange.on_drained = exchange.on_disconnect = None
+            exchange.finish()
+            return
+        exchange.write(piece)
+        if not exchange.backlog:
+            asyncio.get_running_loop().call_soon(self.write)  # others first
+
+    def _leave(self) -> None:
+        self._slices = iter(())
+
+
+def _respond_whole(exchange: Exchange, slices: Iterator[bytes]) -> None:
+    """Answer with all slices at once, as they are to be compressed: made on a thread, which others take turns with."""
+
+    def made(done: "asyncio.Future[list[bytes]]") -> None:
+        try:
+            exchange.respond(200, done.result())
+        except BaseException:
+            exchange.failed()
+
+    asyncio.get_running_loop().run_in_executor(None, list, slices).add_done_callback(made)
+
+
+class _Generating(StreamedInference[GenerateCodec, bytes]):
+    """An inference by the generate extension that an exchange asks for."""
+
+    __slots__ = ("_asked", "_exchange")
+
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, asked: AskedModel) -> None:
+        super().__init__(endpoints, exchange.arrival_ns)
+        self._exchange = exchange
+        self._asked = asked
+
+    def find(self, endpoints: Endpoints[GenerateCodec]) -> Endpoint[GenerateCodec]:
+        return endpoints.find(self._asked.name, self._asked.version)
+
+    def decode(self, codec: GenerateCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
+        exchange = self._exchange
+        if len(exchange.body) > LONG_JSON_BYTES:
+            return self._endpoints.repository.long_bodies.generate(codec, exchange.body, exchange.arrival_ns, self.decoded)
+        return codec.decode(exchange.body, exchange.arrival_ns)
+
+    def refuse(self, error: GatewayError) -> None:
+        respond_error(self._ended(), error)
+
+    def _ended(self) -> Exchange:
+        """The exchange, which need not tell this any more."""
+        self._exchange.on_disconnect = self._exchange.on_drained = None
+        return self._exchange
+
+
+class Generate(_Generating):
+    """One JSON object; of a decoupled model that of its one part."""
+
+    __slots__ = ("_reply",)
+
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, asked: AskedModel) -> None:
+        super().__init__(endpoints, exchange, asked)
+        self._reply: bytes | None = None
+
+    def answer(self, reply: bytes) -> None:
+        self._ended().respond(200, reply)
+
+    def part(self, reply: bytes) -> bool:
+        if self._reply is not None:
+            raise self._not_one("more than one")
+        self._reply = reply
+        return True
+
+    def finish(self) -> None:
+        if self._reply is None:
+            raise self._not_one("none")
+        self.answer(self._reply)
+
+    def _not_one(self, parts: str) -> InvalidArgument:
+        return InvalidArgument(
+            "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+            f"of responses: model '{self._asked.name}' gave {parts}; ask by POST "
+            f"/v2/models/{quote(self._asked.name, safe='')}/generate_stream"
+        )
+
+
+class GenerateStream(_Generating):
+    """A server-sent event for each part, and for an error behind them; one for the answer of a model that gives it whole."""
+
+    __slots__ = ("_begun",)
+
+    def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, asked: AskedModel) -> None:
+        super().__init__(endpoints, exchange, asked)
+        self._begun = False
+
+    def answer(self, reply: bytes) -> None:
+        exchange = self._ended()
+        exchange.compress = False  # as where there are more of them
+        exchange.respond(200, _event(reply), _EVENTS, _NOT_KEPT)
+
+    def part(self, reply: bytes) -> bool:
+        self._begin()
+        self._exchange.write(_event(reply))
+        return not self._exchange.backlog
+
+    def finish(self) -> None:
+        self._begin()
+        self._ended().finish()
+
+    def refuse(self, error: GatewayError) -> None:
+        if not self._begun:
+            super().refuse(error)
+            return
+        exchange = self._ended()
+        exchange.write(_event(error_body(error.words)))
+        exchange.finish()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._exchange.begin(200, _EVENTS, _NOT_KEPT)
+
+
+def _event(data: bytes) -> bytes:
+    """A server-sent event. data: JSON without line ends."""
+    return b"data: %b\n\n" % data
+
+
+def respond_error(exchange: Exchange, error: GatewayError) -> None:
+    """Answer with an error; one that is safe to retry says when."""
+    headers = b""
+    if isinstance(error, Unavailable):
+        headers = b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_after_s or 1.0))
+    exchange.respond(STATUS[error.code], error_body(error.words), JSON, headers)

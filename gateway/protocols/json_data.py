@@ -1,0 +1,200 @@
+"""A tensor's elements as JSON and back, for all that speaks it; and how a message is read that holds them.
+
+msgspec parses a message and only skims over the `data` of a tensor (`msgspec.Raw`); that is parsed later, straight into a list
+of its datatype's kind, which is where a wrong element is found, and packed into an array. NaN, Infinity and -Infinity are read
+and written as these words, which JSON lacks and every v2 client has.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from math import isnan
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+import orjson
+
+from backends.datatypes import NUMPY
+from gateway.errors import InvalidArgument
+from gateway.garbage import collecting_nothing
+from gateway.protocols.tensors import check_count, out_of_range
+from gateway.wire.tensors import Buffer, shaped
+
+_Strict = TypeVar("_Strict")
+_Loose = TypeVar("_Loose")
+
+_MSGSPEC: Final = re.compile(r"Expected `.+`, got `(.+?)`(?: - at `\$(.*)`)?$")
+_JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole number", "float": "a number with a fraction"} | {
+    "array": "a list",
+    "object": "an object",
+}
+_EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]+\]")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+
+# datatype -> struct format, and what its JSON elements are
+_FORMATS: Final = {
+    "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
+    "FP32": "f", "FP64": "d", "BOOL": "?",
+}  # fmt: skip
+_KINDS: Final[dict[str, type]] = {"BOOL": bool, "FP32": float, "FP64": float, "BYTES": str} | dict.fromkeys(
+    (name for name in _FORMATS if "INT" in name), int
+)
+_data_decoders: Final[dict[tuple[type, int], msgspec.json.Decoder[Any]]] = {}
+
+
+def lists_from_json(
+    name: str, datatype: str, data: Any, json_depth: int, check: Callable[[int], object] | None = None
+) -> tuple[list[Any], int]:
+    """Read `data`: lists, flat or nested, whose elements are of the datatype's kind, and how deep they are nested, from 1.
+
+    data: `msgspec.Raw`, or already parsed. json_depth: the deepest nesting. check: gets the number of elements before they are
+    read, which takes some 30 times their bytes; of text it is not called. Raises: InvalidArgument, and what check raises.
+    """
+    kind = _KINDS.get(datatype)
+    if kind is None:
+        raise InvalidArgument(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input '{name}'"
+        )
+    depth = depth_of(data)
+    if not 0 < depth <= json_depth:
+        what = f"lists nested {depth} deep" if depth else "no list"
+        raise InvalidArgument(f"input '{name}': data: got {what}, expected a list, flat or nested, at most {json_depth} deep")
+    try:
+        if type(data) is msgspec.Raw:
+            if check is not None and (count := _elements(bytes(data))) is not None:
+                check(count)
+            decoder = _data_decoders.get((kind, depth))
+            if decoder is None:
+                decoder = _data_decoders[kind, depth] = msgspec.json.Decoder(_nested(kind, depth))
+            return decoder.decode(data), depth
+        return msgspec.convert(data, _nested(kind, depth)), depth
+    except ValueError as exc:
+        raise InvalidArgument(f"input '{name}': data: expected {datatype} elements{_odd_element(exc)}") from exc
+
+
+def tensor_of_elements(name: str, datatype: str, shape: Sequence[int], flat: list[Any]) -> np.ndarray:
+    """Shapes: (n,) -> shape. BYTES: strings as UTF-8. Raises: InvalidArgument."""
+    count = check_count(name, datatype, shape, len(flat))
+    if datatype == "BYTES":
+        elements = np.empty(count, NUMPY["BYTES"])
+        elements[:] = [text.encode() for text in flat]
+        return shaped(name, elements, shape)
+    try:
+        packed = struct.pack(f"<{count}{_FORMATS[datatype]}", *flat)
+    except (struct.error, OverflowError):
+        raise out_of_range(name, datatype, flat) from None
+    return shaped(name, np.frombuffer(packed, NUMPY[datatype]), shape)
+
+
+def tensor_from_json(
+    name: str, datatype: str, shape: Sequence[int], data: Any, json_depth: int, *, long: bool = False
+) -> np.ndarray:
+    """Shapes: nested or flat `data`, in row-major order -> shape. Raises: InvalidArgument.
+
+    long: the data may be, so elements are counted before they are read, and no garbage is looked for among their lists.
+    """
+    if long:
+        with collecting_nothing():
+            flat = _flat(name, datatype, data, json_depth, partial(check_count, name, datatype, shape))
+    else:
+        flat = _flat(name, datatype, data, json_depth)
+    return tensor_of_elements(name, datatype, shape, flat)
+
+
+def _flat(name: str, datatype: str, data: Any, json_depth: int, check: Callable[[int], object] | None = None) -> list[Any]:
+    flat, depth = lists_from_json(name, datatype, data, json_depth, check)
+    for _ in range(depth - 1):
+        flat = list(chain.from_iterable(flat))
+    return flat
+
+
+def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_Loose]) -> _Strict | _Loose:
+    """Read JSON. loose: what to read it as if it holds the words that JSON lacks. Raises: InvalidArgument."""
+    try:
+        return decoder.decode(message)
+    except msgspec.ValidationError as exc:
+        raise InvalidArgument(f"malformed inference request: {exc}") from exc
+    except RecursionError:
+        raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
+    except ValueError as exc:
+        text = bytes(message)
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
+    # Python's reader knows the words that JSON lacks, as Triton's and its clients' do.
+    try:
+        read = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(read, ensure_ascii=False).encode()  # a lone one is no text: this reader lets it pass, the strict one not
+        return msgspec.convert(read, loose)
+    except RecursionError:
+        raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
+    except ValueError as exc:
+        raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
+
+
+def depth_of(data: Any) -> int:
+    """How many lists `data` opens with, one within the other; 0: it is no list."""
+    depth = 0
+    if type(data) is msgspec.Raw:
+        for byte in memoryview(data):
+            if byte == 0x5B:
+                depth += 1
+            elif byte not in b" \t\r\n":
+                break
+    else:
+        while isinstance(data, list):
+            depth += 1
+            data = data[0] if data else None
+    return depth
+
+
+def _elements(text: bytes) -> int | None:
+    """How many elements lists have that hold neither text nor objects; None: they do hold such.
+
+    text: valid JSON. A list has a comma less than elements, but for an empty one, and is itself an element of another.
+    """
+    if b'"' in text or b"{" in text:
+        return None
+    return text.count(b",") + 1 - text.count(b"[]") - sum(1 for _ in _EMPTY_LIST.finditer(text))
+
+
+def _odd_element(exc: ValueError) -> str:
+    """What msgspec says of an element, in the client's words: JSON's, and where it stands in `data`."""
+    found = _MSGSPEC.match(str(exc))
+    if found is None:
+        return f": {exc}"
+    got, place = found.groups()
+    return f", got {_JSON_WORDS.get(got, got)}" + (f" at data{place}" if place else "")
+
+
+def _nested(kind: type, depth: int) -> Any:
+    nested: Any = kind
+    for _ in range(depth):
+        nested = list[nested]
+    return nested
+
+
+def to_json(name: str, datatype: str, array: np.ndarray) -> bytes:
+    """A flat JSON list, as Triton writes it. Floats: the shortest digits that give the same value of that datatype."""
+    if datatype == "BYTES":
+        try:
+            return orjson.dumps([element if isinstance(element, str) else bytes(element).decode() for element in array.flat])
+        except (UnicodeDecodeError, TypeError) as exc:  # a TypeError of orjson: a str that is no text either
+            raise InvalidArgument(
+                f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})"
+            ) from exc
+    return numbers_to_json(array)
+
+
+def numbers_to_json(array: np.ndarray) -> bytes:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
+    if flat.dtype.kind == "f" and b"null" in text:  # orjson's word for what is not finite
+        odd = flat[~np.isfinite(flat)].tolist()
+        words = [b"NaN" if isnan(value) else b"Infinity" if value > 0 else b"-Infinity" for value in odd]
+        return b"".join(chain.from_iterable(zip(text.split(b"null"), [*words, b""], strict=True)))
+    return text

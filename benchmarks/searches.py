@@ -7,7 +7,7 @@ Each search is `loadtest recommend SPEC` in a process of its own, as a user type
 on: `tiny` (one MatMul of 4 by 3: the load generator is the limit), `mlp` (eight layers of 1024², four candidates), `forest`
 (50 trees of scikit-learn in a Python class), `slow` (takes 300 ms, where 100 are asked: no candidate), and `minilm`
 (configs/loadtests/minilm-local.yaml). Ten in all, and `slow`. The last search of each goes on by `--resume --budget-minutes`.
-Budgets are what a proof takes, and one more that raises it (docs/loadtest.md, "How long a search needs"): an hour and a quarter in all.
+Budgets are what a proof takes, and one more that raises it (docs/loadtest.md, "How long a search needs"): 75 minutes in all.
 What was measured stays in DIR: interrupted, or stopped after N minutes, the benchmark goes on when it is called again.
 
 Printed for each: the state, the rate claimed for the winner, what share that is of its peak, how much dearer it is than the

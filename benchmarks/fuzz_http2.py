@@ -110,6 +110,8 @@ class _Echo:
 
     def cut_off(self) -> None: ...
 
+    def crowded(self) -> None: ...
+
 
 def conversation(rng: random.Random, *, wide: bool) -> bytes:
     """What one client sends. wide: with windows that all answers fit into."""

@@ -74,6 +74,8 @@ class _Answer:
 
     def cut_off(self) -> None: ...
 
+    def crowded(self) -> None: ...
+
 
 def own(reads: list[bytes]) -> int:
     """Answer every call; returns how many bytes that took."""

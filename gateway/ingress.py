@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from backends.base import ModelSpec
 from gateway.clock import Clock, LoopClock
-from gateway.config import Backend, Config, Model
+from gateway.config import Backend, Config, Limits, Model
+from gateway.config.server import BODIES_OF_ONE_REQUEST
 from gateway.edges.grpc_server import GrpcServer
 from gateway.edges.http_server import HttpServer
 from gateway.edges.rest_routes import RestRoutes
@@ -22,7 +23,9 @@ from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.engine.workers import WorkerPool
 from gateway.errors import NotReady
 from gateway.process.announcement import ReadyModel
+from gateway.process.machine import memory_bytes
 from gateway.process.ports import PortClaims
+from gateway.wire.memory import Memory
 
 _FREEING_S: Final = 0.5
 _FREEING_LEAST_S: Final = 0.1
@@ -77,6 +80,7 @@ class Ingress:
         )
         self._claims = PortClaims(config.server, owner=owner)
         self._reuse_port = owner is not None
+        self._memory = Memory(_memory_bytes(config.server.limits))
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._flushing: asyncio.Task[None] | None = None
@@ -103,12 +107,12 @@ class Ingress:
     def rest_listener(self) -> HttpServer:
         """Make what answers REST; it listens once it is started, and is drained with the rest. Once, if `start` has not."""
         limits = self._config.server.limits
-        self._http = HttpServer(RestRoutes(self.repository, limits, expose_metrics=self._expose_metrics), limits)
+        self._http = HttpServer(RestRoutes(self.repository, limits, expose_metrics=self._expose_metrics), limits, self._memory)
         return self._http
 
     def grpc_listener(self) -> GrpcServer:
         """Likewise for gRPC."""
-        self._grpc = GrpcServer(self.repository, self._config.server.limits)
+        self._grpc = GrpcServer(self.repository, self._config.server.limits, self._memory)
         return self._grpc
 
     async def drain(self) -> None:
@@ -168,6 +172,11 @@ class Ingress:
                 self.metrics.flush()
             except Exception:
                 log.exception("metrics are behind")
+
+
+def _memory_bytes(limits: Limits) -> int:
+    """What all connections together may hold."""
+    return limits.memory_bytes or max(memory_bytes() // 4, BODIES_OF_ONE_REQUEST * limits.body_bytes)
 
 
 def _probed(lanes: Iterable[Lane]) -> bool:

@@ -247,6 +247,12 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 ("9000: http_port has it too, expected another port", "0 is any free one"),
             ),
             Mistake(
+                "memory for less than one request",
+                "server:\n  limits:\n    memory_bytes: 1000000  # !\nmodels: [{name: m, backends: [{kind: synthetic}]}]\n",
+                "server.limits.memory_bytes",
+                ("1000000: is too little, expected at least 268435456, which is 4 times body_bytes", "lower body_bytes"),
+            ),
+            Mistake(
                 "host with a port",
                 "server:\n  host: localhost:9000  # !\nmodels: [{name: m, backends: [{kind: synthetic}]}]\n",
                 "server.host",

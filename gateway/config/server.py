@@ -1,11 +1,14 @@
 """The sections `server` and `ray`: the listeners, the processes that own them, and Ray."""
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from pydantic import Field
 
 from gateway.config.fields import Host, Port, Strict
 from gateway.documents.faults import Unfit
+
+BODIES_OF_ONE_REQUEST: Final = 4  # what it may hold, in bodies of the longest kind
 
 
 class Limits(Strict):
@@ -21,6 +24,18 @@ class Limits(Strict):
     pipelined_requests: int = Field(default=64, ge=1)
     requests_per_connection: int = Field(default=0, ge=0)  # 0: never recycled
     json_depth: int = Field(default=32, ge=1, le=256)
+    memory_bytes: int | None = Field(default=None, ge=1)  # None: a quarter of the machine's, or of the cgroup's
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        """For `gateway.documents.lenient`, as all of this name."""
+        return (self._memory_of_one_request(),)
+
+    def _memory_of_one_request(self) -> Iterator[Unfit]:
+        least = BODIES_OF_ONE_REQUEST * self.body_bytes
+        if self.memory_bytes is not None and self.memory_bytes < least:
+            expected = f"at least {least}, which is {BODIES_OF_ONE_REQUEST} times body_bytes"
+            remedy = "one request may take so much: lower body_bytes as well"
+            yield Unfit("is too little", expected=expected, remedy=remedy, at=("memory_bytes",))
 
 
 class ServerSection(Strict):

@@ -15,11 +15,12 @@ from urllib.parse import quote_from_bytes
 
 from google.protobuf.message import DecodeError, EncodeError, Message
 
-from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidArgument, NotReady, TooLarge
+from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidArgument, NotReady, Overloaded, TooLarge
 from gateway.protocols.grpc import STATUS, trailers
 from gateway.wire.compression import inflate
 from gateway.wire.http2_headers import Headers, header_block
 from gateway.wire.http2_receiver import Receiver
+from gateway.wire.memory import NO_MEMORY
 
 ENCODINGS: Final = (b"identity", b"gzip", b"deflate")
 _MOST_INFLATED: Final = 1032  # times its length, by deflate's best
@@ -61,6 +62,9 @@ class Stream(Protocol):
     def reserve(self, size: int, again: Callable[[], None]) -> bool:
         """Hold so many bytes beyond those that came. False: not yet; again is called when to ask once more."""
 
+    def settle(self, reserved: int, size: int) -> bool:
+        """Of what was reserved, so much is held. False: all connections together have no memory for it."""
+
     def give_back(self, size: int) -> None:
         """Hold so many less of those reserved."""
 
@@ -79,6 +83,9 @@ class CallHandler(Protocol):
 
     def drained(self) -> None:
         """More can be sent: what was sent before has left, after it had to wait for the client."""
+
+    def leave(self, error: GatewayError) -> None:
+        """End the call with an error, once what is whole has been answered."""
 
 
 class OneMessage(ABC):
@@ -106,6 +113,9 @@ class OneMessage(ABC):
     def cancel(self) -> None: ...  # noqa: B027  # what is over with `start` has nothing to give up
 
     def drained(self) -> None: ...  # noqa: B027  # nor anything left to send
+
+    def leave(self, error: GatewayError) -> None:
+        self._call.end_with(error)
 
 
 class GrpcCall:
@@ -215,23 +225,30 @@ class GrpcCall:
                     raise InvalidArgument(f"the call ends within a message, {len(self._buffer)} bytes after its begin")
                 self._handler.end()
         except GatewayError as exc:
-            self._end_with(exc)
+            self.end_with(exc)
         except BaseException:
             self.failed()
 
     def failed(self) -> None:
         """End the call for a fault of ours (from an except clause): it costs this call, not the connection and every other."""
         log.exception("a gRPC call failed")
-        self._end_with(InternalError("internal error"))
+        self.end_with(InternalError("internal error"))
 
     def late(self) -> None:
         if not self._held and (self._buffer or isinstance(self._handler, OneMessage)):
-            self._end_with(DeadlineExceeded("the message did not end in time (server.limits.body_timeout_s)"))
+            self.end_with(DeadlineExceeded("the message did not end in time (server.limits.body_timeout_s)"))
 
     def cut_off(self) -> None:
-        self._end_with(NotReady("the server is shutting down", retry_after_s=1.0))
+        self.end_with(NotReady("the server is shutting down", retry_after_s=1.0))
 
-    def _end_with(self, error: GatewayError) -> None:
+    def crowded(self) -> None:
+        if self._handler is not None:
+            try:
+                self._handler.leave(Overloaded(NO_MEMORY, retry_after_s=1.0))
+            except BaseException:
+                self.failed()
+
+    def end_with(self, error: GatewayError) -> None:
         """Fail, whoever is still at an answer: nobody waits for that."""
         handler = self._handler
         self.fail(error)
@@ -318,13 +335,16 @@ class GrpcCall:
             handler = self._handler
             if handler is None:  # the call is over
                 return
-            self.stream.give_back(reserved - len(message))
             self._held = self._inflating = False
+            if not self.stream.settle(reserved, len(message)):
+                self.stream.give_back(len(message))
+                self.crowded()
+                return
             handler.message(message, size)
             if not self._held:
                 self.take(b"", self._ended)
         except GatewayError as exc:
-            self._end_with(exc)
+            self.end_with(exc)
         except BaseException:  # no memory for it, say
             self.failed()
 
@@ -353,6 +373,8 @@ class _Deaf:
 
     def cut_off(self) -> None:
         self._call.cut_off()
+
+    def crowded(self) -> None: ...  # what came before it is all that is held
 
 
 def _quoted(text: str) -> bytes:

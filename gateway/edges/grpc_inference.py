@@ -19,6 +19,7 @@ from gateway.types import InferRequest
 # Of Triton's: told with each answer of a stream; and asked for where an answer in parts is to end with an empty one.
 _FINAL: Final = "triton_final_response"
 _WANTS_FINAL: Final = "triton_enable_empty_final_response"
+_LONG_MESSAGE: Final = 64 << 10  # its bytes are counted until it is answered
 _STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
 
 
@@ -99,7 +100,7 @@ class InferCall(OneMessage):
 class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
     """One inference of a stream, which sends its replies when it is their turn; parts are sent when they are there."""
 
-    __slots__ = ("_data", "_final", "_message", "_on_reply", "_takes_long", "call", "in_parts", "inflated", "replies")
+    __slots__ = ("_data", "_final", "_message", "_on_reply", "_takes_long", "call", "in_parts", "replies", "reserved")
 
     def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes, on_reply: Callable[[], None]) -> None:
         super().__init__(endpoints, time.monotonic_ns())
@@ -108,7 +109,7 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
         self._message = None
         self._on_reply = on_reply
         self.in_parts = False
-        self.inflated = 0  # bytes of its message, if that came compressed
+        self.reserved = 0  # bytes of its message, if that is long or came compressed
         self._final = False  # it has been sent
         self.replies: tuple[pb.ModelInferResponse | GatewayError, ...] | None = None  # what is left to send; None: not known
 
@@ -179,7 +180,10 @@ class InferStream:
 
     def shut_down(self) -> None:
         """Answer what came, then end."""
-        self._farewell = NotReady("the server is shutting down", retry_after_s=1.0)
+        self.leave(NotReady("the server is shutting down", retry_after_s=1.0))
+
+    def leave(self, error: GatewayError) -> None:
+        self._farewell = error
         self._call.deafen()
         self.drained()
 
@@ -232,10 +236,21 @@ class InferStream:
                 call.go_on()
             if self._waiting is None:
                 break
-            (data, size), self._waiting = self._waiting, None
+            data, size = self._waiting
+            reserved = len(data) if len(data) + 5 != size else 0  # when it was inflated
+            if not reserved and len(data) > _LONG_MESSAGE:
+                if not call.stream.reserve(len(data), self.drained):
+                    break
+                reserved = len(data)
+                if not call.stream.settle(reserved, reserved):
+                    self._waiting = None
+                    call.stream.give_back(reserved)
+                    call.crowded()
+                    continue
+            self._waiting = None
             call.stream.credit(size)
             inference = _Turn(self._endpoints, call, data, self.drained)
-            inference.inflated = len(data) if len(data) + 5 != size else 0
+            inference.reserved = reserved
             running.append(inference)
             inference.start()
             if inference.in_parts:
@@ -248,8 +263,8 @@ class InferStream:
 
     def _send(self, inference: _Turn) -> None:
         replies, inference.replies = inference.replies or (), None  # an error may hold frames that hold the inference
-        if inference.inflated:
-            self._call.stream.give_back(inference.inflated)
+        if inference.reserved:
+            self._call.stream.give_back(inference.reserved)
         for reply in replies:
             if isinstance(reply, pb.ModelInferResponse):
                 reply.parameters[_FINAL].bool_param = True

@@ -26,6 +26,7 @@ from gateway.engine.repository import Repository
 from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.protocols.grpc import ModelCodec
 from gateway.wire.http2_headers import header_block
+from gateway.wire.memory import Memory
 
 _PROTOCOL: Final = "grpc"
 _SERVICE: Final = "inference.GRPCInferenceService"
@@ -42,10 +43,11 @@ _NOT_GRPC: Final = header_block(status=415)
 class GrpcServer:
     """Life: start -> drain. On the event loop it was made on."""
 
-    def __init__(self, repository: Repository, limits: Limits) -> None:
+    def __init__(self, repository: Repository, limits: Limits, memory: Memory | None = None) -> None:
         """limits: body_bytes is the longest message, header_bytes the most metadata of a call, header_timeout_s how long a
-        connection may take to become HTTP/2."""
+        connection may take to become HTTP/2. memory: what bounds it beside other listeners of this process."""
         self._limits = limits
+        self._memory = memory or Memory()
         self._repository = repository
         self._connections: set[Http2Connection] = set()
         self._all_closed = asyncio.Event()
@@ -98,7 +100,7 @@ class GrpcServer:
 
     def _connect(self) -> Http2Connection:
         refused = len(self._connections) >= self._limits.connections
-        connection = Http2Connection(self._limits, self.open, self._closed, refused=refused)
+        connection = Http2Connection(self._limits, self.open, self._closed, refused=refused, memory=self._memory)
         self._connections.add(connection)
         self._all_closed.clear()
         return connection

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from gateway.edges.grpc_call import GrpcCall, OneMessage, parser
 from gateway.engine.repository import Repository
-from gateway.errors import InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -78,6 +78,9 @@ class ReflectionCall:
 
     def end(self) -> None:
         self._call.finish()
+
+    def leave(self, error: GatewayError) -> None:
+        self._call.fail(error)
 
     def cancel(self) -> None: ...
 

@@ -13,6 +13,7 @@ from typing import Final, cast
 from gateway.config import Limits
 from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import ServerConnection
+from gateway.wire.memory import Memory
 
 _WRITE_PIECE: Final = 1 << 16  # longer bodies are handed to the transport as they are, not joined
 
@@ -27,8 +28,9 @@ class Http2Connection(asyncio.Protocol):
         on_closed: "Callable[[Http2Connection], None]",
         *,
         refused: bool = False,
+        memory: Memory | None = None,
     ) -> None:
-        """refused: there are too many; it is cut as soon as it is made."""
+        """refused: there are too many; it is cut as soon as it is made. memory: of the process."""
         self._loop = asyncio.get_running_loop()
         self._body_timeout_s = limits.body_timeout_s
         self._on_closed = on_closed
@@ -37,7 +39,7 @@ class Http2Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = inf  # when it is due
         self._write_timer: asyncio.TimerHandle | None = None  # runs while the client takes nothing of what it asked for
-        self._core = ServerConnection(limits, on_stream, self._wake, self._loop.time)
+        self._core = ServerConnection(limits, on_stream, self._wake, self._loop.time, memory)
 
     def __repr__(self) -> str:
         return f"<Http2Connection: {self._core!r}>"
@@ -79,10 +81,11 @@ class Http2Connection(asyncio.Protocol):
             transport.resume_reading()
 
     def pause_writing(self) -> None:
-        self._core.pause()
         if self._transport is not None:
+            unread = self._transport.get_write_buffer_size()
+            self._core.pause(unread)
             self._transport.pause_reading()
-            self._watch_writing(self._transport.get_write_buffer_size() + 1)
+            self._watch_writing(unread + 1)
 
     def _watch_writing(self, unread_before: int) -> None:
         """Cut the connection when its client has taken nothing for as long as it may."""

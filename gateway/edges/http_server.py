@@ -22,6 +22,7 @@ from typing import Final, cast
 from gateway.config import Limits
 from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection
+from gateway.wire.memory import Memory
 from gateway.wire.requests import DEAF, HEAD, IDLE
 from gateway.wire.tensors import Buffer
 
@@ -43,10 +44,14 @@ def last_words_s(timeout_s: float) -> float:
 class HttpServer:
     """A listener and its connections. Life: start -> drain. Everything on one event loop."""
 
-    def __init__(self, handler: Handler, limits: Limits) -> None:
-        """handler: called on the loop with each whole request; it answers through the exchange, at once or later."""
+    def __init__(self, handler: Handler, limits: Limits, memory: Memory | None = None) -> None:
+        """handler: called on the loop with each whole request; it answers through the exchange, at once or later.
+
+        memory: what bounds it beside other listeners of this process.
+        """
         self.handler = handler
         self.limits = limits
+        self.memory = memory or Memory()
         self.draining = False
         self.connections: set[HttpConnection] = set()
         # Reads of all connections land here, one at a time, and are parsed before the next.
@@ -118,7 +123,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     )  # fmt: skip
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
-        self.http = Http1Connection(server.handler, server.limits, self)
+        self.http = Http1Connection(server.handler, server.limits, self, memory=server.memory)
         self._reader = self.http.reader
         self._server = server
         self._limits = server.limits
@@ -244,6 +249,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             future.add_done_callback(lambda future: done(future.result))
 
+    def abort(self) -> None:
+        """Cut the connection off."""
+        self._transport.abort()
+
     # the server's calls
 
     def close_if_idle(self) -> None:
@@ -254,10 +263,6 @@ class HttpConnection(asyncio.BufferedProtocol):
     def cut_off(self) -> None:
         """Answer what is in flight, what waits and what is being read with an error, then close."""
         self.http.cut_off()
-
-    def abort(self) -> None:
-        """Cut the connection off."""
-        self._transport.abort()
 
     # time
 

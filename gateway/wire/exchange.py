@@ -53,14 +53,19 @@ class Answering(Protocol):
 
 
 class Pieces:
-    """An answer in pieces that has begun. held: pieces whose turn has not come. written: its head is. last: and it said so."""
+    """An answer in pieces that has begun.
 
-    __slots__ = ("_chunked", "_head_alone", "head", "held", "last", "written")
+    held: pieces whose turn has not come. held_behind: bytes of what further pieces are made of. written: its head is. last: and
+    it said so.
+    """
+
+    __slots__ = ("_chunked", "_head_alone", "head", "held", "held_behind", "last", "written")
 
     def __init__(self, head: bytes, *, chunked: bool, head_alone: bool) -> None:
         """head: without its last line. chunked: else the end of the connection ends the answer."""
         self.head = head
         self.held: list[Buffer] = []
+        self.held_behind = 0
         self.written = False
         self.last = False
         self._chunked = chunked
@@ -188,14 +193,15 @@ class Exchange:
         else:
             self.respond(200, body, content_type, headers)
 
-    def begin(self, status: int, content_type: bytes, headers: bytes = b"") -> None:
-        """Begin an answer in pieces. Its head leaves with the first of them."""
+    def begin(self, status: int, content_type: bytes, headers: bytes = b"", *, held_behind: int = 0) -> None:
+        """Begin an answer in pieces. Its head leaves with the first of them. held_behind: bytes of what they are made of."""
         if self.connection is None:
             return
         if self.answered or self.pieces is not None:
             raise RuntimeError(f"{self!r} was answered before")
         head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n%b" % (status, REASONS.get(status, b""), content_type, headers)
         self.pieces = Pieces(head, chunked=not self.http_1_0, head_alone=self.method == b"HEAD")
+        self.pieces.held_behind = held_behind
 
     def write(self, piece: Buffer) -> None:
         """Send a piece, which must not change any more, at once or when its turn comes."""

@@ -27,12 +27,14 @@ from gateway.config import Limits
 from gateway.wire.coding import inflate_body, is_coded
 from gateway.wire.exchange import Exchange, Handler, Pieces, Result, Run
 from gateway.wire.http_errors import error_body
+from gateway.wire.memory import FREE_BYTES, NO_MEMORY, Memory
 from gateway.wire.requests import BODY, DEAF, FILLING, HEAD, IDLE, PHASES, RequestReader
 from gateway.wire.tensors import Buffer
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WRITE_NOW_BYTES: Final = 64 << 10  # an answer of more does not wait for those of the same read
 _TURN_NS: Final = 5_000_000  # and the request that it is used up with
+_AGAIN: Final = b"Retry-After: 1\r\n"
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,9 @@ class Outlet(Protocol):
     def close(self) -> None:
         """Close once what was written has left."""
 
+    def abort(self) -> None:
+        """Close at once, whatever waits to be sent."""
+
     def run(self, work: Result, done: Callable[[Result], None]) -> None:
         """Do work that takes long where it holds nobody up, then call done with what gives its result or raises."""
 
@@ -77,13 +82,24 @@ class Http1Connection:
     """
 
     __slots__ = (
-        "_answered_requests", "_backlog", "_called", "_clock", "_congested", "_continue_due", "_exchanges", "_gathering",
-        "_handler", "_limits", "_outlet", "_reading", "_turn_began_ns", "_unread", "draining", "held_bytes", "last_arrival_ns",
-        "reader",
+        "_account", "_answered_requests", "_backlog", "_called", "_clock", "_congested", "_continue_due", "_exchanges",
+        "_gathering", "_handler", "_large_bytes", "_limits", "_outlet", "_reading", "_turn_began_ns", "_unread", "draining",
+        "held_bytes", "last_arrival_ns", "reader",
     )  # fmt: skip
 
-    def __init__(self, handler: Handler, limits: Limits, outlet: Outlet, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """handler: called with each whole request; it answers through the exchange, at once or later."""
+    def __init__(
+        self,
+        handler: Handler,
+        limits: Limits,
+        outlet: Outlet,
+        clock: Callable[[], int] = time.monotonic_ns,
+        memory: Memory | None = None,
+    ) -> None:
+        """handler: called with each whole request; it answers through the exchange, at once or later.
+
+        memory: of the process.
+        """
+        self._account = (memory or Memory()).open(self)
         self.reader = RequestReader(self, limits)
         self.draining = False
         self.last_arrival_ns = clock()
@@ -102,6 +118,7 @@ class Http1Connection:
         self._continue_due = False
         self._answered_requests = 0
         self.held_bytes = 0  # see _hold
+        self._large_bytes = 0  # of long answers that were written since nothing waited for the client
 
     def __repr__(self) -> str:
         phase = PHASES[self.reader.phase]
@@ -172,11 +189,13 @@ class Http1Connection:
     def pause_writing(self) -> None:
         """Much waits for the client."""
         self._congested = True
+        self._account.owe(self.held())
         self._settle()
 
     def resume_writing(self) -> None:
         """Little does any more; or nothing, where every byte is to be told of."""
         self._congested = False
+        self._account.paid()
         self._drained()
         self._settle()
 
@@ -209,6 +228,7 @@ class Http1Connection:
 
     def lost(self) -> None:
         """The client is gone, or was cut off. Nothing may be called any more."""
+        self._account.close()
         self.reader.close()
         self._leave()
         del self._outlet  # it refers to this connection: free both now, not when the collector comes by
@@ -255,7 +275,7 @@ class Http1Connection:
         self.held_bytes += size
         if exchange.fault is not None:
             status, message = exchange.fault
-            exchange.respond(status, error_body(message))
+            exchange.respond(status, error_body(message), headers=_AGAIN if status == 503 else b"")
         elif b"content-encoding" in exchange.headers and is_coded(exchange):
             self._hold(exchange, self._limits.body_bytes)  # so much it may become
             inflate_body(exchange, self._limits.body_bytes, self._outlet.run, self._inflated)
@@ -263,9 +283,11 @@ class Http1Connection:
             self._handle(exchange)
 
     def _inflated(self, exchange: Exchange) -> None:
-        self._handle(exchange)
-        if exchange.connection is not None and exchange.head is None:
-            self._hold(exchange, len(exchange.body))
+        self._hold(exchange, len(exchange.body))
+        if self._account.ask(self.held()):
+            self._handle(exchange)
+        else:
+            exchange.respond(503, error_body(NO_MEMORY), headers=_AGAIN)
 
     def _handle(self, exchange: Exchange) -> None:
         try:
@@ -299,6 +321,8 @@ class Http1Connection:
         else:
             exchange.body = b""  # what it has asked is over, though its answer waits
             self._hold(exchange, exchange.length)
+            if exchange.length > FREE_BYTES:
+                self._account.owe(self.held())
 
     def _flush(self) -> None:
         """Write the answers whose turn it is."""
@@ -322,7 +346,7 @@ class Http1Connection:
             if exchange.method != b"HEAD":
                 out += exchange.parts
             if exchange.length > _WRITE_NOW_BYTES:
-                self._outlet.write(out)
+                self._write_large(out, exchange.length)
                 out = []
         if out:
             self._outlet.write(out)
@@ -338,6 +362,16 @@ class Http1Connection:
             self._write_pieces(exchanges[0], pieces)
             if not self.unsent:
                 self._drained()
+
+    def _write_large(self, parts: list[Buffer], size: int) -> None:
+        """Write buffers that are held until their last byte has left."""
+        outlet = self._outlet
+        if not outlet.unsent:
+            self._large_bytes = 0
+        outlet.write(parts)
+        self._large_bytes += size
+        if outlet.unsent:
+            self._account.owe(self.held())
 
     def piece_added(self, exchange: Exchange, pieces: Pieces) -> None:
         if self._exchanges[0] is exchange and not self._gathering:
@@ -425,7 +459,33 @@ class Http1Connection:
             return not self._congested
         limits = self._limits
         few = len(self._exchanges) < limits.pipelined_requests and self.held_bytes < limits.body_bytes
-        return few and not self._congested
+        return few and not self._congested and (self.held_bytes <= self._account.granted or self._account.ask(self.held()))
+
+    def may_hold(self, body_bytes: int) -> bool:
+        """Whether there is memory for so much of the body that is being read."""
+        return self._account.ask(self._held_besides() + body_bytes)
+
+    def held(self) -> int:
+        """Bytes that clients make this connection hold; heads, which are short, are not counted."""
+        return self._held_besides() + self.reader.body_bytes
+
+    def unfinished(self) -> int:
+        return self.reader.body_bytes
+
+    def unread(self) -> int:
+        unsent = self._outlet.unsent
+        return max(unsent, self._large_bytes) if unsent else 0
+
+    def give_way(self) -> None:
+        self.refuse(503, NO_MEMORY)
+
+    def cut(self) -> None:
+        self._outlet.abort()
+
+    def _held_besides(self) -> int:
+        """Without the body that is being read."""
+        in_pieces = sum(exchange.pieces.held_behind for exchange in self._exchanges if exchange.pieces is not None)
+        return self.held_bytes + in_pieces + len(self._unread) + self.unread()
 
     def _hold(self, exchange: Exchange, size: int) -> None:
         """Count what an exchange makes us hold: its body, or its answer that waits."""

@@ -12,7 +12,7 @@ Headers = dict[bytes, bytes]
 DEFAULT_TABLE_BYTES: Final = 4096  # RFC 9113 6.5.2
 SIZE_UPDATE: Final = b"\x20"  # RFC 7541 6.3: from here on the table is empty, and stays so
 _BLOCKS_REMEMBERED: Final = 256
-_LONGEST_REMEMBERED: Final = 1024  # bytes of such a block
+LONGEST_REMEMBERED: Final = 1024  # bytes of such a block
 # What is longer than the limit is decoded, to keep the table, and refused; what is so much longer ends the connection.
 TOLERANCE: Final = 4
 
@@ -81,6 +81,6 @@ class HeaderReader:
         if sum(len(name) + len(value) + 32 for name, value in fields) > self._most_bytes:
             return None
         headers = dict(fields)
-        if not table.changed and len(block) <= _LONGEST_REMEMBERED:
+        if not table.changed and len(block) <= LONGEST_REMEMBERED:
             self.known[block] = headers
         return headers

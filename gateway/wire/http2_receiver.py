@@ -21,6 +21,9 @@ class Receiver(Protocol):
     def cut_off(self) -> None:
         """The server ends: answer now."""
 
+    def crowded(self) -> None:
+        """There is no memory for more: end, once what is whole has been answered."""
+
 
 class _Nobody:
     """Receives for streams that are over, so that these and their handlers are freed without the cyclic collector."""
@@ -34,6 +37,8 @@ class _Nobody:
     def late(self) -> None: ...
 
     def cut_off(self) -> None: ...
+
+    def crowded(self) -> None: ...
 
 
 NOBODY: Final[Receiver] = _Nobody()

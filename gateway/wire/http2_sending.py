@@ -54,6 +54,11 @@ class Stream:
         return sum(map(len, self._outbox or ()))
 
     @property
+    def held_to_send(self) -> int:
+        """Bytes that are held for those: a message is, until all of it has left."""
+        return sum(memoryview(part.obj).nbytes for part in self._outbox or ())
+
+    @property
     def backlog(self) -> bool:
         """Whether something that was sent still waits for the other side. Who finds that is told when it has left."""
         if self._outbox:
@@ -163,6 +168,10 @@ class Stream:
         """Hold so many bytes for this request beyond those that came. False: not yet; again is called when to ask once more."""
         return self._connection.reserve(self, size, again)
 
+    def settle(self, reserved: int, size: int) -> bool:
+        """Of what was reserved, so much is held. False: all connections together have no memory for it."""
+        return self._connection.settle(self, reserved, size)
+
     def give_back(self, size: int) -> None:
         """Hold so many less of those reserved."""
         self._connection.give_back(self, size)
@@ -224,8 +233,8 @@ class Sender(ABC):
         self.told_when_drained.clear()
         self._wake = lambda: None  # or the shell and this would hold each other until the cyclic collector comes
 
-    def pause(self) -> None:
-        """The shell can send no more for now."""
+    def pause(self, unread: int = 0) -> None:
+        """The shell can send no more for now. unread: bytes that it holds."""
         self.write_paused = True
         self.room = 0
 
@@ -270,6 +279,10 @@ class Sender(ABC):
 
     def reserve(self, stream: Stream, size: int, again: Callable[[], None]) -> bool:
         """Of a stream's."""
+        return True
+
+    def settle(self, stream: Stream, reserved: int, size: int) -> bool:
+        """Likewise."""
         return True
 
     def give_back(self, stream: Stream, size: int) -> None: ...  # noqa: B027  # likewise

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 FREE_BYTES: Final = 256 << 10
 STEP_BYTES: Final = 256 << 10
 UNLIMITED: Final = 1 << 62
+NO_MEMORY: Final = "all requests together hold as much memory as they may (server.limits.memory_bytes): try again"
 
 
 class Holder(Protocol):
@@ -27,8 +28,11 @@ class Holder(Protocol):
     def held(self) -> int:
         """Bytes that it holds now, or may hold without asking."""
 
-    def reading(self) -> int:
+    def unfinished(self) -> int:
         """Of these, those of requests that are not whole."""
+
+    def unread(self) -> int:
+        """Of these, those of answers that its client has not taken."""
 
     def give_way(self) -> None:
         """Refuse the largest request that is not whole."""
@@ -38,7 +42,10 @@ class Holder(Protocol):
 
 
 class Memory:
-    """Of a process. most_bytes: what was granted stays below it; what is owed goes beyond it only where nobody is left to cut."""
+    """Of a process.
+
+    most_bytes: what is granted stays below it; what is owed goes beyond it only where nobody is left to cut.
+    """
 
     def __init__(self, most_bytes: int = UNLIMITED) -> None:
         self.most_bytes = most_bytes
@@ -70,12 +77,13 @@ class Memory:
             self._look()
             while self.granted_bytes > self.most_bytes and self._one_gives_way(account, 0):
                 pass
-            while self.granted_bytes > self.most_bytes:
-                oldest = next((each for each in self._unread if each is not account), None)
-                if oldest is None:
+            for oldest in [each for each in self._unread if each is not account]:
+                if self.granted_bytes <= self.most_bytes:
                     return
-                self.forget(oldest)
-                oldest.holder.cut()
+                self._unread.pop(oldest, None)
+                if oldest.holder is not None and oldest.holder.unread() > 0:
+                    self.count(oldest, 0)
+                    oldest.holder.cut()
 
     def paid(self, account: "Account") -> None:
         """For `Account.paid`."""
@@ -100,7 +108,7 @@ class Memory:
     def _look(self) -> None:
         """See what was let go."""
         for account in list(self._accounts):
-            self.count(account, account.holder.held())
+            self.count(account, account.held())
 
     def _make_room(self, asker: "Account", size: int) -> bool:
         self._look()
@@ -115,33 +123,42 @@ class Memory:
         for account in sorted(self._accounts, key=lambda each: each.counted, reverse=True):
             if account.counted <= wanted:
                 return False
-            if account is not asker and account.holder.reading() > 0:
+            holder = account.holder
+            if account is not asker and holder is not None and holder.unfinished() > 0:
                 before = account.counted
-                account.holder.give_way()
-                self.count(account, account.holder.held())
+                holder.give_way()
+                self.count(account, account.held())
                 if account.counted < before:
                     return True
         return False
 
 
 class Account:
-    """What one connection was granted. granted: it may hold so much. counted: of that, what the process counts."""
+    """What one connection was granted.
+
+    granted: it may hold so much. counted: of that, what the process counts. holder: the connection, until it is gone.
+    """
 
     __slots__ = ("_memory", "counted", "granted", "holder")
 
     def __init__(self, memory: Memory, holder: Holder) -> None:
         self.granted = FREE_BYTES
         self.counted = 0
-        self.holder = holder
+        self.holder: Holder | None = holder
         self._memory = memory
 
     def ask(self, size: int) -> bool:
         """Whether the connection may hold so many bytes in all."""
-        return size <= self.granted or self._memory.grant(self, size)
+        return size <= self.granted or (self.holder is not None and self._memory.grant(self, size))
 
     def owe(self, size: int) -> None:
         """The connection holds so many bytes in all, answers among them that its client does not take."""
-        self._memory.owe(self, max(size, self.counted))
+        if self.holder is not None:
+            self._memory.owe(self, max(size, self.counted))
+
+    def held(self) -> int:
+        """What the connection holds now."""
+        return 0 if self.holder is None else self.holder.held()
 
     def paid(self) -> None:
         """The client has taken its answers."""
@@ -150,12 +167,7 @@ class Account:
     def close(self) -> None:
         """The connection is gone."""
         self._memory.forget(self)
-        del self.holder  # it refers to this: free both now, not when the collector comes by
-
-
-def no_memory(most_bytes: int) -> str:
-    """What a client is told."""
-    return f"all requests together hold the {most_bytes} bytes that they may (server.limits.memory_bytes): try again"
+        self.holder = None  # it refers to this: free both now, not when the collector comes by
 
 
 def _counted(size: int) -> int:

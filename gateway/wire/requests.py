@@ -18,6 +18,7 @@ import httptools
 import numpy as np
 
 from gateway.config import Limits
+from gateway.wire.memory import FREE_BYTES, NO_MEMORY, STEP_BYTES
 from gateway.wire.tensors import Buffer
 
 # The phases. Plain constants: a member of an Enum takes 13 times as long to look up on Python 3.11, and there are ten of them
@@ -46,8 +47,11 @@ class RequestSink(Protocol):
     def continue_expected(self) -> None:
         """The client sends the body of its request once it has read `100 Continue`."""
 
+    def may_hold(self, body_bytes: int) -> bool:
+        """Whether there is memory for so much of the body that is being read."""
+
     def refused(self, status: int, message: str) -> None:
-        """The stream is at fault; nothing more is read."""
+        """The stream is at fault, or there is no memory for it; nothing more is read."""
 
 
 class RequestReader:
@@ -58,9 +62,9 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_body", "_body_bytes", "_chunked", "_content", "_content_bytes", "_filled", "_head_fed", "_head_is_new",
-        "_header_bytes", "_header_count", "_headers", "_host", "_http_1_0", "_keep_alive", "_limits", "_method", "_parser",
-        "_refusal", "_sink", "_target", "_upgrading", "_url", "buffer", "phase", "requests",
+        "_body", "_body_bytes", "_chunked", "_content", "_content_bytes", "_filled", "_granted", "_head_fed",
+        "_head_is_new", "_header_bytes", "_header_count", "_headers", "_host", "_http_1_0", "_keep_alive", "_limits", "_method",
+        "_parser", "_refusal", "_sink", "_target", "_upgrading", "_url", "buffer", "phase", "requests",
     )  # fmt: skip
 
     def __init__(self, sink: RequestSink, limits: Limits) -> None:
@@ -87,6 +91,7 @@ class RequestReader:
         self._body_bytes = 0
         self._content = _NOTHING
         self._filled = 0
+        self._granted = min(limits.body_bytes, FREE_BYTES)  # of a body
         self._upgrading = False
         self._refusal: tuple[int, str] | None = None
 
@@ -136,8 +141,17 @@ class RequestReader:
         self._filled += size
         if self._filled == self._content_bytes:
             self._complete(self._content)
+        elif self._filled < self._granted or self._may_hold_more(self._filled):
+            self.buffer = self._content[self._filled : self._granted]
         else:
-            self.buffer = self._content[self._filled :]
+            self.refuse(503, NO_MEMORY)
+
+    @property
+    def body_bytes(self) -> int:
+        """What is held of a body that is not whole, or may be without another question."""
+        if self.phase == FILLING:
+            return min(self._granted, self._content_bytes)
+        return self._body_bytes if self.phase == BODY else 0
 
     def refuse(self, status: int, message: str) -> None:
         """Read no more, and tell why, unless that is so already."""
@@ -170,6 +184,7 @@ class RequestReader:
         self._body = b""
         self._parser = httptools.HttpRequestParser(self)  # the old one waits for this body
         self.phase = FILLING
+        self._granted = FREE_BYTES
         size = min(len(more), self._content_bytes - self._filled)
         self._content[self._filled : self._filled + size] = more[:size]
         self.filled(size)
@@ -236,6 +251,7 @@ class RequestReader:
         self._body_bytes = 0
         self._chunked = b"transfer-encoding" in headers
         if self._chunked:
+            self._granted = min(limits.body_bytes, FREE_BYTES)
             self._check_coding(headers[b"transfer-encoding"])
         length = headers.get(b"content-length")
         self._content_bytes = 0 if length is None else int(length)
@@ -275,14 +291,29 @@ class RequestReader:
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._body_bytes > self._limits.body_bytes:
-            self._stop(413, self._body_fault(self._body_bytes))
+        if self._body_bytes > self._granted:
+            self._check_body()
         if not self._body:
             self._body = body
             return
         if isinstance(self._body, bytes):  # not a list: a chunk of two bytes would take 48
             self._body = bytearray(self._body)
         self._body += body
+
+    def _check_body(self) -> None:
+        """Of a body of unknown length, each time that it has grown by a step."""
+        if self._body_bytes > self._limits.body_bytes:
+            self._stop(413, self._body_fault(self._body_bytes))
+        if not self._may_hold_more(self._body_bytes):
+            self._stop(503, NO_MEMORY)
+
+    def _may_hold_more(self, size: int) -> bool:
+        """Whether more of a body may be held than these bytes."""
+        more = min(size + STEP_BYTES, self._limits.body_bytes)
+        if self._sink.may_hold(more):
+            self._granted = more
+            return True
+        return False
 
     def on_message_complete(self) -> None:
         if self.phase == DEAF:

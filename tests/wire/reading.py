@@ -30,6 +30,9 @@ class Told:
 
     def continue_expected(self) -> None: ...
 
+    def may_hold(self, body_bytes: int) -> bool:
+        return True
+
     def refused(self, status: int, message: str) -> None:
         self.faults.append((status, message))
 

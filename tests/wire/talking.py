@@ -6,6 +6,7 @@ from itertools import pairwise
 from gateway.config import Limits
 from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection
+from gateway.wire.memory import Memory
 from gateway.wire.tensors import Buffer
 
 
@@ -53,6 +54,9 @@ class Kept:
     def close(self) -> None:
         self.closed = True
 
+    def abort(self) -> None:
+        self.closed = True
+
     def run(self, work: Result, done: Callable[[Result], None]) -> None:
         if self._at_once:
             done(work)
@@ -65,9 +69,11 @@ class Kept:
             self.work.pop(0)()
 
 
-def connect(handler: Handler, limits: Limits | None = None, outlet: Kept | None = None) -> tuple[Http1Connection, Kept]:
+def connect(
+    handler: Handler, limits: Limits | None = None, outlet: Kept | None = None, memory: Memory | None = None
+) -> tuple[Http1Connection, Kept]:
     outlet = outlet or Kept()
-    return Http1Connection(handler, limits or Limits(), outlet), outlet
+    return Http1Connection(handler, limits or Limits(), outlet, memory=memory), outlet
 
 
 def send(connection: Http1Connection, outlet: Kept, data: bytes) -> None:

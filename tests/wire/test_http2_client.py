@@ -75,6 +75,8 @@ class Echo:
 
     def cut_off(self) -> None: ...
 
+    def crowded(self) -> None: ...
+
 
 def client_and_server(limits: Limits | None = None) -> tuple[ClientConnection, ServerConnection, Told, list[int]]:
     told, resets = Told(), list[int]()

@@ -61,6 +61,8 @@ class Echo:
 
     def cut_off(self) -> None: ...
 
+    def crowded(self) -> None: ...
+
 
 class Peer:
     """A client of a connection whose handler answers each body with itself. now: the time; it passes where a test says so."""

@@ -30,8 +30,11 @@ class Connection:
     def held(self) -> int:
         return self.body + self.answers
 
-    def reading(self) -> int:
+    def unfinished(self) -> int:
         return self.body
+
+    def unread(self) -> int:
+        return self.answers
 
     def give_way(self) -> None:
         self.refused, self.body = True, 0
@@ -118,8 +121,11 @@ def test_the_client_that_takes_nothing_for_longest_is_cut_off_for_an_answer(
     second.answer(4 * MIB)
     first.account.paid()
     first.answer(4 * MIB)
+    done = connect()
+    done.answer(MIB)
+    done.answers = 0  # without a word
     last.answer(4 * MIB)
-    assert (first.was_cut, second.was_cut, last.was_cut) == (False, True, False)
+    assert (first.was_cut, second.was_cut, done.was_cut, last.was_cut) == (False, True, False, False)
     last.answer(20 * MIB)
     assert first.was_cut
     assert not last.was_cut, "its own answer is longer than all may be"

@@ -1,0 +1,32 @@
+"""How much memory this process may use: the machine's, or what a cgroup leaves it."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gateway.process.machine import memory_bytes
+
+
+def test_it_is_the_machines_where_nothing_bounds_it(tmp_path: Path) -> None:
+    assert memory_bytes(tmp_path) == pytest.approx(psutil.virtual_memory().total, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("0::/", "sys/fs/cgroup/memory.max"),
+        ("0::/a/b", "sys/fs/cgroup/a/b/memory.max"),
+        ("0::/a/b", "sys/fs/cgroup/a/memory.max"),
+        ("7:cpu,memory:/a", "sys/fs/cgroup/memory/a/memory.limit_in_bytes"),
+        ("7:memory:/a", "sys/fs/cgroup/memory/memory.limit_in_bytes"),
+    ],
+)
+def test_it_is_what_a_cgroup_leaves(tmp_path: Path, line: str, file: str) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"3:cpu:/x\n{line}\n")
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text("1048576\n")
+    assert memory_bytes(tmp_path) == 1 << 20
+    (tmp_path / file).write_text("max\n")
+    assert memory_bytes(tmp_path) == memory_bytes(Path("/nowhere"))

@@ -1,13 +1,13 @@
 """t(rows, concurrency) of a running candidate, in seconds rather than minutes.
 
 k users in a closed loop keep k sessions busy, each with batches of exactly the rows of one request. The model's own time comes
-from the server's statistics; where it has none, from the client's, overhead included. Sizes are visited up, then down again, so
-that a drift of the machine (clock, neighbours) spreads over all of them; where the two visits differ much, a third tells which
-of them was disturbed.
+from the server's statistics; where it has none, from the client's, overhead included. Sizes are visited up, then down again: so
+a drift of the machine (clock, neighbours) spreads over all of them. Where the two visits differ much, a third tells which was
+disturbed.
 
-Then as many users as keep all sessions in full batches: how many of them are answered in a second is the most that the server
-can do, whatever a request costs it beside the model. Last, open traffic: requests that arrive while a batch runs, and are
-decoded on the same cores, make it slower than the users do who wait for it. By that much all times are raised.
+Then come as many users as keep all sessions in full batches: what they are answered in a second is the most that the server can
+do, whatever a request costs it beside the model. Last comes open traffic. Its requests arrive while a batch runs, are decoded
+on the same cores, and make it slower than users do who wait for it. All times are raised by that.
 """
 
 import math

@@ -13,9 +13,9 @@ requests/s) and `duration` (seconds); the run's own are used where a phase has n
     users:count=8,think=0.1           closed loop: each user waits for his answer, then thinks (exponential, mean s)
 
 All Poisson kinds are one mechanism: a Poisson process given its count, mapped through the inverse of the integrated rate
-function (Çinlar, Introduction to Stochastic Processes, 1975, theorem 4.7.1). Given their count, the arrivals of a Poisson
-process are independent and uniform, so a run sends as many requests as was asked, rate · duration, and only when is left to
-chance. In a part of the run, such as a block or what a warm-up leaves, counts vary as ever, but for sqrt(1 - part) of it.
+function (Çinlar, Introduction to Stochastic Processes, 1975, theorem 4.7.1). A run sends rate · duration requests; only when is
+left to chance: given their count, the arrivals of a Poisson process are independent and uniform. In a part of the run, such as
+a block or what a warm-up leaves, counts vary as ever, but for sqrt(1 - part) of it.
 
 A trace with a rate is scaled through its rate function, not compressed in time, so that its rhythm against timeouts and batch
 delays stays: each arrival gives floor(f) or ceil(f) copies, f on average over the run; the first keeps its moment, the others

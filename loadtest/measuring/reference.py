@@ -2,7 +2,7 @@
 
 A machine whose neighbours change gives the same server 10 to 30 % more or less from one minute to the next. The time of this
 kernel before and after a measurement tells how much of a difference is the machine's. It is a matrix product, as most of a
-model is, in a process of its own with one thread, so that it can be pinned and no library's threads are in it.
+model is. It runs on one thread of a process of its own: that can be pinned, and no library's threads are in it.
 
     python -m loadtest.measuring.reference        one line of core numbers in (such as "0,1"), one line of milliseconds out
 """

@@ -1,7 +1,7 @@
 """What a candidate's runs say together: latency and goodput against rate, the cliff in it, and what it costs to be faster.
 
-Latency does not fall as the rate rises, so the p99 of noisy runs is made to rise by isotonic regression (SciPy) of its
-logarithm, each run as heavy as its requests, before a jump is looked for.
+Latency does not fall as the rate rises. So before a jump is looked for, the p99 of noisy runs is made to rise: by isotonic
+regression of its logarithm (SciPy), each run as heavy as its requests.
 """
 
 import math

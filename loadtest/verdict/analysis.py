@@ -18,7 +18,7 @@ from loadtest.verdict.blocks import BLOCK_LIMITS, BLOCK_REQUESTS, MIN_BLOCKS, MO
 from loadtest.verdict.stalls import Delays, Recording
 from loadtest.verdict.statistics import histogram, latency_interval, mser5, percentiles
 
-LAG_SHARE: Final = 0.01  # of the tightest limit (LOADTEST: the INVALID rule)
+LAG_SHARE: Final = 0.01  # of the tightest limit (docs/loadtest.md: when a run is INVALID)
 _LAG_WITHOUT_SLO_MS: Final = 1.0
 _MIN_RATE_SHARE: Final = 0.99
 _MUCH_CPU: Final = 0.2  # of the machine

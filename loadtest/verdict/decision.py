@@ -34,10 +34,10 @@ class JudgedRequests:
         return self.failed | (self._metric(objective) > objective.limit_ms * 1e6)
 
     def tail(self, objective: Objective, confidence: float) -> np.ndarray | None:
-        """Requests that show how misses cluster (`loadtest.verdict.statistics`): (n,) bool, None where they say nothing about
-        misses.
+        """Requests that show how misses cluster (`loadtest.verdict.statistics`): (n,) bool.
 
-        So where even half the limit is kept, as often as is required, by all that its own misses say of their clustering.
+        None where even half the limit is kept as often as the limit must be, judged by its own misses alone: what is that far
+        from the limit is no close call.
         """
         elapsed_ns = self._metric(objective)
         beyond_half = self.failed | (elapsed_ns > objective.limit_ms * 1e6 / 2)

@@ -7,15 +7,16 @@ explains it. In each period of the recording others have *taken* from somebody t
     what his threads were ready to run and had to wait (of steal, which no thread sees: what the hiccup meter was late), and
     what his own CPU time left free on those cores.
 
-So a server that starves everybody, itself and the meter included, is excused nothing: nobody else used the time. Nor is one
-that sleeps or waits for a lock: it did not wait for a core. What stays below 5 % of a period is how the machine is, no stall.
+So nothing excuses a server that starves everybody, itself and the meter included: nobody else used the time. Nor one that
+sleeps or waits for a lock: it did not wait for a core. What stays below 5 % of a period is how the machine is, no stall.
 
-What was taken delays whoever is served until the candidate has caught up. That *debt* is a queue of its own (Lindley): it grows
-by what is taken and shrinks by the time that the candidate leaves idle, of as many cores as it ever keeps busy; and it is paid
-when no more requests wait than do so in the best tenth of the run. In a work-conserving queue a request is late by no more than
-the debt while it waits. So its latency less that debt is what it would at best have been on a machine without others, and a
-request that missed the SLO, but would have met it so, is *marked*. Requests are marked, not blocks: a neighbour that works for
-20 ms each second is in every block, and touches few requests.
+What was taken delays whoever is served until the candidate has caught up. That *debt* is a queue of its own (Lindley). It grows
+by what is taken. It shrinks by the time that the candidate leaves idle, of as many cores as it ever keeps busy. It is paid when
+no more requests wait than in the best tenth of the run.
+
+In a work-conserving queue a request is late by no more than the debt while it waits. So its latency less that debt is the best
+that it could have had on a machine without others. A request that missed the SLO, but would have met it so, is *marked*.
+Requests are marked, not blocks: a neighbour that works for 20 ms each second is in every block, and touches few requests.
 
 The verdict is given on all requests and on those that are not marked. If they differ, or if more than 5 % are marked, the run
 says more about the machine than about the candidate.

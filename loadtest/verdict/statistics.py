@@ -1,22 +1,23 @@
 """Intervals, percentiles and warm-up: the arithmetic of a measurement, without any I/O.
 
-Requests near the knee are not independent: one slow batch makes many slow requests. The interval of a share is therefore
-taken from block means: the variance between blocks gives the design effect (how many requests weigh as one independent
-request), and the exact binomial interval is taken at the effective sample size, corrected for the degrees of freedom (Korn and
-Graubard, "Confidence intervals for proportions with small expected number of positive counts estimated from survey data",
-Survey Methodology 24, 1998). What neighbouring blocks still share is added as for a first-order autoregression, times
-(1 + r) / (1 - r) (Tafazzoli, Steiger and Wilson, "N-Skart: a nonsequential skewness- and autoregression-adjusted batch-means
-procedure", IEEE Transactions on Automatic Control 56, 2011).
+Requests near the knee are not independent: one slow batch makes many slow requests. So the interval of a share comes from block
+means. The variance between blocks gives the design effect: how many requests weigh as one independent. The exact binomial
+interval is taken at the effective sample size, corrected for the degrees of freedom [1]. What neighbouring blocks still share
+is added as for a first-order autoregression, times (1 + r) / (1 - r) [2].
 
-Misses alone do not tell how dependent they are while there are few: at p99 a run often holds one burst of them or none, and the
-interval then covers the truth in 25 to 90 % of runs instead of 95. The slowest requests of a run, three times as many as may
-miss, tell in every run: they cluster as misses do. So their design effect is a floor under that of the misses.
+A few misses cannot show how dependent they are: at p99 a run often holds one burst of them or none, and the interval then
+covers the truth in 25 to 90 % of runs instead of 95. The slowest requests of a run, three times as many as may miss, tell in
+every run, as they cluster like misses. So their design effect is a floor under that of the misses.
 
-A run that had luck saw few bursts and small ones, so it thinks too well of its misses and of their dependence. Where bursts
-come at random and their sizes are exponential, the design effect that runs show goes with the square root of the share that
-they show (the sum of squared sizes with its power of 1.5, by least squares). So each share in question is tested with the
-design effect that a run which shows that share would have: a score interval. `python -m benchmarks.coverage` tells how often it
-holds.
+A run that had luck saw few bursts and small ones, so it thinks too well of its misses and of their dependence. So each share in
+question is tested with the design effect of a run that shows that share: a score interval. Where bursts come at random and
+their sizes are exponential, the design effect goes with the square root of the share (the sum of squared sizes with its power
+of 1.5, by least squares). `python -m benchmarks.coverage` tells how often the interval holds.
+
+[1] Korn and Graubard, "Confidence intervals for proportions with small expected number of positive counts estimated from survey
+    data", Survey Methodology 24, 1998
+[2] Tafazzoli, Steiger and Wilson, "N-Skart: a nonsequential skewness- and autoregression-adjusted batch-means procedure", IEEE
+    Transactions on Automatic Control 56, 2011
 """
 
 import math

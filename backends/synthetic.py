@@ -56,7 +56,14 @@ def load(
         raise LoadFailed("output: echo needs as many outputs as inputs, of the same datatypes and dimensions; use `sum`")
     spec = ModelSpec("synthetic", inputs, outputs, declared.max_rows, declared.row_sizes, reads_parameters=False)
     return SyntheticModel(
-        spec, int(fixed_ms * 1e6), int(row_ms * 1e6), spin, output == "sum", dict(faults or {}), load_ms / 1e3, fail_opens
+        spec,
+        fixed_ns=int(fixed_ms * 1e6),
+        row_ns=int(row_ms * 1e6),
+        spin=spin,
+        sums=output == "sum",
+        faults=dict(faults or {}),
+        load_s=load_ms / 1e3,
+        fail_opens=fail_opens,
     )
 
 
@@ -64,6 +71,7 @@ class SyntheticModel:
     def __init__(
         self,
         spec: ModelSpec,
+        *,
         fixed_ns: int,
         row_ns: int,
         spin: bool,

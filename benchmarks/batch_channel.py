@@ -64,7 +64,7 @@ def configuration(folder: Path) -> Config:
 async def run(runner: BatchRunner, array: np.ndarray) -> Execution:
     now_ns = time.monotonic_ns()
     request = InferRequest("echo", "1", "", {"X": array}, 1, now_ns)
-    batch = Batch([Part(request, 0, 1)], rows=1, padded_rows=1, reason="benchmark", closed_ns=now_ns, oldest_ns=now_ns)
+    batch = Batch(parts=[Part(request, 0, 1)], rows=1, padded_rows=1, reason="benchmark", closed_ns=now_ns)
     done: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
     runner.start(batch, lambda _, execution: done.set_result(execution))
     execution = await done

@@ -104,7 +104,7 @@ def by_pool(pool: WorkerPool) -> Call:
     async def call(array: np.ndarray) -> None:
         now_ns = time.monotonic_ns()
         request = InferRequest("echo", "1", "", {"X": array}, 8, now_ns)
-        batch = Batch([Part(request, 0, 8)], rows=8, padded_rows=8, reason="", closed_ns=now_ns, oldest_ns=now_ns)
+        batch = Batch(parts=[Part(request, 0, 8)], rows=8, padded_rows=8, reason="", closed_ns=now_ns)
         ended: asyncio.Future[Execution] = loop.create_future()
         pool.start(batch, lambda _, execution: ended.set_result(execution))
         assert (await ended).error is None

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Mapping
 from math import prod
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from backends.base import DEADLINE_NS, Tensors
@@ -26,49 +27,33 @@ class Part(NamedTuple):
         return self.rows == self.request.rows
 
 
-class Batch:
+class Batch(msgspec.Struct, kw_only=True, eq=False):
     """Requests that run in one execution, in the order they were dispatched.
 
     Life: closed by the batcher (`closed_ns`, `reason`), concat and split on a worker's thread, then given back to
     `Batcher.finished`. `str()` is its trace.
+
+    padded_rows: the rows the model sees. group: what the batcher keyed its queue by. left_rows: what was left waiting.
+    expected_ns: predicted service time, 0 if the policy does not predict. busy: workers that run with it, its own included.
+    batched: False for a model without a batch dimension, whose one request passes through untouched.
     """
 
-    __slots__ = ("batched", "busy", "closed_ns", "expected_ns", "group", "left_rows", "oldest_ns", "padded_rows", "parts",
-                 "ragged", "reason", "rows")  # fmt: skip
+    parts: list[Part]
+    rows: int
+    padded_rows: int
+    reason: str
+    closed_ns: int
+    group: Hashable = None
+    left_rows: int = 0
+    expected_ns: int = 0
+    ragged: Ragged | None = None
+    batched: bool = True
+    busy: int = 1
 
-    def __init__(
-        self,
-        parts: list[Part],
-        rows: int,
-        padded_rows: int,
-        reason: str,
-        closed_ns: int,
-        oldest_ns: int,
-        group: Hashable = None,
-        left_rows: int = 0,
-        expected_ns: int = 0,
-        ragged: Ragged | None = None,
-        batched: bool = True,
-        busy: int = 1,
-    ) -> None:
-        """padded_rows: the rows the model sees. oldest_ns: earliest arrival among the parts. left_rows: what was left waiting.
-
-        group: what the batcher keyed its queue by. expected_ns: predicted service time, 0 if the policy does not predict.
-        busy: workers that run with it, its own included. batched: False for a model without a batch dimension, whose one
-        request passes through untouched.
-        """
-        self.parts = parts
-        self.rows = rows
-        self.padded_rows = padded_rows
-        self.reason = reason
-        self.closed_ns = closed_ns
-        self.oldest_ns = oldest_ns
-        self.group = group
-        self.left_rows = left_rows
-        self.expected_ns = expected_ns
-        self.ragged = ragged
-        self.batched = batched
-        self.busy = busy
+    @property
+    def oldest_ns(self) -> int:
+        """The earliest arrival among the parts."""
+        return min([part.request.arrival_ns for part in self.parts])
 
     def __str__(self) -> str:
         return (
@@ -111,12 +96,14 @@ class Batch:
 
     def parameters(self) -> Mapping[str, object]:
         """What the model is told beside the tensors: the requests' own, equal in a batch, and until when anyone waits."""
-        parameters = self.parts[0].request.parameters
-        deadlines_ns = [part.request.deadline_ns for part in self.parts]
-        latest_ns = max((deadline_ns for deadline_ns in deadlines_ns if deadline_ns is not None), default=None)
-        if latest_ns is None or None in deadlines_ns:
+        first = self.parts[0].request
+        parameters = first.parameters
+        if first.deadline_ns is None:
             return parameters
-        return parameters | {DEADLINE_NS: latest_ns}
+        deadlines_ns = [part.request.deadline_ns for part in self.parts if part.request.deadline_ns is not None]
+        if len(deadlines_ns) < len(self.parts):
+            return parameters
+        return parameters | {DEADLINE_NS: max(deadlines_ns)}
 
     def split(self, outputs: Tensors) -> list[Tensors]:
         """Cut the model's outputs back into one set per part, in order.

@@ -113,12 +113,11 @@ class Batcher:
         """A batch of this request alone, to be run before traffic: it passes the queue by, and `finished` need not know."""
         rows = request.rows if self._batched else 1
         return Batch(
-            [Part(request, 0, rows)],
+            parts=[Part(request, 0, rows)],
             rows=rows,
             padded_rows=self._limits.padded(rows),
             reason="probe",
             closed_ns=now_ns,
-            oldest_ns=now_ns,
             group=self._groups.of(request),
             ragged=self._ragged,
             batched=self._batched,
@@ -422,20 +421,18 @@ class Batcher:
         batches: list[Batch],
     ) -> None:
         limits, in_flight = self._limits, self._state.in_flight
-        # Arguments by name would make this dearer by 0.7 µs, a lone request's batch by a tenth.
         batch = Batch(
-            parts,
-            rows,
-            limits.padded(rows) if limits.row_sizes else rows,
-            reason,
-            now_ns,
-            min([part[0].arrival_ns for part in parts]) if len(parts) > 1 else parts[0][0].arrival_ns,
-            group,
-            self._state.rows,
-            expected_ns,
-            self._ragged,
-            self._batched,
-            len(in_flight) + 1,
+            parts=parts,
+            rows=rows,
+            padded_rows=limits.padded(rows) if limits.row_sizes else rows,
+            reason=reason,
+            closed_ns=now_ns,
+            group=group,
+            left_rows=self._state.rows,
+            expected_ns=expected_ns,
+            ragged=self._ragged,
+            batched=self._batched,
+            busy=len(in_flight) + 1,
         )
         in_flight[batch] = None
         batches.append(batch)

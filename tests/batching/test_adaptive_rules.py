@@ -93,7 +93,9 @@ class Bench:
         while queue.entries and (not rows or rows + queue.entries[0][3] <= limit):
             rows += queue.pop()[3]
         self.state.rows -= rows
-        batch = Batch([], rows, rows, "", self.now_ns, 0, queue.group, expected_ns=expected_ns)
+        batch = Batch(
+            parts=[], rows=rows, padded_rows=rows, reason="", closed_ns=self.now_ns, group=queue.group, expected_ns=expected_ns
+        )
         self.state.in_flight[batch] = None
 
 

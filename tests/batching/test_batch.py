@@ -15,12 +15,11 @@ def request(inputs: Tensors) -> InferRequest:
 def batch_of(*parts: Part, padded_rows: int = 0, ragged: Ragged | None = None, batched: bool = True) -> Batch:
     rows = sum(part.rows for part in parts)
     return Batch(
-        list(parts),
+        parts=list(parts),
         rows=rows,
         padded_rows=padded_rows or rows,
         reason="idle",
         closed_ns=0,
-        oldest_ns=0,
         ragged=ragged,
         batched=batched,
     )
@@ -107,7 +106,7 @@ def test_an_output_with_too_few_rows_is_the_models_fault(output: np.ndarray) -> 
 
 
 def test_a_batch_of_which_nothing_more_is_said_runs_alone_and_leaves_nothing() -> None:
-    batch = Batch([whole({"x": np.ones((2, 1))})], rows=2, padded_rows=2, reason="probe", closed_ns=7, oldest_ns=0)
+    batch = Batch(parts=[whole({"x": np.ones((2, 1))})], rows=2, padded_rows=2, reason="probe", closed_ns=7)
     assert (batch.group, batch.left_rows, batch.expected_ns, batch.ragged, batch.batched, batch.busy) == (
         None,
         0,
@@ -120,7 +119,8 @@ def test_a_batch_of_which_nothing_more_is_said_runs_alone_and_leaves_nothing() -
 
 def test_a_batch_tells_its_times_in_milliseconds() -> None:
     batch = batch_of(whole({"x": np.ones((2, 1))}))
-    batch.closed_ns, batch.oldest_ns, batch.expected_ns = 9_000_000_500_000, 1_000_000_000_000, 5_000_000_250_000
+    batch.closed_ns, batch.expected_ns = 9_000_000_500_000, 5_000_000_250_000
+    batch.parts[0].request.arrival_ns = 1_000_000_000_000
     assert "waited_ms=8000000.500 expected_ms=5000000.250" in str(batch)
 
 

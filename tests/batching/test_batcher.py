@@ -438,7 +438,7 @@ def test_a_probe_is_a_batch_of_its_request_that_passes_the_queue_by() -> None:
     asked = request(0, rows=3, key="k")
     batch = batcher.probe(asked, 7 * MS)
     assert batch.parts == [(asked, 0, 3)]
-    assert (batch.rows, batch.padded_rows, batch.reason, batch.closed_ns, batch.oldest_ns) == (3, 4, "probe", 7 * MS, 7 * MS)
+    assert (batch.rows, batch.padded_rows, batch.reason, batch.closed_ns) == (3, 4, "probe", 7 * MS)
     assert (batch.group, batch.batched, batch.left_rows, batch.expected_ns, batch.busy) == ("k", True, 0, 0, 1)
     assert batcher.queue_requests == 1
     whole = batcher_of(max_rows=0).probe(request(rows=3), 0)

@@ -211,7 +211,7 @@ class Wanting:
         self.offered.append(workers)
         count = 0 if self.declines else min(workers, self.wants)
         self.wants -= count
-        made = [Batch([], rows=1, padded_rows=1, reason="", closed_ns=0, oldest_ns=0, expected_ns=5 * MS) for _ in range(count)]
+        made = [Batch(parts=[], rows=1, padded_rows=1, reason="", closed_ns=0, expected_ns=5 * MS) for _ in range(count)]
         self.started += made
         return made
 

@@ -27,7 +27,7 @@ def batch_of(value: float, rows: int = 1, **parameters: ParameterValue) -> Batch
     inputs = {"INPUT0": np.full((rows, 16), value, np.float32)}
     request = InferRequest("m", "1", "", inputs, rows, time.monotonic_ns(), parameters=parameters)
     part = Part(request, 0, rows)
-    return Batch([part], rows=rows, padded_rows=rows, reason="full", closed_ns=time.monotonic_ns(), oldest_ns=0)
+    return Batch(parts=[part], rows=rows, padded_rows=rows, reason="full", closed_ns=time.monotonic_ns())
 
 
 def pool_for(backend: Backend, clock: Clock | None = None) -> WorkerPool:

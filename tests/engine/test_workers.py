@@ -211,7 +211,7 @@ def test_the_model_is_told_until_when_anyone_waits(tmp_path: Path) -> None:
                 parts = [Part(batch_of(1.0).parts[0].request, 0, 1) for _ in deadlines_ns]
                 for part, deadline_ns in zip(parts, deadlines_ns, strict=True):
                     part.request.deadline_ns = deadline_ns
-                batch = Batch(parts, rows=2, padded_rows=2, reason="full", closed_ns=time.monotonic_ns(), oldest_ns=0)
+                batch = Batch(parts=parts, rows=2, padded_rows=2, reason="full", closed_ns=time.monotonic_ns())
                 execution = await run(pool, batch)
                 assert execution.outputs is not None
                 assert execution.outputs["DEADLINE"].tolist() == [[told]] * 2

@@ -107,6 +107,7 @@ BENCHMARKS = (
     "python -m benchmarks.distinct",
     "python -m benchmarks.first_answer --gateway ENV --bentoml ENV --litserve ENV",
     "python -m benchmarks.fuzz_http1 --cases 100000",
+    "python -m benchmarks.hostile",
     "python -m benchmarks.load_generator stall",
     "python -m benchmarks.load_generator tools",
     "python -m benchmarks.parity",

@@ -1,0 +1,274 @@
+"""Does a hostile client delay another one? Every attack of tests/hostile, beside a client that asks 1000 times a second.
+
+    python -m benchmarks.hostile [--only memory,bomb] [--seconds 3]
+
+Each attack is made again and again for some seconds. The client that observes is a process of its own: it asks by REST and by
+gRPC in turn when it is time to, whatever came of the requests before, and counts the delay from then. Attackers have a lower
+priority, so that they do not take the processor from either. Where nobody attacks, the same is observed before, between and
+afterwards. Exit status 1: under an attack one request of a thousand was delayed by 100 ms more than it is then.
+
+Nothing else may run on the machine.
+"""
+
+import argparse
+import array
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.hostile import bench as attacked
+from tests.hostile import test_grpc, test_memory, test_rest
+from tests.hostile.bench import Address, Attack
+from tests.served.gateway_process import ROOT, served
+
+MOST_DELAY_S: Final = 0.1
+_RATE: Final = 1000
+_LANES: Final = 32  # connections of each protocol, so that one slow answer does not hold up the next request
+_SETTLE_S: Final = 1.0
+_ATTACKERS: Final = 10  # added to their nice value
+MODULES: Final = (test_rest, test_grpc, test_memory)
+
+BODY: Final = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
+REST: Final = b"POST /v2/models/wide/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+
+
+# the client that observes
+
+
+class RestLane:
+    """One connection; one request at a time. due_s: of that."""
+
+    def __init__(self, address: Address) -> None:
+        self.socket = socket.create_connection(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+        self.due_s = 0.0
+        self._came = b""
+
+    def ask(self, due_s: float) -> None:
+        self.due_s = due_s
+        self.socket.send(REST)
+
+    def answered(self) -> bool:
+        """Read on; whether the answer is here. Raises: RuntimeError, if it is an error."""
+        self._came += self.socket.recv(1 << 16)
+        head, separator, body = self._came.partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"got {self._came!r}")
+        if not separator or len(body) < int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]):
+            return False
+        self._came = b""
+        return True
+
+
+class GrpcLane:
+    """Likewise. The window of what it is sent is as wide as can be, and what it sends is far from the server's."""
+
+    def __init__(self, address: Address) -> None:
+        self.socket = socket.create_connection(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.sendall(
+            test_grpc.PREFACE
+            + test_grpc.frame(test_grpc.SETTINGS, 0, 0)
+            + test_grpc.frame(test_grpc.WINDOW_UPDATE, 0, 0, (2**31 - 1 - 65_535).to_bytes(4))
+        )
+        self.socket.setblocking(False)
+        self.due_s = 0.0
+        self._came = b""
+        self._stream = -1
+        asked = pb.ModelInferRequest(model_name="wide", raw_input_contents=[bytes(16)])
+        asked.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
+        self._message = test_grpc.message(asked.SerializeToString())
+
+    def ask(self, due_s: float) -> None:
+        self.due_s = due_s
+        self._stream += 2
+        self.socket.send(test_grpc.call(self._stream, self._message))
+
+    def answered(self) -> bool:
+        self._came += self.socket.recv(1 << 16)
+        ended = False
+        while len(self._came) >= 9 and len(self._came) >= (end := 9 + int.from_bytes(self._came[:3])):
+            kind, flags, number = self._came[3], self._came[4], int.from_bytes(self._came[5:9])
+            if kind == test_grpc.HEADERS and flags & test_grpc.END_STREAM and number == self._stream:
+                if b"grpc-status\x010" not in self._came[9:end]:
+                    raise RuntimeError(f"got {self._came[9:end]!r}")
+                ended = True
+            elif kind in (test_grpc.RST_STREAM, 7):
+                raise RuntimeError(f"got a frame of type {kind}")
+            self._came = self._came[end:]
+        return ended
+
+
+def observe(http: Address, rpc: Address, path: str) -> None:
+    """Ask until killed. To the file: when each request was due and how long it took from then, in seconds, as doubles."""
+    lanes: Sequence[RestLane | GrpcLane] = [kind(at) for _ in range(_LANES) for kind, at in ((RestLane, http), (GrpcLane, rpc))]
+    free = list(reversed(lanes))
+    waiting = selectors.EpollSelector()
+    for lane in lanes:
+        waiting.register(lane.socket, selectors.EVENT_READ, lane)
+    due_s = time.monotonic() + 0.1
+    done = array.array("d")
+    told_s = due_s
+    with open(path, "wb", buffering=0) as log:
+        while True:
+            now_s = time.monotonic()
+            while due_s <= now_s and free:
+                free.pop().ask(due_s)
+                due_s += 1 / _RATE
+            if now_s - told_s > 0.1:
+                log.write(done.tobytes())
+                done, told_s = array.array("d"), now_s
+            for key, _ in waiting.select(max(0.0, due_s - time.monotonic()) if free else 0.1):
+                if key.data.answered():
+                    done.extend((key.data.due_s, time.monotonic() - key.data.due_s))
+                    free.insert(0, key.data)
+
+
+# the attacks
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """What the client that observes was delayed by. Seconds."""
+
+    count: int
+    p999_s: float
+    most_s: float
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.p999_s:8.1f} {1e3 * self.most_s:8.1f}"
+
+
+@dataclass
+class Bench:
+    """What a test of tests/hostile takes: it attacks, and keeps what was observed meanwhile."""
+
+    http: Address
+    grpc: Address
+    log: Path
+    client: "subprocess.Popen[bytes]"
+    seconds: float
+    seen: Delays = field(default_factory=lambda: Delays(0, 0.0, 0.0))
+
+    def withstands(self, attack: Attack, most_more_bytes: int = 0) -> None:
+        begun_s = time.monotonic()
+        attack(self.http, self.grpc)
+        while time.monotonic() < begun_s + self.seconds:
+            attack(self.http, self.grpc)
+        self.seen = self.delays(begun_s, time.monotonic())
+
+    def idle(self) -> Delays:
+        begun_s = time.monotonic()
+        time.sleep(self.seconds)
+        return self.delays(begun_s, time.monotonic())
+
+    def delays(self, begun_s: float, ended_s: float) -> Delays:
+        """Of the requests that waited within these times."""
+        while True:
+            if self.client.poll() is not None:
+                raise RuntimeError("the client that observes was not answered")
+            raw = self.log.read_bytes()
+            seen = np.frombuffer(raw[: len(raw) // 16 * 16]).reshape(-1, 2)
+            if seen.size and seen[-1, 0] > ended_s + 0.05:
+                break
+            time.sleep(0.05)
+        took = seen[(seen[:, 0] + seen[:, 1] >= begun_s) & (seen[:, 0] <= ended_s), 1]
+        return Delays(len(took), float(np.quantile(took, 0.999)), float(took.max()))
+
+
+def attacks(module: ModuleType) -> Iterator[tuple[str, Callable[[Any], None]]]:
+    """The tests of a module, with each of their parameters."""
+    for name, test in vars(module).items():
+        if not name.startswith("test_"):
+            continue
+        title = name.removeprefix("test_").replace("_", " ")
+        marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+        if not marks:
+            yield title, test
+        for mark in marks:
+            argument, values = mark.args
+            for value, label in zip(values, mark.kwargs.get("ids") or values, strict=True):
+                yield f"{title}: {label}", lambda bench, test=test, given={argument: value}: test(bench, **given)
+
+
+@contextlib.contextmanager
+def observed(server: str, seconds: float) -> Iterator[Bench]:
+    """A gateway with its defaults but for a section of its configuration, and the client that observes it."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        config, log = directory / "gateway.yaml", directory / "observed"
+        config.write_text(server + attacked.MODELS)
+        with served(config, "--no-ray", log=directory / "gateway.log") as gateway:
+            command = [sys.executable, "-m", "benchmarks.hostile", "--observe", gateway.http, gateway.grpc, str(log)]
+            client = subprocess.Popen(command, cwd=ROOT)
+            try:
+                while not log.exists() or not log.stat().st_size:
+                    time.sleep(0.1)
+                time.sleep(_SETTLE_S)
+                yield Bench(_address(gateway.http), _address(gateway.grpc), log, client, seconds)
+            finally:
+                client.kill()
+                client.wait()
+
+
+def _address(text: str) -> Address:
+    host, port = text.rsplit(":", 1)
+    return Address(host, int(port))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="attacks in whose name one of these stands, with commas between")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each attack, at least")
+    parser.add_argument("--observe", nargs=3, metavar=("HTTP", "GRPC", "FILE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.observe:
+        http, rpc, path = arguments.observe
+        observe(_address(http), _address(rpc), path)
+    wanted = arguments.only.split(",")
+    found: dict[str, Delays] = {}
+    idle: list[Delays] = []
+    print(f"{'delays of others, ms':64} {'p99.9':>8} {'most':>8}")
+    for module in MODULES:
+        chosen = [(title, test) for title, test in attacks(module) if any(word in title for word in wanted)]
+        if not chosen:
+            continue
+        with observed(getattr(module, "SERVER", ""), arguments.seconds) as bench:
+            idle.append(bench.idle())
+            print(f"{'nobody attacks':64} {idle[-1]}", flush=True)
+            before = os.nice(0)
+            os.setpriority(os.PRIO_PROCESS, 0, min(19, before + _ATTACKERS))
+            for title, test in chosen:
+                test(bench)
+                found[f"{module.__name__}: {title}"] = bench.seen
+                print(f"{title[:64]:64} {bench.seen}", flush=True)
+                time.sleep(_SETTLE_S)
+            with contextlib.suppress(PermissionError):
+                os.setpriority(os.PRIO_PROCESS, 0, before)
+            idle.append(bench.idle())
+            print(f"{'nobody attacks':64} {idle[-1]}", flush=True)
+    allowed_s = max(each.p999_s for each in idle) + MOST_DELAY_S
+    beyond = [title for title, delays in found.items() if delays.p999_s > allowed_s]
+    most = max(found.values(), key=lambda delays: delays.p999_s)
+    print(f"{len(found)} attacks; p99.9 at most {1e3 * most.p999_s:.1f} ms, allowed {1e3 * allowed_s:.1f} ms")
+    for title in beyond:
+        print(f"beyond it: {title}")
+    return int(bool(beyond))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""The whole state of a batcher as plain values, and back: what a recording begins with, so that it can be replayed.
+
+Objects of gateway.batching are taken apart by their attributes, whatever these are: a field that is new is kept without a word
+here. What is referred to from several places is one object again, as the policy knows a waiting request by its entry. Requests
+leave their tensors behind; of ragged ones the shapes stay, which decide what shares a batch.
+
+A value is itself (number, text, None), or a list: what it is, then what it is made of. Reading makes objects of
+gateway.batching only, calls none of their methods, and so may be done with what a stranger wrote.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from importlib import import_module
+from typing import Any, Final
+
+import numpy as np
+
+from gateway import errors
+from gateway.config import Ragged
+from gateway.errors import GatewayError, Unavailable
+from gateway.types import InferRequest
+
+_HOME: Final = "gateway.batching."
+_ATOMS: Final = frozenset((int, float, str, bool, type(None)))
+_NUMBERS: Final = frozenset((int, float))
+_LONGEST_ID: Final = 64  # characters of a client's own id that are kept
+
+Widths = list[tuple[str, tuple[int, ...], str]]
+"""Name, shape and datatype (numpy's) of the inputs whose lengths decide what shares a batch."""
+
+
+def freeze(state: object) -> Any:
+    """Take a value apart. Raises: TypeError, for an object that is not of gateway.batching."""
+    return _Freezer().of(state)
+
+
+def thaw(frozen: Any) -> tuple[Any, dict[int, Any]]:
+    """Put together what `freeze` gave. Also each object of it, by the number (`id`) it had.
+
+    Raises: ValueError, if it is something else.
+    """
+    thawer = _Thawer()
+    try:
+        return thawer.of(frozen), thawer.known
+    except (AttributeError, ImportError, IndexError, KeyError, TypeError) as exc:
+        raise ValueError(f"not the state of a batcher: {type(exc).__name__}: {exc}") from exc
+
+
+def own_id(request: InferRequest) -> str:
+    """What a client called its request, as far as it is kept."""
+    text = request.id
+    return text if len(text) <= _LONGEST_ID else text[:_LONGEST_ID]
+
+
+def widths_of(request: InferRequest, ragged: Ragged) -> Widths:
+    """The shapes that decide what is padded to what."""
+    inputs = request.inputs
+    return [(name, inputs[name].shape, inputs[name].dtype.str) for name in ragged.pad if name in inputs]
+
+
+def request_like(
+    arrival_ns: int, rows: int, deadline_ns: int | None, priority: int, shape_key: Hashable, own: str, widths: Widths | None
+) -> InferRequest:
+    """A request that is batched as the one of which this was kept. Its tensors take no memory."""
+    inputs = {name: np.broadcast_to(np.zeros((), np.dtype(kind)), tuple(shape)) for name, shape, kind in widths or ()}
+    return InferRequest("", "", own, inputs, rows, arrival_ns, deadline_ns=deadline_ns, priority=priority, shape_key=shape_key)
+
+
+class _Freezer:
+    """known: objects that were met, which live as long as this runs."""
+
+    def __init__(self) -> None:
+        self.known: set[int] = set()
+
+    def of(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        taken = _CONTAINERS.get(kind)
+        if taken is not None:
+            if kind is tuple and value and type(value[-1]) is InferRequest:  # an entry: who waits is known by it
+                return self._once(value, lambda: ["e", id(value), [self.of(each) for each in value]])
+            tag, head = taken
+            # What begins and ends with a number holds atoms only: most of a service model, which need not be looked through.
+            items = list(value)
+            if items and not (_is_number(items[0]) and _is_number(items[-1])):
+                if _holds_numbers(items[0]) and _holds_numbers(items[-1]):
+                    tag = tag.upper()
+                else:
+                    items = [self.of(each) for each in items]
+            return [tag, items, *head(value)]
+        if kind is dict:
+            return ["m", [[self.of(key), self.of(each)] for key, each in value.items()]]
+        if kind is InferRequest:
+            return self._once(value, lambda: self._request(value))
+        if kind is Ragged:
+            return ["g", value.model_dump()]
+        if isinstance(value, GatewayError):
+            return ["x", kind.__name__, value.message, value.retry_after_s if isinstance(value, Unavailable) else None]
+        if not kind.__module__.startswith(_HOME):
+            raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no part of a batcher's state")
+        name = f"{kind.__module__.removeprefix(_HOME)}:{kind.__qualname__}"
+        if isinstance(value, tuple):
+            return ["n", name, [self.of(each) for each in value]]
+        return self._once(value, lambda: self._object(name, value))
+
+    def _once(self, value: object, take: Callable[[], list[Any]]) -> list[Any]:
+        number = id(value)
+        if number in self.known:
+            return ["r", number]
+        self.known.add(number)
+        return take()
+
+    def _object(self, name: str, value: Any) -> list[Any]:
+        kept = value.kept() if hasattr(value, "kept") else _attributes(value)
+        return ["o", id(value), name, {key: self.of(each) for key, each in kept.items()}]
+
+    def _request(self, request: InferRequest) -> list[Any]:
+        shapes: Widths = [(name, array.shape, array.dtype.str) for name, array in request.inputs.items()]
+        return [
+            "q",
+            id(request),
+            request.arrival_ns,
+            request.rows,
+            request.deadline_ns,
+            request.priority,
+            self.of(request.shape_key),
+            own_id(request),
+            shapes,
+        ]
+
+
+class _Thawer:
+    def __init__(self) -> None:
+        self.known: dict[int, Any] = {}
+
+    def of(self, frozen: Any) -> Any:
+        if not isinstance(frozen, list):
+            return frozen
+        tag = frozen[0]
+        if tag == "r":
+            return self.known[frozen[1]]
+        if tag == "o":
+            return self._object(*frozen[1:])
+        if tag == "n":
+            kind = _class(frozen[1])
+            return kind(*[self.of(each) for each in frozen[2]])
+        if tag == "m":
+            return {self.of(key): self.of(each) for key, each in frozen[1]}
+        if tag == "e":
+            entry = self.known[frozen[1]] = tuple(self.of(each) for each in frozen[2])
+            return entry
+        if tag == "q":
+            _, number, arrival_ns, rows, deadline_ns, priority, key, own, widths = frozen
+            request = request_like(arrival_ns, rows, deadline_ns, priority, self.of(key), own, widths)
+            self.known[number] = request
+            return request
+        if tag == "g":
+            return Ragged.model_validate(frozen[1])
+        if tag == "x":
+            kind = getattr(errors, frozen[1])
+            if not (isinstance(kind, type) and issubclass(kind, GatewayError)):
+                raise TypeError(f"{frozen[1]} is no error")
+            return kind(frozen[2], frozen[3]) if issubclass(kind, Unavailable) else kind(frozen[2])
+        items = frozen[1]
+        return _MADE[tag](items if tag in "TLD" else [self.of(each) for each in items], *frozen[2:])
+
+    def _object(self, number: int, name: str, attributes: dict[str, Any]) -> Any:
+        kind = _class(name)
+        made: Any = object.__new__(kind)
+        self.known[number] = made
+        for key, frozen in attributes.items():
+            if key.startswith("__"):
+                raise TypeError(f"{key} is no attribute of a state")
+            object.__setattr__(made, key, self.of(frozen))
+        return made
+
+
+_CONTAINERS: Final[dict[type, tuple[str, Callable[[Any], tuple[Any, ...]]]]] = {
+    tuple: ("t", lambda value: ()),
+    list: ("l", lambda value: ()),
+    deque: ("d", lambda value: (value.maxlen,)),
+}
+# A capital: of plain tuples.
+_MADE: Final[dict[str, Callable[..., Any]]] = {
+    "t": tuple,
+    "l": list,
+    "d": deque,
+    "T": lambda items: tuple(tuple(each) for each in items),
+    "L": lambda items: [tuple(each) for each in items],
+    "D": lambda items, most: deque((tuple(each) for each in items), most),
+}
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in _NUMBERS
+
+
+def _holds_numbers(value: object) -> bool:
+    return type(value) is tuple and bool(value) and _is_number(value[0]) and _is_number(value[-1])
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    if hasattr(value, "__dict__"):
+        return vars(value)
+    slots: tuple[str, ...] = type(value).__slots__  # type: ignore[attr-defined]  # it has no __dict__
+    return {name: getattr(value, name) for name in slots}
+
+
+def _class(name: str) -> type:
+    """Of gateway.batching. Raises: TypeError."""
+    module, _, qualname = name.partition(":")
+    if not module.isidentifier():
+        raise TypeError(f"{name} names no module of gateway.batching")
+    kind = getattr(import_module(f"{_HOME}{module}"), qualname)
+    if not isinstance(kind, type) or not kind.__module__.startswith(_HOME):
+        raise TypeError(f"{name} names no class of gateway.batching")
+    return kind

@@ -1,0 +1,89 @@
+"""How recordings are told to others: one msgpack object, with the format first. As GET /v2/models/MODEL/why gives it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gateway import __version__
+from gateway.batching.recording import FORMAT, LaneSettings, Ring
+from gateway.errors import InvalidArgument
+
+
+class Lane(msgspec.Struct):
+    """One backend's recording. dropped: segments that there was no room for any more. segments: for `replay`."""
+
+    settings: LaneSettings
+    dropped: int
+    segments: list[dict[str, Any]]
+
+    def recorded(self) -> dict[str, Any]:
+        """As `replay` takes it."""
+        return {"dropped": self.dropped, "segments": self.segments}
+
+
+class Recording(msgspec.Struct):
+    """Of one model in one process. now_ns, unix_s: the same moment by the process's clock and by everybody's.
+
+    process: a name that no other process has; processes: how many serve the model side by side.
+    """
+
+    model: str
+    version: str
+    process: str
+    processes: int
+    now_ns: int
+    unix_s: float
+    lanes: list[Lane]
+
+
+class _File(msgspec.Struct):
+    format: int
+    gateway: str
+    recordings: list[Recording]
+
+
+class _Head(msgspec.Struct):
+    format: int
+    gateway: str = "unknown"
+
+
+def packed(
+    model: str, version: str, rings: Sequence[Ring], *, process: str, processes: int, now_ns: int, unix_s: float
+) -> bytes:
+    """What a process has recorded of one model."""
+    recording = {
+        "model": model,
+        "version": version,
+        "process": process,
+        "processes": processes,
+        "now_ns": now_ns,
+        "unix_s": unix_s,
+        "lanes": [ring.dump() for ring in rings],
+    }
+    return msgspec.msgpack.encode({"format": FORMAT, "gateway": __version__, "recordings": [recording]})
+
+
+def joined(files: Sequence[bytes]) -> bytes:
+    """Several as one."""
+    recordings = [recording for file in files for recording in msgspec.msgpack.decode(file)["recordings"]]
+    return msgspec.msgpack.encode({"format": FORMAT, "gateway": __version__, "recordings": recordings})
+
+
+def unpacked(data: bytes, source: str) -> list[Recording]:
+    """Raises: InvalidArgument, which says what it is instead."""
+    try:
+        head = msgspec.msgpack.decode(data, type=_Head)
+    except msgspec.MsgspecError as exc:
+        raise InvalidArgument(
+            f"{source}: no recording of a gateway ({exc}): expected what `gateway why URL --save FILE` wrote"
+        ) from exc
+    if head.format != FORMAT:
+        raise InvalidArgument(
+            f"{source}: recorded in format {head.format} by gateway {head.gateway}, expected format {FORMAT}: use "
+            f"`gateway why` of that release, this is {__version__}"
+        )
+    try:
+        return msgspec.msgpack.decode(data, type=_File).recordings
+    except msgspec.MsgspecError as exc:
+        raise InvalidArgument(f"{source}: a recording that is broken ({exc}): save it again") from exc

@@ -1,0 +1,317 @@
+"""A batcher that keeps what it was asked and what it decided, in bounded memory, so that `replay` can do it all again.
+
+What decides is a pure function of (state, event, now). So a recording is a state and the events after it: `Segment`. A `Ring`
+has several, and drops the oldest whole. On the way of a request there is one tuple per arrival, and two per batch; they are
+packed by the hundred, which takes a tenth of their memory and leaves nothing to the garbage collector.
+
+An event that changes nothing (no worker is free, nothing is late) is left out. Objects are called by their `id`, which is
+theirs while they live.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+from gateway.batching.batch import Batch, Part
+from gateway.batching.batcher import Batcher, Step
+from gateway.batching.checkpoint import freeze, own_id, widths_of
+from gateway.batching.policies import POLICIES
+from gateway.batching.policy import Policy
+from gateway.config import Batching, Ragged
+from gateway.errors import GatewayError
+from gateway.types import InferRequest
+
+FORMAT: Final = 1
+"""Of what `Ring.dump` gives; another number is read by another release."""
+
+_PACKED: Final = 256  # events at once: less than 0.1 ms
+_SEGMENTS: Final = 8  # that a ring holds at least
+_SHORT: Final = 512  # requests that wait: with more of them a state is dear to keep, and a segment may grow to twice its length
+
+log = logging.getLogger(__name__)
+
+
+class Event(IntEnum):
+    """The first of each event's values. What follows:
+
+    ADDED    request, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own id[, widths]
+    REFUSED  the same, the error's class behind the own id
+    STEPPED  now_ns, free_slots, workers, batches, shed, wake_at_ns
+             a batch: itself, reason, rows, padded_rows, expected_ns, left_rows, busy, requests; where one of these has not
+             exactly one row in it: (request, first row, rows). shed: (request, the error's class)
+    ENDED    batch, now_ns, compute_ns, ok
+    CANCELLED  request, reserved_ns, whether nothing of it was ever dispatched
+    RETRIED  request, first row, rows, now_ns
+    """
+
+    ADDED = 0
+    REFUSED = 1
+    STEPPED = 2
+    ENDED = 3
+    CANCELLED = 4
+    RETRIED = 5
+
+
+_ADDED: Final = int(Event.ADDED)
+_STEPPED: Final = int(Event.STEPPED)
+_ENDED: Final = int(Event.ENDED)
+
+
+class Segment(msgspec.Struct):
+    """A state, and the events after it. keys: the shape keys that they name by position. All as `freeze` gives it."""
+
+    state: msgspec.Raw
+    keys: list[Any]
+    chunks: list[msgspec.Raw]
+    after_gap: bool = False
+
+
+class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How one backend of a model batches, and what it costs: all that a batcher like it is made of.
+
+    model_rows: the most rows that the model takes in one run; 0: it has no batch dimension. max_rows: as batches are limited
+    to. sessions: that run batches when all is well. usd_per_hour: of all of them; 0: no price is known.
+    """
+
+    label: str = ""
+    policy: str = "adaptive"
+    max_delay_ms: float = 5.0
+    max_rows: int = 1
+    model_rows: int = 1
+    row_sizes: tuple[int, ...] = ()
+    sessions: int = 1
+    max_queue_rows: int = 4096
+    slo_ns: int | None = None
+    ragged: dict[str, Any] | None = None
+    usd_per_hour: float = 0.0
+    decoupled: bool = False
+
+    def batcher(self, ring: "Ring | None" = None) -> Batcher:
+        """A batcher that has learned nothing. ring: where it records; None: nowhere."""
+        policy = POLICIES[self.policy](Batching(policy=self.policy, max_delay_ms=self.max_delay_ms))  # type: ignore[arg-type]
+        settings: dict[str, Any] = {
+            "max_rows": self.max_rows,
+            "row_sizes": self.row_sizes,
+            "workers": self.sessions,
+            "max_queue_rows": self.max_queue_rows,
+            "slo_ns": self.slo_ns,
+            "ragged": Ragged.model_validate(self.ragged) if self.ragged else None,
+        }
+        return RecordedBatcher(policy, ring=ring, **settings) if ring is not None else Batcher(policy, **settings)
+
+
+class Ring:
+    """The last events of one batcher, in at most so many bytes."""
+
+    def __init__(self, most_bytes: int, settings: LaneSettings) -> None:
+        self.settings = settings
+        self.most_bytes = most_bytes
+        self.dropped = 0  # segments
+        self.events: list[tuple[Any, ...]] = []  # not packed yet
+        self.keys: dict[Hashable, int] = {}  # of the last segment
+        self._segments: deque[Segment] = deque()
+        self._bytes: deque[int] = deque()  # of each
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def __repr__(self) -> str:
+        return f"Ring({sum(self._bytes)} bytes in {len(self._segments)} segments, {self.dropped} dropped)"
+
+    @property
+    def full(self) -> bool:
+        """Whether the last segment has its length."""
+        return self._bytes[-1] * _SEGMENTS >= self.most_bytes
+
+    @property
+    def overfull(self) -> bool:
+        return self._bytes[-1] * _SEGMENTS >= 2 * self.most_bytes
+
+    def begin(self, state: Any, *, after_gap: bool) -> None:
+        """Begin a segment. after_gap: something happened since the last event that is not kept."""
+        self.pack()
+        self.keys.clear()
+        packed = self._encode(state)
+        self._segments.append(Segment(msgspec.Raw(packed), [], [], after_gap))
+        self._bytes.append(len(packed))
+
+    def key(self, shape_key: Hashable) -> int:
+        """Number a shape key that is new to the segment."""
+        number = self.keys[shape_key] = len(self.keys)
+        frozen = freeze(shape_key)
+        self._segments[-1].keys.append(frozen)
+        self._bytes[-1] += len(self._encode(frozen))
+        return number
+
+    def pack(self) -> None:
+        if not self.events:
+            return
+        packed = self._encode(self.events)
+        self.events.clear()
+        self._segments[-1].chunks.append(msgspec.Raw(packed))
+        self._bytes[-1] += len(packed)
+        while len(self._segments) > 1 and sum(self._bytes) > self.most_bytes:
+            self._segments.popleft()
+            self._bytes.popleft()
+            self.dropped += 1
+
+    def dump(self) -> dict[str, Any]:
+        """All that is here, as msgpack can hold it."""
+        if self._segments:
+            self.pack()
+        return {"settings": self.settings, "dropped": self.dropped, "segments": list(self._segments)}
+
+
+class RecordedBatcher(Batcher):
+    """Life: as a `Batcher`; `record` once it has learned what is to be learned before traffic. Until then nothing is kept."""
+
+    def __init__(self, policy: Policy, *, ring: Ring, ragged: Ragged | None = None, **settings: Any) -> None:
+        super().__init__(policy, ragged=ragged, **settings)
+        self.ring: Ring | None = ring
+        self._widths_of = ragged
+        self._events: list[tuple[Any, ...]] = []
+        self._append: Callable[[tuple[Any, ...]], object] = _dropped
+        self._number: Callable[[object], int] = id
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that run."""
+        return len(self._state.in_flight)
+
+    def kept(self) -> dict[str, Any]:
+        """Its state, without what records it."""
+        return {key: value for key, value in vars(self).items() if key not in _RECORDER}
+
+    def record(self) -> None:
+        """Begin, with what it knows now."""
+        self._begin(after_gap=False)
+
+    def replayed(self, events: list[tuple[Any, ...]], number: Callable[[object], int], ragged: bool) -> None:
+        """Tell its events to a list, with the numbers that objects had. For one that was read."""
+        self.ring = None
+        self._events, self._append, self._number = events, events.append, number
+        self._widths_of = self._ragged if ragged else None
+
+    def add(self, request: InferRequest, now_ns: int, reserved_ns: int = 0) -> None:
+        events = self._events
+        before = len(events)
+        try:
+            Batcher.add(self, request, now_ns, reserved_ns)
+        except GatewayError as exc:
+            del events[before:]
+            arrival = self._arrival(request, now_ns, reserved_ns)
+            self._append((int(Event.REFUSED), *arrival[1:10], type(exc).__name__, *arrival[10:]))
+            self._room()
+            raise
+        if len(events) > before:  # it made room by what it cancelled, and will do so again
+            del events[before:]
+        self._append(self._arrival(request, now_ns, reserved_ns))
+
+    def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
+        undone = Batcher.cancel(self, request, reserved_ns)
+        self._append((int(Event.CANCELLED), self._number(request), reserved_ns, undone))
+        return undone
+
+    def retry(self, part: Part, now_ns: int) -> None:
+        Batcher.retry(self, part, now_ns)
+        self._append((int(Event.RETRIED), self._number(part.request), part.start, part.rows, now_ns))
+
+    def step(self, now_ns: int, free_slots: int) -> Step:
+        events, expires_ns = self._events, self._expires_ns
+        before = len(events)
+        try:
+            step = Batcher.step(self, now_ns, free_slots)
+        except BaseException:
+            self._begin(after_gap=True)  # what it had decided until then is not known
+            raise
+        batches, shed, wake_at_ns = step
+        if len(events) > before:
+            del events[before:]
+        # Without a free slot nothing is decided; but where nothing runs either, that is worth knowing.
+        waits = (free_slots or not self._state.in_flight) and self.has_work
+        if batches or shed or waits or self._expires_ns != expires_ns:
+            number = self._number
+            self._append(
+                (
+                    _STEPPED,
+                    now_ns,
+                    free_slots,
+                    self._state.workers,
+                    [_told(batch, number) for batch in batches],
+                    [(number(request), type(error).__name__) for request, error in shed] if shed else (),
+                    wake_at_ns,
+                )
+            )
+            self._room()
+        return step
+
+    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
+        Batcher.finished(self, batch, now_ns, compute_ns, ok)
+        self._append((_ENDED, self._number(batch), now_ns, compute_ns, ok))
+
+    def _arrival(self, request: InferRequest, now_ns: int, reserved_ns: int) -> tuple[Any, ...]:
+        ring, key = self.ring, 0
+        if ring is not None and self._append is not _dropped:
+            known = ring.keys.get(request.shape_key)
+            key = ring.key(request.shape_key) if known is None else known
+        own = request.id
+        arrival = (
+            _ADDED,
+            self._number(request),
+            now_ns,
+            reserved_ns,
+            request.arrival_ns,
+            request.rows,
+            request.deadline_ns,
+            request.priority,
+            key,
+            own_id(request) if own else own,
+        )
+        return arrival if self._widths_of is None else (*arrival, widths_of(request, self._widths_of))
+
+    def _room(self) -> None:
+        """After an event that comes once per batch: pack what there is, and begin anew where a segment is long enough."""
+        ring = self.ring
+        if ring is None or len(ring.events) < _PACKED:
+            return
+        ring.pack()
+        if ring.full and (self._requests < _SHORT or ring.overfull):
+            self._begin(after_gap=False)
+
+    def _begin(self, *, after_gap: bool) -> None:
+        ring = self.ring
+        if ring is None:
+            return
+        try:
+            ring.begin(freeze(self), after_gap=after_gap)
+            self._events, self._append = ring.events, ring.events.append
+        except Exception:  # whatever it is, requests go on
+            log.exception("decisions are no longer recorded")
+            self.ring, self._events, self._append = None, [], _dropped
+
+
+_RECORDER: Final = frozenset(("ring", "_widths_of", "_events", "_append", "_number"))
+
+
+def _dropped(event: tuple[Any, ...]) -> None: ...
+
+
+def _told(batch: Batch, number: Callable[[object], int]) -> tuple[Any, ...]:
+    parts = batch.parts
+    members: Sequence[Any]
+    if batch.rows == len(parts):
+        members = [number(part[0]) for part in parts]
+    else:
+        members = [(number(request), start, rows) for request, start, rows in parts]
+    return (
+        number(batch),
+        batch.reason,
+        batch.rows,
+        batch.padded_rows,
+        batch.expected_ns,
+        batch.left_rows,
+        batch.busy,
+        members,
+    )

@@ -1,0 +1,322 @@
+"""Does again what a `RecordedBatcher` has recorded, with the same classes: the same decisions, and all that was known at each.
+
+Every decision is compared with the recorded one, in all its values. What comes out is the history of the requests and batches,
+with what the service model knew when a batch was closed, which nobody had to keep.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.batching.batch import Batch, Part
+from gateway.batching.checkpoint import request_like, thaw
+from gateway.batching.queue import deadline_of
+from gateway.batching.recording import Event, RecordedBatcher
+from gateway.errors import GatewayError
+from gateway.types import InferRequest
+
+_KEY = 8  # where the number of a shape key stands in an arrival: its own in each segment
+
+
+@dataclass(slots=True, eq=False)
+class PastBatch:
+    """One batch that was closed. Times: `Clock.now_ns` of the process that recorded it.
+
+    likely_ns, bound_ns: T and Q of its size as they were learned when it was closed; 0: nothing was. requests: in its order,
+    one for each part. ended_ns, compute_ns: None, while it runs. workers: that were alive when it was closed.
+    """
+
+    number: int
+    closed_ns: int
+    reason: str
+    rows: int
+    padded_rows: int
+    busy: int
+    workers: int
+    group: Any
+    likely_ns: float
+    bound_ns: float
+    requests: list["PastRequest"]
+    ended_ns: int | None = None
+    compute_ns: int | None = None
+    ok: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class PastRequest:
+    """One request. limit_ns: until when its answer was worth something; NEVER: always. added_ns: None, if before the recording.
+
+    promised_ns: arrival + SLO, of a model that has one. own_deadline_ns: what its client set. fate: "answered", "waiting",
+    "running", "cancelled", "failed", or the class of the error it was refused with. ended_ns: when it met its fate.
+    """
+
+    number: int
+    own_id: str
+    arrival_ns: int
+    rows: int
+    own_deadline_ns: int | None
+    limit_ns: int
+    priority: int
+    shape_key: Any
+    widths: Any
+    added_ns: int | None
+    reserved_ns: int = 0
+    queued_rows: int = 0
+    fate: str = "waiting"
+    ended_ns: int | None = None
+    batches: list[PastBatch] = field(default_factory=list)
+    rows_left: int = 0
+    retried: bool = False
+
+    @property
+    def closed_ns(self) -> int | None:
+        """When its last batch was closed; None: it was in none."""
+        return self.batches[-1].closed_ns if self.batches else None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first event that came out otherwise. segment, event: counted from 0. Both as they are recorded."""
+
+    segment: int
+    event: int
+    now_ns: int
+    recorded: list[Any]
+    replayed: list[Any] | str
+
+    def __str__(self) -> str:
+        kind = Event(self.recorded[0]).name.lower()
+        return f"segment {self.segment}, event {self.event} ({kind}): recorded {self.recorded}, replayed {self.replayed}"
+
+
+@dataclass(slots=True)
+class History:
+    """What a replay gives. decisions: that were compared. difference: None, if all came out the same.
+
+    requests: in order of arrival here. workers: (when, how many were alive), whenever that was seen. from_start: nothing was
+    dropped before. batcher: as it was in the end; None, if nothing was recorded.
+    """
+
+    decisions: int = 0
+    difference: Difference | None = None
+    requests: list[PastRequest] = field(default_factory=list)
+    batches: list[PastBatch] = field(default_factory=list)
+    workers: list[tuple[int, int]] = field(default_factory=list)
+    from_start: bool = True
+    begin_ns: int = 0
+    end_ns: int = 0
+    batcher: RecordedBatcher | None = None
+
+
+def replay(recorded: dict[str, Any]) -> History:
+    """recorded: what `Ring.dump` gave, packed and read again. Raises: ValueError, if it is something else."""
+    history = History(from_start=not recorded.get("dropped"))
+    replayer = _Replayer(history)
+    for index, segment in enumerate(recorded["segments"]):
+        replayer.segment(index, segment)
+        if history.difference is not None:
+            break
+    return history
+
+
+def events_of(recorded: dict[str, Any]) -> Iterator[list[Any]]:
+    """All events of a recording, in their order."""
+    for segment in recorded["segments"]:
+        for chunk in segment["chunks"]:
+            yield from chunk
+
+
+class _Replayer:
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._requests: dict[int, PastRequest] = {}
+        self._batches: dict[int, PastBatch] = {}
+        # of the segment
+        self._objects: dict[int, Any] = {}
+        self._numbers: dict[Any, int] = {}
+        self._fresh: Iterator[int] = iter(())
+        self._told: list[tuple[Any, ...]] = []
+        self._closed: dict[int, Batch] = {}
+
+    def segment(self, index: int, segment: dict[str, Any]) -> None:
+        batcher, known = thaw(segment["state"])
+        if not isinstance(batcher, RecordedBatcher):
+            raise ValueError(f"segment {index}: expected the state of a batcher")
+        history = self._history
+        history.batcher = batcher
+        self._objects, self._numbers = {}, {}
+        for number, value in known.items():
+            if isinstance(value, (InferRequest, Batch)):
+                self._bind(number, value)
+        self._met_before(batcher)
+        self._told = []
+        ragged = any(len(event) > (11 if event[0] else 10) for chunk in segment["chunks"] for event in chunk if event[0] < 2)
+        batcher.replayed(self._told, self._number, ragged)
+        keys = [thaw(key)[0] for key in segment["keys"]]
+        at = 0
+        for chunk in segment["chunks"]:
+            for event in chunk:
+                now_ns = self._replay(batcher, event, keys)
+                if not history.begin_ns:
+                    history.begin_ns = now_ns
+                history.end_ns = max(history.end_ns, now_ns)
+                told: list[Any] | str = _plain(self._told.pop()) if self._told else "nothing"
+                expected = list(event)
+                if event[0] in (Event.ADDED, Event.REFUSED):
+                    expected[_KEY] = 0
+                history.decisions += event[0] in (Event.ADDED, Event.REFUSED, Event.STEPPED)
+                if told != expected:
+                    history.difference = Difference(index, at, now_ns, expected, told)
+                    return
+                at += 1
+
+    def _bind(self, number: int, value: Any) -> None:
+        before = self._objects.get(number)
+        if before is not None:
+            self._numbers.pop(before, None)
+        self._objects[number] = value
+        self._numbers[value] = number
+
+    def _number(self, value: object) -> int:
+        number = self._numbers.get(value)
+        if number is None:
+            number = next(self._fresh, -1)
+            self._bind(number, value)
+        return number
+
+    def _met_before(self, batcher: RecordedBatcher) -> None:
+        """Note what waits and runs in a state, and was not seen to come."""
+        objects = list(self._objects.items())
+        for number, value in objects:
+            if isinstance(value, InferRequest) and number not in self._requests:
+                self._came(number, value, batcher, None, 0)
+        for number, value in objects:
+            if isinstance(value, Batch) and number not in self._batches:
+                self._close(number, value, batcher, batcher.workers)
+
+    def _replay(self, batcher: RecordedBatcher, event: list[Any], keys: list[Any]) -> int:
+        """Do one event again; gives its time, or the last one's where it has none."""
+        kind = event[0]
+        if kind == Event.ADDED or kind == Event.REFUSED:
+            _, number, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own, *more = event
+            widths = more[-1] if more and isinstance(more[-1], list) else None
+            request = request_like(arrival_ns, rows, deadline_ns, priority, keys[key], own, widths)
+            self._bind(number, request)
+            past = self._came(number, request, batcher, now_ns, reserved_ns)
+            try:
+                batcher.add(request, now_ns, reserved_ns)
+            except GatewayError as exc:
+                self._refused(past, type(exc).__name__, now_ns)
+            return int(now_ns)
+        if kind == Event.STEPPED:
+            _, now_ns, free_slots, workers, batches, _, _ = event
+            batcher.workers = workers
+            self._fresh = iter([batch[0] for batch in batches])
+            live = free_slots + batcher.in_flight
+            if not self._history.workers or self._history.workers[-1][1] != live:
+                self._history.workers.append((now_ns, live))
+            step = batcher.step(now_ns, free_slots)
+            for request, error in step.shed:
+                self._refused(self._past(request), type(error).__name__, now_ns)
+            for batch in step.batches:
+                self._close(self._numbers[batch], batch, batcher, live)
+            return int(now_ns)
+        if kind == Event.ENDED:
+            _, number, now_ns, compute_ns, ok = event
+            batcher.finished(self._objects[number], now_ns, compute_ns, ok)
+            self._ended(number, now_ns, compute_ns, ok)
+            return int(now_ns)
+        if kind == Event.CANCELLED:
+            _, number, reserved_ns, _ = event
+            if number not in self._objects:  # it was over when the segment began: nothing of it was left to cancel
+                self._told.append((int(kind), number, reserved_ns, False))
+                return self._history.end_ns
+            batcher.cancel(self._objects[number], reserved_ns)
+            past = self._requests[number]
+            if past.fate in ("waiting", "running"):
+                past.fate, past.ended_ns = "cancelled", self._history.end_ns
+            return self._history.end_ns
+        if kind == Event.RETRIED:
+            _, number, start, rows, now_ns = event
+            past = self._requests[number]
+            past.retried, past.fate, past.ended_ns = True, "waiting", None
+            past.rows_left += rows
+            batcher.retry(Part(self._objects[number], start, rows), now_ns)
+            return int(now_ns)
+        raise ValueError(f"an event of an unknown kind: {event}")
+
+    def _past(self, request: InferRequest) -> PastRequest:
+        return self._requests[self._numbers[request]]
+
+    def _came(
+        self, number: int, request: InferRequest, batcher: RecordedBatcher, now_ns: int | None, reserved_ns: int
+    ) -> PastRequest:
+        past = PastRequest(
+            number,
+            request.id,
+            request.arrival_ns,
+            request.rows,
+            request.deadline_ns,
+            deadline_of(request, batcher.slo_ns),
+            request.priority,
+            request.shape_key,
+            [(name, array.shape, array.dtype.str) for name, array in request.inputs.items()] or None,
+            now_ns,
+            reserved_ns,
+            batcher.queue_rows,
+            rows_left=request.rows,
+        )
+        self._requests[number] = past
+        self._history.requests.append(past)
+        return past
+
+    def _refused(self, past: PastRequest, error: str, now_ns: int) -> None:
+        past.fate, past.ended_ns = error, now_ns
+
+    def _close(self, number: int, batch: Batch, batcher: RecordedBatcher, workers: int) -> None:
+        curve = batcher.service.curves.get(batch.group)
+        likely_ns = bound_ns = 0.0
+        if curve is not None and curve.ready:
+            likely_ns = curve.expected_ns(batch.padded_rows, batch.busy)
+            bound_ns = likely_ns * curve.spread
+        requests = [self._past(part.request) for part in batch.parts]
+        past = PastBatch(
+            number,
+            batch.closed_ns,
+            batch.reason,
+            batch.rows,
+            batch.padded_rows,
+            batch.busy,
+            workers,
+            batch.group,
+            likely_ns,
+            bound_ns,
+            requests,
+        )
+        for request in requests:
+            request.batches.append(past)
+            if request.fate == "waiting":
+                request.fate = "running"
+        self._batches[number] = past
+        self._history.batches.append(past)
+
+    def _ended(self, number: int, now_ns: int, compute_ns: int, ok: bool) -> None:
+        batch = self._batches[number]
+        batch.ended_ns, batch.compute_ns, batch.ok = now_ns, compute_ns, ok
+        object_ = self._objects[number]
+        for part, request in zip(object_.parts, batch.requests, strict=True):
+            if not ok:
+                if request.fate == "running":
+                    request.fate, request.ended_ns = "failed", now_ns  # unless it is run once more
+                    request.rows_left -= part.rows
+                continue
+            request.rows_left -= part.rows
+            if request.rows_left <= 0 and request.fate == "running":
+                request.fate, request.ended_ns = "answered", now_ns
+
+
+def _plain(value: Any) -> Any:
+    """As it is once it was packed and read."""
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    return value

@@ -1,0 +1,212 @@
+"""What a batcher has decided can be done again, bit for bit, from what it kept of it in bounded memory."""
+
+import contextlib
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from gateway.batching.batch import Batch
+from gateway.batching.checkpoint import freeze, thaw
+from gateway.batching.recorded_file import packed, unpacked
+from gateway.batching.recording import Event, LaneSettings, RecordedBatcher, Ring
+from gateway.batching.replay import History, replay
+from gateway.errors import GatewayError, InvalidArgument
+from gateway.types import InferRequest
+
+MS = 1_000_000
+MIB = 1 << 20
+
+
+def recorder(most_bytes: int = 64 * MIB, **settings: Any) -> RecordedBatcher:
+    made = LaneSettings(**({"slo_ns": 60 * MS, "max_rows": 8, "model_rows": 8, "sessions": 2} | settings))
+    batcher = made.batcher(Ring(most_bytes, made))
+    assert isinstance(batcher, RecordedBatcher)
+    return batcher
+
+
+def read(batcher: RecordedBatcher) -> dict[str, Any]:
+    """What somebody else gets of a recording."""
+    assert batcher.ring is not None
+    data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=0, unix_s=0.0)
+    return unpacked(data, "here")[0].lanes[0].recorded()
+
+
+@dataclass
+class Driver:
+    """A lane that does at random what lanes do."""
+
+    batcher: RecordedBatcher
+    random: random.Random
+    lengths: bool = False
+    slots: int = 2
+    now_ns: int = 1_000_000_000
+    asked: list[InferRequest] = field(default_factory=list)
+    running: list[Batch] = field(default_factory=list)
+
+    def drive(self, moves: int) -> None:
+        for _ in range(moves):
+            self.now_ns += int(self.random.expovariate(1 / (3 * MS)))
+            move = self.random.random()
+            if move < 0.62:
+                self.add()
+            elif move < 0.90 and self.running:
+                batch = self.running.pop(self.random.randrange(len(self.running)))
+                ok = self.random.random() > 0.1
+                self.batcher.finished(batch, self.now_ns, self.now_ns - batch.closed_ns, ok)
+                for part in batch.parts if not ok and batch.reason != "retry" else ():
+                    self.batcher.retry(part, self.now_ns)
+            elif move < 0.95 and self.asked:
+                self.batcher.cancel(self.random.choice(self.asked[-20:]), 500_000)
+            self.step()
+
+    def add(self) -> None:
+        rows = self.random.choice((1, 1, 1, 1, 2, 5, 19))
+        deadline_ns = self.now_ns + self.random.randrange(80 * MS) if self.random.random() < 0.2 else None
+        length = self.random.randrange(1, 60)
+        request = InferRequest(
+            "m",
+            "1",
+            f"r{len(self.asked)}",
+            {"x": np.zeros((rows, length if self.lengths else 3), np.float32)},
+            rows,
+            self.now_ns - self.random.randrange(MS),
+            deadline_ns=deadline_ns,
+            priority=self.random.choice((0, 0, 0, 1, 3, 4)),
+            shape_key=self.random.choice((None, (("x", (3,)),))),
+        )
+        try:
+            self.batcher.add(request, self.now_ns, 500_000)
+            self.asked.append(request)
+        except GatewayError:
+            pass
+
+    def step(self) -> None:
+        free = max(0, self.slots - len(self.running))
+        self.batcher.workers = self.slots
+        self.running += self.batcher.step(self.now_ns, free).batches
+
+
+def same(history: History) -> None:
+    assert history.difference is None, str(history.difference)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "adaptive": {},
+    "adaptive without an SLO": {"slo_ns": None},
+    "compiled sizes": {"row_sizes": (1, 4, 8)},
+    "greedy": {"policy": "greedy"},
+    "fixed": {"policy": "fixed", "max_delay_ms": 4.0},
+    "a short queue": {"max_queue_rows": 24},
+    "no batches": {"max_rows": 0, "model_rows": 0},
+    "lengths": {"ragged": {"pad": {"x": 0.0}, "buckets": (8, 32, 64)}},
+    "lengths without buckets, greedy": {"ragged": {"pad": {"x": 0.0}}, "policy": "greedy"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_replay_decides_the_same(case: str, seed: int) -> None:
+    batcher = recorder(**CASES[case])
+    if not seed:
+        for rows in batcher.service.probe_rows:
+            batcher.service.probe(None, rows, [(4 + rows) * MS] * 2)
+    batcher.record()
+    Driver(batcher, random.Random(seed), lengths="lengths" in case).drive(800)
+    history = replay(read(batcher))
+    same(history)
+    assert history.decisions > 500
+    assert {"answered"} <= {request.fate for request in history.requests}
+
+
+def test_a_recording_that_has_dropped_its_beginning_is_replayed_from_a_state() -> None:
+    batcher = recorder(200_000)
+    batcher.record()
+    Driver(batcher, random.Random(3)).drive(12_000)
+    recorded = read(batcher)
+    assert recorded["dropped"] > 0
+    assert len(recorded["segments"]) > 2
+    history = replay(recorded)
+    same(history)
+    assert not history.from_start
+    assert history.decisions > 1000
+
+
+def test_a_ring_keeps_within_its_memory() -> None:
+    batcher = recorder(200_000)
+    batcher.record()
+    driver = Driver(batcher, random.Random(4))
+    for _ in range(30):
+        driver.drive(300)
+        assert batcher.ring is not None
+        assert len(msgspec.msgpack.encode(batcher.ring.dump())) < 210_000  # with the names of its parts
+
+
+def test_a_ring_keeps_within_its_memory_while_everything_is_refused() -> None:
+    batcher = recorder(200_000, max_queue_rows=4, slo_ns=None, policy="greedy")
+    batcher.record()
+    for at in range(20_000):
+        request = InferRequest("m", "1", "x" * 1000, {}, 1, at)
+        with contextlib.suppress(GatewayError):
+            batcher.add(request, at)
+    assert batcher.ring is not None
+    assert len(batcher.ring.events) < 1000
+    assert len(msgspec.msgpack.encode(batcher.ring.dump())) < 210_000
+    same(replay(read(batcher)))
+
+
+def test_what_another_decision_would_have_been_is_found() -> None:
+    batcher = recorder()
+    batcher.record()
+    Driver(batcher, random.Random(5)).drive(300)
+    recorded = read(batcher)
+    events = [event for chunk in recorded["segments"][0]["chunks"] for event in chunk]
+    batch = next(event for event in events if event[0] == Event.STEPPED and event[4])[4][0]
+    batch[4] += 1  # its expected time, by a nanosecond
+    difference = replay(recorded).difference
+    assert difference is not None
+    assert difference.recorded[0] == Event.STEPPED
+    assert "stepped" in str(difference)
+
+
+def test_a_state_that_cannot_be_kept_ends_the_recording_and_nothing_else() -> None:
+    batcher = recorder()
+    driver = Driver(batcher, random.Random(6))
+    vars(batcher.policy)["decides"] = driver.step  # as a policy that somebody has wrapped
+    batcher.record()
+    driver.drive(200)
+    assert batcher.ring is None
+    assert driver.asked
+
+
+def test_a_state_makes_no_objects_of_others() -> None:
+    for name in ("os:system", "recording:np", "recording:freeze", "../os:system", "batcher:deque"):
+        with pytest.raises(ValueError, match="not the state of a batcher"):
+            thaw(["o", 1, name, {}])
+    with pytest.raises(ValueError, match="not the state of a batcher"):
+        thaw(["o", 1, "queue:State", {"__class__": 1}])
+    with pytest.raises(TypeError, match="no part of a batcher's state"):
+        freeze(object())
+
+
+def test_a_file_that_is_no_recording_says_so() -> None:
+    with pytest.raises(InvalidArgument, match="no recording of a gateway"):
+        unpacked(b"hello", "x")
+    old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 1"):
+        unpacked(old, "x")
+    broken = msgspec.msgpack.encode({"format": 1, "gateway": "9.9", "recordings": 3})
+    with pytest.raises(InvalidArgument, match="broken"):
+        unpacked(broken, "x")
+
+
+def test_a_recording_holds_no_tensors() -> None:
+    batcher = recorder()
+    batcher.record()
+    for at in range(10):
+        batcher.add(InferRequest("m", "1", "", {"x": np.zeros((1, 100_000), np.float32)}, 1, at), at)
+    assert batcher.ring is not None
+    assert len(msgspec.msgpack.encode(batcher.ring.dump())) < 10_000

@@ -18,7 +18,7 @@ GATEWAY = (
     ("wire",),
     ("batching", "protocols"),
     ("process", "routing"),
-    ("configuring", "engine"),
+    ("configuring", "engine", "why"),
     ("edges",),
     ("ingress",),
     ("cluster", "from_python"),

@@ -1,0 +1,283 @@
+"""Why each request was late: one cause for each miss, by a rule (docs/why.md).
+
+A miss is a request that was refused or shed for the load, or answered after its limit: arrival + SLO, or its own deadline.
+First its own times are looked at: what it was given, the batch it was in. What remains waited for others. Misses that belong
+together are then run again without the fault that is near them: without the stall, with the session there, without padding, or
+with the batches that the adaptive policy would have made. What takes at least half of the misses away is their cause; if nothing
+does, it is the queue.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from gateway.batching.batcher import Batcher
+from gateway.batching.queue import NEVER
+from gateway.batching.recording import LaneSettings
+from gateway.batching.replay import History, PastBatch, PastRequest
+from gateway.batching.service_model import ServiceModel
+from gateway.why.simulation import has_stalled, pace_of, simulate
+from gateway.why.typical import Typical
+
+_CONVINCING: Final = 0.5
+_NEARLY_ALL: Final = 0.9
+_SECOND_NS: Final = 1_000_000_000
+
+
+class Cause(Enum):
+    """In the order in which they are looked for. The words say what to do."""
+
+    CUT_OFF = "cut-off"
+    COLD_START = "cold start"
+    STALL = "stall"
+    PADDING = "padding"
+    BATCH = "batch"
+    QUEUE = "queue"
+
+
+REMEDIES: Final = {
+    Cause.CUT_OFF: "it was given less time than one request takes alone: relax slo.p99_ms, or the client's timeout",
+    Cause.COLD_START: "no session was there yet, or its first runs were slow: min_replicas above 0, a longer batching.probe_s",
+    Cause.STALL: "a batch took far longer than usual: look for what else uses that machine then, and at the log",
+    Cause.PADDING: "time went into padding: compile sizes between, or set ragged.buckets",
+    Cause.BATCH: "batches were not as the deadline wants them: use batching.policy adaptive, and no batching.max_rows",
+    Cause.QUEUE: "more came than could be served: add sessions or replicas, or relax the SLO",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A request that was refused or late. late_ns: after its limit; None: it was not answered."""
+
+    request: PastRequest
+    cause: Cause
+    late_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Of one backend of a model. misses: in order of arrival."""
+
+    settings: LaneSettings
+    history: History
+    typical: Typical
+    misses: tuple[Miss, ...]
+
+    @property
+    def by_cause(self) -> Counter[Cause]:
+        return Counter(miss.cause for miss in self.misses)
+
+
+def missed(request: PastRequest, end_ns: int) -> bool:
+    """Whether it was refused or late. end_ns: of the recording; what is still here then may be late already."""
+    if request.fate in ("Overloaded", "DeadlineExceeded"):
+        return True
+    if request.fate == "answered":
+        return request.ended_ns is not None and request.ended_ns > request.limit_ns
+    if request.fate == "cancelled":  # of one that runs, the lane gives up what has passed its own deadline
+        own_ns = request.own_deadline_ns
+        batch = request.batches[-1] if request.batches else None
+        return own_ns is not None and batch is not None and (batch.ended_ns or end_ns) > own_ns
+    return request.fate in ("waiting", "running") and request.limit_ns < end_ns
+
+
+def diagnose(history: History, settings: LaneSettings, learned: Callable[[], ServiceModel]) -> Diagnosis:
+    """Name the cause of every miss. learned: what was known when the recording began; a copy each time."""
+    typical = Typical(history.batches, learned())
+    late = [request for request in history.requests if missed(request, history.end_ns)]
+    faults = _Faults(history, settings, typical, learned)
+    causes: dict[int, Cause] = {}
+    for at, request in enumerate(late):
+        own = faults.own(request)
+        if own is not None:
+            causes[at] = own
+    for episode in _episodes(late, 2 * (settings.slo_ns or _SECOND_NS)):
+        open_ = [at for at in episode if at not in causes]
+        if open_:
+            causes.update(faults.of_episode([late[at] for at in episode], open_, late))
+    misses = []
+    for at, request in enumerate(late):
+        answered = request.fate == "answered" and request.ended_ns is not None
+        late_ns = request.ended_ns - request.limit_ns if answered and request.ended_ns is not None else None
+        cause = causes.get(at) or (Cause.BATCH if faults.too_large(request) else Cause.QUEUE)
+        misses.append(Miss(request, cause, late_ns))
+    return Diagnosis(settings, history, typical, tuple(misses))
+
+
+def batcher_like(settings: LaneSettings, learned: ServiceModel) -> Batcher:
+    """A batcher of these settings that knows what was learned."""
+    batcher = settings.batcher()
+    batcher.service.restore(learned.to_dict())
+    for bucket in learned.curves:
+        batcher.service.curve(bucket)
+    return batcher
+
+
+def without_starts(history: History) -> list[tuple[int, int]]:
+    """The workers that were alive, as if those that came late had been there from the start, and none had been away."""
+    most = max((alive for _, alive in history.workers), default=1)
+    return [(0, max(1, most))]
+
+
+class _Faults:
+    """What went wrong in a recording, and what would have been without it."""
+
+    def __init__(self, history: History, settings: LaneSettings, typical: Typical, learned: Callable[[], ServiceModel]) -> None:
+        self._history = history
+        self._settings = settings
+        self._typical = typical
+        self._learned = learned
+        stalled = [batch for batch in history.batches if has_stalled(batch, typical)]
+        self._absences, self._losses = _absences(history)
+        first = _first_batches(history, self._absences)
+        self._cold = [batch for batch in stalled if batch.number in first and first[batch.number] is batch]
+        cold = set(map(id, self._cold))
+        self._stalled = [batch for batch in stalled if id(batch) not in cold]
+        self._slow = {id(batch): Cause.COLD_START if id(batch) in cold else Cause.STALL for batch in stalled}
+        self._without: dict[Cause, set[int]] = {}
+
+    def own(self, request: PastRequest) -> Cause | None:
+        """What its own times say; None: it waited for others."""
+        typical = self._typical
+        limit_ns = request.limit_ns
+        batch = request.batches[-1] if request.batches else None
+        alone_ns = typical.rows_ns(request.rows, batch.group if batch is not None else request.shape_key)
+        if limit_ns != NEVER and limit_ns - request.arrival_ns < alone_ns:
+            return Cause.CUT_OFF
+        if batch is None or batch.ended_ns is None:
+            return None
+        usual_ns = typical.rows_ns(batch.padded_rows, batch.group)
+        if id(batch) in self._slow:
+            return self._slow[id(batch)] if batch.closed_ns + usual_ns <= limit_ns else None
+        padding_ns = usual_ns - typical.rows_ns(batch.rows, batch.group) if batch.padded_rows > batch.rows else 0
+        return Cause.PADDING if padding_ns and batch.ended_ns - padding_ns <= limit_ns else None
+
+    def too_large(self, request: PastRequest) -> bool:
+        """Whether its batch was made larger than its deadline allowed, which the adaptive policy does not."""
+        batch = request.batches[-1] if request.batches else None
+        if batch is None or len(batch.requests) < 2 or self._settings.policy == "adaptive":
+            return False
+        alone_ns = self._typical.rows_ns(request.rows, batch.group)
+        usual_ns = self._typical.rows_ns(batch.padded_rows, batch.group)
+        return batch.closed_ns + alone_ns <= request.limit_ns < batch.closed_ns + usual_ns
+
+    def of_episode(self, episode: list[PastRequest], open_: list[int], late: list[PastRequest]) -> dict[int, Cause]:
+        """episode: misses that belong together. open_: the places in `late` of those among them that waited for others."""
+        begin_ns = min(request.arrival_ns for request in episode) - 2 * (self._settings.slo_ns or _SECOND_NS)
+        end_ns = max(request.ended_ns or request.arrival_ns for request in episode)
+        numbers = {id(request) for request in episode}
+        came = [
+            at
+            for at, request in enumerate(self._history.requests)
+            if episode[0].arrival_ns <= request.arrival_ns <= episode[-1].arrival_ns or id(request) in numbers
+        ]
+        best, cause, saved = 0.0, None, set[int]()
+        for fault in (Cause.COLD_START, Cause.STALL, Cause.PADDING, Cause.BATCH):
+            if not self._near(fault, begin_ns, end_ns):
+                continue
+            still = self._misses(fault)
+            taken_away = 1 - sum(at in still for at in came) / len(episode)
+            if taken_away > best + 0.05:
+                best, cause, saved = taken_away, fault, still
+        if cause is None or best < _CONVINCING:
+            return {}
+        all_of_them = best >= _NEARLY_ALL
+        place = {id(request): at for at, request in enumerate(self._history.requests)} if not all_of_them else {}
+        return {at: cause for at in open_ if all_of_them or place[id(late[at])] not in saved}
+
+    def _near(self, fault: Cause, begin_ns: int, end_ns: int) -> bool:
+        """Whether there is anything of this fault that these could have waited for."""
+
+        def overlaps(batches: Sequence[PastBatch]) -> bool:
+            return any(batch.closed_ns <= end_ns and (batch.ended_ns or end_ns) >= begin_ns for batch in batches)
+
+        if fault is Cause.COLD_START:
+            return overlaps(self._cold) or any(gone <= end_ns and back >= begin_ns for gone, back in self._absences)
+        if fault is Cause.STALL:
+            return overlaps(self._stalled) or any(gone <= end_ns and back >= begin_ns for gone, back in self._losses)
+        if fault is Cause.PADDING:
+            return any(
+                batch.padded_rows > batch.rows and batch.closed_ns <= end_ns and (batch.ended_ns or end_ns) >= begin_ns
+                for batch in self._history.batches
+            )
+        settings = self._settings
+        if settings.decoupled or not settings.model_rows:
+            return False
+        return settings.policy != "adaptive" or settings.max_rows < settings.model_rows
+
+    def _misses(self, without: Cause) -> set[int]:
+        """The places of the requests that would have been late all the same."""
+        found = self._without.get(without)
+        if found is not None:
+            return found
+        history, settings = self._history, self._settings
+        delayed = [*self._cold, *self._stalled]
+        workers: Sequence[tuple[int, int]] = history.workers
+        if without is Cause.COLD_START:
+            delayed = self._stalled
+            workers = without_starts(history)
+        elif without is Cause.STALL:
+            delayed = self._cold
+            if self._losses:
+                workers = without_starts(history)
+        elif without is Cause.BATCH:
+            settings = replace_settings(settings, policy="adaptive", max_rows=settings.model_rows)
+        pace = pace_of(history.batches, self._typical, delayed, without_padding=without is Cause.PADDING)
+        batcher = batcher_like(settings, self._learned())
+        outcome = simulate(batcher, history.requests, pace, workers, history.end_ns)
+        found = {
+            at
+            for at, (request, ended_ns) in enumerate(zip(history.requests, outcome.ended_ns, strict=True))
+            if ended_ns is None or ended_ns > request.limit_ns
+        }
+        self._without[without] = found
+        return found
+
+
+def replace_settings(settings: LaneSettings, **changes: object) -> LaneSettings:
+    fields = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    return LaneSettings(**(fields | changes))
+
+
+def _episodes(late: Sequence[PastRequest], gap_ns: int) -> list[list[int]]:
+    """The places of misses that came soon after one another."""
+    episodes: list[list[int]] = []
+    last_ns = -NEVER
+    for at, request in enumerate(late):
+        if request.arrival_ns - last_ns > gap_ns:
+            episodes.append([])
+        episodes[-1].append(at)
+        last_ns = request.arrival_ns
+    return episodes
+
+
+def _absences(history: History) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """When no worker was alive: because none had been started, and because the last had been lost in a run."""
+    cold: list[tuple[int, int]] = []
+    lost: list[tuple[int, int]] = []
+    lost_ns = [batch.ended_ns for batch in history.batches if not batch.ok and batch.ended_ns is not None]
+    gone_ns: int | None = None
+    for when_ns, alive in [*history.workers, (history.end_ns, 1)]:
+        if not alive and gone_ns is None:
+            gone_ns = when_ns
+        elif alive and gone_ns is not None:
+            before = [end_ns for end_ns in lost_ns if 0 <= gone_ns - end_ns <= _SECOND_NS]
+            (lost if before else cold).append((gone_ns, when_ns))
+            gone_ns = None
+    return cold, lost
+
+
+def _first_batches(history: History, absences: Sequence[tuple[int, int]]) -> dict[int, PastBatch]:
+    """The first batches of each session after a load or a cold start: two for each, as a run may be the first of its size."""
+    starts = [back_ns for _, back_ns in absences]
+    if history.from_start:
+        starts.insert(0, 0)
+    found: dict[int, PastBatch] = {}
+    for start_ns in starts:
+        after = [batch for batch in history.batches if batch.closed_ns >= start_ns]
+        if after:
+            for batch in after[: 2 * max(1, after[0].workers)]:
+                found[batch.number] = batch
+    return found

@@ -1,0 +1,283 @@
+"""What `gateway why` says: of a model's recording, and of one request in it; for people and for programs."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gateway.batching.checkpoint import thaw
+from gateway.batching.queue import NEVER
+from gateway.batching.recorded_file import Lane, Recording
+from gateway.batching.replay import PastRequest, replay
+from gateway.batching.service_model import ServiceModel
+from gateway.errors import InvalidArgument
+from gateway.why.causes import REMEDIES, Cause, Diagnosis, Miss, diagnose
+from gateway.why.whatif import WhatIf, as_it_was, what_ifs
+
+
+@dataclass(frozen=True, slots=True)
+class LaneAnswer:
+    """Of one backend in one process."""
+
+    diagnosis: Diagnosis
+    cases: tuple[WhatIf, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one model in one process. lanes: of the backends that got requests."""
+
+    recording: Recording
+    lanes: tuple[LaneAnswer, ...]
+
+
+def answer(recording: Recording, source: str, *, cases: bool = True) -> Answer:
+    """Replay a recording and look into each miss. cases: also what else would have served. Raises: InvalidArgument."""
+    diagnosed: list[tuple[Diagnosis, Callable[[], ServiceModel]]] = []
+    for lane in recording.lanes:
+        if not lane.segments:
+            continue
+        learned = partial(_learned, lane)
+        try:
+            diagnosed.append((diagnose(replay(lane.recorded()), lane.settings, learned), learned))
+        except (ValueError, KeyError, IndexError, TypeError) as exc:
+            where = f"{source}: {recording.model} on {lane.settings.label}"
+            raise InvalidArgument(f"{where}: a recording that is broken ({exc}): save it again") from exc
+    lanes = []
+    for diagnosis, knew in diagnosed:
+        if not diagnosis.history.requests:
+            continue
+        others = [other for other, _ in diagnosed if other is not diagnosis]
+        found = [as_it_was(diagnosis)]
+        if cases and diagnosis.history.difference is None:
+            found += what_ifs(diagnosis, knew, others)
+        lanes.append(LaneAnswer(diagnosis, tuple(found)))
+    return Answer(recording, tuple(lanes))
+
+
+def _learned(lane: Lane) -> ServiceModel:
+    batcher, _ = thaw(lane.segments[0]["state"])
+    service: ServiceModel = batcher.service
+    return service
+
+
+# for people
+
+
+def told(answers: Iterable[Answer]) -> str:
+    """A block for each backend of each model and process."""
+    blocks = []
+    for each in answers:
+        recording = each.recording
+        process = f", process {recording.process}" if recording.processes > 1 else ""
+        if not each.lanes:
+            blocks.append(f"{recording.model} version {recording.version}{process}: no request has come")
+        blocks += [_block(recording, lane, process) for lane in each.lanes]
+    return "\n\n".join(blocks)
+
+
+def _block(recording: Recording, lane: LaneAnswer, process: str) -> str:
+    diagnosis = lane.diagnosis
+    history, settings = diagnosis.history, diagnosis.settings
+    seconds = (history.end_ns - history.begin_ns) / 1e9
+    slo = f"SLO {settings.slo_ns / 1e6:g} ms" if settings.slo_ns else "no SLO"
+    lines = [
+        f"{recording.model} version {recording.version} on {settings.label}{process}: {len(history.requests)} requests in "
+        f"{seconds:.1f} s, {slo}"
+    ]
+    if history.difference is None:
+        lines.append(f"replayed: {history.decisions} decisions, all the same")
+    else:
+        lines.append(
+            f"replayed: {history.decisions} decisions, the last one came out otherwise: this is another release, or a fault of "
+            f"ours; {history.difference}"
+        )
+    if not history.from_start:
+        lines.append("what came before had no room: batching.record_mib is for more")
+    count = len(diagnosis.misses)
+    if not count:
+        lines.append("nothing was late or refused")
+    else:
+        lines.append(f"late or refused: {count} ({count / len(history.requests):.1%})")
+        rows = [("cause", "requests", "share", "when", "what to do")]
+        for cause, number in diagnosis.by_cause.most_common():
+            of_it = [miss for miss in diagnosis.misses if miss.cause is cause]
+            rows.append((cause.value, str(number), f"{number / count:.0%}", _when(of_it, recording), REMEDIES[cause]))
+        lines += _table(rows)
+        late = [miss for miss in diagnosis.misses if miss.late_ns is not None]
+        if late:
+            worst = max(late, key=lambda miss: miss.late_ns or 0)
+            name = f" (request {worst.request.own_id!r})" if worst.request.own_id else ""
+            lines.append(f"answered late: {len(late)}, by {(worst.late_ns or 0) / 1e6:.1f} ms at most{name}")
+    if len(lane.cases) > 1:
+        lines.append("what would have been (simulated: the same arrivals, times as they were seen)")
+        head = ("case", "in time", "goodput/s", "p99 ms", "USD/h", "USD per million in time")
+        lines += _table([head, *(_case(case) for case in lane.cases)])
+    return "\n".join(lines)
+
+
+def _when(misses: Sequence[Miss], recording: Recording) -> str:
+    first, last = misses[0].request.arrival_ns, misses[-1].request.arrival_ns
+    ago = [(recording.now_ns - ns) / 1e9 for ns in (first, last)]
+    return f"{ago[0]:.1f} to {ago[1]:.1f} s ago" if len(misses) > 1 else f"{ago[0]:.1f} s ago"
+
+
+def _case(case: WhatIf) -> tuple[str, ...]:
+    return (
+        case.name,
+        f"{case.in_time:.2%}",
+        f"{case.goodput_rps:.4g}",
+        "-" if case.p99_ms is None else f"{case.p99_ms:.1f}",
+        "-" if case.usd_per_hour is None else f"{case.usd_per_hour:.4g}",
+        "-" if case.usd_per_million is None else f"{case.usd_per_million:.4g}",
+    )
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+# one request
+
+
+def of_request(answers: Iterable[Answer], own_id: str) -> list[dict[str, Any]]:
+    """What became of each request that a client called so; empty, if none did."""
+    found = []
+    for each in answers:
+        for lane in each.lanes:
+            causes = {id(miss.request): miss for miss in lane.diagnosis.misses}
+            for at, request in enumerate(lane.diagnosis.history.requests):
+                if request.own_id and request.own_id == own_id[: len(request.own_id)] and _same(request.own_id, own_id):
+                    found.append(_life(each.recording, lane, at, request, causes.get(id(request))))
+    return found
+
+
+def _same(kept: str, asked: str) -> bool:
+    return kept == asked or (len(kept) == 64 and asked.startswith(kept))
+
+
+def _life(recording: Recording, lane: LaneAnswer, at: int, request: PastRequest, miss: Miss | None) -> dict[str, Any]:
+    def ms(when_ns: int | None) -> float | None:
+        return None if when_ns is None else round((when_ns - request.arrival_ns) / 1e6, 3)
+
+    batch = request.batches[-1] if request.batches else None
+    limit_ns = None if request.limit_ns == NEVER else request.limit_ns
+    served = {}
+    for case in lane.cases:
+        if case.ended_ns:
+            ended_ns = case.ended_ns[at]
+            served[case.name] = {
+                "ended_ms": ms(ended_ns),
+                "in_time": ended_ns is not None and ended_ns <= request.limit_ns,
+            }
+    return {
+        "model": recording.model,
+        "version": recording.version,
+        "backend": lane.diagnosis.settings.label,
+        "process": recording.process,
+        "id": request.own_id,
+        "ago_s": round((recording.now_ns - request.arrival_ns) / 1e9, 3),
+        "rows": request.rows,
+        "fate": request.fate,
+        "limit_ms": ms(limit_ns),
+        "queued_ms": ms(request.added_ns),
+        "rows_before_it": request.queued_rows,
+        "closed_ms": ms(request.closed_ns),
+        "ended_ms": ms(request.ended_ns),
+        "batch": None
+        if batch is None
+        else {
+            "reason": batch.reason,
+            "rows": batch.rows,
+            "padded_rows": batch.padded_rows,
+            "took_ms": None if batch.ended_ns is None else round((batch.ended_ns - batch.closed_ns) / 1e6, 3),
+            "expected_ms": round(batch.likely_ns / 1e6, 3) or None,
+            "nine_in_ten_ms": round(batch.bound_ns / 1e6, 3) or None,
+        },
+        "cause": None if miss is None else miss.cause.value,
+        "remedy": None if miss is None else REMEDIES[miss.cause],
+        "would_have": served,
+    }
+
+
+def life_told(life: dict[str, Any]) -> str:
+    """One of `of_request` for people. Times count from its arrival."""
+    head = f"{life['id']}: {life['model']} version {life['version']} on {life['backend']}, {life['ago_s']:.1f} s ago"
+    lines = [head, f"  {_fate(life)}"]
+    if life["queued_ms"] is not None:
+        lines.append(f"  {life['queued_ms']:8.1f} ms  queued, behind {life['rows_before_it']} rows")
+    batch = life["batch"]
+    if batch is not None:
+        padded = f", padded to {batch['padded_rows']}" if batch["padded_rows"] > batch["rows"] else ""
+        lines.append(f"  {life['closed_ms']:8.1f} ms  its batch was closed ({batch['reason']}): {batch['rows']} rows{padded}")
+        if batch["took_ms"] is not None:
+            of = f", expected {batch['expected_ms']:.1f}" if batch["expected_ms"] else ""
+            lines.append(f"  {life['closed_ms'] + batch['took_ms']:8.1f} ms  it ended, after {batch['took_ms']:.1f} ms{of}")
+    if life["limit_ms"] is not None:
+        lines.append(f"  {life['limit_ms']:8.1f} ms  its limit")
+    if life["cause"]:
+        lines.append(f"  cause: {life['cause']}; {life['remedy']}")
+    for name, would in life["would_have"].items():
+        when = "refused" if would["ended_ms"] is None else f"{would['ended_ms']:.1f} ms"
+        lines.append(f"  {name}: {when}{', in time' if would['in_time'] else ''} (simulated)")
+    return "\n".join(lines)
+
+
+def _fate(life: dict[str, Any]) -> str:
+    fate, limit_ms, ended_ms = life["fate"], life["limit_ms"], life["ended_ms"]
+    if fate == "answered":
+        if limit_ms is not None and ended_ms > limit_ms:
+            return f"answered after {ended_ms:.1f} ms, {ended_ms - limit_ms:.1f} ms late"
+        return f"answered after {ended_ms:.1f} ms, in time"
+    if fate in ("waiting", "running", "cancelled", "failed"):
+        return str(fate)
+    return f"refused after {ended_ms:.1f} ms ({fate})"
+
+
+# for programs
+
+
+def as_json(answers: Iterable[Answer]) -> list[dict[str, Any]]:
+    """All that is known, but the single requests that were in time."""
+    return [
+        {
+            "model": each.recording.model,
+            "version": each.recording.version,
+            "process": each.recording.process,
+            "backend": lane.diagnosis.settings.label,
+            "slo_ms": lane.diagnosis.settings.slo_ns / 1e6 if lane.diagnosis.settings.slo_ns else None,
+            "seconds": (lane.diagnosis.history.end_ns - lane.diagnosis.history.begin_ns) / 1e9,
+            "requests": len(lane.diagnosis.history.requests),
+            "decisions": lane.diagnosis.history.decisions,
+            "same": lane.diagnosis.history.difference is None,
+            "difference": str(lane.diagnosis.history.difference) if lane.diagnosis.history.difference else None,
+            "complete": lane.diagnosis.history.from_start,
+            "missed": len(lane.diagnosis.misses),
+            "causes": {cause.value: lane.diagnosis.by_cause.get(cause, 0) for cause in Cause},
+            "misses": [
+                {
+                    "id": miss.request.own_id,
+                    "ago_s": round((each.recording.now_ns - miss.request.arrival_ns) / 1e9, 6),
+                    "cause": miss.cause.value,
+                    "fate": miss.request.fate,
+                    "late_ms": None if miss.late_ns is None else miss.late_ns / 1e6,
+                }
+                for miss in lane.diagnosis.misses
+            ],
+            "cases": [
+                {
+                    "name": case.name,
+                    "simulated": bool(case.ended_ns),
+                    "in_time": case.in_time,
+                    "goodput_rps": case.goodput_rps,
+                    "p99_ms": case.p99_ms,
+                    "usd_per_hour": case.usd_per_hour,
+                    "usd_per_million_in_time": case.usd_per_million,
+                }
+                for case in lane.cases
+            ],
+        }
+        for each in answers
+        for lane in each.lanes
+    ]

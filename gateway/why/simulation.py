@@ -1,0 +1,163 @@
+"""The arrivals of a recording through another batcher, with the times that batches were seen to take.
+
+Not a replay: what is decided otherwise takes a time that nobody has measured. It takes what is usual for its size, times what
+the recorded batch of that moment took of what was usual for its own.
+"""
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.batching.batch import Batch
+from gateway.batching.batcher import Batcher
+from gateway.batching.checkpoint import request_like
+from gateway.batching.queue import NEVER
+from gateway.batching.replay import PastBatch, PastRequest
+from gateway.errors import GatewayError
+from gateway.types import InferRequest
+from gateway.why.typical import STALLED, Typical
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What would have become of the requests, in their order. ended_ns: None for what would have been refused."""
+
+    ended_ns: tuple[int | None, ...]
+    busy_ns: int
+    span_ns: int
+
+    def in_time(self, requests: Sequence[PastRequest]) -> int:
+        return sum(
+            ended_ns is not None and ended_ns <= request.limit_ns
+            for request, ended_ns in zip(requests, self.ended_ns, strict=True)
+        )
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast batches run at each moment of a recording.
+
+    delays: (when, how much longer than usual the first batch from then on takes), ascending. without_padding: a batch takes the
+    time of its own rows.
+    """
+
+    typical: Typical
+    times_ns: list[int]
+    factors: list[float]
+    delays: list[tuple[int, int]] = field(default_factory=list)
+    without_padding: bool = False
+    _delayed: int = 0
+
+    def batch_ns(self, batch: Batch, now_ns: int) -> int:
+        rows = batch.rows if self.without_padding else batch.padded_rows
+        factor = 1.0
+        if self.times_ns:
+            factor = self.factors[max(0, bisect_right(self.times_ns, now_ns) - 1)]
+        taken_ns = self.typical.rows_ns(rows, batch.group) * factor
+        if self._delayed < len(self.delays) and self.delays[self._delayed][0] <= now_ns:
+            taken_ns += self.delays[self._delayed][1]
+            self._delayed += 1
+        return max(1, round(taken_ns))
+
+
+def pace_of(
+    batches: Sequence[PastBatch], typical: Typical, delayed: Sequence[PastBatch], *, without_padding: bool = False
+) -> Pace:
+    """delayed: batches whose delay stays; what took as long as one that stalled and is not among them takes the usual time."""
+    stays = set(map(id, delayed))
+    times_ns, factors, delays = [], [], []
+    for batch in batches:
+        if batch.ended_ns is None or not batch.ok:
+            continue
+        usual_ns = typical.rows_ns(batch.padded_rows, batch.group)
+        taken_ns = batch.ended_ns - batch.closed_ns
+        if has_stalled(batch, typical):
+            if id(batch) in stays:
+                delays.append((batch.closed_ns, round(taken_ns - usual_ns)))
+        elif usual_ns > 0:
+            times_ns.append(batch.closed_ns)
+            factors.append(taken_ns / usual_ns)
+    return Pace(typical, times_ns, factors, delays, without_padding)
+
+
+def has_stalled(batch: PastBatch, typical: Typical) -> bool:
+    """Whether a batch took far longer than is usual for its size."""
+    if batch.ended_ns is None:
+        return False
+    usual_ns = typical.rows_ns(batch.padded_rows, batch.group)
+    return usual_ns > 0 and batch.ended_ns - batch.closed_ns > STALLED * usual_ns
+
+
+def simulate(
+    batcher: Batcher, requests: Sequence[PastRequest], pace: Pace, workers: Sequence[tuple[int, int]], until_ns: int
+) -> Outcome:
+    """requests: in order of arrival here. workers: (from when, how many are alive), ascending. until_ns: of the recording.
+
+    What is not done long after that is taken to be refused.
+    """
+    ended: list[int | None] = [None] * len(requests)
+    index: dict[InferRequest, int] = {}
+    rows_left: dict[InferRequest, int] = {}
+    running: list[tuple[int, int, Batch, int]] = []
+    changes = list(workers)
+    live = changes[0][1] if changes else 1
+    upcoming = change = started = busy_ns = 0
+    count = len(requests)
+    wake_ns = NEVER
+    begin_ns = _here(requests[0]) if requests else 0
+    last_ns = until_ns + 2 * max(1_000_000_000, until_ns - begin_ns)
+    now_ns = begin_ns
+    while upcoming < count or running or index:
+        now_ns = min(
+            _here(requests[upcoming]) if upcoming < count else NEVER,
+            running[0][0] if running else NEVER,
+            changes[change][0] if change < len(changes) else NEVER,
+            wake_ns,
+        )
+        if now_ns > last_ns:
+            break
+        while change < len(changes) and changes[change][0] <= now_ns:
+            live = changes[change][1]
+            change += 1
+        while running and running[0][0] <= now_ns:
+            _, _, batch, taken_ns = heapq.heappop(running)
+            batcher.finished(batch, now_ns, taken_ns, True)
+            for part in batch.parts:
+                request = part.request
+                rows_left[request] -= part.rows
+                if rows_left[request] <= 0 and request in index:
+                    ended[index.pop(request)] = now_ns
+        while upcoming < count and _here(requests[upcoming]) <= now_ns:
+            past = requests[upcoming]
+            request = _again(past)
+            try:
+                batcher.add(request, now_ns, past.reserved_ns)
+                index[request] = upcoming
+                rows_left[request] = past.rows
+            except GatewayError:
+                pass
+            upcoming += 1
+        free = max(0, live - len(running))
+        batcher.workers = max(1, live)
+        step = batcher.step(now_ns, free)
+        wake_ns = NEVER if step.wake_at_ns is None else max(step.wake_at_ns, now_ns + 1)
+        for request, _ in step.shed:
+            index.pop(request, None)
+        for batch in step.batches:
+            taken_ns = pace.batch_ns(batch, now_ns)
+            busy_ns += taken_ns
+            started += 1
+            heapq.heappush(running, (now_ns + taken_ns, started, batch, taken_ns))
+    return Outcome(tuple(ended), busy_ns, max(1, until_ns - begin_ns))
+
+
+def _here(request: PastRequest) -> int:
+    """When it came to the batcher."""
+    return request.added_ns if request.added_ns is not None else request.arrival_ns
+
+
+def _again(past: PastRequest) -> InferRequest:
+    return request_like(
+        past.arrival_ns, past.rows, past.own_deadline_ns, past.priority, past.shape_key, past.own_id, past.widths
+    )

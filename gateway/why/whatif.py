@@ -1,0 +1,120 @@
+"""What one more session, other batches or another backend would have served of a recording's requests, and at what price.
+
+Simulated: the same arrivals, the gateway's own batching, and the times that batches were seen to take.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gateway.batching.recording import LaneSettings
+from gateway.batching.replay import History, PastRequest
+from gateway.batching.service_model import ServiceModel
+from gateway.why.causes import Diagnosis, batcher_like, missed, replace_settings
+from gateway.why.simulation import Outcome, has_stalled, pace_of, simulate
+
+_SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What became, or would have become, of the requests.
+
+    in_time: share of them. goodput_rps: answered in time, per second. p99_ms: of the answered; None: none was. usd_per_hour: of
+    all sessions; usd_per_million: the same, for a million answers in time; None: no price is known, or none was in time.
+    ended_ns: of each request; empty for what was not simulated.
+    """
+
+    name: str
+    in_time: float
+    goodput_rps: float
+    p99_ms: float | None
+    usd_per_hour: float | None
+    usd_per_million: float | None
+    ended_ns: tuple[int | None, ...] = ()
+
+
+def as_it_was(diagnosis: Diagnosis) -> WhatIf:
+    """What was recorded; not simulated. What neither was late nor has ended counts as in time."""
+    history = diagnosis.history
+    good = sum(not missed(request, history.end_ns) and request.fate != "cancelled" for request in history.requests)
+    latencies_ns = [
+        request.ended_ns - request.arrival_ns
+        for request in history.requests
+        if request.fate == "answered" and request.ended_ns is not None
+    ]
+    seconds = max(history.end_ns - history.begin_ns, 1) / 1e9
+    return _told("as it was", good, len(history.requests), latencies_ns, seconds, diagnosis.settings.usd_per_hour)
+
+
+def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: Sequence[Diagnosis] = ()) -> list[WhatIf]:
+    """Simulate the requests of a backend: as it is, with another cap, one more session, and on each other backend alone.
+
+    learned: what was known when the recording began; a copy each time. others: the model's other backends.
+    """
+    settings, history = diagnosis.settings, diagnosis.history
+    workers: Sequence[tuple[int, int]] = history.workers or [(0, max(1, settings.sessions))]
+    more = [(when_ns, alive + 1 if alive else 0) for when_ns, alive in workers]
+    per_session = settings.usd_per_hour / max(1, settings.sessions)
+    cases: list[tuple[str, LaneSettings, Diagnosis, Sequence[tuple[int, int]], float]] = [
+        ("the same, simulated", settings, diagnosis, workers, settings.usd_per_hour),
+        ("one more session", settings, diagnosis, more, settings.usd_per_hour + per_session),
+    ]
+    if settings.model_rows > 1 and not settings.decoupled:
+        if settings.policy != "adaptive" or settings.max_rows < settings.model_rows:
+            free = replace_settings(settings, policy="adaptive", max_rows=settings.model_rows)
+            cases.append(("policy adaptive, no cap", free, diagnosis, workers, settings.usd_per_hour))
+        for rows in dict.fromkeys((max(1, settings.max_rows // 2), min(settings.model_rows, 2 * settings.max_rows))):
+            if rows != settings.max_rows:
+                capped = replace_settings(settings, max_rows=rows)
+                cases.append((f"max_rows {rows}", capped, diagnosis, workers, settings.usd_per_hour))
+    for other in others:
+        theirs = replace_settings(other.settings, slo_ns=settings.slo_ns)
+        alive = [(0, max([count for _, count in other.history.workers] or [other.settings.sessions]))]
+        cases.append((f"all on {theirs.label}", theirs, other, alive, theirs.usd_per_hour))
+    found = []
+    for name, changed, source, live, usd_per_hour in cases:
+        knows = learned() if source is diagnosis else _final(source.history)
+        if knows is None:
+            continue
+        slow = [batch for batch in source.history.batches if has_stalled(batch, source.typical)]
+        pace = pace_of(source.history.batches, source.typical, slow if source is diagnosis else ())
+        outcome = simulate(batcher_like(changed, knows), history.requests, pace, live, history.end_ns)
+        found.append(_of(name, outcome, history.requests, usd_per_hour))
+    return found
+
+
+def _final(history: History) -> ServiceModel | None:
+    return history.batcher.service if history.batcher is not None else None
+
+
+def _of(name: str, outcome: Outcome, requests: Sequence[PastRequest], usd_per_hour: float) -> WhatIf:
+    latencies_ns = [
+        ended_ns - request.arrival_ns
+        for request, ended_ns in zip(requests, outcome.ended_ns, strict=True)
+        if ended_ns is not None
+    ]
+    good = outcome.in_time(requests)
+    return _told(name, good, len(requests), latencies_ns, outcome.span_ns / 1e9, usd_per_hour, outcome.ended_ns)
+
+
+def _told(
+    name: str,
+    good: int,
+    count: int,
+    latencies_ns: Sequence[int],
+    seconds: float,
+    usd_per_hour: float,
+    ended_ns: tuple[int | None, ...] = (),
+) -> WhatIf:
+    usd = usd_per_hour * seconds / _SECONDS_PER_HOUR
+    return WhatIf(
+        name,
+        good / max(1, count),
+        good / seconds,
+        float(np.percentile(latencies_ns, 99)) / 1e6 if latencies_ns else None,
+        usd_per_hour or None,
+        usd / good * 1e6 if usd_per_hour and good else None,
+        ended_ns,
+    )

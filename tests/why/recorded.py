@@ -1,0 +1,122 @@
+"""Recordings of lanes in simulated time, with faults made on purpose."""
+
+import contextlib
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gateway.batching.batch import Batch
+from gateway.batching.checkpoint import thaw
+from gateway.batching.queue import NEVER
+from gateway.batching.recorded_file import Lane, packed, unpacked
+from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
+from gateway.batching.replay import replay
+from gateway.batching.service_model import ServiceModel
+from gateway.errors import GatewayError
+from gateway.types import InferRequest
+from gateway.why.causes import Diagnosis, diagnose
+
+MS = 1_000_000
+S = 1_000_000_000
+MIB = 1 << 20
+
+Time = Callable[[Batch, int, float], float]
+"""A batch, which one it is, and its usual time in ns, to how long it takes."""
+
+
+def usual(batch: Batch, index: int, usual_ns: float) -> float:
+    return usual_ns
+
+
+@dataclass
+class Scene:
+    """A backend of fixed_ms + row_ms · rows, spread log-normally by noise, and Poisson arrivals at rps.
+
+    takes: what goes wrong with batches. away: (from, to) when no session is there. settings: of the lane.
+    """
+
+    fixed_ms: float = 4.0
+    row_ms: float = 6.0
+    rps: float = 75.0
+    seconds: float = 12.0
+    workers: int = 1
+    noise: float = 0.05
+    probed: bool = True
+    takes: Time = usual
+    away_s: tuple[float, float] | None = None
+    timeout_ms: float | None = None
+    timeout_share: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def recorded(self, seed: int) -> Lane:
+        """Run it, and give what is told of it."""
+        rng = np.random.default_rng(seed)
+        base: dict[str, Any] = {"slo_ns": 100 * MS, "max_rows": 32, "model_rows": 32, "sessions": self.workers}
+        made = LaneSettings(**(base | self.settings))
+        batcher = made.batcher(Ring(64 * MIB, made))
+        assert isinstance(batcher, RecordedBatcher)
+        if self.probed:
+            for rows in batcher.service.probe_rows:
+                batcher.service.probe(None, rows, [round(self.rows_ns(rows))] * 2)
+        batcher.record()
+        self._run(batcher, rng)
+        assert batcher.ring is not None
+        data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+        return unpacked(data, "here")[0].lanes[0]
+
+    def rows_ns(self, rows: int) -> float:
+        return (self.fixed_ms + self.row_ms * rows) * MS
+
+    def _run(self, batcher: RecordedBatcher, rng: np.random.Generator) -> None:
+        count = int(self.rps * self.seconds)
+        arrivals = [S + int(at) for at in np.cumsum(rng.exponential(S / self.rps, count))]
+        away = tuple(S + round(at * S) for at in self.away_s) if self.away_s else (NEVER, NEVER)
+        running: list[tuple[int, int, Batch]] = []
+        upcoming = started = now_ns = 0
+        wake_ns = NEVER
+        while upcoming < count or running or batcher.has_work:
+            come_ns = arrivals[upcoming] if upcoming < count else NEVER
+            back_ns = away[1] if now_ns < away[1] else NEVER
+            now_ns = min(come_ns, running[0][0] if running else NEVER, wake_ns, back_ns)
+            while running and running[0][0] <= now_ns:
+                _, _, batch = heapq.heappop(running)
+                batcher.finished(batch, now_ns, now_ns - batch.closed_ns, True)
+            while upcoming < count and arrivals[upcoming] <= now_ns:
+                own_ns = None
+                if self.timeout_ms is not None and rng.random() < self.timeout_share:
+                    own_ns = arrivals[upcoming] + round(self.timeout_ms * MS)
+                request = InferRequest("m", "1", f"r{upcoming}", {}, 1, arrivals[upcoming], deadline_ns=own_ns)
+                upcoming += 1
+                with contextlib.suppress(GatewayError):
+                    batcher.add(request, now_ns)
+            alive = 0 if away[0] <= now_ns < away[1] else self.workers
+            batcher.workers = max(1, alive)
+            step = batcher.step(now_ns, max(0, alive - len(running)))
+            wake_ns = NEVER if step.wake_at_ns is None else max(step.wake_at_ns, now_ns + 1)
+            for batch in step.batches:
+                usual_ns = self.rows_ns(batch.padded_rows) * float(np.exp(rng.normal(0, self.noise)))
+                taken_ns = round(self.takes(batch, started, usual_ns))
+                started += 1
+                heapq.heappush(running, (now_ns + taken_ns, started, batch))
+
+
+def learned_of(lane: Lane) -> ServiceModel:
+    batcher, _ = thaw(lane.segments[0]["state"])
+    service: ServiceModel = batcher.service
+    return service
+
+
+def diagnosed(scene: Scene, seed: int) -> Diagnosis:
+    lane = scene.recorded(seed)
+    history = replay(lane.recorded())
+    assert history.difference is None, str(history.difference)
+    return diagnose(history, lane.settings, partial(learned_of, lane))
+
+
+def slowed(at: Sequence[int], by_ms: float) -> Time:
+    """These batches take so much longer."""
+    return lambda batch, index, usual_ns: usual_ns + (by_ms * MS if index in at else 0.0)

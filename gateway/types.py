@@ -1,8 +1,10 @@
 """The words the gateway's parts speak to each other in: requests, responses, and what is asked of an output."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from backends.base import Tensors
 
@@ -32,8 +34,7 @@ class OutputRequest:
     region: RegionRef | None = None
 
 
-@dataclass(slots=True, eq=False)
-class InferRequest:
+class InferRequest(msgspec.Struct, eq=False):
     """One validated inference request.
 
     inputs: by name; (rows, *per_row), views on the request's bytes where the wire format allows. For a model without a
@@ -53,14 +54,13 @@ class InferRequest:
     rows: int
     arrival_ns: int
     outputs: tuple[OutputRequest, ...] = ()
-    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    parameters: dict[str, ParameterValue] = msgspec.field(default_factory=dict)
     deadline_ns: int | None = None
     priority: int = 0
     shape_key: Hashable = None
 
 
-@dataclass(slots=True, eq=False)
-class InferResponse:
+class InferResponse(msgspec.Struct, eq=False):
     """The answer to one request. outputs: those asked for, in that order; (rows, *per_row), views on the batch's outputs.
 
     last: of a decoupled model, which has said that no part follows this one.
@@ -70,5 +70,5 @@ class InferResponse:
     version: str
     id: str
     outputs: Tensors
-    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    parameters: dict[str, ParameterValue] = msgspec.field(default_factory=dict)
     last: bool = False

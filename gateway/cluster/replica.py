@@ -9,7 +9,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -356,7 +356,7 @@ class Replica:
         self._count_spent(asked, now_ns)
         self._leases.end(asked.lease, execution.finished_ns - execution.started_ns, now_ns)
         self._deal()
-        asked.on_end(execution if asked.fault is None else replace(execution, error=asked.fault))
+        asked.on_end(execution if asked.fault is None else msgspec.structs.replace(execution, error=asked.fault))
 
     def _count_busy(self, *, ended: int = 0) -> None:
         """Add the time since the last call, in which nothing changed. ended: batches that the pool has just ceased to count."""

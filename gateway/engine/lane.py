@@ -10,8 +10,8 @@ it was called for, which are answered with InternalError, and the lane goes on.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from backends.base import LastPart, ModelSpec, Tensors
@@ -49,8 +49,7 @@ _FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     """One accepted request until it is answered, and its place.
 
     retried: first rows of the parts that were run a second time. pieces: (first row, outputs) of the parts that are done, if
@@ -65,7 +64,7 @@ class _Waiting:
     on_part: OnPart | None = None
     batch: Batch | None = None
     retried: tuple[int, ...] = ()
-    pieces: list[tuple[int, Tensors]] = field(default_factory=list)
+    pieces: list[tuple[int, Tensors]] = []
 
     def cancel(self) -> None:
         self.lane.cancel(self.request)

@@ -1,16 +1,16 @@
 """Where a closed batch goes: to workers of this process, or as one frame to a replica elsewhere."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from backends.base import ModelSpec, Tensors
 from gateway.batching.batch import Batch
 from gateway.errors import GatewayError
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(msgspec.Struct, frozen=True, eq=False):
     """How one batch ended: outputs or an error, and when the model began and ended on it (`Clock.now_ns` of this process).
 
     session_lost: the session must be rebuilt; the same requests may well succeed on another, unless self_inflicted.

@@ -8,9 +8,10 @@ Whatever is called from here may raise whatever it likes, as in `lane`.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
+
+import msgspec
 
 from backends.base import ModelSpec, Tensors, trace_of
 from gateway.batching.batch import Batch, Part
@@ -234,7 +235,7 @@ class Runs:
                 error = exc
             except BaseException as exc:
                 error = BackendFailed(f"{self._name}: outputs do not fit the batch: {type(exc).__name__}: {exc}")
-                execution = replace(execution, trace=trace_of(exc))
+                execution = msgspec.structs.replace(execution, trace=trace_of(exc))
         try:
             self._learn(batch, execution, error, now_ns)
         except BaseException:

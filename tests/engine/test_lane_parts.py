@@ -2,8 +2,8 @@
 
 import asyncio
 import re
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -295,7 +295,7 @@ def test_a_copy_ends_with_its_first_part_and_counts_as_well_run() -> None:
         ((execution, failed),) = watch.ended
         assert not failed
         assert execution.error is not None
-        assert bench.lane.forecast(replace(request), clock.now_ns()).own_ns == pytest.approx(4 * MS)
+        assert bench.lane.forecast(msgspec.structs.replace(request), clock.now_ns()).own_ns == pytest.approx(4 * MS)
 
     simulate(main)
 
@@ -310,7 +310,7 @@ def test_what_is_learned_and_told_of_a_stream_is_its_first_part() -> None:
         ((execution, failed),) = watch.ended
         assert not failed
         assert execution.streamed_ns == 100 * MS
-        assert bench.lane.forecast(replace(request), clock.now_ns()).own_ns == pytest.approx(4 * MS)
+        assert bench.lane.forecast(msgspec.structs.replace(request), clock.now_ns()).own_ns == pytest.approx(4 * MS)
 
     simulate(main)
 

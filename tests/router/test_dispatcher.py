@@ -3,11 +3,11 @@
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -926,7 +926,7 @@ class Altering:
     def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
         def done(batch: Batch, execution: Execution) -> None:
             assert execution.outputs is not None
-            on_done(batch, replace(execution, outputs=self._change(execution.outputs["Y"])))
+            on_done(batch, msgspec.structs.replace(execution, outputs=self._change(execution.outputs["Y"])))
 
         self._runner.start(batch, done)
 
@@ -1062,7 +1062,7 @@ def test_an_explanation_is_for_the_least_length_of_a_ragged_model() -> None:
         fleet = Fleet(clock, (CHEAP,), ragged={"pad": {"X": 0}, "buckets": [1, 16]})
         await warm(fleet, 0)  # with requests of length 1
         fleet.sessions[0].factor = 8.0
-        long = replace(fleet.request(), inputs={"X": np.zeros((1, 16), np.float32)})
+        long = msgspec.structs.replace(fleet.request(), inputs={"X": np.zeros((1, 16), np.float32)})
         fleet.lanes[0].submit(long, lambda outcome: None)
         await asyncio.sleep(1)
         (lane,) = fleet.dispatcher.explain()["lanes"]

@@ -152,10 +152,13 @@ class ModelSpec:
     decoupled: bool = False
     input_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     output_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
+    varying_inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)  # of other shapes per row, or left out
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_by_name", {spec.name: spec for spec in self.inputs})
         object.__setattr__(self, "output_by_name", {spec.name: spec for spec in self.outputs})
+        varying = tuple(spec.name for spec in self.inputs if self.max_rows and (spec.optional or -1 in spec.shape[1:]))
+        object.__setattr__(self, "varying_inputs", varying)
 
 
 @dataclass(frozen=True, slots=True)

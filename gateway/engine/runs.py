@@ -246,7 +246,8 @@ class Runs:
             return
         # Before the answers are encoded and written: the worker computes the next batch meanwhile.
         self.answering = batch.parts
-        self.step()
+        if self._batcher.has_work or self._shared is not None:  # as mostly nothing waits, where few ask
+            self.step()
         self._requests.done(batch, pieces, now_ns)
         self.answering = []
 

@@ -15,7 +15,9 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
+
+import msgspec
 
 from backends.base import (
     BackendError,
@@ -31,31 +33,29 @@ from backends.base import (
 )
 from gateway.clock import Clock
 from gateway.engine import threads
-from gateway.engine.runner import PARTS_AHEAD, Execution, Work
+from gateway.engine.runner import Execution, Work
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
-
-W = TypeVar("W", bound=Work)
 
 log = logging.getLogger(__name__)
 
 
-class Job:
-    """Work that a worker has. on_part: None, unless the model is decoupled. first_part_ns: as of its `Execution`."""
+class Job(msgspec.Struct, eq=False):
+    """Work that a worker has. on_part: None, unless the model is decoupled. first_part_ns: as of its `Execution`.
 
-    __slots__ = ("_more", "cancelled", "first_part_ns", "on_done", "on_part", "waits", "work")
+    more: parts that may be made. waits: for the client to take what it was given.
+    """
 
-    def __init__(self, work: W, on_done: Callable[[W, Execution], None], on_part: Callable[[W, Tensors], None] | None) -> None:
-        self.work: Any = work
-        self.on_done: Callable[..., None] = on_done
-        self.on_part: Callable[..., None] | None = on_part
-        self.cancelled = False
-        self.first_part_ns: int | None = None
-        self.waits = False  # for the client to take what it was given
-        self._more = threading.Semaphore(PARTS_AHEAD) if on_part is not None else None
+    work: Any
+    on_done: Callable[..., None]
+    on_part: Callable[..., None] | None
+    more: threading.Semaphore | None
+    cancelled: bool = False
+    waits: bool = False
+    first_part_ns: int | None = None
 
     def taken(self) -> None:
-        if self._more is not None:
-            self._more.release()
+        if self.more is not None:
+            self.more.release()
 
     def cancel(self) -> None:
         """Want no more parts."""
@@ -64,10 +64,10 @@ class Job:
 
     def wants_part(self) -> bool:
         """Wait until one more may be made; False: none will be wanted. On the worker's thread."""
-        assert self._more is not None
-        if not self._more.acquire(blocking=False):
+        assert self.more is not None
+        if not self.more.acquire(blocking=False):
             self.waits = True
-            self._more.acquire()
+            self.more.acquire()
             self.waits = False
         return not self.cancelled
 

@@ -10,6 +10,7 @@ return is ignored. Only isolation `process` gives the memory and the core back, 
 import asyncio
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -18,7 +19,7 @@ from backends.base import BackendError, Model, ModelSpec, SpecMismatch, Tensors,
 from gateway.clock import Clock, Timer
 from gateway.config import Backend
 from gateway.engine import threads
-from gateway.engine.runner import Execution, Work
+from gateway.engine.runner import PARTS_AHEAD, Execution, Work
 from gateway.engine.session_process import ProcessModel
 from gateway.engine.worker import Job, Reports, Worker
 from gateway.errors import BackendFailed, BackendUnreachable, ConfigError, GatewayError
@@ -129,7 +130,8 @@ class WorkerPool:
     ) -> None:
         worker = self._idle.pop()
         self._busy.add(worker)
-        worker.start(Job(batch, on_done, on_part), self._clock.now_ns())
+        ahead = threading.Semaphore(PARTS_AHEAD) if on_part is not None else None
+        worker.start(Job(batch, on_done, on_part, ahead), self._clock.now_ns())
         if self._watchdog is None:
             self._abandon_hung()
 

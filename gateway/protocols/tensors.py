@@ -185,13 +185,13 @@ def shape_key(
     differ within a batch and is left out. Parameters are handed to the model with the batch, so it holds them too. None, where
     every request of the model fits every other.
     """
+    if not parameters and not spec.varying_inputs:  # as of most models
+        return None
     key: list[Hashable] = []
-    if spec.max_rows:
-        padded: Mapping[str, float] = ragged.pad if ragged is not None else {}
-        for tensor in spec.inputs:
-            name = tensor.name
-            if (tensor.optional or -1 in tensor.shape[1:]) and name in inputs:
-                key.append((name, inputs[name].shape[2 if name in padded else 1 :]))
+    padded: Mapping[str, float] = ragged.pad if ragged is not None else {}
+    for name in spec.varying_inputs:
+        if name in inputs:
+            key.append((name, inputs[name].shape[2 if name in padded else 1 :]))
     if parameters:
         # Told apart by how they are written, for true, 1 and 1.0 are equal, and so are 0.0 and -0.0.
         key.append(tuple(sorted((name, repr(value)) for name, value in parameters.items())))

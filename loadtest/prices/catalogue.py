@@ -24,11 +24,11 @@ PriceBasis = Literal["ec2", "spot", "sagemaker"]
 PositiveUsd = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _Strict(BaseModel):
+class _CatalogueEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Price(_Strict):
+class Price(_CatalogueEntry):
     """What one instance costs in an hour, and how far that can be believed.
 
     source: where it was read. date: when it was true, None if the source does not say. estimated: nobody quoted it.
@@ -49,7 +49,7 @@ class Price(_Strict):
         return tuple(flags)
 
 
-class Spot(_Strict):
+class Spot(_CatalogueEntry):
     """The mean saving of spot capacity on the on-demand price, and how often it was taken back in a month."""
 
     saving_percent: float = Field(ge=0, lt=100)
@@ -58,7 +58,7 @@ class Spot(_Strict):
     date: datetime.date | None
 
 
-class Accelerator(_Strict):
+class Accelerator(_CatalogueEntry):
     """All accelerators of one instance. count: below 1 for a share of one. memory_gib: of all. cores: NeuronCores of all."""
 
     name: str
@@ -68,7 +68,7 @@ class Accelerator(_Strict):
     cores: int | None = None
 
 
-class InstanceType(_Strict):
+class InstanceType(_CatalogueEntry):
     """One EC2 type. Its SageMaker name is the same behind `ml.`."""
 
     vcpu: int = Field(ge=1)
@@ -80,7 +80,7 @@ class InstanceType(_Strict):
     spot: Spot | None = None
 
 
-class Catalogue(_Strict):
+class Catalogue(_CatalogueEntry):
     """All known types of one region. sources: short name -> where the prices under it were read."""
 
     region: str

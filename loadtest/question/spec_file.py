@@ -20,11 +20,11 @@ from loadtest.prices.catalogue import PriceBasis
 from loadtest.results import Protocol
 
 
-class _Strict(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class PayloadSpec(_Strict):
+class PayloadSpec(_Section):
     """What is sent; as in `loadtest run`."""
 
     protocol: Protocol = "rest-binary"
@@ -34,7 +34,7 @@ class PayloadSpec(_Strict):
     files: tuple[str, ...] = ()
 
 
-class AgreementSpec(_Strict):
+class AgreementSpec(_Section):
     """How candidates' answers are compared with the reference's, where they do not all compute the same.
 
     reference: a candidate's name, or its backend's; None: the requests' expected answers, else the first of full precision.
@@ -47,7 +47,7 @@ class AgreementSpec(_Strict):
     statistic: str | dict[str, str] = {}
 
 
-class LocalLauncher(_Strict):
+class LocalLauncher(_Section):
     """This machine: each candidate in fresh processes, pinned to cores.
 
     cpus: the cores of candidates without an instance type; None: all. stands_for: instance type -> the cores that stand for it.
@@ -61,13 +61,13 @@ class LocalLauncher(_Strict):
     nice: int = Field(default=10, ge=0, le=19)
 
 
-class UrlLauncher(_Strict):
+class UrlLauncher(_Section):
     """Servers that already run: every candidate names its `url`."""
 
     kind: Literal["url"]
 
 
-class CandidateSpec(_Strict):
+class CandidateSpec(_Section):
     """One line of candidates: instances × settings, on one backend.
 
     backend: a backend of a gateway configuration, or the name of one in the file under `gateway`.
@@ -86,14 +86,14 @@ class CandidateSpec(_Strict):
     max_count: int | None = Field(default=None, ge=1)
 
 
-class BudgetSpec(_Strict):
+class BudgetSpec(_Section):
     """minutes: of measuring, starts included. usd: the most that paid candidates may cost; None: nothing paid is started."""
 
     minutes: float = Field(default=45.0, gt=0, le=24 * 60)
     usd: float | None = Field(default=None, ge=0)
 
 
-class SpecFile(_Strict):
+class SpecFile(_Section):
     """The file as it is written. model: a model of a gateway configuration, or the name of one in the file under `gateway`."""
 
     model: str | dict[str, Any]

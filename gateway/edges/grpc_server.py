@@ -5,6 +5,7 @@ An inference begins when the last byte of its message is there. The other calls 
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -37,6 +38,7 @@ _DRAIN_IDLE_S: Final = 1.0
 # Their messages are the same, field by field.
 _REFLECTION: Final = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 
+_GRPC: Final = re.compile(rb"application/grpc($|[+; ])", re.IGNORECASE)  # and not gRPC-Web, whose answers have another form
 _NOT_GRPC: Final = header_block(status=415)
 
 
@@ -180,7 +182,8 @@ class GrpcServer:
     def open(self, stream: Stream) -> None:
         """Begin to serve a call, whose headers are here."""
         headers = stream.headers
-        if not headers.get(b"content-type", b"").startswith(b"application/grpc") or headers.get(b":method") != b"POST":
+        kind = headers.get(b"content-type", b"")
+        if (kind != b"application/grpc" and _GRPC.match(kind) is None) or headers.get(b":method") != b"POST":
             stream.send_headers(_NOT_GRPC, end=True)
             return
         call = GrpcCall(stream, self._limits.body_bytes)

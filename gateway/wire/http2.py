@@ -114,13 +114,15 @@ class Connection(Sender):
         at, end, work = 0, len(data), self._work_each
         if self._expected:
             if not self._expected.startswith(data[: len(self._expected)]):
-                self.out.clear()
-                self.aborted = True
+                self._on_stranger(data)
                 return end
-            if end < len(self._expected):
-                return 0
             at = len(self._expected)
+            if end < at + 9:
+                return 0
+            if data[at + 3] != SETTINGS:
+                raise Broken(PROTOCOL_ERROR, f"a first frame of kind {data[at + 3]}, expected SETTINGS")  # 3.4
             self._expected = b""
+            self._on_expected()
         while end - at >= 9:
             length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
             if length > self._frame_bytes:
@@ -176,6 +178,8 @@ class Connection(Sender):
             self._block += payload
             self._block_part(flags)
         elif kind == GOAWAY:
+            if number or len(payload) < 8:
+                raise Broken(PROTOCOL_ERROR if number else FRAME_SIZE_ERROR, "a GOAWAY that is none")
             self._on_go_away(int.from_bytes(payload[:4]) & MOST_WINDOW)
         elif kind == PUSH_PROMISE:
             raise Broken(PROTOCOL_ERROR, "a push, which nobody asked for")
@@ -235,6 +239,13 @@ class Connection(Sender):
                 self._on_setting(key, value)
         self.write(frame_head(0, SETTINGS, ACK, 0))
         self.ready |= self._blocked
+
+    def _on_expected(self) -> None:  # not all care
+        """What was expected before the frames is there."""
+
+    def _on_stranger(self, data: bytes) -> None:
+        """Who talks does not speak HTTP/2. data: its first."""
+        self.aborted = True
 
     @abstractmethod
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:

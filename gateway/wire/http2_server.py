@@ -3,10 +3,12 @@
 Why this is no library's: docs/decisions/grpc-listener.md. Section numbers are those of RFC 9113.
 """
 
+import re
 from collections.abc import Callable
 from math import inf
 from typing import Final, Protocol
 
+from gateway.wire.grpc_headers import INTERNAL, RESOURCE_EXHAUSTED, fault, refusal
 from gateway.wire.http2 import BYTES_A_FRAME, FRAME_BYTES, Connection
 from gateway.wire.http2_frames import (
     CANCEL,
@@ -32,7 +34,7 @@ from gateway.wire.http2_frames import (
     unpadded,
     window_update,
 )
-from gateway.wire.http2_headers import LONGEST_REMEMBERED, HeaderReader, header_block
+from gateway.wire.http2_headers import LONGEST_REMEMBERED, HeaderReader, Headers
 from gateway.wire.http2_receiver import NOBODY
 from gateway.wire.http2_sending import Stream
 from gateway.wire.memory import Memory
@@ -47,7 +49,12 @@ _COPIES: Final = 3  # of a message while it is served: as it came, as protobuf h
 _LOOK_EACH: Final = 64 << 10  # received until the process is asked whether more may be held
 _LEAVE_S: Final = 1.0  # from the word that an idle connection is to be closed until it is
 _CLOCK_STEP_S: Final = 0.001  # of an event loop's clock: its timers may be early by so much
-_TOO_LARGE: Final = header_block(status=431)
+_HTTP_1: Final = re.compile(rb"[A-Z]+( |$)")  # as a request of it begins
+_TOLD: Final = b"this port speaks gRPC (HTTP/2 with prior knowledge); REST is at server.http_port\n"
+_OF_GRPC: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+    % (len(_TOLD), _TOLD)
+)
 
 
 class Bounds(Protocol):
@@ -134,10 +141,22 @@ class ServerConnection(Connection):
             MAX_FRAME_SIZE: FRAME_BYTES,
             MAX_HEADER_LIST_SIZE: bounds.header_bytes,
         }
-        self.out += (settings(opening), window_update(0, held - DEFAULT_WINDOW))
+        self._opening = settings(opening) + window_update(0, held - DEFAULT_WINDOW)
 
     def __repr__(self) -> str:
         return f"<ServerConnection: {len(self._streams)} streams, last {self._last_stream}>"
+
+    def _on_expected(self) -> None:
+        if self._opening:
+            self.write(self._opening)
+            self._opening = b""
+
+    def _on_stranger(self, data: bytes) -> None:
+        if _HTTP_1.match(data):
+            self.write(_OF_GRPC)
+            self.closing = True
+        else:
+            super()._on_stranger(data)
 
     def _on_rest(self, taken: int) -> None:
         self._waits_for_rest = bool(self._rest) or self._block is not None
@@ -229,6 +248,10 @@ class ServerConnection(Connection):
         for stream in streams:
             receiver, stream.receiver = stream.receiver, NOBODY
             receiver.reset()
+
+    def go_away(self, code: int, text: str, last_stream: int) -> None:
+        self._on_expected()  # 3.4: our settings are the first of our frames
+        super().go_away(code, text, last_stream)
 
     def announce_drain(self) -> None:
         """6.8: ask for no new streams; those already under way are still taken."""
@@ -459,11 +482,14 @@ class ServerConnection(Connection):
 
     def _on_block(self, number: int, block: bytes, ended: bool) -> None:
         headers = self._headers_of.known.get(block)
-        long = False
+        long, refused = False, b""
         if headers is None:
             long = len(block) > LONGEST_REMEMBERED
             self._spent += len(block) // BYTES_A_FRAME
             headers = self._headers_of.read(block)
+            refused = self._refusal_of(headers)
+            if refused:
+                self._headers_of.known.pop(block, None)
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC clients have none to say
             if stream.ended or not ended:
@@ -483,8 +509,8 @@ class ServerConnection(Connection):
             return
         stream = self._streams[number] = Stream(self, number, headers or {}, self._receive_window)
         stream.ended = ended
-        if headers is None:
-            stream.send_headers(_TOO_LARGE, end=True)
+        if refused:
+            stream.send_headers(refused, end=True)
             return
         if long:
             self._reserved += len(block)
@@ -498,6 +524,14 @@ class ServerConnection(Connection):
         self._on_stream(stream)
         if ended and number in self._streams:
             stream.receiver.take(b"", True)
+
+    def _refusal_of(self, headers: Headers | None) -> bytes:
+        """The answer to a call of which nothing more is asked; empty: it may begin."""
+        if headers is None:
+            most = self._bounds.header_bytes
+            return refusal(RESOURCE_EXHAUSTED, f"metadata of more than {most} bytes (server.limits.header_bytes)")
+        text = fault(headers)
+        return refusal(INTERNAL, text) if text else b""
 
     def _on_reset(self, number: int, code: int) -> None:
         stream = self._streams.get(number)
@@ -515,8 +549,11 @@ class ServerConnection(Connection):
     def _on_window_update(self, number: int, size: int) -> None:
         stream = self._streams.get(number)
         if stream is not None:
-            if stream.widen(size):
-                self.ready[stream] = None
+            try:
+                if stream.widen(size):
+                    self.ready[stream] = None
+            except Broken:  # 6.9.1: which concerns no other
+                self._give_up(stream, FLOW_CONTROL_ERROR)
         elif number > self._last_stream:
             raise Broken(PROTOCOL_ERROR, f"a window update for stream {number}, which is not open")
 

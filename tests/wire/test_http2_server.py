@@ -610,8 +610,49 @@ def test_headers_over_the_limit_are_refused_and_the_connection_goes_on() -> None
     peer = open_peer(Limits(header_bytes=1000))
     peer.send(peer.headers(1, fields=[*FIELDS, ("x", "y" * 2000)]), peer.headers(3, end=True))
     frames = peer.received()
-    assert peer.fields(frames[0]) == {":status": "431"}
+    assert peer.fields(frames[0])["grpc-status"] == "8"
+    assert "server.limits.header_bytes" in peer.fields(frames[0])["grpc-message"]
     assert [each.stream for each in frames if each.kind == HEADERS] == [1, 3, 3]
+
+
+def test_a_call_with_a_header_that_grpc_forbids_is_refused_each_time_and_the_others_are_not() -> None:
+    peer = open_peer()
+    for number, more in (
+        (1, [("X-Upper", "y")]),
+        (3, []),
+        (5, [("X-Upper", "y")]),
+        (7, [("x-bin", "!")]),
+        (9, [("te", "gzip")]),
+    ):
+        peer.send(peer.headers(number, end=True, fields=[*FIELDS, *more]))
+        told = [peer.fields(each) for each in peer.received() if each.kind == HEADERS]
+        assert told[-1]["grpc-status"] == ("13" if more else "0")
+    assert [stream.number for stream in peer.streams] == [3]
+
+
+def test_what_a_client_says_behind_its_body_is_no_matter() -> None:
+    peer = open_peer()
+    peer.send(peer.headers(1), data(1, b"abc"), peer.headers(1, end=True, fields=[("X-Upper", "y")]))
+    assert body_of(peer.received()) == b"abc"
+
+
+def test_a_window_that_overflows_ends_its_stream_alone() -> None:
+    peer = open_peer()
+    peer.send(peer.headers(1), peer.headers(3), frame(WINDOW_UPDATE, 1, word((1 << 31) - 1)))
+    assert peer.received() == [Frame(RST_STREAM, 0, 1, word(3))]
+    assert peer.resets == [peer.streams[0]]
+    peer.send(data(3, b"abc", end=True))
+    assert body_of(peer.received(), 3) == b"abc"
+
+
+def test_the_first_frame_is_settings() -> None:
+    for first in (frame(PING, 0, bytes(8)), frame(HEADERS, 1, b"\x83", END_HEADERS)):
+        peer = Peer()
+        peer.send(first, frame(SETTINGS), preface=PREFACE)
+        frames = peer.received()
+        assert [each.kind for each in frames] == [SETTINGS, WINDOW_UPDATE, GOAWAY]
+        assert goaway_code(frames) == 1
+        assert peer.over
 
 
 def test_a_connection_lost_resets_its_streams() -> None:
@@ -667,10 +708,31 @@ def test_a_frame_in_pieces_is_not_cut_off_after_its_end() -> None:
     assert not peer.over
 
 
-def test_another_protocol_is_cut_off_at_once() -> None:
+@pytest.mark.parametrize("begin", [b"\x16\x03\x01\x02\x00", b"get / HTTP/1.1\r\n", b"SSH-2.0-x\r\n", bytes(30)])
+def test_another_protocol_is_cut_off_at_once(begin: bytes) -> None:
     peer = Peer()
-    peer.send(preface=b"GET / HTTP/1.1\r\n\r\n")
-    assert peer.over
+    peer.send(preface=begin)
+    assert peer.connection.aborted
+    assert peer.connection.take() == []
+
+
+@pytest.mark.parametrize("pieces", [[b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"], [b"G", b"ET"], [b"POST", b" /"], [b"P", b"O"]])
+def test_a_client_of_http_1_is_told_whom_it_talks_to(pieces: list[bytes]) -> None:
+    peer = Peer()
+    for piece in pieces:
+        peer.send(preface=piece)
+    (answer,) = peer.connection.take()
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"this port speaks gRPC" in answer
+    assert peer.connection.closing
+
+
+def test_a_server_that_drains_says_its_settings_first() -> None:
+    peer = Peer()
+    peer.connection.announce_drain()
+    assert [each.kind for each in peer.received()] == [SETTINGS, WINDOW_UPDATE, GOAWAY]
+    peer.send(frame(SETTINGS), peer.headers(1, end=True), preface=PREFACE)
+    assert [each.kind for each in peer.received()] == [SETTINGS, HEADERS, DATA, HEADERS]
 
 
 BROKEN: dict[str, tuple[list[bytes], int]] = {
@@ -690,6 +752,8 @@ BROKEN: dict[str, tuple[list[bytes], int]] = {
     "a ping of a wrong size": ([frame(PING, 0, b"x")], 6),
     "a window update of a wrong size": ([frame(WINDOW_UPDATE, 0, b"x")], 6),
     "a frame that is too long": ([frame_head(1 << 20, DATA, 0, 1)], 6),
+    "a GOAWAY of a stream": ([frame(GOAWAY, 1, bytes(8))], 1),
+    "a GOAWAY of a wrong size": ([frame(GOAWAY, 0, bytes(7))], 6),
     "a push": ([frame(PUSH_PROMISE, 1, bytes(4))], 1),
     "a stream of an even number": ([frame(HEADERS, 2, b"\x83", END_HEADERS)], 1),
     "a continuation of nothing": ([frame(CONTINUATION, 1)], 1),

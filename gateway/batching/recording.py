@@ -277,7 +277,7 @@ class RecordedBatcher(Batcher):
         if ring is None or len(ring.events) < _PACKED:
             return
         ring.pack()
-        if ring.full and (self._requests < _SHORT or ring.overfull):
+        if ring.full and (self._state.requests < _SHORT or ring.overfull):
             self._begin(after_gap=False)
 
     def _begin(self, *, after_gap: bool) -> None:

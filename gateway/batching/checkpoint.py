@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from gateway import errors
 from gateway.config import Ragged
@@ -167,8 +168,11 @@ class _Thawer:
 
     def _object(self, number: int, name: str, attributes: dict[str, Any]) -> Any:
         kind = _class(name)
-        made: Any = object.__new__(kind)
-        self.known[number] = made
+        made: Any
+        if issubclass(kind, Struct):  # made at once only: none refers to itself
+            made = self.known[number] = kind(**{key: self.of(frozen) for key, frozen in attributes.items()})
+            return made
+        made = self.known[number] = object.__new__(kind)
         for key, frozen in attributes.items():
             if key.startswith("__"):
                 raise TypeError(f"{key} is no attribute of a state")

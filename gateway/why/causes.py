@@ -3,8 +3,8 @@
 A miss is a request that was refused or shed for the load, or answered after its limit: arrival + SLO, or its own deadline.
 First its own times are looked at: what it was given, the batch it was in. What remains waited for others. Misses that belong
 together are then run again without the fault that is near them: without the stall, with the session there, without padding, or
-with the batches that the adaptive policy would have made. What takes at least half of the misses away is their cause; if nothing
-does, it is the queue.
+with the batches that the adaptive policy would have made. What takes at least half of the misses away is their cause; if
+nothing does, it is the queue.
 """
 
 from collections import Counter

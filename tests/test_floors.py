@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 # From the ground up, a line per floor: a room may import those of the lines before its own, and itself.
 GATEWAY = (
-    ("__version__", "types", "errors", "clock", "garbage"),
+    ("__version__", "types", "errors", "clock", "garbage", "turns"),
     ("documents",),
     ("config",),
     ("wire",),

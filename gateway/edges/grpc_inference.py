@@ -57,9 +57,8 @@ class _OfMessage:
         try:
             return codec.decode(self._message, arrival_ns, remaining_s, read_region)
         except TakesLong:
-            return long_bodies.on_thread(
-                partial(codec.at_leisure().decode, self._message, arrival_ns, remaining_s), self.decoded
-            )
+            decode = partial(codec.at_leisure().decode, self._message, arrival_ns, remaining_s)
+            return long_bodies.on_thread(lambda regions: decode(regions.read), self.decoded)
 
 
 class _GrpcInference(_OfMessage, Inference[ModelCodec, pb.ModelInferResponse]):

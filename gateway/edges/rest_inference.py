@@ -56,7 +56,7 @@ class RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes], 
             return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
         except TakesLong:
             decode = partial(codec.at_leisure().decode, body, header_bytes, exchange.arrival_ns)
-            return self._endpoints.repository.long_bodies.on_thread(decode, self.decoded)
+            return self._endpoints.repository.long_bodies.on_thread(lambda regions: decode(regions.read), self.decoded)
 
     def answer(self, reply: tuple[list[Buffer] | Iterator[bytes], int | None]) -> None:
         parts, json_bytes = reply
@@ -64,7 +64,7 @@ class RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes], 
         exchange.on_disconnect = None
         if not isinstance(parts, list):
             if exchange.encoding:
-                _respond_whole(exchange, parts)
+                self._respond_whole(parts)
             else:
                 _Slices(exchange, parts).write()
             return
@@ -76,6 +76,19 @@ class RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes], 
     def refuse(self, error: GatewayError) -> None:
         self._exchange.on_disconnect = None
         respond_error(self._exchange, error)
+
+    def _respond_whole(self, slices: Iterator[bytes]) -> None:
+        """Answer with all slices at once, as they are to be compressed."""
+        exchange = self._exchange
+
+        def made(outcome: list[bytes] | GatewayError) -> None:
+            exchange.on_disconnect = None
+            if isinstance(outcome, GatewayError):
+                respond_error(exchange, outcome)
+            else:
+                exchange.respond(200, outcome)
+
+        exchange.on_disconnect = self._endpoints.repository.long_bodies.on_thread(lambda regions: list(slices), made)
 
 
 class _Slices:
@@ -105,18 +118,6 @@ class _Slices:
 
     def _leave(self) -> None:
         self._slices = iter(())
-
-
-def _respond_whole(exchange: Exchange, slices: Iterator[bytes]) -> None:
-    """Answer with all slices at once, as they are to be compressed: made on a thread, which others take turns with."""
-
-    def made(done: "asyncio.Future[list[bytes]]") -> None:
-        try:
-            exchange.respond(200, done.result())
-        except BaseException:
-            exchange.failed()
-
-    asyncio.get_running_loop().run_in_executor(None, list, slices).add_done_callback(made)
 
 
 class _Generating(StreamedInference[GenerateCodec, bytes]):

@@ -74,7 +74,9 @@ class RestRoutes:
         self._generate_endpoints = Endpoints(
             repository,
             "rest",
-            lambda served: GenerateCodec(served.name, served.version, served.spec, served.ragged, limits.json_depth),
+            lambda served: GenerateCodec(
+                served.name, served.version, served.spec, served.ragged, limits.json_depth, in_haste=True
+            ),
         )
         self._api_generation = -1
         self._api_json = b""

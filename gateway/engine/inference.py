@@ -17,7 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from gateway.engine.metrics import EndpointMetrics
 from gateway.engine.place import OnPart, Place
 from gateway.engine.repository import Repository, ServedModel
+from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import Cancelled, GatewayError, InternalError, Unsupported
+from gateway.protocols.tensors import TakesLong
 from gateway.types import InferRequest, InferResponse, RegionRef
 from gateway.wire.tensors import Buffer
 
@@ -33,7 +35,11 @@ class Codec(Protocol[Reply_co]):
     def encode(
         self, request: InferRequest, response: InferResponse, write_region: Callable[[RegionRef, Buffer], None]
     ) -> Reply_co:
-        """Raises: InvalidArgument, and what write_region raises."""
+        """Raises: InvalidArgument, and what write_region raises; TakesLong, in haste."""
+        ...
+
+    def at_leisure(self) -> "Codec[Reply_co]":
+        """The same, not in haste."""
         ...
 
 
@@ -88,7 +94,7 @@ class Inference(ABC, Generic[C, Reply]):
         self._endpoint: Endpoint[C] | None = None
         self._request: InferRequest | None = None
         self._place: Place | None = None
-        self._give_up_decoding: Callable[[], None] | None = None
+        self._give_up_decoding: Callable[[], object] | None = None  # or encoding
 
     # what a protocol gives
 
@@ -168,6 +174,9 @@ class Inference(ABC, Generic[C, Reply]):
             assert self._request is not None
             try:
                 self.answer(endpoint.codec.encode(self._request, outcome, self._endpoints.repository.regions.write))
+            except TakesLong:
+                self._encode_beside(endpoint, outcome, encoding_ns)
+                return
             except GatewayError as exc:
                 outcome = exc.with_traceback(None)
             except BaseException:  # must cost this request only, not the batch that it came back with
@@ -177,9 +186,41 @@ class Inference(ABC, Generic[C, Reply]):
                 endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
                 return
         assert outcome is not None
+        self._fail(outcome, encoding_ns)
+
+    def _fail(self, outcome: GatewayError, encoding_ns: int) -> None:
+        endpoint = self._endpoint
         metrics = self._endpoints.nowhere if endpoint is None else endpoint.metrics
         metrics.failed(outcome.code, self._arrival_ns, encoding_ns)
         self.refuse(outcome)
+
+    def _encode_beside(self, endpoint: Endpoint[C], response: InferResponse, encoding_ns: int) -> None:
+        """Encode what takes long on a thread, which lets others have their turns."""
+        codec, request = endpoint.codec.at_leisure(), self._request
+        assert request is not None
+
+        def encoded(outcome: Reply | GatewayError) -> None:
+            self._give_up_decoding = None
+            try:
+                if isinstance(outcome, GatewayError):
+                    raise outcome
+                self.answer(outcome)
+            except GatewayError as exc:
+                self._fail(exc.with_traceback(None), encoding_ns)
+            except BaseException:
+                log.exception("an answer of model %s could not be given", request.model)
+                self._fail(InternalError("internal error"), encoding_ns)
+            else:
+                endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
+
+        def encode(regions: SharedMemoryRegions) -> Reply:
+            reply: Reply = codec.encode(request, response, regions.write)
+            return reply
+
+        try:
+            self._give_up_decoding = self._endpoints.repository.long_bodies.on_thread(encode, encoded)
+        except GatewayError as exc:
+            self._fail(exc.with_traceback(None), encoding_ns)
 
 
 class StreamedInference(Inference[C, Reply]):
@@ -226,7 +267,7 @@ class StreamedInference(Inference[C, Reply]):
         made_ns = time.monotonic_ns()
         self._last = response.last
         try:
-            left = self.part(endpoint.codec.encode(request, response, self._endpoints.repository.regions.write))
+            left = self.part(self._encoded(endpoint.codec, request, response))
         except GatewayError as exc:
             self._fault = exc.with_traceback(None)
             place.cancel()
@@ -245,6 +286,13 @@ class StreamedInference(Inference[C, Reply]):
             place.taken()
         else:
             self._untaken += 1
+
+    def _encoded(self, codec: C, request: InferRequest, response: InferResponse) -> Any:
+        write_region = self._endpoints.repository.regions.write
+        try:
+            return codec.encode(request, response, write_region)
+        except TakesLong:  # parts leave in their order: others wait
+            return codec.at_leisure().encode(request, response, write_region)
 
     def _done(self, outcome: InferResponse | GatewayError | None) -> None:
         if outcome is None and self._fault is None:

@@ -22,7 +22,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,8 +33,9 @@ from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
 from gateway.process.child import Child, ChildLost, receive, send, serve
 from gateway.protocols.generate import GenerateCodec
-from gateway.protocols.rest import ModelCodec, ReadRegion
+from gateway.protocols.rest import ModelCodec
 from gateway.protocols.tensors import shape_key
+from gateway.turns import beside_a_loop
 from gateway.types import InferRequest, OutputRequest
 from gateway.wire.frames import decode_frame, encode_frame, spec_from_plain, spec_to_plain
 from gateway.wire.tensors import Buffer
@@ -53,6 +54,7 @@ _ERRORS: Final[dict[str, type[GatewayError]]] = {
 
 log = logging.getLogger(__name__)
 
+Outcome = TypeVar("Outcome")
 Decoded = Callable[[InferRequest | GatewayError], None]
 
 
@@ -70,22 +72,22 @@ class _Job:
 
     __slots__ = ("done", "loop", "work")
 
-    def __init__(self, work: Callable[["_Decoder"], InferRequest], done: Decoded) -> None:
-        self.work: Callable[[_Decoder], InferRequest] | None = work
-        self.done: Decoded | None = done
+    def __init__(self, work: Callable[["_Decoder"], Any], done: Callable[[Any], None]) -> None:
+        self.work: Callable[[_Decoder], Any] | None = work
+        self.done: Callable[[Any], None] | None = done
         self.loop = asyncio.get_running_loop()
 
     def give_up(self) -> None:
         """Nobody waits for it any more; nor is its body kept."""
         self.work = self.done = None
 
-    def end(self, outcome: InferRequest | GatewayError) -> None:
+    def end(self, outcome: Any) -> None:
         """From the thread."""
         self.work = None
         with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited with it
             self.loop.call_soon_threadsafe(self._tell, outcome)
 
-    def _tell(self, outcome: InferRequest | GatewayError) -> None:
+    def _tell(self, outcome: Any) -> None:
         if self.done is not None:
             self.done(outcome)
 
@@ -97,7 +99,7 @@ class LongBodies:
         """timeout_s: of the processor, for one body. idle_s: how long a child waits for another."""
         self._regions = regions
         self._timeout_s = timeout_s
-        self._shorter, self._longer = _Decoder(idle_s), _Decoder(idle_s)
+        self._shorter, self._longer, self._beside = (_Decoder(idle_s) for _ in range(3))
 
     def infer(
         self, codec: ModelCodec, body: Buffer, header_bytes: int | None, arrival_ns: int, done: Decoded
@@ -119,26 +121,27 @@ class LongBodies:
         """Likewise, for a ModelInferRequest of gRPC. remaining_s: as `protocols.grpc.ModelCodec.decode` takes it."""
         return self._put(codec, data, {"reader": "message", "remaining_s": remaining_s, "arrival_ns": arrival_ns}, done)
 
-    def on_thread(self, work: Callable[[ReadRegion], InferRequest], done: Decoded) -> Callable[[], None]:
-        """Likewise, for what takes long without holding the interpreter: it is done here, beside the loop."""
+    def on_thread(
+        self, work: Callable[[SharedMemoryRegions], Outcome], done: Callable[[Outcome | GatewayError], None]
+    ) -> Callable[[], None]:
+        """Likewise, for what takes long in many steps, answers too: it is done here, beside the loop, one after another.
 
-        def read(decoder: _Decoder) -> InferRequest:
-            # Regions of its own: those of the loop are no other thread's.
-            regions = SharedMemoryRegions(self._regions.directory, enabled=self._regions.enabled)
-            try:
-                return work(regions.read)
-            finally:
-                regions.close()
+        work: gets the regions, as another thread than the loop's may use them.
+        """
 
-        return self._longer.put(_Job(read, done))
+        def do(decoder: _Decoder) -> Outcome:
+            with self._regions.for_a_thread() as regions, beside_a_loop():
+                return work(regions)
+
+        return self._beside.put(_Job(do, done))
 
     def close(self) -> None:
         """End the children, and with them what they decode, for which nobody may wait. From any thread.
 
         Waits for their end, which comes at once but for work on a thread.
         """
-        self._shorter.close()
-        self._longer.close()
+        for decoder in (self._shorter, self._longer, self._beside):
+            decoder.close()
 
     def _put(self, codec: Codec, body: Buffer, about: dict[str, Any], done: Decoded) -> Callable[[], None]:
         about |= {
@@ -228,7 +231,7 @@ class _Decoder:
         if child is not None:
             child.close()
 
-    def _outcome(self, work: Callable[["_Decoder"], InferRequest]) -> InferRequest | GatewayError:
+    def _outcome(self, work: Callable[["_Decoder"], Any]) -> Any:
         try:
             return work(self)
         except GatewayError as exc:
@@ -238,8 +241,8 @@ class _Decoder:
             log.error("a long request was lost with the process that decoded it, which %s", exc)
             return InternalError("the process that decodes long requests was lost with this one")
         except Exception as exc:
-            log.exception("a long request could not be decoded")
-            return InternalError(f"the request could not be decoded: {words_of(exc)}")
+            log.exception("a long request or answer could not be worked on")
+            return InternalError(f"the request could not be worked on: {words_of(exc)}")
 
     def _end_child(self) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -166,6 +167,15 @@ class SharedMemoryRegions:
                 data = data[written:]
         except OSError as exc:
             raise InternalError(_fault(ref, use, "written", exc)) from exc
+
+    @contextlib.contextmanager
+    def for_a_thread(self) -> "Iterator[SharedMemoryRegions]":
+        """The same regions for another thread, which may not use these."""
+        regions = SharedMemoryRegions(self.directory, enabled=self.enabled)
+        try:
+            yield regions
+        finally:
+            regions.close()
 
     def close(self) -> None:
         """Close what this process holds open; registrations stay."""

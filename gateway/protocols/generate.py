@@ -9,6 +9,7 @@ Source: Triton docs/protocol/extension_generate.md, and Triton 2.51 where that i
 lists, which state their shape. Less is, as in `infer`: what was misspelt, or given twice, is refused.
 """
 
+import copy
 from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any, Final
@@ -23,13 +24,22 @@ from gateway.errors import InvalidArgument, instead, shortened
 from gateway.protocols.json_data import depth_of, lists_from_json, parse, tensor_of_elements, to_json
 from gateway.protocols.rest import WriteRegion, take_ours
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_generate_text
-from gateway.protocols.tensors import check_input, check_parameters, check_texts, count_rows, deadline_after, shape_key
+from gateway.protocols.tensors import (
+    TakesLong,
+    check_input,
+    check_parameters,
+    check_texts,
+    count_rows,
+    deadline_after,
+    shape_key,
+)
 from gateway.types import InferRequest, InferResponse, ParameterValue
 from gateway.wire.tensors import Buffer
 
 _ID: Final = "id"
 _PARAMETERS: Final = "parameters"
 _NAMES_SHOWN: Final = 8
+_MANY: Final = 1 << 17  # elements of an answer
 _Field = msgspec.Raw | Any  # as it came, or parsed, where the request holds NaN
 
 _object_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -38,8 +48,18 @@ _object_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class GenerateCodec:
     """Reads generate requests for one model version and writes its answers, or the parts of one."""
 
-    def __init__(self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None, json_depth: int) -> None:
-        """json_depth: the deepest nesting of an input's lists."""
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        spec: ModelSpec,
+        ragged: Ragged | None,
+        json_depth: int,
+        *,
+        in_haste: bool = False,
+    ) -> None:
+        """json_depth: the deepest nesting of an input's lists. in_haste: what takes long to write is to be refused."""
+        self._in_haste = in_haste
         self.model = model
         self.version = version
         self.spec = spec
@@ -49,6 +69,12 @@ class GenerateCodec:
         self._without_json = next((tensor for tensor in tensors if tensor.datatype in WITHOUT_JSON), None)
         self._model = {"model_name": orjson.dumps(model), "model_version": orjson.dumps(version)}
         self._elsewhere = "by ModelStreamInfer over gRPC" if spec.decoupled else "by infer with binary data, or over gRPC"
+
+    def at_leisure(self) -> "GenerateCodec":
+        """The same, not in haste."""
+        other = copy.copy(self)
+        other._in_haste = False
+        return other
 
     def decode(self, body: Buffer, arrival_ns: int) -> InferRequest:
         """Read and validate one request. Raises: InvalidArgument."""
@@ -137,13 +163,16 @@ class GenerateCodec:
         """Write an answer, or a part of one, as a JSON object.
 
         Of equal names `id` and the model's go before parameters, and these before outputs. Raises: InvalidArgument, for an
-        output that has no JSON form.
+        output that has no JSON form; TakesLong, in haste.
         """
+        in_haste = self._in_haste
+        if in_haste and sum(array.size for array in response.outputs.values()) > _MANY:
+            raise TakesLong
         fields = {_ID: orjson.dumps(response.id)} | self._model if response.id else self._model.copy()
         for name, value in response.parameters.items():
             fields.setdefault(name, orjson.dumps(value))
         for name, array in response.outputs.items():
-            text = to_json(name, self.spec.output_by_name[name].datatype, array)
+            text = to_json(name, self.spec.output_by_name[name].datatype, array, in_haste=in_haste)
             fields.setdefault(name, text[1:-1] if array.size == 1 else text)
         return b"{%b}" % b",".join([b"%b:%b" % (orjson.dumps(name), text) for name, text in fields.items()])
 

@@ -28,6 +28,7 @@ from gateway.protocols.tensors import (
     check_parameters,
     check_region,
     check_texts,
+    check_written,
     classify,
     count_rows,
     deadline_after,
@@ -78,6 +79,7 @@ _CONTENTS: Final = {
 _TENSOR_FIELDS: Final = (5, 6)
 _RAW_FIELD: Final = 7
 _DELIMITED: Final = 2
+_MANY: Final = 1 << 14  # elements of an output: below it, it is written in no time
 _LONGEST_VARINT: Final = 10
 _MOST_FIELDS: Final = 4096
 _FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
@@ -150,7 +152,9 @@ class ModelCodec:
             wish = asked.get(name)
             if wish is not None and wish.classification:
                 labels = spec.output_by_name[name].labels
-                array = classify(array, wish.classification, labels, batched=spec.max_rows > 0)
+                array = classify(array, wish.classification, labels, batched=spec.max_rows > 0, in_haste=self._in_haste)
+            if array.size > _MANY:
+                check_written(array, in_haste=self._in_haste, region=wish is not None and wish.region is not None)
             raw = tensor_to_bytes(array)
             if wish is not None and wish.region is not None:
                 write_region(wish.region, raw)

@@ -8,7 +8,7 @@ and written as these words, which JSON lacks and every v2 client has.
 import json
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from math import isnan
@@ -21,7 +21,8 @@ import orjson
 from backends.datatypes import NUMPY
 from gateway.errors import InvalidArgument
 from gateway.garbage import collecting_nothing
-from gateway.protocols.tensors import check_count, out_of_range
+from gateway.protocols.tensors import TakesLong, check_count, out_of_range
+from gateway.turns import SLICE, pause
 from gateway.wire.tensors import Buffer, shaped
 
 _Strict = TypeVar("_Strict")
@@ -34,6 +35,10 @@ _JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole nu
 }
 _EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]+\]")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+
+_SLICE: Final = 1 << 15  # numbers: a millisecond or two
+_MANY_TEXTS: Final = 1 << 13  # elements of an answer
+_LONG_TEXT: Final = 1 << 20  # characters, or bytes; a text is written in pieces of so many
 
 # datatype -> struct format, and what its JSON elements are
 _FORMATS: Final = {
@@ -178,20 +183,57 @@ def _nested(kind: type, depth: int) -> Any:
     return nested
 
 
-def to_json(name: str, datatype: str, array: np.ndarray) -> bytes:
-    """A flat JSON list, as Triton writes it. Floats: the shortest digits that give the same value of that datatype."""
-    if datatype == "BYTES":
-        try:
-            return orjson.dumps([element if isinstance(element, str) else bytes(element).decode() for element in array.flat])
-        except (UnicodeDecodeError, TypeError) as exc:  # a TypeError of orjson: a str that is no text either
-            raise InvalidArgument(
-                f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})"
-            ) from exc
-    return numbers_to_json(array)
+def to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: bool = False) -> bytes:
+    """A flat JSON list, as Triton writes it. Floats: the shortest digits that give the same value of that datatype.
+
+    Raises: InvalidArgument, for bytes that are no text; TakesLong, for much text, in haste.
+    """
+    if datatype != "BYTES":
+        return numbers_to_json(array)
+    if in_haste and (array.size > _MANY_TEXTS or sum(map(len, array.flat)) > _LONG_TEXT):
+        raise TakesLong
+    flat = array.reshape(-1)
+    try:
+        return b"[" + b",".join(_texts_to_json(flat[at : at + SLICE]) for at in range(0, flat.size, SLICE)) + b"]"
+    except (UnicodeDecodeError, TypeError) as exc:  # a TypeError of orjson: a str that is no text either
+        raise InvalidArgument(f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})") from exc
+
+
+def _texts_to_json(texts: np.ndarray) -> bytes:
+    """Elements, with commas between."""
+    pause()
+    strings = [element if isinstance(element, str) else bytes(element).decode() for element in texts]
+    if sum(map(len, strings)) <= _LONG_TEXT:
+        return orjson.dumps(strings)[1:-1]
+    return b",".join(map(_text_to_json, strings))
+
+
+def _text_to_json(text: str) -> bytes:
+    """In pieces, since each holds the interpreter until it is written."""
+    pieces = []
+    for at in range(0, len(text), _LONG_TEXT):
+        pieces.append(orjson.dumps(text[at : at + _LONG_TEXT])[1:-1])
+        pause()
+    return b'"%b"' % b"".join(pieces)
 
 
 def numbers_to_json(array: np.ndarray) -> bytes:
+    """A flat JSON list, made in slices: each holds the interpreter until it is written."""
     flat = np.ascontiguousarray(array).reshape(-1)
+    if flat.size <= _SLICE:
+        return _slice_to_json(flat)
+    return b"[" + b",".join(slices_to_json(flat)) + b"]"
+
+
+def slices_to_json(array: np.ndarray) -> Iterator[bytes]:
+    """The elements of a JSON list, some at a time."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    for at in range(0, flat.size, _SLICE):
+        yield _slice_to_json(flat[at : at + _SLICE])[1:-1]
+        pause()
+
+
+def _slice_to_json(flat: np.ndarray) -> bytes:
     text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
     if flat.dtype.kind == "f" and b"null" in text:  # orjson's word for what is not finite
         odd = flat[~np.isfinite(flat)].tolist()

@@ -25,16 +25,18 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.config import Ragged
 from gateway.errors import InvalidArgument
-from gateway.protocols.json_data import numbers_to_json, parse, tensor_from_json, to_json
+from gateway.protocols.json_data import numbers_to_json, parse, slices_to_json, tensor_from_json, to_json
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
     OF_TENSORS,
+    TakesLong,
     check_input,
     check_integer,
     check_outputs,
     check_parameters,
     check_region,
     check_texts,
+    check_written,
     classify,
     count_rows,
     deadline_after,
@@ -52,8 +54,8 @@ _ABSENT: Final = msgspec.Raw()
 _RESERVED: Final = "triton_"
 _OF_REGION: Final = frozenset(("shared_memory_region", "shared_memory_byte_size"))
 _LONG: Final = 1 << 17  # numbers of an output: from about a MiB of text on, an answer is written slice by slice
+_MANY: Final = 1 << 14  # elements of an output: below it, it is written in no time
 _LONG_BYTES: Final = 16 << 10  # of a body: below it, reading elements in vain costs little
-_SLICE: Final = 1 << 15  # numbers: a millisecond or two
 
 
 class _Input(msgspec.Struct, gc=False):
@@ -285,12 +287,13 @@ class ModelCodec:
         """Write an answer. Returns: the body's parts, and the length of its JSON if tensors follow it, else None.
 
         Parts are views on the response's tensors; those of long JSON are made as they are asked for. Raises: InvalidArgument
-        (an output that has no JSON form, a region that is too small), NotFound (a region).
+        (an output that has no JSON form, a region that is too small), NotFound (a region); TakesLong, in haste.
         """
         asked = {output.name: output for output in request.outputs} if request.outputs else None
         entries: list[bytes] = []
         tail: list[Buffer] = []
         long: dict[int, np.ndarray] = {}  # by entry, what is behind its `data`
+        numbers = 0  # of outputs that are not short
         for name, array in response.outputs.items():
             output = asked[name] if asked is not None else None
             head = self._output_heads[name]
@@ -298,29 +301,33 @@ class ModelCodec:
             if output is not None and output.classification:
                 datatype = "BYTES"
                 labels = self.spec.output_by_name[name].labels
-                array = classify(array, output.classification, labels, batched=self.spec.max_rows > 0)
+                array = classify(array, output.classification, labels, batched=self.spec.max_rows > 0, in_haste=self._in_haste)
                 head = _output_head(name, datatype)
             head += ",".join(map(str, array.shape)).encode()
             if output is not None and output.region is not None:
+                check_written(array, in_haste=self._in_haste, region=True)
                 write_region(output.region, tensor_to_bytes(array))
                 entries.append(head + b"]}")
             elif output is not None and output.binary:
+                if array.size > _MANY:
+                    check_written(array, in_haste=self._in_haste)
                 raw = tensor_to_bytes(array)
                 entries.append(b'%b],"parameters":{"binary_data_size":%d}}' % (head, len(raw)))
                 tail.append(raw)
-            elif array.size >= _LONG and array.dtype != NUMPY["BYTES"]:
+            elif array.size > _MANY and array.dtype != NUMPY["BYTES"] and (numbers := numbers + array.size) >= _LONG:
                 long[len(entries)] = array
                 entries.append(head + b'],"data":')
             else:
-                entries.append(
-                    b'%b],"data":%b}' % (head, to_json(name, datatype or self.spec.output_by_name[name].datatype, array))
-                )
+                datatype = datatype or self.spec.output_by_name[name].datatype
+                entries.append(b'%b],"data":%b}' % (head, to_json(name, datatype, array, in_haste=self._in_haste)))
         head = b'{"id":%b,%b' % (orjson.dumps(response.id), self._head) if response.id else b"{" + self._head
         if response.parameters:
             head += b',"parameters":' + orjson.dumps(response.parameters)
         binary = tail or (asked is not None and any(output.binary and output.region is None for output in asked.values()))
         if long and not binary:
             return _sliced(head, entries, long), None
+        if long and self._in_haste:
+            raise TakesLong
         for index, array in long.items():
             entries[index] += numbers_to_json(array) + b"}"
         text = b'%b,"outputs":[%b]}' % (head, entries[0] if len(entries) == 1 else b",".join(entries))
@@ -334,10 +341,10 @@ def _sliced(head: bytes, entries: list[bytes], long: Mapping[int, np.ndarray]) -
         text += b"," + entry if index else entry
         array = long.get(index)
         if array is not None:
-            flat = np.ascontiguousarray(array).reshape(-1)
-            for at in range(0, flat.size, _SLICE):
-                yield text + (b"," if at else b"[") + numbers_to_json(flat[at : at + _SLICE])[1:-1]
-                text = b""
+            text += b"["
+            for piece in slices_to_json(array):
+                yield text + piece
+                text = b","
             text = b"]}"
     yield text + b"]}"
 

@@ -17,6 +17,7 @@ from backends.datatypes import NUMPY, datatype_of
 from gateway.config import Ragged
 from gateway.errors import InvalidArgument, instead, shortened
 from gateway.protocols.smallest import smallest_request_text
+from gateway.turns import SLICE, pause
 from gateway.types import ParameterValue
 from gateway.wire.tensors import check_bytes
 
@@ -46,6 +47,10 @@ _MOST_TEXTS: Final = 1 << 18
 LONG_JSON_BYTES: Final = 512 << 10
 LONG_BYTES: Final = 256 << 10
 _LONG_REGION_BYTES: Final = 32 << 20  # to be read takes 10 ms
+# Of an answer, what is written while others wait: 10 ms each.
+_MANY_CLASSES: Final = 1 << 13
+_MANY_SCORES: Final = 1 << 16
+_MANY_WRITTEN: Final = 1 << 15
 
 
 class TakesLong(Exception):
@@ -65,6 +70,12 @@ def check_region(name: str, datatype: str, shape: Sequence[int], got: int, *, in
     """Raises: InvalidArgument, if a region of so many bytes cannot hold the shape; TakesLong, for a long one, in haste."""
     check_bytes(name, datatype, shape, got)
     if in_haste and got > _LONG_REGION_BYTES:
+        raise TakesLong
+
+
+def check_written(array: np.ndarray, *, in_haste: bool, region: bool = False) -> None:
+    """Of an output that is written as bytes; region: to shared memory. Raises: TakesLong, for a long one, in haste."""
+    if in_haste and (array.size > _MANY_WRITTEN if array.dtype.hasobject else region and array.nbytes > _LONG_REGION_BYTES):
         raise TakesLong
 
 
@@ -206,20 +217,30 @@ def check_outputs(spec: ModelSpec, model: str, names: Iterable[str]) -> None:
             raise InvalidArgument(f"unexpected inference output '{shortened(name)}' for model '{model}'{others}")
 
 
-def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool) -> np.ndarray:
+def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool, in_haste: bool = False) -> np.ndarray:
     """The k best classes of each row as BYTES "score:index[:label]" (classification extension).
 
     Shapes: (rows, *classes) -> (rows, min(k, classes)) if batched, else the whole array is one row and the result (min(k, n),).
-    Order: score falling, then index rising. Raises: InvalidArgument, for a datatype that has no scores.
+    Order: score falling, then index rising. Raises: InvalidArgument, for a datatype that has no scores, or more classes than
+    one answer may have; TakesLong, for many, in haste.
     """
     if array.dtype not in _SCORES:
         raise InvalidArgument(f"class result not available for output due to unsupported type '{datatype_of(array)}'")
     rows = array.reshape(array.shape[0], -1) if batched else array.reshape(1, -1)
     k = min(k, rows.shape[1])
+    count = k * rows.shape[0]
+    if count > _MOST_TEXTS:
+        raise InvalidArgument(
+            f"classification of {rows.shape[0]} rows: {k} classes each, expected at most {_MOST_TEXTS} in all"
+        )
+    if in_haste and (count > _MANY_CLASSES or rows.size > _MANY_SCORES):
+        raise TakesLong
     best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :k]
     out = np.empty(best.shape, dtype=object)
     for row in range(best.shape[0]):
         for column in range(k):
+            if not (row * k + column) % SLICE:
+                pause()
             index = int(best[row, column])
             label = f":{labels[index]}" if index < len(labels) else ""
             score = rows[row, index]

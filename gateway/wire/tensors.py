@@ -8,6 +8,7 @@ import numpy as np
 
 from backends.datatypes import NUMPY
 from gateway.errors import InvalidArgument
+from gateway.turns import SLICE, pause
 
 _LENGTH = struct.Struct("<I")
 _BYTES = NUMPY["BYTES"]
@@ -62,6 +63,8 @@ def _bytes_elements(name: str, count: int, buffer: Buffer) -> np.ndarray:
     elements = np.empty(count, dtype=object)
     at = 0
     for i in range(count):
+        if not i % SLICE:
+            pause()
         if at + 4 > total:
             raise InvalidArgument(f"input '{name}': BYTES data ends within the length of element {i} of {count}")
         (length,) = _LENGTH.unpack_from(view, at)
@@ -84,8 +87,19 @@ def tensor_to_bytes(array: np.ndarray) -> Buffer:
     """
     if array.dtype.kind not in "OSU":
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    flat = array.reshape(-1)
+    if flat.size <= SLICE:
+        return _bytes_of(flat)
     parts: list[bytes] = []
-    for element in array.reshape(-1):
+    for at in range(0, flat.size, SLICE):
+        parts.append(_bytes_of(flat[at : at + SLICE]))
+        pause()
+    return b"".join(parts)
+
+
+def _bytes_of(elements: np.ndarray) -> bytes:
+    parts: list[bytes] = []
+    for element in elements:
         raw = element if type(element) is bytes else element.encode() if isinstance(element, str) else bytes(element)
         parts.append(_LENGTH.pack(len(raw)))
         parts.append(raw)

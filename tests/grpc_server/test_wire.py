@@ -310,6 +310,9 @@ class SlowStream:
     def reserve(self, size: int, again: Callable[[], None]) -> bool:
         return True
 
+    def settle(self, reserved: int, size: int) -> bool:
+        return True
+
     def give_back(self, size: int) -> None: ...
 
 

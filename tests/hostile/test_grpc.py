@@ -89,6 +89,13 @@ def tensor(datatype: str, count: int, contents: bytes = b"") -> bytes:
     return field(5, declared.SerializeToString() + (field(5, contents) if contents else b""))
 
 
+def classes(count: int) -> bytes:
+    """An output that is asked for as so many of its best."""
+    output = pb.ModelInferRequest.InferRequestedOutputTensor(name="OUTPUT0")
+    output.parameters["classification"].int64_param = count
+    return field(6, output.SerializeToString())
+
+
 BOMBS: dict[str, Callable[[], bytes]] = {
     "inputs": lambda: field(1, b"wide") + b"\x2a\0" * (16 * MIB),
     "raw contents": lambda: field(1, b"wide") + b"\x3a\0" * (16 * MIB),
@@ -100,6 +107,9 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "texts": lambda: field(1, b"text") + tensor("BYTES", 16, b"\x42\0" * (8 * MIB)),
     "raw texts": lambda: field(1, b"text") + tensor("BYTES", 8 * MIB) + field(7, bytes(32 * MIB)),
     "raw texts, as many as may be": lambda: field(1, b"text") + tensor("BYTES", MIB // 4) + field(7, bytes(MIB)),
+    "numbers that are answered": lambda: field(1, b"wide") + tensor("FP32", 15 * MIB) + field(7, bytes(60 * MIB)),
+    "texts that are answered": lambda: field(1, b"text") + tensor("BYTES", MIB // 4) + field(7, b"\4\0\0\0text" * (MIB // 4)),
+    "classes": lambda: field(1, b"wide") + tensor("FP32", 4 * MIB) + classes(250_000) + field(7, bytes(16 * MIB)),
     "name": lambda: field(1, b"a" * (32 * MIB)),
     "noise": lambda: b"\xff" * (16 * MIB),
 }

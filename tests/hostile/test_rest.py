@@ -263,3 +263,62 @@ def test_long_answers_of_what_is_no_number_and_to_be_compressed(bench: Bench) ->
             assert post(http, body, Accept_Encoding=accepted, Inference_Header_Content_Length=size) == 200
 
     bench.withstands(attack)
+
+
+def behind(json: bytes, raw: bytes) -> tuple[bytes, str]:
+    """A body of JSON with tensors behind it, and how long the JSON is."""
+    return json + raw, str(len(json))
+
+
+@pytest.mark.parametrize("binary", [b"true", b"false"], ids=["binary", "JSON"])
+def test_long_answers_of_text(bench: Bench, binary: bytes) -> None:
+    raw = b"\4\0\0\0text" * (MIB // 4)
+    said = b'{"inputs":[{"name":"INPUT0","datatype":"BYTES","shape":[1,%d],"parameters":{"binary_data_size":%d}}],'
+    said += b'"parameters":{"binary_data_output":%b}}'
+    body, size = behind(said % (MIB // 4, len(raw), binary), raw)
+
+    def attack(http: Address, grpc: Address) -> None:
+        for _ in range(2):
+            assert post(http, body, "/v2/models/text/infer", Inference_Header_Content_Length=size) == 200
+
+    bench.withstands(attack)
+
+
+def test_one_long_text(bench: Bench) -> None:
+    element = b"\x01\xc3\xa4" * (5 * MIB)
+    raw = len(element).to_bytes(4, "little") + element
+    said = b'{"inputs":[{"name":"INPUT0","datatype":"BYTES","shape":[1,1],"parameters":{"binary_data_size":%d}}]}' % len(raw)
+    body, size = behind(said, raw)
+
+    def attack(http: Address, grpc: Address) -> None:
+        for accepted in ("identity", "gzip"):
+            assert (
+                post(http, body, "/v2/models/text/infer", Accept_Encoding=accepted, Inference_Header_Content_Length=size) == 200
+            )
+
+    bench.withstands(attack)
+
+
+@pytest.mark.parametrize("classes", [2, 250_000])
+def test_classes_of_long_answers(bench: Bench, classes: int) -> None:
+    raw = bytes(16 * MIB)
+    said = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,%d],"parameters":{"binary_data_size":%d}}],'
+    said += b'"outputs":[{"name":"OUTPUT0","parameters":{"classification":%d}}]}'
+    body, size = behind(said % (4 * MIB, len(raw), classes), raw)
+
+    def attack(http: Address, grpc: Address) -> None:
+        assert post(http, body, Inference_Header_Content_Length=size) == 200
+
+    bench.withstands(attack)
+
+
+def test_long_answers_to_generate(bench: Bench) -> None:
+    numbers = b'{"INPUT0":%b}' % filled(b"[", b"0.5", b"]", 8 * MIB)
+    texts = b'{"INPUT0":%b}' % filled(b"[", b'"text"', b"]", MIB)
+
+    def attack(http: Address, grpc: Address) -> None:
+        for verb in ("generate", "generate_stream"):
+            assert post(http, numbers, f"/v2/models/wide/{verb}") == 200
+            assert post(http, texts, f"/v2/models/text/{verb}") == 200
+
+    bench.withstands(attack)

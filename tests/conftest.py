@@ -19,7 +19,7 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 # Debian package -> the program of it that tests run.
-_PROGRAMS = {"curl": "curl", "chromium-driver": "chromedriver"}
+_PROGRAMS = {"curl": "curl", "chromium-driver": "chromedriver", "nodejs": "node", "nghttp2-client": "h2load"}
 
 _status = pytest.StashKey[int]()
 _lost = pytest.StashKey[bool]()

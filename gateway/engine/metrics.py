@@ -16,7 +16,7 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -169,12 +169,20 @@ class Metrics:
     def statistics(self) -> dict[tuple[str, str], ModelStatistics]:
         """Per (model, version), over all processes of the node."""
         found: dict[tuple[str, str], ModelStatistics] = defaultdict(ModelStatistics)
+        for name, labels, value in self.samples():
+            if labels.get("model"):
+                found[labels["model"], labels["version"]].add(name, labels, value)
+        return found
+
+    def samples(self) -> Iterator[tuple[str, Mapping[str, str], float]]:
+        """Name, labels and value of every number, over all processes of the node. Reads files, as `expose`."""
         for family in self._node_registry().collect():
             for sample in family.samples:
-                labels = sample.labels
-                if labels.get("model"):
-                    found[labels["model"], labels["version"]].add(sample.name, labels, sample.value)
-        return found
+                yield sample.name, sample.labels, sample.value
+
+    def processes(self) -> int:
+        """How many ingress processes of the node live, whose numbers these are."""
+        return max(1, len(set(_pids(self._directory)))) if self._directory is not None else 1
 
     def _node_registry(self) -> CollectorRegistry:
         self.flush()

@@ -134,7 +134,7 @@ class Repository:
     async def start(self) -> None:
         """Load what is to be loaded at start. Raises: GatewayError, that names every model that fails."""
         failed: list[GatewayError] = []
-        for served in self._all():
+        for served in self.all_models():
             if served.wanted:
                 try:
                     with step(f"loading {served.name}"):
@@ -158,14 +158,14 @@ class Repository:
         self._closing = True
         self.end_loads()
         await asyncio.gather(*(change.task for change in self._changes.values()), return_exceptions=True)
-        for end in await asyncio.gather(*(self._unload(served) for served in self._all()), return_exceptions=True):
+        for end in await asyncio.gather(*(self._unload(served) for served in self.all_models()), return_exceptions=True):
             if end is not None:
                 log.error("at the end of the server: %s", end)
         self.long_bodies.close()
 
     def give_up(self, error: GatewayError) -> None:
         """Answer every request that is here with an error."""
-        for served in self._all():
+        for served in self.all_models():
             for lane in served.all_lanes:
                 lane.give_up(error)
 
@@ -215,7 +215,7 @@ class Repository:
         """Whether every model that should be loaded can be served."""
         if self._closing:
             return False
-        return all(self._serves(served) for served in self._all() if served.wanted)
+        return all(self._serves(served) for served in self.all_models() if served.wanted)
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Raises: NotFound, for a name that is in no configuration."""
@@ -231,7 +231,7 @@ class Repository:
     @property
     def pending(self) -> int:
         """Requests accepted and not answered."""
-        return sum(lane.pending for served in self._all() for lane in served.all_lanes)
+        return sum(lane.pending for served in self.all_models() for lane in served.all_lanes)
 
     def server_metadata(self) -> dict[str, Any]:
         return describe_server(self._config.server.instance_type)
@@ -256,13 +256,17 @@ class Repository:
             if version or not wanted:
                 wanted = [self.model(name, version)]
         else:
-            wanted = [served for served in self._all() if served.state == "READY"]
+            wanted = [served for served in self.all_models() if served.state == "READY"]
         found = self.metrics.statistics()
         return {
             "model_stats": [
                 describe_statistics(served.name, served.version, found[served.name, served.version]) for served in wanted
             ]
         }
+
+    def all_models(self) -> list[ServedModel]:
+        """Every version of the configuration, whatever its state."""
+        return [served for versions in self._models.values() for served in versions.values()]
 
     def ready_models(self) -> list[ServedModel]:
         """Every version that is READY; of each model the one that a client gets who names none comes first."""
@@ -291,7 +295,7 @@ class Repository:
     def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
         """The repository index: name, version, state, and the reason of what is not ready."""
         rows = []
-        for served in self._all():
+        for served in self.all_models():
             if served.state == "READY":
                 rows.append({"name": served.name, "version": served.version, "state": "READY"})
             elif not ready_only:
@@ -467,9 +471,6 @@ class Repository:
             return await close_all(lanes)
         finally:
             served.leaving = tuple(lane for lane in served.leaving if lane not in lanes)
-
-    def _all(self) -> list[ServedModel]:
-        return [served for versions in self._models.values() for served in versions.values()]
 
     def _serves(self, served: ServedModel) -> bool:
         return served.state == "READY" and any(lane.available for lane in served.lanes)

@@ -1,7 +1,7 @@
 """The sections `server` and `ray`: the listeners, the processes that own them, and Ray."""
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -52,6 +52,7 @@ class ServerSection(Strict):
     instance_type: str | None = None  # what this runs on, such as c7i.xlarge: told to loadtest, which prices it
     system_shared_memory: bool = True
     model_control: bool = False  # repository load and unload by clients
+    status_page: bool | Literal["auto"] = "auto"  # at / for browsers; auto: where only who is on this machine can reach it
     limits: Limits = Limits()
 
     def together(self) -> Iterable[Iterator[Unfit]]:

@@ -24,12 +24,13 @@ class Browser:
         session = post(f"{base}/session", {"capabilities": {"alwaysMatch": wanted}})
         self._base = f"{base}/session/{session['sessionId']}"
 
-    def open(self, page: Path, *, width: int, dark: bool = False) -> None:
+    def open(self, page: Path | str, *, width: int, dark: bool = False) -> None:
+        """page: a file, or an address."""
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.devtools("Emulation.setDeviceMetricsOverride", metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
-        post(f"{self._base}/url", {"url": page.as_uri()})
+        post(f"{self._base}/url", {"url": page.as_uri() if isinstance(page, Path) else page})
 
     def script(self, text: str) -> Any:
         return post(f"{self._base}/execute/sync", {"script": f"return {text}", "args": []})

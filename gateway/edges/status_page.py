@@ -1,0 +1,88 @@
+"""The page for whoever opens the gateway's address in a browser: one file, which asks nobody but the gateway.
+
+It shows what `GET /v2/status` tells and sends requests as any client does; there is nothing else behind it. Its header forbids
+it everything but its own script and style: no other address, no frame around it, and no text that becomes markup.
+"""
+
+import base64
+import hashlib
+import ipaddress
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Final, NamedTuple
+
+from gateway.config import Server
+
+HTML: Final = b"text/html; charset=utf-8"
+
+
+class Page(NamedTuple):
+    """headers: whole lines with their CRLF."""
+
+    body: bytes
+    headers: bytes
+
+
+@cache
+def page() -> Page:
+    """The page, read once."""
+    body = files("gateway.edges").joinpath("status.html").read_bytes()
+    rules = {
+        "default-src": "'none'",
+        "script-src": _hashes(body, b"script"),
+        "style-src": _hashes(body, b"style"),
+        "connect-src": "'self'",
+        "img-src": "data:",  # an empty icon, or browsers ask for /favicon.ico
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+        "require-trusted-types-for": "'script'",
+        "trusted-types": "'none'",
+    }
+    policy = "; ".join(f"{name} {value}" for name, value in rules.items())
+    headers = (
+        f"Content-Security-Policy: {policy}\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
+        "Cross-Origin-Opener-Policy: same-origin\r\nCache-Control: no-cache\r\nVary: Accept\r\n"
+    )
+    return Page(body, headers.encode())
+
+
+def has_page(server: Server) -> bool:
+    """Whether there is one: where the setting does not say, only for who is on this machine."""
+    return _is_loopback(server.host) if server.status_page == "auto" else server.status_page
+
+
+def prefers_html(accept: bytes) -> bool:
+    """Whether a client says that it likes HTML better than JSON: browsers do; curl and libraries take anything."""
+    liked = dict(_liked(accept.decode("latin-1").lower()))
+
+    def of(*ranges: str) -> float:
+        """Of the narrowest that it names."""
+        return next((liked[each] for each in ranges if each in liked), 0.0)
+
+    return of("text/html", "text/*") > of("application/json", "application/*", "*/*")
+
+
+def _liked(accept: str) -> list[tuple[str, float]]:
+    """Each media range with its weight; one that cannot be read is not liked. RFC 9110, 12.5.1."""
+    found = []
+    for part in accept.split(","):
+        kind, *parameters = (text.strip() for text in part.split(";"))
+        weights = [text[2:].strip() for text in parameters if text.startswith("q=")]
+        weight = float(weights[0]) if weights and re.fullmatch(r"[01](\.\d{0,3})?", weights[0]) else 0.0 if weights else 1.0
+        found.append((kind, weight))
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _hashes(body: bytes, tag: bytes) -> str:
+    """What allows the elements of this kind that stand in the page, and no others."""
+    contents = re.findall(b"<%b>(.*?)</%b>" % (tag, tag), body, re.DOTALL)
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in contents)

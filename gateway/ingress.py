@@ -15,6 +15,7 @@ from gateway.config.server import BODIES_OF_ONE_REQUEST
 from gateway.edges.grpc_server import GrpcServer
 from gateway.edges.http_server import HttpServer
 from gateway.edges.rest_routes import RestRoutes
+from gateway.edges.status_page import has_page
 from gateway.engine.lane import Lane
 from gateway.engine.lane_opener import LaneOpener, OpenRunner
 from gateway.engine.metrics import FLUSH_INTERVAL_S, Metrics
@@ -106,8 +107,10 @@ class Ingress:
 
     def rest_listener(self) -> HttpServer:
         """Make what answers REST; it listens once it is started, and is drained with the rest. Once, if `start` has not."""
-        limits = self._config.server.limits
-        self._http = HttpServer(RestRoutes(self.repository, limits, expose_metrics=self._expose_metrics), limits, self._memory)
+        server = self._config.server
+        limits = server.limits
+        routes = RestRoutes(self.repository, limits, expose_metrics=self._expose_metrics, status_page=has_page(server))
+        self._http = HttpServer(routes, limits, self._memory)
         return self._http
 
     def grpc_listener(self) -> GrpcServer:

@@ -11,15 +11,17 @@ import orjson
 
 from gateway.config import Limits
 from gateway.edges.rest_inference import Generate, GenerateStream, RestInference, respond_error
+from gateway.edges.status_page import HTML, page, prefers_html
 from gateway.engine.descriptions import describe_welcome
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
+from gateway.engine.status import Status
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.openapi import describe_api
 from gateway.protocols.rest import ModelCodec
 from gateway.protocols.tensors import LONG_BYTES
-from gateway.wire.exchange import Exchange
+from gateway.wire.exchange import JSON, Exchange
 from gateway.wire.http_errors import error_body
 from gateway.wire.tensors import Buffer
 
@@ -58,11 +60,20 @@ class RestRoutes:
     """The handler of an `HttpServer`."""
 
     def __init__(
-        self, repository: Repository, limits: Limits, *, expose_metrics: Callable[[], tuple[str, bytes]] | None = None
+        self,
+        repository: Repository,
+        limits: Limits,
+        *,
+        expose_metrics: Callable[[], tuple[str, bytes]] | None = None,
+        status_page: bool = False,
     ) -> None:
-        """expose_metrics: content type and body of /metrics; None: there is no such path."""
+        """expose_metrics: content type and body of /metrics; None: there is no such path. status_page: for browsers,
+        at /.
+        """
         self._repository = repository
         self._expose_metrics = expose_metrics
+        self._page = page() if status_page else None
+        self._status = Status(repository)
         self._routes: dict[bytes, MatchedPath] = {}
         self._endpoints = Endpoints(
             repository,
@@ -84,6 +95,7 @@ class RestRoutes:
         self._server_actions: dict[str, dict[bytes, Action]] = {
             "": _get(self._server_metadata),
             "models": _get(self._models),
+            "status": _get(self._tell_status),
             "health/live": _get(self._live),
             "health/ready": _get(self._ready),
             "models/stats": _get(self._statistics),
@@ -195,9 +207,17 @@ class RestRoutes:
         exchange.respond(200, headers=b"Allow: GET, HEAD, POST, OPTIONS\r\n")
 
     def _welcome(self, exchange: Exchange, route: MatchedPath) -> None:
-        """Not of the protocol: for whoever looks at the address in a browser."""
+        """Not of the protocol: for whoever looks at the address; in a browser it is a page."""
+        if self._page is not None and prefers_html(exchange.headers.get(b"accept", b"")):
+            exchange.respond(200, self._page.body, HTML, self._page.headers)
+            return
         metrics = self._expose_metrics is not None
-        _respond_json(exchange, describe_welcome(self._repository.models(), metrics=metrics), indent=True)
+        welcome = describe_welcome(self._repository.models(), metrics=metrics)
+        _respond_json(exchange, welcome, indent=True, headers=b"Vary: Accept\r\n")
+
+    def _tell_status(self, exchange: Exchange, route: MatchedPath) -> None:
+        """Not of the protocol: counts and states, for who shows what goes on."""
+        exchange.respond(200, self._status.json(), headers=b"Cache-Control: no-store\r\n")
 
     def _models(self, exchange: Exchange, route: MatchedPath) -> None:
         """Not of the protocol."""
@@ -343,10 +363,11 @@ class RestRoutes:
         inference.start()
 
 
-def _respond_json(exchange: Exchange, value: object, status: int = 200, *, indent: bool = False) -> None:
+def _respond_json(exchange: Exchange, value: object, status: int = 200, *, indent: bool = False, headers: bytes = b"") -> None:
     # As in Triton: tritonclient's asyncio client accepts gzip in every call, but decompresses only inference answers.
     exchange.compress = False
-    exchange.respond(status, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE if indent else None))
+    body = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE if indent else None)
+    exchange.respond(status, body, JSON, headers)
 
 
 def _get(action: Action) -> dict[bytes, Action]:

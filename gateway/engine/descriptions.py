@@ -42,6 +42,7 @@ def describe_welcome(models: list[dict[str, Any]], *, metrics: bool) -> dict[str
         "links": {
             "server": "/v2",
             "models": "/v2/models",
+            "status": "/v2/status",
             "ready": "/v2/health/ready",
             "openapi": "/openapi.json",
             **({"metrics": "/metrics"} if metrics else {}),

@@ -30,6 +30,7 @@ _SERVER: Final = {
     "/v2/health/live": ("get", "Whether the server runs", "Object"),
     "/v2/health/ready": ("get", "Whether every model that should be is ready", "Object"),
     "/v2/models": ("get", "Every model, its versions and their states", "Object"),
+    "/v2/status": ("get", "Counts and states of all models and their backends, as the status page shows them", "Object"),
     "/v2/models/stats": ("get", "The statistics of every ready model", "Object"),
     "/v2/repository/index": ("post", "Every model version and its state", "List"),
     "/v2/repository/models/{model}/load": ("post", "Load a model; needs server.model_control", ""),

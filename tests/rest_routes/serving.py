@@ -18,6 +18,7 @@ from gateway.clock import LoopClock
 from gateway.config import Backend, Model, parse_config
 from gateway.edges.http_server import HttpServer
 from gateway.edges.rest_routes import RestRoutes
+from gateway.edges.status_page import has_page
 from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metrics import Metrics
 from gateway.engine.repository import Repository, RepositoryControl
@@ -93,7 +94,9 @@ class Served:
 
 
 @contextmanager
-def serving(directory: Path, text: str = MODELS, *, control: RepositoryControl | None = None) -> Iterator[Served]:
+def serving(
+    directory: Path, text: str = MODELS, *, control: RepositoryControl | None = None, port: int = 0
+) -> Iterator[Served]:
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -117,8 +120,9 @@ def serving(directory: Path, text: str = MODELS, *, control: RepositoryControl |
         )
         await repository.start()
         limits = config.server.limits
-        server = HttpServer(RestRoutes(repository, limits, expose_metrics=metrics.expose), limits)
-        return Served(repository, server, await server.start("127.0.0.1", 0), loop)
+        routes = RestRoutes(repository, limits, expose_metrics=metrics.expose, status_page=has_page(config.server))
+        server = HttpServer(routes, limits)
+        return Served(repository, server, await server.start("127.0.0.1", port), loop)
 
     async def stop(served: Served) -> None:
         await served.server.drain(2.0)

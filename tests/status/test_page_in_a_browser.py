@@ -1,0 +1,292 @@
+"""The status page as a person meets it: a real Chromium before a real gateway, with traffic, without, and when it is gone."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.base import ModelSpec, TensorSpec
+from gateway.commands.rates import between
+from gateway.edges.status_page import page
+from gateway.protocols.smallest import smallest_generate, smallest_request
+from tests.loadtest.browser import Browser, browser
+from tests.loadtest.test_pages_in_a_browser import BEYOND, SCROLLS
+from tests.rest_routes.serving import Served, serving
+from tests.status.watching import EJECTS, HOSTILE, HOSTILE_BACKEND, MODELS, ask, body, status
+
+pytestmark = [pytest.mark.slow, pytest.mark.debian("chromium-driver")]
+
+WITHIN_S = 20.0
+CARD = "document.querySelectorAll('details.model')[{}]"
+CELLS = "[...{}.querySelectorAll('{}')].map(e => e.innerText.trim())"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("page"), MODELS) as running:
+        yield running
+
+
+@pytest.fixture
+def shown(chromium: Browser, served: Served) -> Browser:
+    """The page of figures, with a first status in it."""
+    open_page(chromium, served)
+    return chromium
+
+
+def open_page(chromium: Browser, served: Served, fragment: str = "", *, width: int = 1280, dark: bool = False) -> None:
+    chromium.open("about:blank", width=width, dark=dark)  # or another fragment of the same page were no new one
+    chromium.open(f"http://{served.url}/{fragment}", width=width, dark=dark)
+    until(chromium, "document.getElementById('state').innerText", lambda text: text == "Serving")
+
+
+def until(chromium: Browser, script: str, fits: Callable[[Any], bool], *, doing: Callable[[], object] = lambda: None) -> Any:
+    """What a script gives, once it fits. doing: what goes on meanwhile."""
+    end_s = time.monotonic() + WITHIN_S
+    while not fits(found := chromium.script(script)):
+        assert time.monotonic() < end_s, f"{script}: {found!r}"
+        doing()
+        time.sleep(0.05)
+    return found
+
+
+def facts(chromium: Browser) -> dict[str, str]:
+    found: dict[str, str] = chromium.script(
+        "Object.fromEntries([...document.querySelectorAll('#totals div')]"
+        ".map(e => [e.lastChild.innerText, e.firstChild.innerText]))"
+    )
+    return found
+
+
+def rows(card: int, table: int) -> str:
+    """A script for the rows of a table of a model's card, as lists of cells."""
+    return (
+        f"[...{CARD.format(card)}.querySelectorAll('table')[{table}].querySelectorAll('tbody tr')]"
+        ".map(row => [...row.children].map(cell => cell.innerText.trim()))"
+    )
+
+
+def test_the_page_shows_what_was_counted(shown: Browser, served: Served) -> None:
+    before = status(served)["models"][0]["requests"].get("ok", 0)
+    sent = [0]
+
+    def one() -> None:
+        assert ask(served, body()) == 200
+        sent[0] += 1
+
+    def told(found: list[list[str]]) -> bool:
+        _, rate, _, _, p99, _, in_time, _, _, cost = found[0]
+        return rate not in ("–", "0") and p99.endswith("ms") and in_time.endswith("%") and cost.startswith("$")
+
+    found = until(shown, rows(0, 0), told, doing=one)
+    assert found[0][5] == "250 ms"
+    assert found[0][7] == "1.0"
+    backends = until(shown, rows(0, 1), lambda found: "%" in found[0][2])
+    assert [backend[0] for backend in backends] == ["cheap", "dear"]
+    assert backends[0][1] == "live"
+    assert backends[0][8] == "$0.50"
+    for chart in (0, 1):
+        line = f"{CARD.format(0)}.querySelectorAll('figure')[{chart}].querySelector('path.line').getAttribute('d')"
+        until(shown, line, lambda d: len(d) > 20, doing=one)
+    until(shown, f"{CARD.format(0)}.querySelectorAll('rect.bar').length", lambda bars: bars >= 1)
+    assert facts(shown)["cost per hour"] == "$2.50"
+    assert facts(shown)["models within their SLO"] == "1 of 1"
+    until(shown, f"{CARD.format(0)}.innerText", lambda text: f"Since the start: {before + sent[0]} requests" in text)
+
+
+def test_a_model_that_nobody_asked_says_so_and_shows_no_figures(shown: Browser) -> None:
+    text = until(shown, f"{CARD.format(2)}.innerText", lambda text: "python" in text)
+    assert "No requests yet. Send one" in text
+    assert "p99" not in text
+    assert shown.script(rows(2, 1))[0][:3] == ["python", "live", "–"]
+    assert "not loaded" in shown.script(f"{CARD.format(3)}.innerText")
+
+
+def test_an_ejected_backend_is_told_where_models_are_listed(shown: Browser, served: Served) -> None:
+    for _ in range(3):
+        assert ask(served, body(EJECTS, 0, 0, 0)) == 200
+    until(shown, "document.getElementById('overview').innerText", lambda text: "cheap ejected" in text)
+    until(shown, rows(0, 1), lambda found: found[0][1].startswith("ejected: for"))
+
+
+def test_no_name_becomes_markup(shown: Browser, served: Served) -> None:
+    name = shown.script(f"{CARD.format(1)}.querySelector('h3').innerText")
+    assert name == HOSTILE
+    assert shown.script(rows(1, 1))[0][0] == HOSTILE_BACKEND
+    shown.script(f"{CARD.format(1)}.querySelector('p:last-child a').click()")
+    until(shown, "document.querySelector('fieldset legend') && document.querySelector('fieldset legend').innerText", bool)
+    assert shown.script("document.querySelector('fieldset legend').innerText") == HOSTILE
+    shown.script("document.getElementById('go').click()")
+    until(shown, "document.getElementById('outcome').innerText", lambda text: text.startswith("200 OK in "))
+    assert json.loads(shown.script("document.getElementById('answer-body').innerText"))["model_name"] == HOSTILE
+    assert shown.script("document.images.length") == shown.script("document.scripts.length") - 1 == 0
+    assert "pwned" not in shown.script("document.title")
+    assert shown.log("browser") == []
+
+
+SPECS = {
+    "quick": ModelSpec("", (TensorSpec("INPUT0", "FP32", (-1, 4)), TensorSpec("MASK", "BOOL", (-1, 2), optional=True)), (), 8),
+    HOSTILE: ModelSpec("", (TensorSpec(HOSTILE, "BYTES", (-1, 1)),), (), 4),
+}
+
+
+@pytest.mark.parametrize("name", SPECS, ids=["plain", "hostile"])
+def test_the_form_is_filled_with_the_smallest_request(chromium: Browser, served: Served, name: str) -> None:
+    open_page(chromium, served, "#send")
+    until(chromium, "document.getElementById('model').options.length", lambda count: count == 3)
+    chromium.script(
+        f"(select => {{ select.value = JSON.stringify([{json.dumps(name)}, '1']); select.dispatchEvent(new Event('change')) }})"
+        "(document.getElementById('model'))"
+    )
+    until(
+        chromium,
+        "[...document.querySelectorAll('legend')].map(e => e.innerText)",
+        lambda found: found == list(SPECS[name].input_by_name),
+    )
+    chromium.script("document.getElementById('by-hand').click()")
+    assert json.loads(chromium.script("document.getElementById('body').value")) == smallest_request(SPECS[name])
+
+
+def test_a_request_by_hand_shows_status_time_headers_and_answer(chromium: Browser, served: Served) -> None:
+    open_page(chromium, served, "#send/quick/1")
+    until(chromium, "document.getElementById('input-0-data') && document.getElementById('input-0-data').value", bool)
+    chromium.script("document.getElementById('input-0-data').value = '[1, 2, 3, 4'")
+    chromium.script("document.getElementById('go').click()")
+    said = until(chromium, "document.getElementById('outcome').innerText", lambda text: text.startswith("400 Bad Request in "))
+    assert said.endswith(" ms, as this browser saw it")
+    chromium.script("document.getElementById('input-0-data').value = '[1, 2, 3, 4]'")
+    chromium.script("document.getElementById('go').click()")
+    until(chromium, "document.getElementById('outcome').innerText", lambda text: text.startswith("200 OK in "))
+    assert json.loads(chromium.script("document.getElementById('answer-body').innerText"))["outputs"][0]["data"] == [10.0] * 4
+    headers = chromium.script("document.querySelector('#answer table:last-child').innerText")
+    assert "content-type" in headers
+    assert "application/json" in headers
+    chromium.script("document.getElementById('input-0-shape').value = 'two'")
+    chromium.script("document.getElementById('go').click()")
+    assert chromium.script("document.getElementById('outcome').innerText").startswith(
+        "INPUT0: shape: got two, expected numbers"
+    )
+
+
+def test_a_request_can_be_sent_by_keyboard_alone(chromium: Browser, served: Served) -> None:
+    open_page(chromium, served)
+    press = "Input.dispatchKeyEvent"
+    for _ in range(3):  # skip link, status, send a request
+        for kind in ("keyDown", "keyUp"):
+            chromium.devtools(press, {"type": kind, "key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9})
+    assert chromium.script("document.activeElement.id") == "to-send"
+    for key, code, number, text in (("Enter", "Enter", 13, "\r"),):
+        chromium.devtools(press, {"type": "keyDown", "key": key, "code": code, "windowsVirtualKeyCode": number, "text": text})
+        chromium.devtools(press, {"type": "keyUp", "key": key, "code": code, "windowsVirtualKeyCode": number})
+    until(chromium, "document.getElementById('input-0-data') && !document.getElementById('page-send').hidden", bool)
+    chromium.script("document.getElementById('go').focus()")
+    chromium.devtools(press, {"type": "keyDown", "key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"})
+    until(chromium, "document.getElementById('outcome').innerText", lambda text: text.startswith("200 OK in "))
+
+
+def test_an_answer_in_parts_is_shown_part_by_part(chromium: Browser, served: Served) -> None:
+    open_page(chromium, served, "#send/counts/1")
+    until(chromium, "document.getElementById('input-1-data') && document.getElementById('input-1-data').value", bool)
+    chromium.script("document.getElementById('by-hand').click()")
+    spec = ModelSpec("", (TensorSpec("text", "BYTES", (1,)), TensorSpec("n", "INT32", (1,))), (), 0)
+    assert json.loads(chromium.script("document.getElementById('body').value")) == smallest_generate(spec)
+    chromium.script("""document.getElementById('body').value = '{"text": "part", "n": 5, "gap_s": 0.3}'""")
+    chromium.script("document.getElementById('go').click()")
+    until(chromium, "document.querySelectorAll('ol.parts li').length", lambda parts: 0 < parts < 5)  # while others are to come
+    said = until(chromium, "document.getElementById('outcome').innerText", lambda text: text.startswith("200 OK: 5 parts in "))
+    assert ", the first after " in said
+    chromium.script("""document.getElementById('body').value = '{"text": "part", "n": 5, "fails_at": 2}'""")
+    chromium.script("document.getElementById('go').click()")
+    until(chromium, "document.getElementById('outcome').innerText", lambda text: text.endswith("; the last one is an error"))
+
+
+def test_page_and_terminal_reckon_alike(shown: Browser, served: Served) -> None:
+    then = status(served)
+    assert ask(served, body()) == 200
+    until(shown, rows(0, 0), lambda found: found[0][1] not in ("–", "0"), doing=lambda: ask(served, body()))
+    now = status(served)
+    while now["time_s"] == then["time_s"]:
+        now = status(served)
+    figures = between(then["models"][0], now["models"][0], now["time_s"] - then["time_s"])
+    assert figures.p99_ms is not None
+    text = page().body.decode()
+    reckoning = text[text.index("const sum =") : text.index("class History")]
+    arguments = f"{json.dumps(then['models'][0])}, {json.dumps(now['models'][0])}, {figures.span_s}"
+    ours = shown.script(f"(() => {{ {reckoning}; return between({arguments}) }})()")
+    for key in ("answered", "ok", "p50_ms", "p99_ms", "in_time", "rows_per_batch", "padding", "usd_per_million"):
+        assert ours[key] == pytest.approx(getattr(figures, key)), key
+    for mine, other in zip(ours["backends"], figures.backends, strict=True):
+        assert mine["name"] == other.name
+        assert (mine["share"], mine["batch_ms"]) == (pytest.approx(other.share), pytest.approx(other.batch_ms))
+
+
+@pytest.mark.parametrize("fragment", ["", "#send/quick/1"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_it_fits_a_phone_and_asks_nobody_else(chromium: Browser, served: Served, width: int, fragment: str) -> None:
+    assert ask(served, body()) == 200
+    chromium.requested(), chromium.log("browser")  # forget the page before
+    open_page(chromium, served, fragment, width=width)
+    chromium.script("document.querySelectorAll('details').forEach(details => details.open = true)")
+    if fragment:
+        until(chromium, "document.getElementById('input-0-data') && document.getElementById('input-0-data').value", bool)
+        chromium.script("document.getElementById('go').click()")
+        until(chromium, "document.getElementById('outcome').innerText", lambda text: text.startswith("200 OK in "))
+    assert chromium.script("document.documentElement.scrollWidth") <= width
+    assert chromium.script(BEYOND.replace("body *", "main *")) == []
+    assert chromium.script(SCROLLS.replace("body *", "main *")) == []
+    own = (f"http://{served.url}/", "data:,", "about:blank")
+    assert {url for url in chromium.requested() if not url.startswith(own)} == set()
+    assert chromium.log("browser") == []
+
+
+def test_it_is_dark_where_the_reader_wants_it(chromium: Browser, served: Served) -> None:
+    brightness = "getComputedStyle(document.querySelector('{}')).{}.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0)"
+    for dark in (False, True):
+        open_page(chromium, served, dark=dark)
+        paper = chromium.script(brightness.format(".card", "backgroundColor"))
+        for place, attribute in (("body", "color"), (".facts dd", "color"), ("svg text", "fill"), ("td", "color")):
+            ink = chromium.script(brightness.format(place, attribute))
+            assert (ink > paper) == dark, place
+            assert abs(ink - paper) > 250, place
+
+
+def test_all_that_is_on_it_has_a_name_for_who_hears_it(shown: Browser) -> None:
+    found = shown.devtools("Accessibility.getFullAXTree", {})["nodes"]
+    named: dict[str, list[str]] = {}
+    for node in found:
+        if not node.get("ignored"):
+            named.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    assert {"banner", "main", "navigation", "contentinfo", "status", "table", "columnheader", "rowheader"} <= named.keys()
+    for role in ("link", "button", "image", "table", "columnheader", "heading", "navigation", "region"):
+        assert all(named.get(role, [])), f"{role}: {named.get(role)}"
+    assert shown.script("document.querySelectorAll('[aria-live], [role=status]').length") == 3  # only what tells of changes
+
+
+def test_a_gateway_that_goes_and_comes_again_is_told(chromium: Browser, tmp_path: Path) -> None:
+    changes = "window.said = []; new MutationObserver(() => said.push(state.innerText)).observe(state, {childList: true})"
+    with serving(tmp_path, MODELS) as running:
+        open_page(chromium, running)
+        port = running.port
+        assert ask(running, body()) == 200
+        until(chromium, f"{CARD.format(0)}.innerText", lambda text: "Since the start: 1 request" in text)
+        chromium.script(f"(() => {{ {changes} }})()")
+    told = until(chromium, "document.getElementById('state').innerText", lambda text: "does not answer since" in text)
+    assert "Figures are from" in told
+    assert chromium.script("document.getElementById('models').classList.contains('old')")
+    assert "250 ms" in chromium.script(f"{CARD.format(0)}.innerText")  # the last figures stay
+    polls = "performance.getEntriesByType('resource').length"
+    seen = chromium.script(polls)
+    until(chromium, polls, lambda now: now >= seen + 2)
+    assert chromium.script("said.length") == 1, "it is told once, not each second"
+    with serving(tmp_path, MODELS, port=port):
+        until(chromium, "document.getElementById('state').innerText", lambda text: text == "Serving")
+        until(chromium, f"{CARD.format(0)}.innerText", lambda text: "No requests yet." in text)

@@ -1,0 +1,161 @@
+"""`GET /v2/status`, the page at `/`, and who gets which."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.config import Server
+from gateway.edges.status_page import has_page, page, prefers_html
+from gateway.engine.status import Counts
+from tests.rest_routes.serving import Served, serving
+from tests.rest_routes.test_routes import ask as get
+from tests.status.watching import EJECTS, HOSTILE, HOSTILE_BACKEND, MODELS, ask, body, status
+
+CHROMIUM = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,image/apng,*/*;q=0.8"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("status"), MODELS) as running:
+        yield running
+
+
+def model_of(told: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(model for model in told["models"] if model["name"] == name)
+
+
+def fresh(served: Served) -> dict[str, Any]:
+    """A status that nobody has seen before: one is kept for half a second."""
+    before = status(served)["time_s"]
+    for _ in range(200):
+        told = status(served)
+        if told["time_s"] > before:
+            return told
+        time.sleep(0.01)
+    raise AssertionError("the status stays the same")
+
+
+@pytest.mark.slow
+def test_the_status_counts_what_was_asked_and_says_who_serves_it(served: Served) -> None:
+    before = model_of(fresh(served), "quick")
+    assert [ask(served, body()) for _ in range(3)] == [200] * 3
+    assert ask(served, {"inputs": []}) == 400
+    told = fresh(served)
+    model = model_of(told, "quick")
+    assert model["requests"]["ok"] - before["requests"].get("ok", 0) == 3
+    assert model["requests"]["invalid_argument"] - before["requests"].get("invalid_argument", 0) == 1
+    latency = model["latency"]
+    assert sum(latency["counts"]) == model["requests"]["ok"]
+    assert len(latency["counts"]) == len(latency["bounds_ms"]) + 1
+    assert 250.0 in latency["bounds_ms"]
+    cheap, dear = model["backends"]
+    assert (cheap["name"], cheap["state"], cheap["sessions"], cheap["usd_per_hour"]) == ("cheap", "live", 2, 0.5)
+    assert model["usd_per_hour"] == cheap["usd_per_hour"] + dear["usd_per_hour"] == 2.5
+    assert sum(cheap["batch_sizes"]["counts"]) == cheap["batches"] > 0
+    assert (told["ready"], told["processes"]) == (True, 1)
+    assert model_of(told, "absent")["state"] == "UNAVAILABLE"
+    assert model_of(told, "absent")["backends"][0]["state"] == "not loaded"
+    assert model_of(told, HOSTILE)["backends"][0]["name"] == HOSTILE_BACKEND
+
+
+@pytest.mark.slow
+def test_a_backend_that_is_ejected_says_so(served: Served) -> None:
+    for _ in range(3):
+        assert ask(served, body(EJECTS, 0, 0, 0)) == 200
+    cheap, dear = model_of(fresh(served), "quick")["backends"]
+    assert (cheap["state"], dear["state"]) == ("ejected", "live")
+    assert "probes" in cheap["detail"]
+
+
+def test_the_status_of_one_moment_serves_all_who_look(served: Served) -> None:
+    answers = {get(served, "GET", "/v2/status").body for _ in range(20)}
+    assert len(answers) <= 3
+
+
+def test_counts_of_processes_and_protocols_are_added_up() -> None:
+    counts = Counts()
+    for protocol, up_to in (("rest", (1.0, 3.0, 3.0)), ("grpc", (0.0, 1.0, 4.0))):
+        for bound, value in zip(("0.1", "0.25", "+Inf"), up_to, strict=True):
+            labels = {"model": "m", "version": "1", "protocol": protocol, "le": bound}
+            counts.add("gateway_request_duration_seconds_bucket", labels, value)
+    assert counts.models["m", "1"].latency_s.told("bounds_ms", 1e3) == {"bounds_ms": [100.0, 250.0], "counts": [1, 3, 3]}
+
+
+# the page
+
+
+def test_a_browser_gets_the_page_and_everyone_else_the_index(served: Served) -> None:
+    answer = get(served, "GET", "/", Accept=CHROMIUM)
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert answer.body == page().body
+    assert answer.headers["vary"] == "Accept"
+    for headers in ({}, {"Accept": "*/*"}, {"Accept": "application/json"}):
+        answer = get(served, "GET", "/", **headers)
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json()["links"]["status"] == "/v2/status"
+        assert answer.headers["vary"] == "Accept"
+
+
+@pytest.mark.parametrize(
+    ("accept", "html"),
+    [
+        (CHROMIUM, True),
+        ("text/html", True),
+        ("TEXT/HTML;Q=0.5, application/json;q=0.4", True),
+        ("text/*, application/json;q=0.9", True),
+        ("", False),
+        ("*/*", False),
+        ("application/json, text/plain, */*", False),
+        ("text/html;q=0", False),
+        ("text/html;q=0.5, application/json", False),
+        ("text/html, application/json", False),
+        ("text/html;q=high", False),
+        (";;;q=,,=", False),
+    ],
+)
+def test_html_is_for_who_likes_it_better_than_json(accept: str, html: bool) -> None:
+    assert prefers_html(accept.encode()) == html
+
+
+def test_the_page_may_ask_nobody_but_the_gateway_and_no_text_becomes_markup() -> None:
+    policy = page().headers.decode().split("\r\n")[0].removeprefix("Content-Security-Policy: ")
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == rules["frame-ancestors"] == "'none'"
+    assert rules["connect-src"] == "'self'"
+    assert rules["require-trusted-types-for"] == "'script'"
+    assert "unsafe" not in policy
+    assert page().body.count(b"<script") == page().body.count(b"<style") == 1
+    text = page().body.decode()
+    assert not [
+        word for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", " style=") if word in text
+    ]
+    assert text.replace("http://www.w3.org/2000/svg", "").count("://") == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "setting", "there"),
+    [
+        ("127.0.0.1", "auto", True),
+        ("127.9.9.9", "auto", True),
+        ("::1", "auto", True),
+        ("localhost", "auto", True),
+        ("0.0.0.0", "auto", False),
+        ("::", "auto", False),
+        ("10.0.0.7", "auto", False),
+        ("gateway.internal", "auto", False),
+        ("0.0.0.0", True, True),
+        ("127.0.0.1", False, False),
+    ],
+)
+def test_the_page_is_there_on_loopback_or_where_it_is_switched_on(host: str, setting: bool | str, there: bool) -> None:
+    assert has_page(Server.model_validate({"host": host, "status_page": setting})) == there
+
+
+def test_without_the_page_a_browser_gets_the_index(tmp_path: Any) -> None:
+    with serving(tmp_path, "server: {status_page: false}\n" + "models: [{name: m, backends: [{kind: synthetic}]}]") as running:
+        answer = get(running, "GET", "/", Accept=CHROMIUM)
+        assert json.loads(answer.body)["name"] == "serving-gateway"
+        assert get(running, "GET", "/v2/status").status == 200

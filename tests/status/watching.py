@@ -1,0 +1,59 @@
+"""A gateway that is worth looking at: models with a promise and prices, an attack for a name, and an answer in parts."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from tests.rest_routes.serving import Served
+
+HOSTILE = """<img src=x onerror="document.title='pwned'"><script>document.title='pwned'<-script>'"&amp;{{7*7}}%3Cb%3E"""
+HOSTILE_BACKEND = HOSTILE[:45]
+MODELS = f"""
+models:
+  - name: quick
+    slo: {{p99_ms: 250}}
+    max_rows: 8
+    inputs: [{{name: INPUT0, datatype: FP32, shape: [-1, 4]}}, {{name: MASK, datatype: BOOL, shape: [-1, 2], optional: true}}]
+    outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}}]
+    backends:
+      - kind: synthetic
+        name: cheap
+        output: sum
+        fixed_ms: 1
+        row_ms: 0
+        sessions: 2
+        usd_per_hour: 0.5
+        faults: {{fail: 666}}
+      - {{kind: synthetic, name: dear, output: sum, fixed_ms: 1, row_ms: 0, usd_per_hour: 2}}
+  - name: {json.dumps(HOSTILE)}
+    inputs: [{{name: {json.dumps(HOSTILE)}, datatype: BYTES, shape: [-1, 1]}}]
+    outputs: [{{name: OUT, datatype: BYTES, shape: [-1, 1]}}]
+    max_rows: 4
+    backends: [{{kind: synthetic, name: {json.dumps(HOSTILE_BACKEND)}, fixed_ms: 0, row_ms: 0}}]
+  - {{name: counts, max_rows: 0, backends: [{{kind: python, model: "tests/rest_routes/test_generate.py:Counts"}}]}}
+  - {{name: absent, load_at_start: false, backends: [{{kind: synthetic}}]}}
+"""
+EJECTS = 666.0  # three requests with it, and `cheap` is ejected: the other backend answers them
+
+
+def body(*values: float) -> dict[str, Any]:
+    return {"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": values or (1, 2, 3, 4)}]}
+
+
+def ask(served: Served, request: dict[str, Any], model: str = "quick") -> int:
+    """Send one request; gives its status."""
+    asked = urllib.request.Request(f"http://{served.url}/v2/models/{model}/infer", json.dumps(request).encode())
+    try:
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return exc.code
+
+
+def status(served: Served) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://{served.url}/v2/status", timeout=20) as answer:
+        told: dict[str, Any] = json.load(answer)
+        return told

@@ -1,4 +1,4 @@
-"""`gateway serve | init | check | compile | predict | route | examples`: the only reader of arguments and environment."""
+"""`gateway serve | init | check | compile | predict | route | top | examples`: the only reader of arguments and environment."""
 
 import argparse
 import os
@@ -13,6 +13,7 @@ from gateway.commands.examples import add_parser as add_examples_parser
 from gateway.commands.explain import add_parser as add_route_parser
 from gateway.commands.predict import add_parser as add_predict_parser
 from gateway.commands.serve import serve
+from gateway.commands.top import add_parser as add_top_parser
 from gateway.config import Config, ServerSection, listening, load_config, parse_config
 from gateway.configuring.check import servable
 from gateway.configuring.guess import Guess, guess, is_configuration, written
@@ -73,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
             "gateway route explain http://127.0.0.1:8000 minilm --rows 8",
             "gateway route explain configs/examples/fleet.yaml minilm",
         ),
+        (add_top_parser, "gateway top", "gateway top 127.0.0.1:8000 --once"),
     ):
         command = add(commands)
         command.epilog = examples(*typed)

@@ -69,6 +69,7 @@ WITH_LINEAR_SERVE = {
     """ "shape": [1, 16], "data": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]}] }'""": '"id":"7"',
     """curl -N localhost:8000/v2/models/linear/generate_stream -d '{"INPUT0":"""
     """ [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]}'""": 'data: {"model_name":"linear"',
+    "gateway top --once": "linear",
     """echo '{"INPUT0": [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]]}' |"""
     """ gateway predict localhost:8000 linear --input -""": '"shape":[1,4]',
 }
@@ -157,6 +158,7 @@ NOT_RUN = {
         "gateway serve area.py:predict",
         "gateway serve model.pt",
         "gateway serve REPOSITORY",
+        "gateway top HOST:8000 HOST:8000",
         "loadtest compare BASE NEW",
         "loadtest prices refresh [TYPE …]",
         "loadtest recover FILE.live --json FILE",
@@ -170,6 +172,7 @@ NOT_RUN = {
         "gateway serve",
         "gateway serve --no-ray",
         "gateway serve --ray",
+        "gateway top",
         "loadtest recommend",
         "loadtest report",
         "loadtest run",

@@ -1,0 +1,302 @@
+"""`gateway top`: what goes on in running gateways, in a terminal, each second anew.
+
+A thread for each gateway looks at its status, so that one that hangs holds up neither the keys nor the others. All else happens
+on the main thread, which alone writes to the terminal and puts it back as it was.
+"""
+
+import argparse
+import json
+import os
+import queue
+import re
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from gateway.commands.rates import Figures, History, Told
+from gateway.errors import BackendUnreachable, ConfigError
+
+if TYPE_CHECKING:
+    from gateway.commands.top_screen import Seen
+
+_DEFAULT: Final = "http://127.0.0.1:8000"
+_PATH: Final = "/v2/status"
+_EVERY_S: Final = 1.0
+_TIMEOUT_S: Final = 5.0
+_KEYS_S: Final = 0.1  # between looks at the keyboard, what has come, and the size of the terminal
+_WINDOWS_S: Final = (10.0, 60.0)
+_MOST_SECONDS: Final = 60.0
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add `top` to the command line; gives its parser."""
+    top = commands.add_parser(
+        "top", help="what goes on in running gateways: rates, latency, queues, backends, cost; each second anew"
+    )
+    top.add_argument(
+        "urls", metavar="URL", nargs="*", default=[_DEFAULT], help=f"http://host:port or host:port of a gateway ({_DEFAULT})"
+    )
+    top.add_argument("--once", action="store_true", help="look for --seconds, print one plain table, and end")
+    top.add_argument("--json", action="store_true", help="the same for programs")
+    top.add_argument("--seconds", type=float, default=2.0, metavar="N", help="how long --once and --json look (2)")
+    top.set_defaults(run=_top)
+    return top
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    if not 1 <= arguments.seconds <= _MOST_SECONDS:
+        raise ConfigError(f"--seconds: {arguments.seconds:g}: expected 1 to {_MOST_SECONDS:g}")
+    watched = [Watched(StatusClient(url)) for url in dict.fromkeys(arguments.urls)]
+    if arguments.once or arguments.json or not sys.stdout.isatty():
+        return _once(watched, arguments.seconds, as_json=arguments.json)
+    return _live(watched)
+
+
+class StatusClient:
+    """Asks one gateway for its status, on one connection as long as that lasts: so it is one process that answers."""
+
+    def __init__(self, url: str) -> None:
+        """Raises: ConfigError, for what is no address."""
+        self.url = url if "://" in url else f"http://{url}"
+        try:
+            parts = urlsplit(self.url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+            parts = urlsplit("")
+        if parts.scheme not in ("http", "https") or not host:
+            raise ConfigError(f"{url}: expected the address of a gateway's HTTP port, such as {_DEFAULT}")
+        if "://" not in url and port is None:
+            raise ConfigError(f"{url}: no port: write {url}:8000, if that is the gateway's HTTP port")
+        self.url = self.url.rstrip("/")
+        self._path = parts.path.rstrip("/") + _PATH
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._connection = kind(host, port, timeout=_TIMEOUT_S)
+
+    def look(self) -> dict[str, Any]:
+        """One status. Raises: BackendUnreachable, with what to do."""
+        for again in (True, False):
+            kept = self._connection.sock is not None
+            try:
+                self._connection.request("GET", self._path, headers={"Accept": "application/json"})
+                answer = self._connection.getresponse()
+                body = answer.read()
+                break
+            except (RemoteDisconnected, ConnectionResetError, BrokenPipeError) as exc:
+                self._connection.close()
+                if not (kept and again):  # else it had only ended what was idle
+                    raise self._unreachable(exc) from exc
+            except (OSError, HTTPException) as exc:
+                self._connection.close()
+                raise self._unreachable(exc) from exc
+        try:
+            if answer.status != 200:
+                raise ValueError
+            status: dict[str, Any] = json.loads(body)
+            status["models"], status["time_s"], status["processes"]  # what else speaks HTTP has none
+        except (ValueError, KeyError, TypeError):
+            raise BackendUnreachable(
+                f"{self.url}: answers {answer.status} at {_PATH}, and no status: expected a gateway that has one; is it "
+                "another server, or an older gateway?"
+            ) from None
+        return status
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _unreachable(self, exc: Exception) -> BackendUnreachable:
+        if isinstance(exc, TimeoutError):
+            return BackendUnreachable(f"{self.url}: no answer within {_TIMEOUT_S:g} s: is it overloaded, or the address wrong?")
+        if isinstance(exc, BadStatusLine) and not isinstance(exc, RemoteDisconnected):
+            return BackendUnreachable(f"{self.url}: speaks no HTTP: name the HTTP port (8000 unless set; 8001 is gRPC)")
+        why = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+        return BackendUnreachable(
+            f"{self.url}: no gateway answers ({why}): start one, `gateway serve CONFIG`, or name the address of one that runs"
+        )
+
+
+@dataclass(slots=True)
+class Watched:
+    """One gateway, as far as it is known. heard_s, silent_s: when it answered last, and since when it does not (monotonic)."""
+
+    client: StatusClient
+    history: History = field(default_factory=History)
+    heard_s: float | None = None
+    silent_s: float | None = None
+    error: str = ""
+
+    def take(self, found: Told | BackendUnreachable, now_s: float) -> None:
+        if isinstance(found, BackendUnreachable):
+            self.error = found.message
+            self.silent_s = self.silent_s if self.silent_s is not None else now_s
+        else:
+            self.history.add(found)
+            self.heard_s, self.silent_s, self.error = now_s, None, ""
+
+    def seen(self, span_s: float, now_s: float) -> "Seen":
+        from gateway.commands.top_screen import Seen
+
+        status = self.history.last if self.heard_s is not None else None
+        models = [(model, self.history.figures(model, span_s)) for model in status["models"]] if status is not None else []
+        silent_s = now_s - self.silent_s if self.silent_s is not None else 0.0
+        return Seen(self.client.url, status, models, self.error, silent_s)
+
+
+def _once(watched: Sequence[Watched], seconds: float, *, as_json: bool) -> int:
+    with ThreadPoolExecutor(len(watched)) as threads:
+        for wait_s in (seconds, 0.0):
+            for each, found in zip(watched, threads.map(_looked, watched), strict=True):
+                each.take(found, time.monotonic())
+            time.sleep(wait_s)
+    for each in watched:
+        each.client.close()
+    if as_json:
+        print(json.dumps({"gateways": [_document(each, seconds) for each in watched]}, indent=2))
+    else:
+        from gateway.commands.top_screen import table
+
+        reached = [each for each in watched if not each.error]
+        print("\n\n".join(table(each.seen(seconds, time.monotonic())) for each in reached), end="\n" if reached else "")
+    failed = [each.error for each in watched if each.error]
+    if failed and not as_json:
+        raise BackendUnreachable("\n".join(failed))
+    return 1 if failed else 0
+
+
+def _looked(watched: Watched) -> Told | BackendUnreachable:
+    try:
+        return watched.client.look()
+    except BackendUnreachable as exc:
+        return exc
+
+
+def _document(watched: Watched, seconds: float) -> dict[str, Any]:
+    """For programs. What is not known is null; a percentile above the histogram's last bound too, which stands beside it."""
+    if watched.error:
+        return {"url": watched.client.url, "error": watched.error}
+    status = watched.history.last
+    head = {key: status[key] for key in ("version", "host", "process", "processes", "ready")}
+    models = [_model_document(model, watched.history.figures(model, seconds)) for model in status["models"]]
+    return {"url": watched.client.url, "error": None, **head, "models": models}
+
+
+def _model_document(model: Told, figures: Figures | None) -> dict[str, Any]:
+    told: dict[str, Any] = {key: model[key] for key in ("name", "version", "state", "slo_ms", "usd_per_hour")}
+    of_backends: dict[str, dict[str, Any]] = {}
+    if figures is not None:
+        for key in ("span_s", "requests_per_s", "failed_per_s", "in_time", "rows_per_batch", "padding", "usd_per_million"):
+            told[key] = getattr(figures, key)
+        for key, value in (("p50_ms", figures.p50_ms), ("p99_ms", figures.p99_ms)):
+            above = value == float("inf")
+            told[key] = None if above else value
+            if above:
+                told[f"{key}_above"] = model["latency"]["bounds_ms"][-1]
+        of_backends = {
+            each.name: {"share": each.share, "rows_per_batch": each.rows_per_batch, "batch_ms": each.batch_ms}
+            for each in figures.backends
+        }
+    kept = ("name", "state", "detail", "role", "sessions", "busy", "queue_requests", "queue_rows", "usd_per_hour")
+    told["backends"] = [
+        {key: backend[key] for key in kept} | of_backends.get(backend["name"], {}) for backend in model["backends"]
+    ]
+    return told
+
+
+def _live(watched: Sequence[Watched]) -> int:
+    """Until q or Ctrl-C. The terminal is left as it was, also when SIGTERM or SIGHUP ends it."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from gateway.commands.top_screen import screen
+
+    console = Console(highlight=False)
+    told: queue.SimpleQueue[tuple[Watched, Told | BackendUnreachable]] = queue.SimpleQueue()
+    for each in watched:
+        threading.Thread(target=_keep_looking, args=(each, told), daemon=True).start()
+    window, drawn = 0, None
+    try:
+        with _ended_by_signals(), _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                key = pressed(_KEYS_S)
+                if key in ("q", "Q"):
+                    return 0
+                window = (window + (key == "w")) % len(_WINDOWS_S)
+                come = _take_all(told)
+                if come or drawn != (window, console.size):
+                    drawn = window, console.size
+                    now_s = time.monotonic()
+                    seen = [each.seen(_WINDOWS_S[window], now_s) for each in watched]
+                    live.update(screen(seen, _WINDOWS_S[window], *console.size), refresh=True)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _keep_looking(watched: Watched, told: "queue.SimpleQueue[tuple[Watched, Told | BackendUnreachable]]") -> None:
+    while True:
+        begun_s = time.monotonic()
+        told.put((watched, _looked(watched)))
+        time.sleep(max(0.0, begun_s + _EVERY_S - time.monotonic()))
+
+
+def _take_all(told: "queue.SimpleQueue[tuple[Watched, Told | BackendUnreachable]]") -> bool:
+    """Take in what has come; gives whether anything has."""
+    come = False
+    while not told.empty():
+        watched, found = told.get()
+        watched.take(found, time.monotonic())
+        come = True
+    return come
+
+
+def _no_key(wait_s: float) -> str:
+    time.sleep(wait_s)
+    return ""
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Gives what waits so many seconds for a key; empty: none was pressed. Without a terminal there are none."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def pressed(wait_s: float) -> str:
+        if not select.select([terminal], [], [], wait_s)[0]:
+            return ""
+        typed = os.read(terminal, 64).decode(errors="replace")
+        if not typed:  # it was closed
+            time.sleep(wait_s)
+        return re.sub("\x1b.*", "", typed, flags=re.DOTALL)[:1]  # arrows and the like are no letters
+
+    tty.setcbreak(terminal, termios.TCSANOW)
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    def ended(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, ended) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

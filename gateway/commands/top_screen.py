@@ -77,7 +77,7 @@ def table(seen: Seen) -> str:
 def _gateway(seen: Seen, width: int | None) -> list[Text]:
     lines = [_head(seen)]
     if seen.error:
-        lines += _wrapped(printable(seen.error), width, _BAD)
+        lines += _wrapped(printable(seen.error.removeprefix(f"{seen.url}: ")), width, _BAD)
         if seen.status is not None:
             lines.append(Text(f"no answer for {seconds(seen.silent_s)}; the figures are those from before", _BAD))
     if seen.status is None:
@@ -168,7 +168,7 @@ def _backend(backend: Told, figures: BackendFigures | None) -> dict[str, Cell]:
 
 
 def _busy(busy: int, sessions: int) -> Cell:
-    return f"{busy}/{sessions}", _BAD if not sessions else _OPEN if busy >= sessions else ""
+    return f"{busy}/{sessions}", _OPEN if sessions and busy >= sessions else ""
 
 
 def _table(rows: Sequence[dict[str, Cell]], width: int | None, *, dim: bool) -> list[Text]:

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-from gateway.config import Server
+from gateway.config import ServerSection
 
 HTML: Final = b"text/html; charset=utf-8"
 
@@ -48,7 +48,7 @@ def page() -> Page:
     return Page(body, headers.encode())
 
 
-def has_page(server: Server) -> bool:
+def has_page(server: ServerSection) -> bool:
     """Whether there is one: where the setting does not say, only for who is on this machine."""
     return _is_loopback(server.host) if server.status_page == "auto" else server.status_page
 

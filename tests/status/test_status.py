@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config import Server
+from gateway.config import ServerSection
 from gateway.edges.status_page import has_page, page, prefers_html
 from gateway.engine.status import Counts
 from tests.rest_routes.serving import Served, serving
@@ -151,7 +151,7 @@ def test_the_page_may_ask_nobody_but_the_gateway_and_no_text_becomes_markup() ->
     ],
 )
 def test_the_page_is_there_on_loopback_or_where_it_is_switched_on(host: str, setting: bool | str, there: bool) -> None:
-    assert has_page(Server.model_validate({"host": host, "status_page": setting})) == there
+    assert has_page(ServerSection.model_validate({"host": host, "status_page": setting})) == there
 
 
 def test_without_the_page_a_browser_gets_the_index(tmp_path: Any) -> None:

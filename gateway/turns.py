@@ -8,11 +8,13 @@ each in which the loop does all that it has to.
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
 
 SLICE: Final = 1 << 10  # elements, of what takes about a microsecond each
 _PAUSE_S: Final = 0.001
+
+Result = TypeVar("Result")
 
 _here = threading.local()
 
@@ -25,6 +27,12 @@ def beside_a_loop() -> Iterator[None]:
         yield
     finally:
         _here.paused = False
+
+
+def beside(work: Callable[[], Result]) -> Result:
+    """Do work that pauses."""
+    with beside_a_loop():
+        return work()
 
 
 def pause() -> None:

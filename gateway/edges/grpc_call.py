@@ -17,10 +17,12 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidArgument, NotReady, Overloaded, TooLarge
 from gateway.protocols.grpc import STATUS, trailers
+from gateway.turns import beside
 from gateway.wire.compression import inflate
 from gateway.wire.http2_headers import Headers, header_block
 from gateway.wire.http2_receiver import Receiver
 from gateway.wire.memory import NO_MEMORY
+from gateway.wire.tensors import Buffer
 
 ENCODINGS: Final = (b"identity", b"gzip", b"deflate")
 _MOST_INFLATED: Final = 1032  # times its length, by deflate's best
@@ -72,7 +74,7 @@ class Stream(Protocol):
 class CallHandler(Protocol):
     """What a call tells whoever answers it."""
 
-    def message(self, data: bytes, size: int) -> None:
+    def message(self, data: Buffer, size: int) -> None:
         """The next message; size: the bytes that it took of the client's window."""
 
     def end(self) -> None:
@@ -93,13 +95,13 @@ class OneMessage(ABC):
 
     def __init__(self, call: "GrpcCall") -> None:
         self._call = call
-        self._data: bytes | None = None
+        self._data: Buffer | None = None
 
     @abstractmethod
-    def start(self, data: bytes) -> None:
+    def start(self, data: Buffer) -> None:
         """Begin to serve the one message."""
 
-    def message(self, data: bytes, size: int) -> None:
+    def message(self, data: Buffer, size: int) -> None:
         if self._data is not None:
             raise InvalidArgument("a unary call takes one message, got more")
         self._data = data
@@ -321,15 +323,15 @@ class GrpcCall:
         most = min(self._most_bytes, _MOST_INFLATED * (len(message) + 1))
         if not self.stream.reserve(most, partial(self._begin_inflating, encoding, message, size)):
             return
-        work = partial(inflate, encoding, message, self._most_bytes)
+        work = partial(inflate, encoding, message, self._most_bytes, lambda: not self.over)
         if len(message) <= _INFLATE_INLINE_BYTES:
             self._inflated(work, size, most)
         else:
-            asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(
+            asyncio.get_running_loop().run_in_executor(None, beside, work).add_done_callback(
                 lambda done: self._inflated(done.result, size, most)
             )
 
-    def _inflated(self, result: Callable[[], bytes], size: int, reserved: int) -> None:
+    def _inflated(self, result: Callable[[], Buffer], size: int, reserved: int) -> None:
         try:
             message = result()
             handler = self._handler
@@ -395,12 +397,12 @@ def framed(message: Message) -> bytes:
     return b"\0" + len(data).to_bytes(4) + data
 
 
-def parser(message_class: Any) -> Callable[[bytes], Any]:
+def parser(message_class: Any) -> Callable[[Buffer], Any]:
     """Reads messages of a class. What it gives raises InvalidArgument for bytes that are none."""
     parse = message_class.FromString
     name = message_class.DESCRIPTOR.full_name
 
-    def parse_or_refuse(data: bytes) -> Any:
+    def parse_or_refuse(data: Buffer) -> Any:
         try:
             return parse(data)
         except DecodeError:

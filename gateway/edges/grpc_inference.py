@@ -15,6 +15,7 @@ from gateway.errors import GatewayError, NotReady
 from gateway.protocols.grpc import ModelCodec, ReadRegion, head_of, parse
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
 from gateway.types import InferRequest
+from gateway.wire.tensors import Buffer
 
 # Of Triton's: told with each answer of a stream; and asked for where an answer in parts is to end with an empty one.
 _FINAL: Final = "triton_final_response"
@@ -30,7 +31,7 @@ class _OfMessage:
 
     call: GrpcCall
     _arrival_ns: int
-    _data: bytes
+    _data: Buffer
     _endpoints: Endpoints[ModelCodec]
     _message: pb.ModelInferRequest | None
     _takes_long: bool
@@ -66,7 +67,7 @@ class _GrpcInference(_OfMessage, Inference[ModelCodec, pb.ModelInferResponse]):
 
     __slots__ = ("_data", "_message", "_takes_long", "call")
 
-    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes) -> None:
+    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: Buffer) -> None:
         super().__init__(endpoints, time.monotonic_ns())
         self.call = call
         self._data = data
@@ -87,7 +88,7 @@ class InferCall(OneMessage):
         self._endpoints = endpoints
         self._inference: _GrpcInference | None = None
 
-    def start(self, data: bytes) -> None:
+    def start(self, data: Buffer) -> None:
         self._inference = _GrpcInference(self._endpoints, self._call, data)
         self._inference.start()
 
@@ -101,7 +102,7 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
 
     __slots__ = ("_data", "_final", "_message", "_on_reply", "_takes_long", "call", "in_parts", "replies", "reserved")
 
-    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: bytes, on_reply: Callable[[], None]) -> None:
+    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: Buffer, on_reply: Callable[[], None]) -> None:
         super().__init__(endpoints, time.monotonic_ns())
         self.call = call
         self._data = data
@@ -168,7 +169,7 @@ class InferStream:
         """open_streams: of the server, which shuts them down."""
         self._call = call
         self._endpoints = endpoints
-        self._waiting: tuple[bytes, int] | None = None  # the next message; those behind it are the call's to keep
+        self._waiting: tuple[Buffer, int] | None = None  # the next message; those behind it are the call's to keep
         self._running: deque[_Turn] = deque()  # in their order
         self._in_parts: list[_Turn] = []
         self._sending = False
@@ -186,7 +187,7 @@ class InferStream:
         self._call.deafen()
         self.drained()
 
-    def message(self, data: bytes, size: int) -> None:
+    def message(self, data: Buffer, size: int) -> None:
         self._waiting = data, size
         self._call.hold()
         self.drained()

@@ -28,6 +28,7 @@ from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Un
 from gateway.protocols.grpc import ModelCodec
 from gateway.wire.http2_headers import header_block
 from gateway.wire.memory import Memory
+from gateway.wire.tensors import Buffer
 
 _PROTOCOL: Final = "grpc"
 _SERVICE: Final = "inference.GRPCInferenceService"
@@ -203,7 +204,7 @@ class GrpcServer:
                     return
             begin(call)
 
-    def _unary(self, parse: Callable[[bytes], Any], act: Callable[[Any], Awaitable[Message]]) -> Callable[[GrpcCall], None]:
+    def _unary(self, parse: Callable[[Buffer], Any], act: Callable[[Any], Awaitable[Message]]) -> Callable[[GrpcCall], None]:
         return lambda call: call.listen(_TaskCall(call, parse, act, self._tasks))
 
 
@@ -213,7 +214,7 @@ class _TaskCall(OneMessage):
     def __init__(
         self,
         call: GrpcCall,
-        parse: Callable[[bytes], Any],
+        parse: Callable[[Buffer], Any],
         act: Callable[[Any], Awaitable[Message]],
         tasks: set[asyncio.Task[None]],
     ) -> None:
@@ -224,7 +225,7 @@ class _TaskCall(OneMessage):
         self._tasks = tasks
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, data: bytes) -> None:
+    def start(self, data: Buffer) -> None:
         self._task = asyncio.ensure_future(self._run(data))
         self._tasks.add(self._task)
         self._task.add_done_callback(self._tasks.discard)
@@ -233,7 +234,7 @@ class _TaskCall(OneMessage):
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, data: bytes) -> None:
+    async def _run(self, data: Buffer) -> None:
         try:
             self._call.reply(await self._act(self._parse(data)))
         except GatewayError as exc:

@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2_grpc
 from gateway.edges.grpc_call import GrpcCall, OneMessage, parser
 from gateway.engine.repository import Repository
 from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.wire.tensors import Buffer
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -28,7 +29,7 @@ class HealthWatch(OneMessage):
     def __init__(
         self,
         call: GrpcCall,
-        parse: Callable[[bytes], Any],
+        parse: Callable[[Buffer], Any],
         begin: "Callable[[HealthWatch], None]",
         end: "Callable[[HealthWatch], None]",
     ) -> None:
@@ -40,7 +41,7 @@ class HealthWatch(OneMessage):
         self._told: int | None = None
         self.service = ""
 
-    def start(self, data: bytes) -> None:
+    def start(self, data: Buffer) -> None:
         self.service = self._parse(data).service
         self._begin(self)
 
@@ -66,7 +67,7 @@ class ReflectionCall:
         self._call = call
         self._services = services
 
-    def message(self, data: bytes, size: int) -> None:
+    def message(self, data: Buffer, size: int) -> None:
         self._call.stream.credit(size)
         if len(data) + 5 != size:  # it came compressed
             self._call.stream.give_back(len(data))

@@ -116,7 +116,7 @@ class LongBodies:
         return self._put(codec, body, {"reader": "generate", "json_depth": codec.json_depth, "arrival_ns": arrival_ns}, done)
 
     def message(
-        self, codec: Codec, data: bytes, arrival_ns: int, remaining_s: float | None, done: Decoded
+        self, codec: Codec, data: Buffer, arrival_ns: int, remaining_s: float | None, done: Decoded
     ) -> Callable[[], None]:
         """Likewise, for a ModelInferRequest of gRPC. remaining_s: as `protocols.grpc.ModelCodec.decode` takes it."""
         return self._put(codec, data, {"reader": "message", "remaining_s": remaining_s, "arrival_ns": arrival_ns}, done)

@@ -178,7 +178,7 @@ def trailers(error: Exception) -> tuple[tuple[str, str], ...]:
     return (("retry-after", f"{after_s:g}"), ("grpc-retry-pushback-ms", str(max(1, round(after_s * 1000)))))
 
 
-def parse(data: bytes) -> pb.ModelInferRequest:
+def parse(data: Buffer) -> pb.ModelInferRequest:
     """Raises: InvalidArgument."""
     try:
         return pb.ModelInferRequest.FromString(data)
@@ -186,14 +186,14 @@ def parse(data: bytes) -> pb.ModelInferRequest:
         raise InvalidArgument(f"the request is no {pb.ModelInferRequest.DESCRIPTOR.full_name}") from None
 
 
-def head_of(data: bytes) -> bytes | None:
+def head_of(data: Buffer) -> bytes | None:
     """A message without its tensors, where parsing those would take long; None: it can be parsed as it is.
 
     What is raw is not looked at, so many bytes are no matter there. Raises: InvalidArgument, for what is no message, or more
     than one that a model could be asked with.
     """
     at = fields = tensors = 0
-    head: list[bytes] = []
+    head: list[Buffer] = []
     while at < len(data):
         begin = at
         key, at = _varint(data, at)
@@ -215,7 +215,7 @@ def head_of(data: bytes) -> bytes | None:
     return b"".join(head) if tensors > LONG_BYTES else None
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: Buffer, at: int) -> tuple[int, int]:
     """A number and where it ends. Raises: InvalidArgument."""
     value = shift = 0
     for byte in data[at : at + _LONGEST_VARINT]:

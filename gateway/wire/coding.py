@@ -5,6 +5,7 @@ from functools import partial
 from typing import Final
 
 from gateway.errors import GatewayError, TooLarge
+from gateway.turns import beside
 from gateway.wire.compression import WINDOW_BITS, inflate
 from gateway.wire.exchange import Exchange, Result, Run
 from gateway.wire.http_errors import STATUS, error_body
@@ -34,7 +35,7 @@ def inflate_body(exchange: Exchange, most_bytes: int, run: Run, done: Callable[[
         except GatewayError as exc:
             if here and isinstance(exc, TooLarge):
                 here = False
-                run(partial(inflate, encoding, body, most_bytes), take)
+                run(partial(beside, work), take)
             else:
                 exchange.respond(STATUS[exc.code], error_body(exc.message))
             return
@@ -45,7 +46,8 @@ def inflate_body(exchange: Exchange, most_bytes: int, run: Run, done: Callable[[
             del exchange.headers[b"content-encoding"]
             done(exchange)
 
+    work: Result = partial(inflate, encoding, body, most_bytes, lambda: exchange.connection is not None)
     if here:
         take(partial(inflate, encoding, body, min(most_bytes, _INFLATED_INLINE_BYTES)))
     else:
-        run(partial(inflate, encoding, body, most_bytes), take)
+        run(partial(beside, work), take)

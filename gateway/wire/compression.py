@@ -1,16 +1,20 @@
 """gzip and deflate, as HTTP and gRPC use them."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.errors import InvalidArgument, TooLarge
+import numpy as np
+
+from gateway.errors import Cancelled, InvalidArgument, TooLarge
+from gateway.turns import pause
 from gateway.wire.tensors import Buffer
 
 WINDOW_BITS: Final = {b"gzip": 31, b"deflate": 15}
 _LEVEL: Final = 1
 _MOST_MEMBERS: Final = 10_000  # of a gzip body: each takes its time, also an empty one of 20 bytes
 _LOOK_BYTES: Final = 4 << 10
+_PIECE_BYTES: Final = 256 << 10
 
 
 def choose_encoding(accepted: bytes) -> bytes:
@@ -38,45 +42,91 @@ def choose_encoding(accepted: bytes) -> bytes:
     return best if best_weight >= weights.get(b"identity", 0.0) else b""
 
 
-def inflate(encoding: bytes, body: Buffer, most_bytes: int) -> bytes:
+def inflate(encoding: bytes, body: Buffer, most_bytes: int, wanted: Callable[[], bool] = lambda: True) -> Buffer:
     """Decompress at most most_bytes. deflate: with zlib's header, as the standard says, or without, as some clients do.
 
-    Raises: TooLarge, InvalidArgument.
+    On a thread it leaves the interpreter to others: zlib holds it while it puts its output together, so it is asked for little
+    at a time. wanted: whether somebody waits for it yet. Raises: TooLarge, InvalidArgument; Cancelled, once nobody does.
     """
     name = encoding.decode()
     bits = WINDOW_BITS[encoding]
     if encoding == b"deflate" and not _has_zlib_header(body):
         bits = -15
     data = memoryview(body)
-    out: list[bytes] = []
-    left = most_bytes + 1
+    out = _Collected(most_bytes, wanted)
     at = 0
-    # zlib copies what it was given behind a member's end. So it is given all of the body for the first, which mostly is the
+    # zlib copies what it was given behind a member's end. So it is given much of the body for the first, which mostly is the
     # only one, then a little more than the one before has taken: time is linear in the body.
-    look_bytes = len(data)
+    look_bytes = _PIECE_BYTES
     try:
         for _ in range(_MOST_MEMBERS):
             began = at
             member = zlib.decompressobj(bits)
             while not member.eof:
                 look = data[at : at + look_bytes]
-                piece = member.decompress(look, left)
-                out.append(piece)
-                left -= len(piece)
-                if left <= 0:
-                    raise TooLarge(f"decompressed request body: expected at most {most_bytes} bytes (server.limits.body_bytes)")
+                _inflate(member, look, out)
                 at += len(look) - len(member.unused_data)
                 if not member.eof and at == len(data):
                     raise InvalidArgument(f"the request body ends within its {name} data")
-                look_bytes *= 2
+                look_bytes = min(2 * look_bytes, _PIECE_BYTES)
             if at == len(data):
-                return out[0] if len(out) == 1 else b"".join(out)
+                return out.whole()
             if encoding != b"gzip":  # only gzip may have several members
                 raise InvalidArgument(f"{len(data) - at} bytes follow the {name} data of the request body")
-            look_bytes = max(_LOOK_BYTES, 2 * (at - began))
+            look_bytes = min(max(_LOOK_BYTES, 2 * (at - began)), _PIECE_BYTES)
     except zlib.error as exc:
         raise InvalidArgument(f"the request body is no valid {name} data: {exc}") from exc
     raise InvalidArgument(f"the request body has more than {_MOST_MEMBERS} gzip members: expected so many at most")
+
+
+def _inflate(member: "zlib._Decompress", look: Buffer, out: "_Collected") -> None:
+    """Have all of what a part of the body inflates to collected."""
+    while True:
+        piece = member.decompress(look, _PIECE_BYTES)
+        out.add(piece)
+        look = member.unconsumed_tail
+        if member.eof or (not look and len(piece) < _PIECE_BYTES):
+            return
+
+
+class _Collected:
+    """Pieces of bytes, in one buffer at the end: to join them then would hold the interpreter for long."""
+
+    def __init__(self, most_bytes: int, wanted: Callable[[], bool]) -> None:
+        self._most_bytes = most_bytes
+        self._wanted = wanted
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._buffer: np.ndarray | None = None  # once there is much
+
+    def add(self, piece: bytes) -> None:
+        """Raises: TooLarge, Cancelled."""
+        pause()
+        if not self._wanted():
+            raise Cancelled("nobody waits for the request any more")
+        end = self._size + len(piece)
+        if end > self._most_bytes:
+            expected = f"expected at most {self._most_bytes} bytes (server.limits.body_bytes)"
+            raise TooLarge(f"decompressed request body: {expected}")
+        if self._buffer is None and end <= _PIECE_BYTES:
+            self._pieces.append(piece)
+        else:
+            if self._buffer is None or end > len(self._buffer):
+                self._grow(end)
+            self._buffer[self._size : end] = np.frombuffer(piece, np.uint8)  # type: ignore[index]  # it is there now
+        self._size = end
+
+    def _grow(self, least_bytes: int) -> None:
+        held = np.frombuffer(b"".join(self._pieces), np.uint8) if self._buffer is None else self._buffer
+        larger = np.empty(min(4 * least_bytes, self._most_bytes), np.uint8)  # memory that is not written to costs nothing
+        larger[: self._size] = held[: self._size]
+        self._pieces.clear()
+        self._buffer = larger
+
+    def whole(self) -> Buffer:
+        if self._buffer is None:
+            return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        return memoryview(self._buffer).toreadonly()[: self._size]  # type: ignore[arg-type]  # an ndarray is a buffer
 
 
 def _has_zlib_header(body: Buffer) -> bool:
@@ -87,4 +137,9 @@ def _has_zlib_header(body: Buffer) -> bool:
 def deflate(encoding: bytes, parts: Sequence[Buffer]) -> bytes:
     """Compress a body for the wire: speed over ratio."""
     compressor = zlib.compressobj(_LEVEL, wbits=WINDOW_BITS[encoding])
-    return b"".join([*(compressor.compress(part) for part in parts), compressor.flush()])
+    out: list[bytes] = []
+    for part in parts:
+        for at in range(0, len(part), _PIECE_BYTES):
+            out.append(compressor.compress(memoryview(part)[at : at + _PIECE_BYTES]))
+            pause()
+    return b"".join([*out, compressor.flush()])

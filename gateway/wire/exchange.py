@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
+from gateway.turns import beside
 from gateway.wire.compression import choose_encoding, deflate
 from gateway.wire.http_errors import error_body
 from gateway.wire.tensors import Buffer
@@ -23,7 +24,7 @@ _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 log = logging.getLogger(__name__)
 
-Result = Callable[[], bytes]
+Result = Callable[[], Buffer]
 # Does work that takes long where it holds nobody up, then calls the other with what gives its result or raises.
 Run = Callable[[Result, Callable[[Result], None]], None]
 
@@ -172,7 +173,7 @@ class Exchange:
             work = partial(deflate, encoding, parts)
             done = partial(self._deflated, content_type, b"%bContent-Encoding: %b\r\n" % (headers, encoding))
             if length > _DEFLATE_INLINE_BYTES:
-                connection.run(work, done)
+                connection.run(partial(beside, work), done)
             else:
                 done(work)
             return

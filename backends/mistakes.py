@@ -1,7 +1,7 @@
 """What is to be checked before a load, and what is found."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ class Wanted:
 
     kind: str
     options: Mapping[str, Any]
+    _: KW_ONLY
     here: bool
     thorough: bool
     build: Mapping[str, Any] | None = None

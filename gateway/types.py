@@ -34,7 +34,19 @@ class OutputRequest:
     region: RegionRef | None = None
 
 
-class InferRequest(msgspec.Struct, eq=False):
+class _Asked(msgspec.Struct, eq=False):
+    """What may be given by position."""
+
+    model: str
+    version: str
+    id: str
+    inputs: Tensors
+    rows: int
+    arrival_ns: int
+    outputs: tuple[OutputRequest, ...] = ()
+
+
+class InferRequest(_Asked, kw_only=True, eq=False):
     """One validated inference request.
 
     inputs: by name; (rows, *per_row), views on the request's bytes where the wire format allows. For a model without a
@@ -47,13 +59,6 @@ class InferRequest(msgspec.Struct, eq=False):
     Compared by identity: two equal requests are still two requests.
     """
 
-    model: str
-    version: str
-    id: str
-    inputs: Tensors
-    rows: int
-    arrival_ns: int
-    outputs: tuple[OutputRequest, ...] = ()
     parameters: dict[str, ParameterValue] = msgspec.field(default_factory=dict)
     deadline_ns: int | None = None
     priority: int = 0

@@ -8,7 +8,7 @@ could fill, and leaves leases where they are while they are about right, since a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 _KEEP: Final = 0.75
@@ -83,6 +83,7 @@ class Lease:
     """
 
     turn_ns: int
+    _: KW_ONLY
     told: int = 0
     told_ns: int = 0
     number: int = 0

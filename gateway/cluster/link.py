@@ -6,7 +6,7 @@ import logging
 import math
 import pickle
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Final, cast
 
@@ -113,6 +113,7 @@ class Link:
     replica: RunningReplicaInfo
     ingress: str
     on_change: Callable[[], None]
+    _: KW_ONLY
     busy: int = 0
     used_s: float = 0.0
     up: bool = False

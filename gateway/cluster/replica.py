@@ -44,7 +44,7 @@ def _node_address() -> str:
     return str(worker.node_ip_address)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Asked:
     """A batch that an ingress waits for: what a pool runs.
 
@@ -318,7 +318,15 @@ class Replica:
         now_ns = self._clock.now_ns()
         lease = self._leases.begin(extra["ingress"], extra["left_rows"] / max(1, extra["rows"]), now_ns)
         answers = part if self._spec.decoupled else None
-        asked = _Asked(inputs, extra["parameters"], on_end, answers, self._pool, lease, now_ns)
+        asked = _Asked(
+            inputs=inputs,
+            told=extra["parameters"],
+            on_end=on_end,
+            part=answers,
+            pool=self._pool,
+            lease=lease,
+            counted_ns=now_ns,
+        )
         self._count_busy()
         self._running.add(asked)
         self._pool.start(asked, self._ended, None if asked.part is None else self._part_made)

@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from gateway.errors import ConfigError
@@ -30,6 +30,7 @@ class Fault:
     expected: str = ""
     remedy: str = ""
     line: int | None = None
+    _: KW_ONLY
     column: int | None = None
 
     def __str__(self) -> str:

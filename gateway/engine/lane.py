@@ -49,7 +49,7 @@ _FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
 log = logging.getLogger(__name__)
 
 
-class _Waiting(msgspec.Struct, eq=False):
+class _Waiting(msgspec.Struct, kw_only=True, eq=False):
     """One accepted request until it is answered, and its place.
 
     retried: first rows of the parts that were run a second time. pieces: (first row, outputs) of the parts that are done, if
@@ -169,7 +169,14 @@ class Lane:
         reserved_ns = self._reserved_ns
         self.batcher.add(request, now_ns, reserved_ns)
         try:
-            place = self._waiting[request] = _Waiting(self, request, on_done, request.rows, reserved_ns, on_part)
+            place = self._waiting[request] = _Waiting(
+                lane=self,
+                request=request,
+                on_done=on_done,
+                rows_left=request.rows,
+                reserved_ns=reserved_ns,
+                on_part=on_part,
+            )
             self.runs.arrived(request)
         except BaseException:
             self._waiting.pop(request, None)

@@ -160,8 +160,9 @@ class LongBodies:
             parameters = answer["parameters"]
             return InferRequest(
                 codec.model, codec.version, answer["id"], inputs, answer["rows"], about["arrival_ns"],
-                msgspec.convert(answer["outputs"], tuple[OutputRequest, ...]), parameters, answer["deadline_ns"],
-                answer["priority"], shape_key(codec.spec, codec.ragged, inputs, parameters),
+                msgspec.convert(answer["outputs"], tuple[OutputRequest, ...]), parameters=parameters,
+                deadline_ns=answer["deadline_ns"], priority=answer["priority"],
+                shape_key=shape_key(codec.spec, codec.ragged, inputs, parameters),
             )  # fmt: skip
 
         return (self._longer if len(body) > _LONGER_BYTES else self._shorter).put(_Job(read, done))

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -63,6 +63,7 @@ class ServedModel:
     """
 
     config: Model
+    _: KW_ONLY
     wanted: bool = False
     state: str = "UNAVAILABLE"
     reason: str = ""

@@ -10,7 +10,14 @@ from gateway.batching.batch import Batch
 from gateway.errors import GatewayError
 
 
-class Execution(msgspec.Struct, frozen=True, eq=False):
+class _Times(msgspec.Struct, frozen=True, eq=False):
+    """What may be given by position."""
+
+    started_ns: int
+    finished_ns: int
+
+
+class Execution(_Times, frozen=True, kw_only=True, eq=False):
     """How one batch ended: outputs or an error, and when the model began and ended on it (`Clock.now_ns` of this process).
 
     session_lost: the session must be rebuilt; the same requests may well succeed on another, unless self_inflicted.
@@ -21,8 +28,6 @@ class Execution(msgspec.Struct, frozen=True, eq=False):
     refused: the outputs were not as declared. trace: of what the model raised, for the log; empty: it raised nothing.
     """
 
-    started_ns: int
-    finished_ns: int
     outputs: Tensors | None = None
     error: GatewayError | None = None
     session_lost: bool = False

@@ -121,9 +121,9 @@ class GenerateCodec:
             if parameters and not spec.reads_parameters:
                 check_parameters(parameters, "request")
         return InferRequest(
-            self.model, self.version, request_id, inputs, rows, arrival_ns, (), parameters,
-            deadline_after(arrival_ns, timeout_us) if timeout_us else None, priority,
-            shape_key(spec, self.ragged, inputs, parameters),
+            self.model, self.version, request_id, inputs, rows, arrival_ns, parameters=parameters,
+            deadline_ns=deadline_after(arrival_ns, timeout_us) if timeout_us else None, priority=priority,
+            shape_key=shape_key(spec, self.ragged, inputs, parameters),
         )  # fmt: skip
 
     def _tensor(self, spec: TensorSpec, field: _Field) -> np.ndarray:

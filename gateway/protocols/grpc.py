@@ -134,10 +134,10 @@ class ModelCodec:
             count_rows(spec, model, inputs),
             arrival_ns,
             _outputs(message.outputs, model, spec) if message.outputs else (),
-            parameters,
-            deadline_ns,
-            priority,
-            shape_key(spec, self.ragged, inputs, parameters),
+            parameters=parameters,
+            deadline_ns=deadline_ns,
+            priority=priority,
+            shape_key=shape_key(spec, self.ragged, inputs, parameters),
         )
 
     def encode(self, request: InferRequest, response: InferResponse, write_region: WriteRegion) -> pb.ModelInferResponse:

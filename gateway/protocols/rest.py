@@ -210,9 +210,9 @@ class ModelCodec:
         elif self._without_json is not None:
             raise no_json_output(self._without_json)
         return InferRequest(
-            self.model, self.version, message.id, inputs, rows, arrival_ns, outputs, parameters,
-            deadline_after(arrival_ns, timeout_us) if timeout_us else None, priority,
-            shape_key(self.spec, self.ragged, inputs, parameters),
+            self.model, self.version, message.id, inputs, rows, arrival_ns, outputs, parameters=parameters,
+            deadline_ns=deadline_after(arrival_ns, timeout_us) if timeout_us else None, priority=priority,
+            shape_key=shape_key(self.spec, self.ragged, inputs, parameters),
         )  # fmt: skip
 
     def _decode_raw(self, body: Buffer, arrival_ns: int) -> InferRequest:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
@@ -44,6 +44,7 @@ class Candidate:
     lane: LaneView
     health: Health
     worker_usd_per_hour: float = 0.0
+    _: KW_ONLY
     canary_share: float | None = None
     shadow_share: float | None = None
     equivalents: frozenset[str] = frozenset()

@@ -592,7 +592,7 @@ def test_a_trace_tells_each_step_of_a_batch_in_milliseconds(caplog: pytest.LogCa
         def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
             def done(batch: Batch, execution: Execution) -> None:
                 started_ns, finished_ns = execution.started_ns + 2_000_250_000, execution.finished_ns - 60_000_250_000
-                times = Execution(started_ns, finished_ns, execution.outputs)
+                times = Execution(started_ns, finished_ns, outputs=execution.outputs)
                 on_done(batch, times)
 
             super().start(batch, done)
@@ -761,7 +761,7 @@ def test_outputs_that_are_no_arrays_fail_their_batch_and_no_other() -> None:
     class Odd(SimulatedRunner):
         def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
             def done(batch: Batch, execution: Execution) -> None:
-                on_done(batch, Execution(execution.started_ns, execution.finished_ns, {"Y": None}))  # type: ignore[dict-item]
+                on_done(batch, Execution(execution.started_ns, execution.finished_ns, outputs={"Y": None}))  # type: ignore[dict-item]
 
             super().start(batch, done if batch.parts[0].request.id == "odd" else on_done)
 

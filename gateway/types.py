@@ -34,7 +34,7 @@ class OutputRequest:
     region: RegionRef | None = None
 
 
-class _Asked(msgspec.Struct, eq=False):
+class _RequestHead(msgspec.Struct, eq=False):
     """What may be given by position."""
 
     model: str
@@ -46,7 +46,7 @@ class _Asked(msgspec.Struct, eq=False):
     outputs: tuple[OutputRequest, ...] = ()
 
 
-class InferRequest(_Asked, kw_only=True, eq=False):
+class InferRequest(_RequestHead, kw_only=True, eq=False):
     """One validated inference request.
 
     inputs: by name; (rows, *per_row), views on the request's bytes where the wire format allows. For a model without a

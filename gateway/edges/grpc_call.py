@@ -39,7 +39,7 @@ _OK: Final = header_block((b"grpc-status", b"0"))
 log = logging.getLogger(__name__)
 
 
-class Stream(Protocol):
+class CallStream(Protocol):
     """What a call needs of the stream it runs on: `wire.http2_sending.Stream`, or one in memory."""
 
     headers: Headers
@@ -128,7 +128,7 @@ class GrpcCall:
         "arrival_ns", "over", "stream",
     )  # fmt: skip
 
-    def __init__(self, stream: Stream, most_bytes: int) -> None:
+    def __init__(self, stream: CallStream, most_bytes: int) -> None:
         """most_bytes: the longest message, compressed or not."""
         self.arrival_ns = time.monotonic_ns()
         self.stream = stream

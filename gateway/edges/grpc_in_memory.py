@@ -69,7 +69,7 @@ class GrpcError(Call, grpc.RpcError):
 
 
 class _StreamInMemory:
-    """One call's stream: `grpc_call.Stream`. What comes is handed on: messages, then the fields of the answer's end.
+    """One call's stream: `grpc_call.CallStream`. What comes is handed on: messages, then the fields of the answer's end.
 
     Its window is of _UNREAD messages.
     """

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config import Limits
-from gateway.edges.grpc_call import ENCODINGS, GrpcCall, OneMessage, Stream, parser
+from gateway.edges.grpc_call import ENCODINGS, CallStream, GrpcCall, OneMessage, parser
 from gateway.edges.grpc_inference import InferCall, InferStream
 from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall
 from gateway.edges.http2 import Http2Connection
@@ -180,7 +180,7 @@ class GrpcServer:
         while self._watches:
             self._watches.pop().shut_down()
 
-    def open(self, stream: Stream) -> None:
+    def open(self, stream: CallStream) -> None:
         """Begin to serve a call, whose headers are here."""
         headers = stream.headers
         kind = headers.get(b"content-type", b"")

@@ -58,7 +58,7 @@ Outcome = TypeVar("Outcome")
 Decoded = Callable[[InferRequest | GatewayError], None]
 
 
-class Codec(Protocol):
+class BodyCodec(Protocol):
     """What a codec knows of its model."""
 
     model: str
@@ -116,7 +116,7 @@ class LongBodies:
         return self._put(codec, body, {"reader": "generate", "json_depth": codec.json_depth, "arrival_ns": arrival_ns}, done)
 
     def message(
-        self, codec: Codec, data: Buffer, arrival_ns: int, remaining_s: float | None, done: Decoded
+        self, codec: BodyCodec, data: Buffer, arrival_ns: int, remaining_s: float | None, done: Decoded
     ) -> Callable[[], None]:
         """Likewise, for a ModelInferRequest of gRPC. remaining_s: as `protocols.grpc.ModelCodec.decode` takes it."""
         return self._put(codec, data, {"reader": "message", "remaining_s": remaining_s, "arrival_ns": arrival_ns}, done)
@@ -143,7 +143,7 @@ class LongBodies:
         for decoder in (self._shorter, self._longer, self._beside):
             decoder.close()
 
-    def _put(self, codec: Codec, body: Buffer, about: dict[str, Any], done: Decoded) -> Callable[[], None]:
+    def _put(self, codec: BodyCodec, body: Buffer, about: dict[str, Any], done: Decoded) -> Callable[[], None]:
         about |= {
             "model": codec.model,
             "version": codec.version,

@@ -34,7 +34,7 @@ _OTHER_GPU_FILES: Final = ("dxg", "kfd", "nvhost-gpu", "nvgpu")
 def checked(wanted: Wanted) -> list[Mistake]:
     """Every mistake that is found."""
     found: list[Mistake] = []
-    for check in (_library, *_CHECKS[wanted.kind]):
+    for check in (_library, *_CHECKS.get(wanted.kind, ())):
         try:
             for mistake in as_far_as_known(check(wanted)):
                 found.append(mistake)

@@ -14,12 +14,14 @@ REFERENCE = CONFIGS / "gateway.yaml"
 
 
 def classes() -> list[type[BaseModel]]:
-    return [
+    sections = [
         value
         for name, value in vars(config).items()
         if isinstance(value, type) and issubclass(value, BaseModel) and value.__module__.startswith(config.__name__)
-        if not name.startswith("_") and name != "Backend"  # which is only what its kinds share
+        if not name.startswith("_") and not issubclass(value, config.Backend)
     ]
+    (kinds, _) = get_args(config.AnyBackend)
+    return [*sections, *get_args(kinds)]
 
 
 @pytest.fixture(scope="module")

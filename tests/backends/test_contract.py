@@ -9,6 +9,8 @@ import pytest
 
 import backends
 from backends.base import ExecutionFailed, LoadFailed, Model, ModelSpec, Tensors
+from backends.check import checked
+from backends.mistakes import Wanted
 from tests.backends.contract import CASES, MAX_ROWS, SPEC, Case, expected
 
 
@@ -158,3 +160,11 @@ def test_outputs_of_another_datatype_than_declared_are_refused() -> None:
     model = backends.load("python", {"model": f"{Path(__file__).with_name('contract.py')}:Linear"}, spec)
     with pytest.raises(ExecutionFailed, match=r"INT32.*float32"):
         model.open_session(0).run(rows(2), {})
+
+
+def test_a_kind_needs_no_checks_of_its_own() -> None:
+    backends.BACKENDS["bare"] = backends.Kind("backends.bare")
+    try:
+        assert checked(Wanted("bare", {}, here=True, thorough=True)) == []
+    finally:
+        del backends.BACKENDS["bare"]

@@ -21,7 +21,7 @@ def catalogue() -> Catalogue:
 
 
 def test_every_bundled_type_has_an_on_demand_price_with_source_and_date(catalogue: Catalogue) -> None:
-    assert len(catalogue.instances) == 120
+    assert len(catalogue.instances) >= 120
     for name in catalogue.instances:
         price = catalogue.price(name, "ec2")
         assert price.usd_per_hour > 0
@@ -176,7 +176,8 @@ def test_a_price_cannot_be_changed() -> None:
 def test_what_has_no_near_name_is_refused_without_one(catalogue: Catalogue) -> None:
     with pytest.raises(UsageError) as refused:
         catalogue.instance("zzzzzzzz")
-    assert str(refused.value) == "unknown instance type 'zzzzzzzz': `loadtest prices list` shows all 120"
+    every = len(catalogue.instances)
+    assert str(refused.value) == f"unknown instance type 'zzzzzzzz': `loadtest prices list` shows all {every}"
     with pytest.raises(UsageError) as refused:
         catalogue.instance("c7i.large1")
     assert str(refused.value).count(", ") == 2  # three are enough

@@ -212,7 +212,7 @@ def test_faults_of_every_kind_are_told_together(catalogue: Catalogue, tmp_path: 
         "s: SLO: unknown key 'p99', expected such as p99_ms or max_error_rate",
         "s: SLO: p50_ms: expected a number, got None",
         "s: candidates[0]: instances: unknown instance type 'c7i.lrge'; the nearest are c7i.large, c7i.xlarge, c7i.8xlarge: "
-        "`loadtest prices list` shows all 120",
+        f"`loadtest prices list` shows all {len(catalogue.instances)}",
         "s: candidates[0]: settings: sessions: 0: expected a whole number from 1 to 256; left out, it is 1",
         "s: candidates[0]: settings: row_ms: -1: expected a number of at least 0; left out, it is 0.1",
         "s: candidates[1]: c7i.large has no device 'cuda': no accelerator",
@@ -240,7 +240,7 @@ def test_a_fault_in_a_list_is_told_with_its_place_and_the_rest(catalogue: Catalo
         "`price_source`, …",
         "s: budget: []: expected a mapping with `minutes`, `usd`; add one",
         "s: candidates[2]: instances: unknown instance type 'c7i.lrge'; the nearest are c7i.large, c7i.xlarge, c7i.8xlarge: "
-        "`loadtest prices list` shows all 120",
+        f"`loadtest prices list` shows all {len(catalogue.instances)}",
     ]
 
 

@@ -28,6 +28,7 @@ ENCODINGS: Final = (b"identity", b"gzip", b"deflate")
 _MOST_INFLATED: Final = 1032  # times its length, by deflate's best
 # So a message of 4 KiB inflates to 4 MiB at most: some milliseconds. More is done off the loop.
 _INFLATE_INLINE_BYTES: Final = 4 << 10
+_MOST_BYTES: Final = 1 << 31  # of a message
 _LONGEST_TEXT: Final = 6 << 10  # of an error, quoted: clients refuse metadata of more than 8 KiB
 _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -54,6 +55,9 @@ class CallStream(Protocol):
 
     def send_data(self, data: bytes) -> None:
         """Send bytes of the answer's body."""
+
+    def send_parts(self, parts: list[Buffer]) -> None:
+        """Likewise, of one message, in parts that do not change any more."""
 
     def finish(self, trailers: bytes) -> None:
         """End the answer with a header block, once its body has left."""
@@ -190,6 +194,15 @@ class GrpcCall:
             data = framed(message)
             self.begin()
             self.stream.send_data(data)
+
+    def send_long(self, parts: list[Buffer]) -> None:
+        """Send a message that is long, in parts that do not change any more. Raises: as `send`."""
+        if not self.over:
+            size = sum(map(len, parts))
+            if size >= _MOST_BYTES:
+                raise _too_long()
+            self.begin()
+            self.stream.send_parts([b"\0" + size.to_bytes(4), *parts])
 
     def finish(self) -> None:
         """End the answer with success."""
@@ -393,8 +406,12 @@ def framed(message: Message) -> bytes:
     try:
         data = message.SerializeToString()
     except (EncodeError, ValueError):
-        raise InternalError("the answer is of 2 GiB or more, which a gRPC message cannot hold") from None
+        raise _too_long() from None
     return b"\0" + len(data).to_bytes(4) + data
+
+
+def _too_long() -> InternalError:
+    return InternalError("the answer is of 2 GiB or more, which a gRPC message cannot hold")
 
 
 def parser(message_class: Any) -> Callable[[Buffer], Any]:

@@ -19,6 +19,7 @@ import hpack
 from gateway.edges.grpc_server import GrpcServer
 from gateway.wire.http2_headers import Headers
 from gateway.wire.http2_receiver import NOBODY, Receiver
+from gateway.wire.tensors import Buffer
 
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _OF_THE_CALL: Final = (b":status", b"content-type", b"grpc-status", b"grpc-message")
@@ -99,6 +100,9 @@ class _StreamInMemory:
     def send_data(self, data: bytes) -> None:
         self._unread += 1
         self._on_message(data[5:])  # always one whole message, uncompressed
+
+    def send_parts(self, parts: list[Buffer]) -> None:
+        self.send_data(b"".join(parts))
 
     def finish(self, trailers: bytes) -> None:
         self._on_end(dict(hpack.Decoder().decode(trailers, raw=True)))

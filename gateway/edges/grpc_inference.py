@@ -3,8 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from tritonclient.grpc import service_pb2 as pb
 
@@ -12,7 +11,7 @@ from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.engine.place import OnPart
 from gateway.errors import GatewayError, NotReady
-from gateway.protocols.grpc import ModelCodec, ReadRegion, head_of, parse
+from gateway.protocols.grpc import LongReply, ModelCodec, Parts, ReadRegion, parse, parts_of
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.tensors import Buffer
@@ -21,6 +20,7 @@ from gateway.wire.tensors import Buffer
 _FINAL: Final = "triton_final_response"
 _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 _LONG_MESSAGE: Final = 64 << 10  # its bytes are counted until it is answered
+Reply: TypeAlias = pb.ModelInferResponse | LongReply
 _STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
 
 
@@ -34,7 +34,7 @@ class _OfMessage:
     _data: Buffer
     _endpoints: Endpoints[ModelCodec]
     _message: pb.ModelInferRequest | None
-    _takes_long: bool
+    _parts_of_data: Parts | None
     decoded: Callable[[InferRequest | GatewayError], None]
 
     @property
@@ -44,28 +44,32 @@ class _OfMessage:
 
     def find(self, endpoints: Endpoints[ModelCodec]) -> Endpoint[ModelCodec]:
         data = self._data
-        head = head_of(data) if len(data) > LONG_BYTES else None
-        self._takes_long = head is not None  # type: ignore[misc]  # among the slots of those that inherit
-        message = self._message = parse(data if head is None else head)  # type: ignore[misc]  # likewise
+        parts = parts_of(data) if len(data) > LONG_BYTES else None
+        self._parts_of_data = parts  # type: ignore[misc]  # among the slots of those that inherit
+        message = self._message = parse(data if parts is None else parts.head)  # type: ignore[misc]  # likewise
         return endpoints.find(message.model_name, message.model_version)
 
     def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         arrival_ns = self._arrival_ns
         remaining_s = self.call.remaining_s(arrival_ns)
         long_bodies = self._endpoints.repository.long_bodies
-        if self._takes_long:
+        parts = self._parts_of_data
+        if parts is not None and parts.long:
             return long_bodies.message(codec, self._data, arrival_ns, remaining_s, self.decoded)
         try:
-            return codec.decode(self._message, arrival_ns, remaining_s, read_region)
+            return codec.decode(self._message, arrival_ns, remaining_s, read_region, None if parts is None else parts.raw)
         except TakesLong:
-            decode = partial(codec.at_leisure().decode, self._message, arrival_ns, remaining_s)
-            return long_bodies.on_thread(lambda regions: decode(regions.read), self.decoded)
+            message, raw = self._message, None if parts is None else parts.raw
+            decode = codec.at_leisure().decode
+            return long_bodies.on_thread(
+                lambda regions: decode(message, arrival_ns, remaining_s, regions.read, raw), self.decoded
+            )
 
 
-class _GrpcInference(_OfMessage, Inference[ModelCodec, pb.ModelInferResponse]):
+class _GrpcInference(_OfMessage, Inference[ModelCodec, Reply]):
     """The one of a call."""
 
-    __slots__ = ("_data", "_message", "_takes_long", "call")
+    __slots__ = ("_data", "_message", "_parts_of_data", "call")
 
     def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: Buffer) -> None:
         super().__init__(endpoints, time.monotonic_ns())
@@ -73,8 +77,12 @@ class _GrpcInference(_OfMessage, Inference[ModelCodec, pb.ModelInferResponse]):
         self._data = data
         self._message = None
 
-    def answer(self, reply: pb.ModelInferResponse) -> None:
-        self.call.reply(reply)
+    def answer(self, reply: Reply) -> None:
+        if isinstance(reply, LongReply):
+            self.call.send_long(reply.parts())
+            self.call.finish()
+        else:
+            self.call.reply(reply)
 
     def refuse(self, error: GatewayError) -> None:
         self.call.fail(error)
@@ -97,10 +105,10 @@ class InferCall(OneMessage):
             self._inference.cancel()
 
 
-class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
+class _Turn(_OfMessage, StreamedInference[ModelCodec, Reply]):
     """One inference of a stream, which sends its replies when it is their turn; parts are sent when they are there."""
 
-    __slots__ = ("_data", "_final", "_message", "_on_reply", "_takes_long", "call", "in_parts", "replies", "reserved")
+    __slots__ = ("_data", "_final", "_message", "_on_reply", "_parts_of_data", "call", "in_parts", "replies", "reserved")
 
     def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: Buffer, on_reply: Callable[[], None]) -> None:
         super().__init__(endpoints, time.monotonic_ns())
@@ -111,15 +119,14 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
         self.in_parts = False
         self.reserved = 0  # bytes of its message, if that is long or came compressed
         self._final = False  # it has been sent
-        self.replies: tuple[pb.ModelInferResponse | GatewayError, ...] | None = None  # what is left to send; None: not known
+        self.replies: tuple[Reply | GatewayError, ...] | None = None  # what is left to send; None: not known
 
     def _parts(self, endpoint: Endpoint[ModelCodec]) -> OnPart:
         self.in_parts = True
         return super()._parts(endpoint)
 
-    def part(self, reply: pb.ModelInferResponse) -> bool:
-        reply.parameters[_FINAL].bool_param = self._last
-        self.call.send(pb.ModelStreamInferResponse(infer_response=reply))
+    def part(self, reply: Reply) -> bool:
+        self.send(reply, last=self._last)
         self._final = self._last
         return not self.call.stream.backlog
 
@@ -133,7 +140,16 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
         else:
             self._replied()
 
-    def answer(self, reply: pb.ModelInferResponse) -> None:
+    def send(self, reply: Reply, *, last: bool) -> None:
+        """Send a part of an answer, or the whole. Raises: InternalError, if it is too long."""
+        if isinstance(reply, LongReply):
+            reply.message.parameters[_FINAL].bool_param = last
+            self.call.send_long(reply.streamed())
+        else:
+            reply.parameters[_FINAL].bool_param = last
+            self.call.send(pb.ModelStreamInferResponse(infer_response=reply))
+
+    def answer(self, reply: Reply) -> None:
         self._replied(reply)
 
     def refuse(self, error: GatewayError) -> None:
@@ -150,7 +166,7 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
             reply.parameters[_FINAL].bool_param = True
         return reply
 
-    def _replied(self, *replies: pb.ModelInferResponse | GatewayError) -> None:
+    def _replied(self, *replies: Reply | GatewayError) -> None:
         self.replies = replies
         on_reply = self._on_reply
         del self._on_reply  # or this and the stream would hold each other until the cyclic collector comes
@@ -266,10 +282,9 @@ class InferStream:
         if inference.reserved:
             self._call.stream.give_back(inference.reserved)
         for reply in replies:
-            if isinstance(reply, pb.ModelInferResponse):
-                reply.parameters[_FINAL].bool_param = True
+            if not isinstance(reply, GatewayError):
                 try:
-                    self._call.send(pb.ModelStreamInferResponse(infer_response=reply))
+                    inference.send(reply, last=True)
                     continue
                 except GatewayError as exc:
                     reply = exc

@@ -5,9 +5,10 @@ register it clash). Input bytes become views on `raw_input_contents`; responses 
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -79,10 +80,22 @@ _CONTENTS: Final = {
 _TENSOR_FIELDS: Final = (5, 6)
 _RAW_FIELD: Final = 7
 _DELIMITED: Final = 2
+_RAW_OUTPUT: Final = bytes([6 << 3 | _DELIMITED])  # of a ModelInferResponse
+_INFER_RESPONSE: Final = bytes([2 << 3 | _DELIMITED])  # of a ModelStreamInferResponse
+_LONG_RAW_BYTES: Final = 256 << 10
 _MANY: Final = 1 << 14  # elements of an output: below it, it is written in no time
 _LONGEST_VARINT: Final = 10
 _MOST_FIELDS: Final = 4096
 _FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
+
+
+class Parts(NamedTuple):
+    """Of a long message. head: what is to be parsed. raw: the raw contents. long: the head lacks the tensors, parsing which
+    would take long."""
+
+    head: bytes
+    raw: Sequence[Buffer]
+    long: bool
 
 
 class ModelCodec:
@@ -103,15 +116,21 @@ class ModelCodec:
         return other
 
     def decode(
-        self, message: pb.ModelInferRequest, arrival_ns: int, remaining_s: float | None, read_region: ReadRegion
+        self,
+        message: pb.ModelInferRequest,
+        arrival_ns: int,
+        remaining_s: float | None,
+        read_region: ReadRegion,
+        raw: Sequence[Buffer] | None = None,
     ) -> InferRequest:
-        """Read and validate one request.
+        """Read and validate one request. raw: its raw contents, where they are not in the message.
 
         remaining_s: until the call's own deadline; None when it has none. Inputs are views on the message's bytes, or copies of
         shared memory. Raises: InvalidArgument, and what read_region raises; TakesLong, in haste.
         """
         model, spec = self.model, self.spec
-        inputs = _inputs(message, model, spec, read_region, in_haste=self._in_haste)
+        raw = message.raw_input_contents if raw is None else raw
+        inputs = _inputs(message, raw, model, spec, read_region, in_haste=self._in_haste)
         parameters: dict[str, ParameterValue] = {}
         priority = 0
         deadline_ns = None if remaining_s is None else deadline_after(arrival_ns, remaining_s * 1e6)
@@ -140,7 +159,9 @@ class ModelCodec:
             shape_key=shape_key(spec, self.ragged, inputs, parameters),
         )
 
-    def encode(self, request: InferRequest, response: InferResponse, write_region: WriteRegion) -> pb.ModelInferResponse:
+    def encode(
+        self, request: InferRequest, response: InferResponse, write_region: WriteRegion
+    ) -> "pb.ModelInferResponse | LongReply":
         """Write an answer: raw contents in the order of outputs, empty for those that went to shared memory.
 
         Raises: InvalidArgument (an output cannot be classified, or its region is too small), and what write_region raises.
@@ -148,6 +169,7 @@ class ModelCodec:
         spec = self.spec
         message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
         asked = {output.name: output for output in request.outputs if output.classification or output.region}
+        long: LongReply | None = None
         for name, array in response.outputs.items():
             wish = asked.get(name)
             if wish is not None and wish.classification:
@@ -160,10 +182,48 @@ class ModelCodec:
                 write_region(wish.region, raw)
                 raw = b""
             message.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
-            message.raw_output_contents.append(bytes(raw))
+            if len(raw) > _LONG_RAW_BYTES and long is None:
+                long = LongReply(message, list(message.raw_output_contents))
+                message.ClearField("raw_output_contents")
+            if long is None:
+                message.raw_output_contents.append(bytes(raw))
+            else:
+                long.raw.append(raw)
         for key, value in response.parameters.items():
             _set_parameter(message.parameters[key], value)
-        return message
+        return message if long is None else long
+
+
+@dataclass(frozen=True, slots=True)
+class LongReply:
+    """An answer whose raw contents are sent from where they are: protobuf would copy each of them three times.
+
+    message: without them.
+    """
+
+    message: pb.ModelInferResponse
+    raw: list[Buffer]
+
+    def parts(self) -> list[Buffer]:
+        """The whole message, as it goes on the wire."""
+        parts: list[Buffer] = [self.message.SerializeToString()]
+        for raw in self.raw:
+            parts += (_RAW_OUTPUT + _as_varint(len(raw)), raw)
+        return parts
+
+    def streamed(self) -> list[Buffer]:
+        """Likewise, as a ModelStreamInferResponse."""
+        parts = self.parts()
+        return [_INFER_RESPONSE + _as_varint(sum(map(len, parts))), *parts]
+
+
+def _as_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def trailers(error: Exception) -> tuple[tuple[str, str], ...]:
@@ -183,36 +243,48 @@ def parse(data: Buffer) -> pb.ModelInferRequest:
     try:
         return pb.ModelInferRequest.FromString(data)
     except DecodeError:
-        raise InvalidArgument(f"the request is no {pb.ModelInferRequest.DESCRIPTOR.full_name}") from None
+        raise _no_message() from None
 
 
-def head_of(data: Buffer) -> bytes | None:
-    """A message without its tensors, where parsing those would take long; None: it can be parsed as it is.
+def parts_of(data: Buffer) -> Parts:
+    """A long message in parts, of which only the head is left to parse: what is raw is neither looked at nor copied.
 
-    What is raw is not looked at, so many bytes are no matter there. Raises: InvalidArgument, for what is no message, or more
-    than one that a model could be asked with.
+    Raises: InvalidArgument, for what is no message, or more than one that a model could be asked with.
     """
-    at = fields = tensors = 0
+    view = memoryview(data).toreadonly()
+    at = fields = tensor_bytes = head_bytes = 0
     head: list[Buffer] = []
-    while at < len(data):
+    tensors: list[Buffer] = []
+    raw: list[memoryview] = []
+    while at < len(view):
         begin = at
-        key, at = _varint(data, at)
+        key, at = _varint(view, at)
         if key & 7 != _DELIMITED:  # no field of this message is another kind; nor has it more fields than 4 bits tell
-            raise InvalidArgument(f"the request is no {pb.ModelInferRequest.DESCRIPTOR.full_name}")
-        size, at = _varint(data, at)
-        at += size
+            raise _no_message()
+        size, at = _varint(view, at)
+        start, at = at, at + size
+        if at > len(view):
+            raise _no_message()
         fields += 1
         if fields > _MOST_FIELDS:
             raise InvalidArgument(f"more than {_MOST_FIELDS} parameters, inputs, outputs and raw contents in one request")
         field = key >> 3
-        if field in _TENSOR_FIELDS:
-            tensors += size
-        elif field != _RAW_FIELD:
-            head.append(data[begin:at])
-    head_bytes = sum(map(len, head))
+        if field == _RAW_FIELD:
+            raw.append(view[start:at])
+        elif field in _TENSOR_FIELDS:
+            tensors.append(view[begin:at])
+            tensor_bytes += size
+        else:
+            head.append(view[begin:at])
+            head_bytes += at - begin
     if head_bytes > LONG_BYTES:
         raise InvalidArgument(f"{head_bytes} bytes beside the tensors, expected at most {LONG_BYTES}")
-    return b"".join(head) if tensors > LONG_BYTES else None
+    long = tensor_bytes > LONG_BYTES
+    return Parts(b"".join(head if long else [*head, *tensors]), raw, long)
+
+
+def _no_message() -> InvalidArgument:
+    return InvalidArgument(f"the request is no {pb.ModelInferRequest.DESCRIPTOR.full_name}")
 
 
 def _varint(data: Buffer, at: int) -> tuple[int, int]:
@@ -224,11 +296,18 @@ def _varint(data: Buffer, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise InvalidArgument(f"the request is no {pb.ModelInferRequest.DESCRIPTOR.full_name}")
+    raise _no_message()
 
 
-def _inputs(message: pb.ModelInferRequest, model: str, spec: ModelSpec, read_region: ReadRegion, *, in_haste: bool) -> Tensors:
-    raw = message.raw_input_contents
+def _inputs(
+    message: pb.ModelInferRequest,
+    raw: Sequence[Buffer],
+    model: str,
+    spec: ModelSpec,
+    read_region: ReadRegion,
+    *,
+    in_haste: bool,
+) -> Tensors:
     given, used = len(raw), 0
     inputs: Tensors = {}
     for tensor in message.inputs:

@@ -36,7 +36,7 @@ _JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole nu
 _EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]+\]")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
-_SLICE: Final = 1 << 15  # numbers: a millisecond or two
+_SLICE: Final = 1 << 13  # numbers: a millisecond or two at worst
 _MANY_TEXTS: Final = 1 << 13  # elements of an answer
 _LONG_TEXT: Final = 1 << 20  # characters, or bytes; a text is written in pieces of so many
 

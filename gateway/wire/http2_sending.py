@@ -26,6 +26,7 @@ from gateway.wire.http2_frames import (
 )
 from gateway.wire.http2_headers import Headers
 from gateway.wire.http2_receiver import NOBODY, Receiver
+from gateway.wire.tensors import Buffer
 
 UNLIMITED: Final = 1 << 62
 
@@ -104,6 +105,19 @@ class Stream:
             self._outbox.append(memoryview(data))
             connection.unsent += size
             self.pump()
+
+    def send_parts(self, parts: list[Buffer]) -> None:
+        """Send bytes of a body that belong together and do not change any more; they are not copied before they can leave."""
+        size = sum(map(len, parts))
+        connection = self._connection
+        if connection.unsent and connection.unsent + size > connection.most_unsent:
+            connection.overflowed(self)
+            return
+        if self._outbox is None:
+            self._outbox = deque()
+        self._outbox.extend(memoryview(part) for part in parts if len(part))
+        connection.unsent += size
+        self.pump()
 
     def finish(self, trailers: bytes) -> None:
         """End the body with a header block, once it has left."""

@@ -16,7 +16,7 @@ from tritonclient.grpc._utils import _get_inference_request
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import Code, GatewayError, InvalidArgument, NotFound, Overloaded
-from gateway.protocols.grpc import STATUS, ModelCodec, head_of, parse, trailers
+from gateway.protocols.grpc import STATUS, LongReply, ModelCodec, parse, parts_of, trailers
 from gateway.protocols.tensors import TakesLong, shape_key
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
 from gateway.wire.tensors import Buffer
@@ -514,15 +514,44 @@ LONG_TENSOR = Tensor(name="X", datatype="FP32", shape=[1], contents=pb.InferTens
 @given(messages, st.text(max_size=5), st.sampled_from(["", "1"]))
 def test_the_head_of_a_long_message_is_all_but_its_tensors(message: pb.ModelInferRequest, name: str, version: str) -> None:
     message.model_name, message.model_version = name, version
-    assert head_of(message.SerializeToString()) is None  # short
     message.raw_input_contents.append(bytes(300_000))
-    assert head_of(message.SerializeToString()) is None  # as parsing it is soon done
+    parts = parts_of(message.SerializeToString())
+    assert list(map(bytes, parts.raw)) == list(message.raw_input_contents)
+    assert not parts.long
+    message.ClearField("raw_input_contents")
+    assert parse(parts.head) == message
     message.inputs.append(LONG_TENSOR)
-    head = head_of(message.SerializeToString())
-    assert head is not None
-    for field in ("inputs", "outputs", "raw_input_contents"):
+    parts = parts_of(message.SerializeToString())
+    assert parts.long
+    for field in ("inputs", "outputs"):
         message.ClearField(field)
-    assert parse(head) == message
+    assert parse(parts.head) == message
+
+
+def test_raw_contents_of_a_long_message_are_read_where_they_are() -> None:
+    message = pb.ModelInferRequest(raw_input_contents=[np.arange(100_000, dtype=np.float32).tobytes()])
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 100_000])
+    data = message.SerializeToString()
+    parts = parts_of(data)
+    codec = ModelCodec("m", "1", identity("FP32"), None)
+    tensor = codec.decode(parse(parts.head), 0, None, no_region, parts.raw).inputs["INPUT0"]
+    np.testing.assert_array_equal(tensor, np.arange(100_000, dtype=np.float32).reshape(1, -1))
+    assert np.shares_memory(tensor, np.frombuffer(data, np.uint8))
+
+
+def test_a_long_answer_is_the_message_that_a_short_one_would_be() -> None:
+    codec = ModelCodec("m", "1", identity("FP32"), None)
+    outputs = {"OUTPUT0": np.arange(1 << 18, dtype=np.float32).reshape(1, -1)}
+    request = InferRequest("m", "1", "", {}, 1, 0, (), {})
+    reply = codec.encode(request, InferResponse("m", "1", "seven", outputs), no_region)  # type: ignore[arg-type]  # there is none to write to
+    assert isinstance(reply, LongReply)
+    reply.message.parameters["a"].bool_param = True
+    data = b"".join(reply.parts())
+    whole = pb.ModelInferResponse.FromString(data)
+    assert (whole.id, whole.parameters["a"].bool_param) == ("seven", True)
+    assert whole.raw_output_contents[0] == outputs["OUTPUT0"].tobytes()
+    streamed = pb.ModelStreamInferResponse.FromString(b"".join(reply.streamed()))
+    assert streamed.infer_response == whole
 
 
 @pytest.mark.slow
@@ -532,7 +561,7 @@ def test_the_head_of_any_bytes_is_one_or_an_error_of_ours(noise: bytes, at: int)
     good = pair(id="x").SerializeToString()
     for data in (noise, good[:at] + noise, good[:at] + noise + good[at:]):
         with contextlib.suppress(InvalidArgument):
-            head_of(data)
+            parts_of(data)
 
 
 def test_many_texts_and_long_regions_take_long_in_haste() -> None:

@@ -1,21 +1,19 @@
 """Conversations with slips in them, told to an HTTP/2 connection: nothing is raised, nothing grows, cuts change nothing.
 
-    python benchmarks/fuzz_http2.py [--cases 1000000] [--seed 0]
+    python -m benchmarks.fuzz_http2 --cases 100000
 
 Each case is a client's side of a connection: requests, bodies, windows and settings, some of them nonsense, some bytes of it
 changed. It is handed in whole and in random pieces. What handlers were told and what was answered must be the same both times,
 unless an answer had to wait: it leaves at the end of a read, and a client may have taken its window or request back by then.
+Memory must stay flat: exit status 1 if it grows by more than 10 MB in the second half of the cases.
 """
 
-import argparse
 import itertools
 import random
 import sys
-import time
 from dataclasses import dataclass, field, replace
 
-import psutil
-
+from benchmarks.fuzzing import fuzz
 from gateway.config import Limits
 from gateway.wire.http2 import FRAME_BYTES
 from gateway.wire.http2_frames import (
@@ -233,23 +231,5 @@ def check(rng: random.Random) -> None:
     assert whole.bodies == pieces.bodies
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzz the HTTP/2 connection.")
-    parser.add_argument("--cases", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    started, process = time.monotonic(), psutil.Process()
-    for case in range(arguments.cases):
-        try:
-            check(random.Random(f"{arguments.seed}:{case}"))
-        except BaseException:
-            print(f"case {case} of seed {arguments.seed}", file=sys.stderr)
-            raise
-        if (case + 1) % max(1, arguments.cases // 10) == 0:
-            memory = process.memory_info().rss / 1e6
-            print(f"{case + 1:9d} cases, {time.monotonic() - started:6.0f} s, {memory:.1f} MB", flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzz(str(__doc__), lambda seed: check(random.Random(seed))))

@@ -15,6 +15,7 @@ _LEVEL: Final = 1
 _MOST_MEMBERS: Final = 10_000  # of a gzip body: each takes its time, also an empty one of 20 bytes
 _LOOK_BYTES: Final = 4 << 10
 _PIECE_BYTES: Final = 256 << 10
+_MEMBERS_AT_ONCE: Final = 128
 
 
 def choose_encoding(accepted: bytes) -> bytes:
@@ -59,7 +60,9 @@ def inflate(encoding: bytes, body: Buffer, most_bytes: int, wanted: Callable[[],
     # only one, then a little more than the one before has taken: time is linear in the body.
     look_bytes = _PIECE_BYTES
     try:
-        for _ in range(_MOST_MEMBERS):
+        for number in range(_MOST_MEMBERS):
+            if not number % _MEMBERS_AT_ONCE:
+                out.go_on()
             began = at
             member = zlib.decompressobj(bits)
             while not member.eof:
@@ -84,6 +87,8 @@ def _inflate(member: "zlib._Decompress", look: Buffer, out: "_Collected") -> Non
     while True:
         piece = member.decompress(look, _PIECE_BYTES)
         out.add(piece)
+        if len(piece) == _PIECE_BYTES:
+            out.go_on()
         look = member.unconsumed_tail
         if member.eof or (not look and len(piece) < _PIECE_BYTES):
             return
@@ -100,10 +105,7 @@ class _Collected:
         self._buffer: np.ndarray | None = None  # once there is much
 
     def add(self, piece: bytes) -> None:
-        """Raises: TooLarge, Cancelled."""
-        pause()
-        if not self._wanted():
-            raise Cancelled("nobody waits for the request any more")
+        """Raises: TooLarge."""
         end = self._size + len(piece)
         if end > self._most_bytes:
             expected = f"expected at most {self._most_bytes} bytes (server.limits.body_bytes)"
@@ -115,6 +117,12 @@ class _Collected:
                 self._grow(end)
             self._buffer[self._size : end] = np.frombuffer(piece, np.uint8)  # type: ignore[index]  # it is there now
         self._size = end
+
+    def go_on(self) -> None:
+        """Let others have their turn. Raises: Cancelled, once nobody waits for these."""
+        pause()
+        if not self._wanted():
+            raise Cancelled("nobody waits for the request any more")
 
     def _grow(self, least_bytes: int) -> None:
         held = np.frombuffer(b"".join(self._pieces), np.uint8) if self._buffer is None else self._buffer

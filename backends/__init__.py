@@ -8,7 +8,18 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
-from backends.base import BackendError, Device, LoadFailed, Model, ModelSpec, Session, Tensors, checked_outputs, words_of
+from backends.base import (
+    NO_OPTIONS,
+    BackendError,
+    Device,
+    LoadFailed,
+    Model,
+    ModelSpec,
+    Session,
+    Tensors,
+    checked_outputs,
+    words_of,
+)
 from backends.discovery import Found
 
 
@@ -63,7 +74,8 @@ _SHARED: Final = {"cast_outputs": True}  # options of `load` below, whatever the
 def defaults(kind: str) -> dict[str, Any]:
     """The options of a kind that may be left out, with what they are then."""
     parameters = signature(import_module(BACKENDS[kind].loads).load).parameters.values()
-    return _SHARED | {each.name: each.default for each in parameters if each.default is not each.empty}
+    found = {each.name: each.default for each in parameters if each.default is not each.empty}
+    return _SHARED | {name: {} if default is NO_OPTIONS else default for name, default in found.items()}
 
 
 def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *, max_rows: int = 32) -> Model:

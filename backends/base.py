@@ -21,7 +21,8 @@ import logging
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -181,6 +182,9 @@ ONE_AS_TEXT: Final = b"1"
 # A parameter of `Session.run` beside the client's own: `time.monotonic_ns` after which nobody waits for the outputs. For
 # sessions that call elsewhere and can hand a deadline on.
 DEADLINE_NS = "gateway.deadline_ns"
+
+NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
+"""The default of an option that is a mapping."""
 
 
 class Session(Protocol):

@@ -29,6 +29,7 @@ import numpy as np
 
 from backends import triton_python
 from backends.base import (
+    NO_OPTIONS,
     BackendError,
     Device,
     ExecutionFailed,
@@ -49,11 +50,11 @@ from backends.signatures import FORM, Hint, Signature, call_by_name, parts_of, r
 from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes
 
 
-def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] | None = None) -> "PythonModel":
+def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] = NO_OPTIONS) -> "PythonModel":
     """model: `module:Class` or `path/to/file.py:Class`, or a function in place of the class."""
     code = load_code(model)
     signature = called_as(model, code)
-    options = dict(class_options or {})
+    options = dict(class_options)
     if inspect.isclass(code):
         check_options(model, code, options, key="class_options")
     elif options:
@@ -84,7 +85,7 @@ def _takes_parameters(code: Any) -> bool:
     return takes(getattr(code, "predict", None), 2 if bound else 3)
 
 
-def read(*, model: str, example: Tensors | None = None, class_options: Mapping[str, Any] | None = None) -> Found:
+def read(*, model: str, example: Tensors | None = None, class_options: Mapping[str, Any] = NO_OPTIONS) -> Found:
     """What the class or function takes and gives: stated by it, told by its type hints, or seen by running it.
 
     example: one request; None: the attribute `example` of the class, the function or its module, if there is one.
@@ -103,7 +104,7 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
             "array for each input"
         )
     unknown = ModelSpec("python", (), (), 0)
-    session = PythonModel(model, unknown, code, dict(class_options or {}), signature).open_session(0)
+    session = PythonModel(model, unknown, code, dict(class_options), signature).open_session(0)
 
     def run(arrays: Tensors) -> Tensors:
         if not signature.in_parts:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec
+from backends.base import NO_OPTIONS, Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 
 FAULTS = ("fail", "lose", "hang", "exit", "short")
@@ -31,7 +31,7 @@ def load(
     row_ms: float = 0.1,
     spin: bool = False,
     output: str = "echo",
-    faults: Mapping[str, float] | None = None,
+    faults: Mapping[str, float] = NO_OPTIONS,
     load_ms: float = 0.0,
     fail_opens: int = 0,
 ) -> "SyntheticModel":
@@ -40,7 +40,7 @@ def load(
     load_ms: how long opening a session takes. fail_opens: so many openings fail before one succeeds.
     Without declared tensors the model takes INPUT0 FP32 (rows, 16) and gives OUTPUT0 of the same shape.
     """
-    unknown = set(faults or ()) - set(FAULTS)
+    unknown = set(faults) - set(FAULTS)
     if unknown:
         raise LoadFailed(f"faults: unknown {sorted(unknown)}, expected some of {', '.join(FAULTS)}")
     if output not in ("echo", "sum"):
@@ -61,7 +61,7 @@ def load(
         row_ns=int(row_ms * 1e6),
         spin=spin,
         sums=output == "sum",
-        faults=dict(faults or {}),
+        faults=dict(faults),
         load_s=load_ms / 1e3,
         fail_opens=fail_opens,
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.artifacts import AOT_INDUCTOR, EXPORTED, TORCHSCRIPT, Artifact, identify, torn
 from backends.base import (
+    NO_OPTIONS,
     BackendError,
     Device,
     LoadFailed,
@@ -38,7 +39,7 @@ def load(
     declared: ModelSpec,
     *,
     model: str,
-    factory_options: Mapping[str, Any] | None = None,
+    factory_options: Mapping[str, Any] = NO_OPTIONS,
     precision: str = "fp32",
     compile: bool = False,
     threads: int = 1,
@@ -67,7 +68,7 @@ def load(
     if target.type == "cuda" and not torch.cuda.is_available():
         raise LoadFailed(f"device {device!r}: PyTorch {torch.__version__} sees no CUDA device")
     torch.set_num_threads(threads)  # of the loading thread, and what Inductor compiles for
-    call, platform, memory_bytes = load_callable(torch, model, dict(factory_options or {}), target, precision)
+    call, platform, memory_bytes = load_callable(torch, model, dict(factory_options), target, precision)
     if compile:
         call = torch.compile(call, dynamic=True)
     spec = ModelSpec(platform, declared.inputs, declared.outputs, declared.max_rows, declared.row_sizes, reads_parameters=False)

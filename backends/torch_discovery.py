@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
-from backends.base import LoadFailed, Tensors, TensorSpec
+from backends.base import NO_OPTIONS, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_shapes
 from backends.source import example_of, is_source, load_object
@@ -25,7 +25,7 @@ _DATATYPES = {
 }  # fmt: skip
 
 
-def read(*, model: str, example: Tensors | None = None, factory_options: Mapping[str, Any] | None = None) -> Found:
+def read(*, model: str, example: Tensors | None = None, factory_options: Mapping[str, Any] = NO_OPTIONS) -> Found:
     """model: as of the torch backend. example: one request by input name; of a factory,
     its attribute `example` or that of its file will do.
 
@@ -40,7 +40,7 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
         with unloadable(Path(model), EXPORTED):
             program = torch.export.load(model)
         return _of_program(model, program)
-    call, _, _ = load_callable(torch, model, dict(factory_options or {}), torch.device("cpu"), "fp32")
+    call, _, _ = load_callable(torch, model, dict(factory_options), torch.device("cpu"), "fp32")
     names = _names(call, scripted=artifact == TORCHSCRIPT)
     if artifact is None and example is None:
         example = example_of(model, load_object(model))

@@ -120,9 +120,7 @@ class Synthetic(Backend):
     row_ms: float = Field(default=_SYNTHETIC["row_ms"], ge=0)
     spin: bool = _SYNTHETIC["spin"]
     output: Literal["echo", "sum"] = _SYNTHETIC["output"]
-    faults: dict[Literal["fail", "lose", "hang", "exit", "short"], float] = Field(
-        default={}
-    )  # brought about by this value in an input
+    faults: dict[Literal["fail", "lose", "hang", "exit", "short"], float] = _SYNTHETIC["faults"]  # by a value in an input
     load_ms: float = Field(default=_SYNTHETIC["load_ms"], ge=0)
     fail_opens: int = Field(default=_SYNTHETIC["fail_opens"], ge=0)  # so many openings of a session fail before one succeeds
 
@@ -143,7 +141,7 @@ class Torch(Backend):
     kind: Literal["torch"]
     model: str
     build: Build | None = None  # of a .pt2 file by AOTInductor
-    factory_options: dict[str, Any] = Field(default={})
+    factory_options: dict[str, Any] = _TORCH["factory_options"]
     precision: Literal["fp32", "bf16", "int8"] = _TORCH["precision"]
     compile: bool = _TORCH["compile"]
     threads: int = Field(default=_TORCH["threads"], ge=1)
@@ -168,7 +166,7 @@ class Python(Backend):
 
     kind: Literal["python"]
     model: str
-    class_options: dict[str, Any] = Field(default={})
+    class_options: dict[str, Any] = _PYTHON["class_options"]
     cast_outputs: bool = _PYTHON["cast_outputs"]  # float64, and integers that fit, to what is declared; False: they are errors
 
 

@@ -152,10 +152,10 @@ def test_an_inference_over_grpc(gateway: Served, message: Path) -> None:
     ("path", "options", "status", "text"),
     [
         ("ModelInfer", ("--http2-prior-knowledge",), 415, ""),
-        ("ModelInfer", ("--http2-prior-knowledge", "-d", QUESTION), 415, ""),
+        ("ModelInfer", ("--http2-prior-knowledge", "-X", "POST"), 415, ""),
         ("ModelInfer", (*GRPC, "-d", QUESTION), 200, "grpc-status: 3"),
-        ("Nothing", (*GRPC, "-d", QUESTION), 200, "grpc-status: 12"),
-        ("ModelInfer", (*GRPC, "-d", QUESTION, "-H", "X: " + "x" * 40_000), 200, "server.limits.header_bytes"),
+        ("Nothing", (*GRPC, "-X", "POST"), 200, "grpc-status: 12"),
+        ("ModelInfer", (*GRPC, "-X", "POST", "-H", "X: " + "x" * 40_000), 200, "server.limits.header_bytes"),
         ("ModelInfer", ("--http1.1", "-d", QUESTION), 400, "gRPC"),
         ("ModelInfer", ("--http1.0",), 400, "gRPC"),
         ("ModelInfer", ("--http2",), 400, "gRPC"),

@@ -9,7 +9,7 @@ import mmap
 import os
 import secrets
 import time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,13 @@ _IN_USE_S: Final = 60.0  # after which a call that timed out or was cancelled he
 _ABANDONED_AT_MOST: Final = 4  # at once, by choice: each keeps its memory
 
 
+class _Abandoned(NamedTuple):
+    """A region that the server may still use. until_s: by the monotonic clock."""
+
+    until_s: float
+    name: str
+
+
 class SessionRegion:
     """Reserved anew for every run; grows by being replaced. Its file is unlinked as soon as the server has it mapped."""
 
@@ -30,7 +37,7 @@ class SessionRegion:
         self._name = ""
         self._map: mmap.mmap | None = None
         self._at = 0
-        self._abandoned: list[tuple[float, str]] = []  # since when nothing can use them, and their names
+        self._abandoned: list[_Abandoned] = []
 
     def reserve(self, sizes: list[int]) -> None:
         """Make room for tensors of these sizes, to be taken in any order.
@@ -85,16 +92,16 @@ class SessionRegion:
     def abandon(self) -> None:
         """Take a fresh region next time: a call that timed out or was cancelled may still read and write this one."""
         if self._name:
-            self._abandoned.append((time.monotonic() + _IN_USE_S, self._name))
+            self._abandoned.append(_Abandoned(time.monotonic() + _IN_USE_S, self._name))
             self._name = ""
         self._map = None
 
     def _unregister_abandoned(self) -> None:
         now = time.monotonic()
-        for until, name in self._abandoned:
-            if now >= until:
-                self._unregister(name)
-        self._abandoned = [(until, name) for until, name in self._abandoned if now < until]
+        for region in self._abandoned:
+            if now >= region.until_s:
+                self._unregister(region.name)
+        self._abandoned = [region for region in self._abandoned if now < region.until_s]
 
     def _unregister(self, name: str) -> None:
         with contextlib.suppress(LoadFailed):  # the server is gone, and its mapping with it

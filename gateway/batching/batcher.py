@@ -27,6 +27,13 @@ from gateway.types import InferRequest
 _new: Final = tuple.__new__  # a NamedTuple at half the price, where every request pays it
 
 
+class Shed(NamedTuple):
+    """A request that is answered with an error, and not run."""
+
+    request: InferRequest
+    error: GatewayError
+
+
 class Step(NamedTuple):
     """What the lane does next.
 
@@ -37,7 +44,7 @@ class Step(NamedTuple):
     """
 
     batches: list[Batch]
-    shed: list[tuple[InferRequest, GatewayError]]
+    shed: list[Shed]
     wake_at_ns: int | None
 
 
@@ -81,7 +88,7 @@ class Batcher:
         self._sequence = 0
         self._expires_ns = NEVER  # nothing that waits expires before; raised to what does once that has passed
         self._retries: deque[Part] = deque()
-        self._displaced: list[tuple[InferRequest, GatewayError]] = []  # by requests of higher classes; not answered yet
+        self._displaced: list[Shed] = []  # by requests of higher classes; not answered yet
         self._row_ns = 0.0  # service time per row, averaged; 0: nothing has run yet
 
     def __repr__(self) -> str:
@@ -207,7 +214,7 @@ class Batcher:
         key = virtual_deadline(request, deadline_of(request, self._slo_ns, reserved_ns))
         rows = self._state.remove(self._groups.of(request), request, None if request.rows > self._max_rows else key)
         if not rows and self._displaced:
-            kept_out = [entry for entry in self._displaced if entry[0] is not request]
+            kept_out = [refused for refused in self._displaced if refused.request is not request]
             if len(kept_out) < len(self._displaced):
                 self._displaced = kept_out
                 return True
@@ -229,7 +236,7 @@ class Batcher:
         if not state.requests and not self._retries and not self._displaced:
             return NOTHING
         batches: list[Batch] = []
-        shed: list[tuple[InferRequest, GatewayError]] = []
+        shed: list[Shed] = []
         if self._displaced:
             shed, self._displaced = self._displaced, shed
         if self._expires_ns < now_ns:
@@ -255,9 +262,7 @@ class Batcher:
             wake_at_ns = self._expires_ns + 1
         return _new(Step, (batches, shed, wake_at_ns if wake_at_ns < NEVER else None))
 
-    def _close_one(
-        self, now_ns: int, free_slots: int, batches: list[Batch], shed: list[tuple[InferRequest, GatewayError]]
-    ) -> int:
+    def _close_one(self, now_ns: int, free_slots: int, batches: list[Batch], shed: list[Shed]) -> int:
         """Close a batch of the most urgent queue that has one. 0 if there was one, else when to ask again."""
         state = self._state
         waiting: Collection[Queue] = state.queues.values()
@@ -313,25 +318,25 @@ class Batcher:
                     found.append(request)
         return found
 
-    def _expire(self, now_ns: int, shed: list[tuple[InferRequest, GatewayError]]) -> None:
+    def _expire(self, now_ns: int, shed: list[Shed]) -> None:
         for _, _, deadline_ns, _, request in self._state.take_expired(now_ns):
-            shed.append((request, _too_late(request, deadline_ns, now_ns)))
+            shed.append(Shed(request, _too_late(request, deadline_ns, now_ns)))
         told = {request for request, _ in shed} if self._retries else ()
         for request in {part.request: None for part in self._retries}:
             deadline_ns = deadline_of(request, self._slo_ns)
             if deadline_ns < now_ns:
                 self.cancel(request)
                 if request not in told:  # else other rows of it waited as well
-                    shed.append((request, _too_late(request, deadline_ns, now_ns)))
+                    shed.append(Shed(request, _too_late(request, deadline_ns, now_ns)))
         retries_ns = [deadline_of(part.request, self._slo_ns) for part in self._retries]
         self._expires_ns = min([self._state.least_deadline_ns, *retries_ns])
 
-    def _shed(self, queue: Queue, entries: Sequence[Entry], shed: list[tuple[InferRequest, GatewayError]]) -> None:
+    def _shed(self, queue: Queue, entries: Sequence[Entry], shed: list[Shed]) -> None:
         retry_after_s = self._retry_after_s()
         for entry in entries:
             self._state.drop(queue, entry)
             message = f"model '{entry[4].model}': overloaded, the request would have been answered after its deadline"
-            shed.append((entry[4], Overloaded(message, retry_after_s)))
+            shed.append(Shed(entry[4], Overloaded(message, retry_after_s)))
 
     def _displace(self, request: InferRequest, rows: int) -> bool:
         """Make room for so many rows of a request among those of lower classes, first where it is last in line.
@@ -353,7 +358,7 @@ class Batcher:
         for other in given_up:
             self.cancel(other)
             message = f"model '{other.model}': overloaded, the request made room in the queue for one of a higher class"
-            self._displaced.append((other, Overloaded(message, retry_after_s)))
+            self._displaced.append(Shed(other, Overloaded(message, retry_after_s)))
         return True
 
     def _run_retry(self, now_ns: int, batches: list[Batch]) -> None:

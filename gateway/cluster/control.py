@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import ray
 from ray.exceptions import RayError
@@ -46,12 +46,19 @@ class _Follower:
         return not self.following and now_s - self.seen_s > _GONE_AFTER_S
 
 
+class _Wish(NamedTuple):
+    """What a model is to be. version: of its last change."""
+
+    version: int
+    loaded: bool
+
+
 class ControlState:
     """The actor's class. Its calls run on one event loop."""
 
     def __init__(self) -> None:
         self._version = 0
-        self._wanted: dict[str, tuple[int, bool]] = {}  # model -> version of its last change, loaded
+        self._wanted: dict[str, _Wish] = {}  # by model
         self._followers: dict[str, _Follower] = {}
         self._changed = asyncio.Event()
 
@@ -67,7 +74,7 @@ class ControlState:
         finally:
             follower.following -= 1
             follower.seen_s = time.monotonic()
-        return self._version, {model: loaded for model, (version, loaded) in self._wanted.items() if version > seen}
+        return self._version, {model: wish.loaded for model, wish in self._wanted.items() if wish.version > seen}
 
     async def report(self, ingress: str, version: int, error: str) -> None:
         """Say that everything up to `version` is applied. error: empty, or what went wrong."""
@@ -82,11 +89,11 @@ class ControlState:
 
         Joins the last change of the model if that is to the same state and not reported on by all.
         """
-        version, wanted = self._wanted.get(model, (0, not loaded))
+        version, wanted = self._wanted.get(model, _Wish(0, not loaded))
         if wanted != loaded or self._errors(version) is not None:
             self._version += 1
             version = self._version
-            self._wanted[model] = (version, loaded)
+            self._wanted[model] = _Wish(version, loaded)
             self._tell()
         while (errors := self._errors(version)) is None:
             await self._change(_GONE_AFTER_S)

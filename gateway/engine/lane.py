@@ -10,6 +10,7 @@ it was called for, which are answered with InternalError, and the lane goes on.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,11 +50,18 @@ _FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
 log = logging.getLogger(__name__)
 
 
+class _Piece(NamedTuple):
+    """The outputs of some rows of a request, from `start` on."""
+
+    start: int
+    outputs: Tensors
+
+
 class _Waiting(msgspec.Struct, kw_only=True, eq=False):
     """One accepted request until it is answered, and its place.
 
-    retried: first rows of the parts that were run a second time. pieces: (first row, outputs) of the parts that are done, if
-    split. batch: of a decoupled model, which has given a first part of the answer.
+    retried: first rows of the parts that were run a second time. pieces: of the parts that are done, if split.
+    batch: of a decoupled model, which has given a first part of the answer.
     """
 
     lane: "Lane"
@@ -64,7 +72,7 @@ class _Waiting(msgspec.Struct, kw_only=True, eq=False):
     on_part: OnPart | None = None
     batch: Batch | None = None
     retried: tuple[int, ...] = ()
-    pieces: list[tuple[int, Tensors]] = []
+    pieces: list[_Piece] = []
 
     def cancel(self) -> None:
         self.lane.cancel(self.request)
@@ -339,7 +347,7 @@ class Lane:
             self.metrics.dropped()  # it is over: cancelled, past its deadline, or another part of it failed
             return
         if part.rows != request.rows:
-            waiting.pieces.append((part.start, outputs))
+            waiting.pieces.append(_Piece(part.start, outputs))
             waiting.rows_left -= part.rows
             if waiting.rows_left:
                 return
@@ -437,7 +445,7 @@ def _response(request: InferRequest, outputs: Tensors) -> InferResponse:
     return InferResponse(request.model, request.version, request.id, outputs, last=last)
 
 
-def _join(pieces: list[tuple[int, Tensors]]) -> Tensors:
+def _join(pieces: list[_Piece]) -> Tensors:
     """The outputs of a split request, in row order. Shapes: (rows of the part, *per_row) each -> (rows, *per_row)."""
-    pieces.sort(key=lambda piece: piece[0])
-    return {name: np.concatenate([outputs[name] for _, outputs in pieces]) for name in pieces[0][1]}
+    pieces.sort(key=lambda piece: piece.start)
+    return {name: np.concatenate([piece.outputs[name] for piece in pieces]) for name in pieces[0].outputs}

@@ -5,7 +5,7 @@
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -216,6 +216,8 @@ class Block:
     requests: evaluable ones. met: those that met every objective (all successes if there is no SLO).
     p50_ms, p99_ms, mean_ms: latency of the successes, None if there are none. warmup: not counted in the result.
     marked: requests that missed the SLO, but would have met it without what other work on the machine took.
+    asked: requests that the schedule wants in it; 0 in a closed loop. errors: failed requests by kind.
+    latency_counts: of the successes, how many lie within each of the result's `latency_edges_ms`, and above the last.
     """
 
     index: int
@@ -229,6 +231,9 @@ class Block:
     mean_ms: float | None
     warmup: bool
     marked: int = 0
+    asked: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    latency_counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +321,7 @@ class ServerSplit:
 class RunResult:
     """What one run found. Everything but `server`, `blocks` marked warm-up, and `warmup_*` excludes the warm-up.
 
-    started_at, ended_at: ISO 8601, UTC. window_s: the measured time, warm-up excluded.
+    started_at, ended_at: ISO 8601, UTC; blocks count from the first. window_s: the measured time, warm-up excluded.
     asked_rps: the mean rate of the pattern, or, where it changes by design, of what it wants sent in the window; closed loops
         ask what they send. sent_rps: really sent in the window, which chance gives a little more or less than is asked.
     requests: evaluable ones (succeeded + failed). excluded: cut off by the end of the run.
@@ -332,6 +337,7 @@ class RunResult:
     steady: False if no warm-up of at most a fifth makes the rest look stationary (overload, drift).
     partial: ended early, by the user or a fault (a verdict reached early is not partial).
     latency_histogram: (upper edge in ns, count) of the successes, log-linear with 2048 cells per octave: exact to 0.05 %.
+    latency_edges_ms: of the blocks' `latency_counts`: those of the gateway's own latency metric, and the SLO's limits.
     machine: what other work did to the run; None where this system does not tell (it takes Linux's /proc).
     stalls: the longest, in order of time, warm-up included.
     p99_interval_ms: two-sided 95 % interval of the p99 latency, dependence allowed for; None at an end that is not known.
@@ -371,6 +377,7 @@ class RunResult:
     machine: MachineReport | None = None
     stalls: tuple[Stall, ...] = ()
     p99_interval_ms: tuple[float | None, float | None] = (None, None)
+    latency_edges_ms: tuple[float, ...] = ()
 
     @property
     def failed(self) -> int:

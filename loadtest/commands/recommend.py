@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.process.command_line import add_command
 from gateway.process.console import words
-from loadtest.errors import ExitCode
+from loadtest.commands.run import STDOUT, add_openmetrics, write
+from loadtest.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,6 +39,7 @@ def add_parser(subparsers: Any) -> None:
     )
     recommend.add_argument("--fresh", action="store_true", help="measure anew, even if an interrupted search could be resumed")
     recommend.add_argument("--resume", action="store_true", help="go on where the last search ended, --budget-minutes more")
+    add_openmetrics(recommend, "every run")
     recommend.add_argument("--json", action="store_true", help="the report as JSON to standard output, and nothing else there")
     plan = add_command(
         subparsers,
@@ -68,12 +70,15 @@ def _recommend(arguments: argparse.Namespace) -> int:
     from loadtest.commands.plan import show as show_plan
     from loadtest.lab.launchers import launcher_of
     from loadtest.lab.recommender import question_of
+    from loadtest.reports import openmetrics
     from loadtest.reports.consoles import meanwhile, results
     from loadtest.reports.forms import show, write_all
     from loadtest.reports.recommendation import to_json
 
+    if arguments.json and arguments.openmetrics == STDOUT:
+        raise UsageError("--json and --openmetrics: standard output takes one of them; name a FILE for the other")
     spec = _read(arguments)
-    console = results(hidden=arguments.quiet or arguments.json)
+    console = results(hidden=arguments.quiet or arguments.json or arguments.openmetrics == STDOUT)
     launcher = launcher_of(spec.launcher)
     launcher.preflight(spec.candidates)
     question = question_of(spec, paid=launcher.paid)
@@ -89,6 +94,9 @@ def _recommend(arguments: argparse.Namespace) -> int:
             words.warning("loadtest: interrupted: what was measured is kept in %s; the same command goes on from there", folder)
             return interrupted.exit_code
     written = write_all(found, folder)
+    if arguments.openmetrics:
+        write(arguments.openmetrics, openmetrics.render(openmetrics.kept(folder, found)))
+        written.append(arguments.openmetrics)
     show(found, console)
     console.print("written: " + ", ".join(str(path) for path in written), soft_wrap=True)
     if arguments.json:

@@ -3,11 +3,13 @@
 import argparse
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gateway.process.command_line import add_command
 from loadtest.errors import UsageError
 from loadtest.reports.forms import FORMATS
+
+OPENMETRICS: Final = "openmetrics"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -18,9 +20,10 @@ def add_parser(subparsers: Any) -> None:
         "loadtest report loadtest-results/minilm-local/report.json",
         "loadtest report loadtest-results/minilm-local/report.json --format md",
         "loadtest report new.json --format html --out new.html",
+        "loadtest report new.json --format openmetrics --out new.om",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="report.json of `recommend`, or what `run --json` wrote")
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=(*FORMATS, OPENMETRICS), default="text")
     parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
     parser.add_argument("--out", type=Path, metavar="PATH", help="write there instead of to standard output")
     parser.set_defaults(execute=_execute)
@@ -35,17 +38,25 @@ def _execute(arguments: argparse.Namespace) -> int:
         text = _render_run(arguments.file, arguments.format)
     else:
         found = read(arguments.file)
+        if arguments.format == OPENMETRICS:
+            from loadtest.reports import openmetrics
+
+            return _give(openmetrics.render(openmetrics.kept(arguments.file.absolute().parent, found)), arguments.out)
         if arguments.format == "text" and arguments.out is None:
             show(found, results())
             return 0
         text = render(found, arguments.format)
-    if arguments.out is None:
+    return _give(text, arguments.out)
+
+
+def _give(text: str, out: Path | None) -> int:
+    if out is None:
         print(text, end="")
         return 0
     try:
-        arguments.out.write_text(text, encoding="utf-8")
+        out.write_text(text, encoding="utf-8")
     except OSError as exc:
-        raise UsageError(f"--out: {arguments.out} cannot be written: {exc}") from exc
+        raise UsageError(f"--out: {out} cannot be written: {exc}") from exc
     return 0
 
 
@@ -65,6 +76,7 @@ def _is_run(path: Path) -> bool:
 def _render_run(path: Path, form: str) -> str:
     from rich.console import Console
 
+    from loadtest.reports import openmetrics
     from loadtest.reports.consoles import WIDTH
     from loadtest.reports.run_page import render as page
     from loadtest.reports.terminal import print_run
@@ -75,8 +87,12 @@ def _render_run(path: Path, form: str) -> str:
         return page(result)
     if form == "json":
         return to_json(result) + "\n"
+    if form == OPENMETRICS:
+        return openmetrics.render([openmetrics.named(result)])
     if form != "text":
-        raise UsageError(f"--format {form}: a single run has text, html and json; `loadtest compare` has md and junit")
+        raise UsageError(
+            f"--format {form}: a single run has text, html, json and openmetrics; `loadtest compare` has md and junit"
+        )
     out = io.StringIO()
     print_run(result, Console(file=out, width=WIDTH))
     return out.getvalue()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 STDOUT: Final = Path("-")
 DEFAULT_USERS: Final = 10  # as wrk's connections: where nothing says how much to send
+_NO_COLUMNS: Final = ("errors", "latency_counts")  # of a block: no single values
 
 
 def add_parser(subparsers: Any) -> None:  # argparse's own type is private
@@ -45,6 +46,7 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     parser.add_argument("--log", type=Path, metavar="CSV", help="write every request: intended, sent, done, status")
     add_json(parser, "the result, for compare and report")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the blocks; -: to standard output")
+    add_openmetrics(parser, "the run")
     parser.set_defaults(execute=execute)
 
 
@@ -52,6 +54,12 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """Add --json to a command that also has other things to write. what: goes to the file."""
     help = f"write {what}; without FILE to standard output, and nothing else there"
     parser.add_argument("--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=help)
+
+
+def add_openmetrics(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add --openmetrics. what: goes to the file."""
+    help = f"write {what} as OpenMetrics with timestamps, for Prometheus to take in; -: to standard output"
+    parser.add_argument("--openmetrics", type=Path, metavar="FILE", help=help)
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +132,9 @@ def execute(args: argparse.Namespace) -> int:
     import uvloop
 
     spec = _asked(args)
-    if args.json == args.csv == STDOUT:
-        raise UsageError("--json and --csv: standard output takes one of them; name a FILE for the other")
+    printed = [name for name in ("json", "csv", "openmetrics") if getattr(args, name) == STDOUT]
+    if len(printed) > 1:
+        raise UsageError(f"--{' and --'.join(printed)}: standard output takes one of them; name a FILE for the others")
     live = _live_file(args)
     with interruption() as interrupted, _removed(live):
         try:
@@ -137,10 +146,14 @@ def execute(args: argparse.Namespace) -> int:
             write(args.json, to_json(result) + "\n")
         if args.csv:
             write(args.csv, blocks_csv(result))
+        if args.openmetrics:
+            from loadtest.reports import openmetrics
+
+            write(args.openmetrics, openmetrics.render([openmetrics.named(result)]))
     from loadtest.reports.consoles import results
     from loadtest.reports.terminal import print_run
 
-    print_run(result, results(hidden=args.quiet or STDOUT in (args.json, args.csv)))
+    print_run(result, results(hidden=args.quiet or bool(printed)))
     return exit_code(result)
 
 
@@ -215,7 +228,7 @@ def _tell(line: str) -> None:
 def blocks_csv(result: RunResult) -> str:
     """The blocks of a run as CSV."""
     text = io.StringIO()
-    rows = [asdict(block) for block in result.blocks]
+    rows = [{key: value for key, value in asdict(block).items() if key not in _NO_COLUMNS} for block in result.blocks]
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
@@ -228,10 +228,9 @@ class _LoadRun:
         file: an empty one, for the log. keep: whether it is to outlive this process. Raises: Interrupted, if it was stopped
         before anything was sent.
         """
-        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         jobs = self._lay_out(file, shared=keep or self._processes > 1 or self._looker is not None)
         if keep:
-            live_log.describe(file, self._spec, requests=self.log.size, started_at=started_at)
+            live_log.describe(file, self._spec, requests=self.log.size, started_at=_iso(datetime.now(UTC)))
         watch = asyncio.create_task(self._follow_to_the_end())
         stopped = asyncio.create_task(self._forward_stop())
         try:
@@ -257,8 +256,10 @@ class _LoadRun:
         indices = np.flatnonzero((status != PENDING) & (status != UNSENT))
         indices = indices[np.argsort(intended[indices], kind="stable")] if self._plan.users else indices
         indices = indices[intended[indices] < elapsed_ns]
-        ended_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        return indices, reports, Ended(started_at, ended_at, elapsed_ns, partial, tuple(self._faults))
+        ended_at = datetime.now(UTC)
+        began_ns = self._start_ns or time.monotonic_ns()  # the log counts from there, which is later than what was asked for
+        started_at = ended_at - timedelta(microseconds=(time.monotonic_ns() - began_ns) / 1e3)
+        return indices, reports, Ended(_iso(started_at), _iso(ended_at), elapsed_ns, partial, tuple(self._faults))
 
     def _fail(self, fault: str) -> None:
         """Something went wrong in the generator: end the run, with what there is."""
@@ -449,6 +450,10 @@ class _LoadRun:
         if await looker.decided(looks.Look(blocks, 1 - (1 - decision.CONFIDENCE) / _LOOKS, self._start_ns)):
             self._decided_ns = blocks * self._grid.block_ns
             self._halt.set()
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds")
 
 
 def _input(worker: asyncio.subprocess.Process) -> asyncio.StreamWriter:

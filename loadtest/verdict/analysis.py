@@ -14,7 +14,15 @@ from loadtest.load.target import ServerStatistics
 from loadtest.load.worker import SenderReport
 from loadtest.results import Block, GeneratorReport, LoadSpec, MachineReport, RunResult, ServerSplit
 from loadtest.verdict import decision, disturbance, stalls
-from loadtest.verdict.blocks import BLOCK_LIMITS, BLOCK_REQUESTS, MIN_BLOCKS, MOST_WARMUP, Grid, LoggedRequests
+from loadtest.verdict.blocks import (
+    BLOCK_LIMITS,
+    BLOCK_REQUESTS,
+    MIN_BLOCKS,
+    MOST_WARMUP,
+    Grid,
+    LoggedRequests,
+    latency_edges_ms,
+)
 from loadtest.verdict.stalls import Delays, Recording
 from loadtest.verdict.statistics import histogram, latency_interval, mser5, percentiles
 
@@ -96,7 +104,6 @@ def summarise(
     reasons += disturbed
     if reasons:
         judged = tuple(replace(objective, verdict="undecided", requests_needed=None) for objective in judged)
-    kinds, counts = np.unique(counted.status[~counted.ok], return_counts=True)
     return RunResult(
         spec=spec,
         started_at=ended.started_at,
@@ -115,13 +122,13 @@ def summarise(
         latency=latency,
         service=percentiles(succeeded.service),
         latency_histogram=histogram(succeeded.latency),
-        errors={status_name(kind): count for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)},
+        errors=_errors(counted.status[~counted.ok]),
         error_samples={kind: text for report in reports for kind, text in report.error_samples.items()},
         attainment=decision.attainment(spec.slo, requests) if judged and spec.slo else None,
         objectives=judged,
         verdict=None if reasons else found,
         requests_needed=_most_needed([objective.requests_needed for objective in judged]) if judged else None,
-        blocks=_blocks(spec, grid, evaluable, warmup_block, marked),
+        blocks=_blocks(spec, schedule, grid, evaluable, warmup_block, marked),
         generator=generator,
         server=_split(before, after, _mean_ms(evaluable.service[evaluable.ok])),
         valid=not reasons,
@@ -142,6 +149,7 @@ def summarise(
         machine=machine,
         p99_interval_ms=_p99_interval_ms(succeeded),
         stalls=stalls.stalls(delays, evaluable.intended, evaluable.dispatched, evaluable.done),
+        latency_edges_ms=latency_edges_ms(spec.slo),
     )
 
 
@@ -223,8 +231,12 @@ def _generator(spec: LoadSpec, inside: LoggedRequests, reports: Sequence[SenderR
     )
 
 
-def _blocks(spec: LoadSpec, grid: Grid, evaluable: LoggedRequests, warmup_block: int, marked: np.ndarray) -> tuple[Block, ...]:
+def _blocks(
+    spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: LoggedRequests, warmup_block: int, marked: np.ndarray
+) -> tuple[Block, ...]:
     edges = np.searchsorted(evaluable.block, np.arange(grid.blocks + 1))
+    asked = np.diff(np.searchsorted(schedule.intended_ns, np.arange(grid.blocks + 1) * grid.block_ns)).tolist()
+    latency_edges_ns = np.array(latency_edges_ms(spec.slo)) * 1e6
     met, ok, latency = decision.met(spec.slo, evaluable.requests()), evaluable.ok, evaluable.latency
     blocks: list[Block] = []
     for index in range(grid.blocks):
@@ -244,9 +256,23 @@ def _blocks(spec: LoadSpec, grid: Grid, evaluable: LoggedRequests, warmup_block:
                 mean_ms=summary.mean if summary else None,
                 warmup=index < warmup_block,
                 marked=int(np.count_nonzero(marked[part])),
+                asked=asked[index],
+                errors=_errors(evaluable.status[part][~ok[part]]),
+                latency_counts=_counts(successes, latency_edges_ns),
             )
         )
     return tuple(blocks)
+
+
+def _errors(status: np.ndarray) -> dict[str, int]:
+    """Failures by kind. status: (n,), of requests that failed."""
+    kinds, counts = np.unique(status, return_counts=True)
+    return {status_name(kind): count for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)}
+
+
+def _counts(values: np.ndarray, edges: np.ndarray) -> tuple[int, ...]:
+    """How many of (n,) values are at most each of (k,) edges and above the one before; last, how many are above all."""
+    return tuple(np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1).tolist())
 
 
 def _percentile(values: np.ndarray, percentile: float) -> float:

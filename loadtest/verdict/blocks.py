@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog
-from loadtest.results import LoadSpec
+from loadtest.results import LoadSpec, SloSpec
 from loadtest.verdict import decision
 
 MIN_BLOCKS: Final = 20
@@ -19,6 +19,14 @@ MAX_BLOCKS: Final = 200
 BLOCK_REQUESTS: Final = 200
 BLOCK_LIMITS: Final = 10  # of the SLO's longest limit
 MOST_WARMUP: Final = 0.2
+# Of the gateway's own latency metric, so that what clients and the server saw can be laid over each other.
+LATENCY_EDGES_MS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 1e4)
+
+
+def latency_edges_ms(slo: SloSpec | None) -> tuple[float, ...]:
+    """Of a histogram of latencies, ascending: the SLO's limits are among them, so that attainment can be read exactly."""
+    limits = {objective.limit_ms for objective in slo.objectives if objective.metric == "latency"} if slo else set()
+    return tuple(sorted({*LATENCY_EDGES_MS, *limits}))
 
 
 @dataclass(frozen=True, slots=True)

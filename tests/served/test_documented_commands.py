@@ -58,6 +58,7 @@ WITH_README_SERVE = {
     'loadtest run http://127.0.0.1:8000 --model minilm --rate 50 --duration 20 --slo "p99<250ms,errors<1%"': "goodput",
     "loadtest run http://127.0.0.1:8000 --model minilm --rate 200 --duration 60"
     ' --slo "p99<50ms,errors<0.1%" --json new.json': "goodput",
+    "loadtest report new.json --format openmetrics --out new.om": "",
     'loadtest run 127.0.0.1:8001 --protocol grpc --model minilm --rate 200 --slo "p99<50ms" --until-decided': "goodput",
     "loadtest run http://127.0.0.1:8000 --model minilm": "goodput",
     "loadtest compare base.json new.json --junit compare.xml --markdown -": "p99",

@@ -41,7 +41,10 @@ def _execute(arguments: argparse.Namespace) -> int:
         if arguments.format == OPENMETRICS:
             from loadtest.reports import openmetrics
 
-            return _give(openmetrics.render(openmetrics.kept(arguments.file.absolute().parent, found)), arguments.out)
+            folder = arguments.file.absolute().parent
+            if not (runs := openmetrics.kept(folder, found)):
+                raise UsageError(f"--format openmetrics: no runs in {folder / 'runs'}, where a search keeps them")
+            return _give(openmetrics.render(runs), arguments.out)
         if arguments.format == "text" and arguments.out is None:
             show(found, results())
             return 0

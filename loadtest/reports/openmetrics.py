@@ -14,7 +14,6 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest
 
-from loadtest.errors import UsageError
 from loadtest.reports.recommendation import Recommendation
 from loadtest.results import Block, RunResult, read_run
 
@@ -36,11 +35,9 @@ def named(result: RunResult) -> NamedRun:
 
 
 def kept(folder: Path, found: Recommendation) -> list[NamedRun]:
-    """The runs that a search has kept in its folder, by their numbers. Raises: UsageError, if there are none."""
+    """The runs that a search has kept in its folder, by their numbers; none, if nothing was loaded. Raises: UsageError."""
     count = sum(len(candidate.runs) for candidate in found.candidates)  # files of a higher number are of an earlier search
     results = {path: read_run(path) for path in sorted((folder / "runs").glob("*.json")) if int(path.stem) < count}
-    if not results:
-        raise UsageError(f"{folder / 'runs'}: no runs there to write as OpenMetrics")
     return [NamedRun(f"{folder.name} {path.stem}", result, result.spec.label) for path, result in results.items()]
 
 

@@ -191,7 +191,7 @@ def test_a_report_without_its_runs_is_told_so(tmp_path: Path, capsys: pytest.Cap
     report = tmp_path / "report.json"
     report.write_text(recommendation_json(example()))
     assert main(["report", str(report), "--format", "openmetrics"]) == ExitCode.USAGE
-    assert "no runs there" in capsys.readouterr().err
+    assert "no runs in" in capsys.readouterr().err
 
 
 def test_a_saved_run_is_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,7 +116,7 @@ def test_real_candidates_are_measured_every_file_is_written_and_the_report_print
         launcher={"kind": "local", "stands_for": {"c7i.large": [0]}},
     )
     before = set(psutil.Process().children())
-    said_as = ["--json", "--log-format", "json"]
+    said_as = ["--json", "--log-format", "json", "--openmetrics", str(tmp_path / "runs.om")]
     code = main(["recommend", spec, "--out", str(folder), "--budget-minutes", "0.2", *said_as])
     assert code in (0, 1, 3)
     assert set(psutil.Process().children()) <= before
@@ -127,5 +127,8 @@ def test_real_candidates_are_measured_every_file_is_written_and_the_report_print
     assert found["candidates"][0]["timings"]
     assert found["seconds_spent"] < 0.2 * 60 + 20
     assert (folder / "report.html").stat().st_size > 5000
+    kept, seen = sorted((folder / "runs").glob("*.json")), (tmp_path / "runs.om").read_text()
+    assert all(f'run="results {path.stem}"' in seen for path in kept)
+    assert ('candidate="c7i.large synthetic"' in seen) == bool(kept)
     if found["winner"]:
         load_config(folder / "gateway.yaml")

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from backends.base import ModelSpec
 from gateway.clock import Clock, LoopClock
-from gateway.config import Backend, Config, Limits, Model
+from gateway.config import Backend, Config, Limits, ModelSection
 from gateway.config.server import BODIES_OF_ONE_REQUEST
 from gateway.edges.grpc_server import GrpcServer
 from gateway.edges.http_server import HttpServer
@@ -162,7 +162,7 @@ class Ingress:
         """Whether every model that should be served can be."""
         return self.repository.ready()
 
-    def _open_pool(self, model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
+    def _open_pool(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
         return open_pool(model, backend, declared, self._clock)
 
     def _expose_metrics(self) -> tuple[str, bytes]:
@@ -186,6 +186,6 @@ def _probed(lanes: Iterable[Lane]) -> bool:
     return any(curve.ready for lane in lanes for curve in lane.batcher.service.curves.values())
 
 
-def open_pool(model: Model, backend: Backend, declared: ModelSpec, clock: Clock) -> WorkerPool:
+def open_pool(model: ModelSection, backend: Backend, declared: ModelSpec, clock: Clock) -> WorkerPool:
     """The workers of one backend in this process, not yet open."""
     return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)

@@ -15,8 +15,7 @@ LARGE = {
 }  # fmt: skip
 # Records of the gateway that still take more by position; loadtest's are not held to it.
 LONG_RECORDS = {"PastBatch", "PastRequest", "History", "Figures"}
-# One for each protocol; what is loaded, and its section of the configuration.
-NAMED_TWICE = {"ModelCodec", "Model"}
+NAMED_TWICE = {"Lane", "Seen", "History", "_Head"}
 
 
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:

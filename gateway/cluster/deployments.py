@@ -23,7 +23,7 @@ from gateway.clock import LoopClock
 from gateway.cluster.control import SharedControl
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica
-from gateway.config import Autoscaling, Backend, Config, Model
+from gateway.config import Autoscaling, Backend, Config, ModelSection
 from gateway.engine.runner import BatchRunner
 from gateway.engine.workers import WorkerPool
 from gateway.errors import ConfigError, InternalError
@@ -137,7 +137,7 @@ class IngressReplica:
             on_change=take_in,
         )
 
-    def _open_runner(self, model: Model, backend: Backend, declared: ModelSpec) -> BatchRunner:
+    def _open_runner(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> BatchRunner:
         clock = LoopClock(asyncio.get_running_loop())
         name = f"{model.name}:{model.version}/{backend.label}"
         if backend.placement == "replicas":
@@ -196,7 +196,7 @@ def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]
     return (busy + queued) / context.config.target_ongoing_requests, {}
 
 
-def _backend(model: Model, backend: Backend, config: Config, speech: Speech) -> serve.Application:
+def _backend(model: ModelSection, backend: Backend, config: Config, speech: Speech) -> serve.Application:
     # It ends after the ingresses that use it: see RemoteRunner.
     drain_s = max(2 * config.server.drain_timeout_s, backend.hang_timeout_s)
     content = _content(model, backend)
@@ -261,7 +261,7 @@ def _of_embedded(config: Config) -> tuple[dict[str, float], bool]:
     return resources, all(backend.surge for backend in embedded)
 
 
-def _deployment_name(model: Model, backend: Backend) -> str:
+def _deployment_name(model: ModelSection, backend: Backend) -> str:
     """Unique per backend, of characters that Serve's names and files may have."""
     name = f"{model.name}-{model.version}-{backend.label}"
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
@@ -273,7 +273,7 @@ def _versioned(deployment: serve.Deployment, content: str) -> serve.Deployment:
     return deployment.options(version=f"{__version__}-{content}", _internal=True)
 
 
-def _content(model: Model, backend: Backend) -> str:
+def _content(model: ModelSection, backend: Backend) -> str:
     """Digest of all that a backend's replica depends on: prices, objectives and numbers of replicas may change beside it."""
     own = backend.model_dump(include={"name", "kind", "sessions", "isolation", "hang_timeout_s"}) | backend.options()
     return _digest(repr((model.name, model.version, model.declared(), sorted(own.items()))))

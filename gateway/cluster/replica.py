@@ -21,7 +21,7 @@ from gateway.clock import LoopClock, Timer
 from gateway.cluster.channel import Answer, ChannelServer, Running, Tenant
 from gateway.cluster.channel_connection import check_size
 from gateway.cluster.link import ATTEND_S, attend_answer, channel_answer
-from gateway.config import Backend, Model
+from gateway.config import Backend, ModelSection
 from gateway.engine.runner import Execution
 from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, InternalError
@@ -75,7 +75,7 @@ class Replica:
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
-        model: Model,
+        model: ModelSection,
         backend: Backend,
         declared: ModelSpec,
         content: str,

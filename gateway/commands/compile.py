@@ -15,7 +15,7 @@ from typing import Any
 
 import backends
 from backends.base import BackendError
-from gateway.config import Build, Config, Model, NeuronBuild
+from gateway.config import Build, Config, ModelSection, NeuronBuild
 from gateway.errors import ConfigError, NotFound
 
 
@@ -35,7 +35,7 @@ def compile_config(config: Config, *, names: Iterable[str] = (), report: Callabl
                 report(_compiled(model, backend, build))
 
 
-def _compiled(model: Model, backend: Any, build: Build | NeuronBuild) -> str:
+def _compiled(model: ModelSection, backend: Any, build: Build | NeuronBuild) -> str:
     artifact = Path(backend.model)
     record_path = artifact.with_name(artifact.name + ".build.json")
     record = _record(model, build)
@@ -54,7 +54,7 @@ def _compiled(model: Model, backend: Any, build: Build | NeuronBuild) -> str:
     return line
 
 
-def _record(model: Model, build: Build | NeuronBuild) -> dict[str, Any]:
+def _record(model: ModelSection, build: Build | NeuronBuild) -> dict[str, Any]:
     """All that the artifact depends on, as JSON gives it back."""
     compiled = isinstance(build, NeuronBuild)
     record = {

@@ -8,7 +8,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote
 
-from gateway.config import Config, Model, load_config
+from gateway.config import Config, ModelSection, load_config
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 from gateway.process.announcement import own_url
 
@@ -99,7 +99,7 @@ def render(told: dict[str, Any]) -> str:
     return "\n".join(lines + _table(rows) + missing)
 
 
-def render_configured(model: Model) -> str:
+def render_configured(model: ModelSection) -> str:
     """What can be said of a model without a gateway that runs it."""
     slo = (
         f"SLO {model.slo.p99_ms:g} ms, spill at {model.slo.p99_ms * model.routing.spill_share:g} ms" if model.slo else "no SLO"
@@ -125,7 +125,7 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _model(config: Config, name: str, version: str) -> Model:
+def _model(config: Config, name: str, version: str) -> ModelSection:
     found = [model for model in config.models if model.name == name and version in ("", model.version)]
     if not found:
         raise NotFound(f"model '{name}' version {version or 'any'} is not in the configuration")

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
-from gateway.config import Backend, Config, Model, Routing
+from gateway.config import Backend, Config, ModelSection, Routing
 from gateway.documents.faults import Fault
 from gateway.documents.reader import Document
 from gateway.engine.lane_opener import LaneOpener, close_all
@@ -33,7 +33,7 @@ async def tried(document: Document, config: Config) -> Tried:
     clock = LoopClock(asyncio.get_running_loop())
     metrics = Metrics()
 
-    def pool(model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
+    def pool(model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
         return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
 
     faults = []

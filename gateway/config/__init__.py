@@ -28,7 +28,7 @@ from gateway.config.file import (
     located_backend,
     parse_config,
 )
-from gateway.config.model import Batching, DeclaredTensor, Ejection, Model, Ragged, Routing, Slo, tensor_specs
+from gateway.config.model import Batching, DeclaredTensor, Ejection, ModelSection, Ragged, Routing, Slo, tensor_specs
 from gateway.config.server import Limits, Ray, ServerSection
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
     "DeclaredTensor",
     "Ejection",
     "Limits",
-    "Model",
+    "ModelSection",
     "Neuron",
     "NeuronBuild",
     "OnnxRuntime",

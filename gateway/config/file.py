@@ -13,7 +13,7 @@ from pydantic import Field
 from backends.not_known import NotKnown
 from backends.source import is_source
 from gateway.config.fields import Strict
-from gateway.config.model import Model
+from gateway.config.model import ModelSection
 from gateway.config.server import Ray, ServerSection
 from gateway.documents.faults import ConfigFaults, Unfit
 from gateway.documents.lenient import Seen, as_far_as_valid, validated
@@ -25,7 +25,7 @@ class Config(Strict):
 
     server: ServerSection = ServerSection()
     ray: Ray = Ray()
-    models: tuple[Model, ...] = Field(min_length=1)
+    models: tuple[ModelSection, ...] = Field(min_length=1)
 
     def together(self) -> Iterable[Iterator[Unfit]]:
         return (self._same_models(),)

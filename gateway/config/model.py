@@ -107,7 +107,7 @@ class Routing(Strict):
     ejection: Ejection = Ejection()
 
 
-class Model(Strict):
+class ModelSection(Strict):
     """One model name and version, and the backends that can serve it.
 
     inputs, outputs: may be left out where the backend can tell (ONNX); then they are read when it loads.

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 from backends.check import checked
 from backends.mistakes import Mistake, Wanted
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
-from gateway.config import Backend, Config, DeclaredTensor, Model, config_as_far_as_valid, tensor_specs
+from gateway.config import Backend, Config, DeclaredTensor, ModelSection, config_as_far_as_valid, tensor_specs
 from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit
 from gateway.documents.reader import Document, read
 
@@ -88,7 +88,7 @@ def _first_look(document: Document, config: Config) -> Iterator[Fault]:
         yield from as_far_as_known(_hopeless(document, index, model))
 
 
-def _hopeless(document: Document, index: int, model: Model) -> Iterator[Fault]:
+def _hopeless(document: Document, index: int, model: ModelSection) -> Iterator[Fault]:
     """Of a model's backends, if each has some fault."""
     if not model.load_at_start:
         return
@@ -110,11 +110,11 @@ class _Part:
 
     index: int
     number: int
-    model: Model
+    model: ModelSection
     backend: Backend
 
 
-def _parts(index: int, model: Model) -> Iterator[_Part]:
+def _parts(index: int, model: ModelSection) -> Iterator[_Part]:
     """Each backend of which something is known."""
     for number, backend in enumerate(model.backends):
         if backend is not NOT_KNOWN:
@@ -165,7 +165,7 @@ def _of_directory(document: Document, key: str, wanted: str | None) -> Iterator[
     yield document.fault(("server", key), found, expected="a directory, or a place to make one", remedy="choose another")
 
 
-def _tensors(model: Model, key: str) -> Iterator[tuple[Location, DeclaredTensor]]:
+def _tensors(model: ModelSection, key: str) -> Iterator[tuple[Location, DeclaredTensor]]:
     for number, tensor in enumerate(getattr(model, key) or ()):
         yield (key, number), tensor
 

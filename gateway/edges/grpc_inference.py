@@ -11,7 +11,7 @@ from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.engine.place import OnPart
 from gateway.errors import GatewayError, NotReady
-from gateway.protocols.grpc import LongReply, ModelCodec, Parts, ReadRegion, parse, parts_of
+from gateway.protocols.grpc import GrpcCodec, LongReply, Parts, ReadRegion, parse, parts_of
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.tensors import Buffer
@@ -32,7 +32,7 @@ class _OfMessage:
     call: GrpcCall
     _arrival_ns: int
     _data: Buffer
-    _endpoints: Endpoints[ModelCodec]
+    _endpoints: Endpoints[GrpcCodec]
     _message: pb.ModelInferRequest | None
     _parts_of_data: Parts | None
     decoded: Callable[[InferRequest | GatewayError], None]
@@ -42,14 +42,14 @@ class _OfMessage:
         """The request's own; empty where its message could not be read."""
         return "" if self._message is None else str(self._message.id)
 
-    def find(self, endpoints: Endpoints[ModelCodec]) -> Endpoint[ModelCodec]:
+    def find(self, endpoints: Endpoints[GrpcCodec]) -> Endpoint[GrpcCodec]:
         data = self._data
         parts = parts_of(data) if len(data) > LONG_BYTES else None
         self._parts_of_data = parts  # type: ignore[misc]  # among the slots of those that inherit
         message = self._message = parse(data if parts is None else parts.head)  # type: ignore[misc]  # likewise
         return endpoints.find(message.model_name, message.model_version)
 
-    def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
+    def decode(self, codec: GrpcCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         arrival_ns = self._arrival_ns
         remaining_s = self.call.remaining_s(arrival_ns)
         long_bodies = self._endpoints.repository.long_bodies
@@ -66,12 +66,12 @@ class _OfMessage:
             )
 
 
-class _GrpcInference(_OfMessage, Inference[ModelCodec, Reply]):
+class _GrpcInference(_OfMessage, Inference[GrpcCodec, Reply]):
     """The one of a call."""
 
     __slots__ = ("_data", "_message", "_parts_of_data", "call")
 
-    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: Buffer) -> None:
+    def __init__(self, endpoints: Endpoints[GrpcCodec], call: GrpcCall, data: Buffer) -> None:
         super().__init__(endpoints, time.monotonic_ns())
         self.call = call
         self._data = data
@@ -91,7 +91,7 @@ class _GrpcInference(_OfMessage, Inference[ModelCodec, Reply]):
 class InferCall(OneMessage):
     """ModelInfer."""
 
-    def __init__(self, call: GrpcCall, endpoints: Endpoints[ModelCodec]) -> None:
+    def __init__(self, call: GrpcCall, endpoints: Endpoints[GrpcCodec]) -> None:
         super().__init__(call)
         self._endpoints = endpoints
         self._inference: _GrpcInference | None = None
@@ -105,12 +105,12 @@ class InferCall(OneMessage):
             self._inference.cancel()
 
 
-class _Turn(_OfMessage, StreamedInference[ModelCodec, Reply]):
+class _Turn(_OfMessage, StreamedInference[GrpcCodec, Reply]):
     """One inference of a stream, which sends its replies when it is their turn; parts are sent when they are there."""
 
     __slots__ = ("_data", "_final", "_message", "_on_reply", "_parts_of_data", "call", "in_parts", "replies", "reserved")
 
-    def __init__(self, endpoints: Endpoints[ModelCodec], call: GrpcCall, data: Buffer, on_reply: Callable[[], None]) -> None:
+    def __init__(self, endpoints: Endpoints[GrpcCodec], call: GrpcCall, data: Buffer, on_reply: Callable[[], None]) -> None:
         super().__init__(endpoints, time.monotonic_ns())
         self.call = call
         self._data = data
@@ -121,7 +121,7 @@ class _Turn(_OfMessage, StreamedInference[ModelCodec, Reply]):
         self._final = False  # it has been sent
         self.replies: tuple[Reply | GatewayError, ...] | None = None  # what is left to send; None: not known
 
-    def _parts(self, endpoint: Endpoint[ModelCodec]) -> OnPart:
+    def _parts(self, endpoint: Endpoint[GrpcCodec]) -> OnPart:
         self.in_parts = True
         return super()._parts(endpoint)
 
@@ -181,7 +181,7 @@ class InferStream:
     not read its answers, wait undecoded, and their bytes keep the client's window closed.
     """
 
-    def __init__(self, call: GrpcCall, endpoints: Endpoints[ModelCodec], open_streams: "set[InferStream]") -> None:
+    def __init__(self, call: GrpcCall, endpoints: Endpoints[GrpcCodec], open_streams: "set[InferStream]") -> None:
         """open_streams: of the server, which shuts them down."""
         self._call = call
         self._endpoints = endpoints

@@ -25,7 +25,7 @@ from gateway.edges.http_server import last_words_s
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
 from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
-from gateway.protocols.grpc import ModelCodec
+from gateway.protocols.grpc import GrpcCodec
 from gateway.wire.http2_headers import header_block
 from gateway.wire.memory import Memory
 from gateway.wire.tensors import Buffer
@@ -128,7 +128,7 @@ class GrpcServer:
         endpoints = Endpoints(
             repository,
             _PROTOCOL,
-            lambda served: ModelCodec(served.name, served.version, served.spec, served.ragged, in_haste=True),
+            lambda served: GrpcCodec(served.name, served.version, served.spec, served.ragged, in_haste=True),
         )
         calls[f"/{_SERVICE}/ModelInfer".encode()] = lambda call: call.listen(InferCall(call, endpoints))
         calls[f"/{_SERVICE}/ModelStreamInfer".encode()] = lambda call: call.listen(InferStream(call, endpoints, self._streams))

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.errors import GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.generate import GenerateCodec
-from gateway.protocols.rest import ModelCodec, ReadRegion, header_length
+from gateway.protocols.rest import ReadRegion, RestCodec, header_length
 from gateway.protocols.tensors import LONG_JSON_BYTES, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange
@@ -33,20 +33,20 @@ class AskedModel(Protocol):
         """Empty: the highest that is ready."""
 
 
-class RestInference(Inference[ModelCodec, tuple[list[Buffer] | Iterator[bytes], int | None]]):
+class RestInference(Inference[RestCodec, tuple[list[Buffer] | Iterator[bytes], int | None]]):
     """An inference that an exchange asks for."""
 
     __slots__ = ("_asked", "_exchange")
 
-    def __init__(self, endpoints: Endpoints[ModelCodec], exchange: Exchange, asked: AskedModel) -> None:
+    def __init__(self, endpoints: Endpoints[RestCodec], exchange: Exchange, asked: AskedModel) -> None:
         super().__init__(endpoints, exchange.arrival_ns)
         self._exchange = exchange
         self._asked = asked
 
-    def find(self, endpoints: Endpoints[ModelCodec]) -> Endpoint[ModelCodec]:
+    def find(self, endpoints: Endpoints[RestCodec]) -> Endpoint[RestCodec]:
         return endpoints.find(self._asked.name, self._asked.version)
 
-    def decode(self, codec: ModelCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
+    def decode(self, codec: RestCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange
         body = exchange.body
         header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))

@@ -19,7 +19,7 @@ from gateway.engine.status import Status
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.openapi import describe_api
-from gateway.protocols.rest import ModelCodec
+from gateway.protocols.rest import RestCodec
 from gateway.protocols.tensors import LONG_BYTES
 from gateway.wire.exchange import JSON, Exchange
 from gateway.wire.http_errors import error_body
@@ -78,9 +78,7 @@ class RestRoutes:
         self._endpoints = Endpoints(
             repository,
             "rest",
-            lambda served: ModelCodec(
-                served.name, served.version, served.spec, served.ragged, limits.json_depth, in_haste=True
-            ),
+            lambda served: RestCodec(served.name, served.version, served.spec, served.ragged, limits.json_depth, in_haste=True),
         )
         self._generate_endpoints = Endpoints(
             repository,

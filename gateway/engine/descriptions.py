@@ -8,7 +8,7 @@ from typing import Any, Final
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import config_datatype
 from gateway import __version__
-from gateway.config import Model
+from gateway.config import ModelSection
 from gateway.engine.model_statistics import ModelStatistics, Total
 
 # Only what works is advertised. Source: Triton docs/protocol/extension_*.md.
@@ -65,7 +65,7 @@ def describe_metadata(name: str, spec: ModelSpec, versions: list[str]) -> dict[s
     }
 
 
-def describe_config(model: Model, spec: ModelSpec, versions: list[str]) -> dict[str, Any]:
+def describe_config(model: ModelSection, spec: ModelSpec, versions: list[str]) -> dict[str, Any]:
     """Triton's ModelConfig in its JSON form, as far as it has a meaning here. versions: all that are configured."""
     batching = model.batching
     batched = spec.max_rows > 0

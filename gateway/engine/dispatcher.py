@@ -20,7 +20,7 @@ import numpy as np
 from gateway.batching.batch import Batch
 from gateway.batching.queue import deadline_of
 from gateway.clock import Clock
-from gateway.config import Backend, Model
+from gateway.config import Backend, ModelSection
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
 from gateway.engine.place import OnDone, OnPart, Place
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class Dispatcher:
     """See the module. On the event loop's thread. Life: made with open lanes, closed before or after them."""
 
-    def __init__(self, lanes: Sequence[Lane], model: Model, metrics: Metrics, clock: Clock, *, seed: int = 0) -> None:
+    def __init__(self, lanes: Sequence[Lane], model: ModelSection, metrics: Metrics, clock: Clock, *, seed: int = 0) -> None:
         """lanes: one per backend of the model, in any order. seed: of this process, unlike others that serve the same model."""
         slo_ns = round(model.slo.p99_ms * 1e6) if model.slo else None
         self._slo_ns = slo_ns
@@ -445,7 +445,7 @@ def _label(lane: Lane) -> str:
     return lane.name.rsplit("/", 1)[1]
 
 
-def _candidate(lane: Lane, backend: Backend, model: Model) -> Candidate:
+def _candidate(lane: Lane, backend: Backend, model: ModelSection) -> Candidate:
     groups = model.routing.equivalent or (tuple(other.label for other in model.backends),)
     equivalents = {label for group in groups if backend.label in group for label in group} - {backend.label}
     return Candidate(

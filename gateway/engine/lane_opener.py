@@ -17,14 +17,14 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
 from gateway.clock import Clock
-from gateway.config import Backend, Model
+from gateway.config import Backend, ModelSection
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
 from gateway.engine.probes import probe
 from gateway.engine.runner import BatchRunner
 from gateway.errors import BackendFailed, ConfigError, GatewayError
 
-OpenRunner = Callable[[Model, Backend, ModelSpec], BatchRunner]
+OpenRunner = Callable[[ModelSection, Backend, ModelSpec], BatchRunner]
 
 _BACKOFF_FIRST_S: Final = 0.1
 _BACKOFF_MOST_S: Final = 5.0
@@ -54,7 +54,7 @@ def _made(state_dir: str) -> Path:
     return path
 
 
-def _without_use(model: Model) -> str:
+def _without_use(model: ModelSection) -> str:
     """What is set of a decoupled model that only batches have a use for."""
     batching = model.batching
     keys = batching.model_fields_set & {"max_rows", "max_delay_ms"} | ({"policy"} if batching.policy == "fixed" else set())
@@ -102,7 +102,7 @@ class LaneOpener:
         self._probe_failed = probe_failed
         self._shared = SharedWorkers(shared_workers) if shared_workers else None
 
-    async def open(self, model: Model) -> Opened:
+    async def open(self, model: ModelSection) -> Opened:
         """Load a model's backends and probe them; gives one lane each, in order of price.
 
         Backends that cannot be loaded are left out if another serves the model without them.
@@ -128,7 +128,7 @@ class LaneOpener:
             raise
         return Opened(tuple(lanes), missing)
 
-    async def open_missing(self, model: Model, label: str, beside: Lane, told: Callable[[str], None]) -> Lane:
+    async def open_missing(self, model: ModelSection, label: str, beside: Lane, told: Callable[[str], None]) -> Lane:
         """Try a backend that `open` left out again, until it is there.
 
         beside: an open lane of the model. told: gets the reason whenever a try has failed. Raises: ConfigError.
@@ -145,7 +145,7 @@ class LaneOpener:
                 backoff_s = min(2 * backoff_s, _BACKOFF_MOST_S)
                 told(exc.message)
 
-    async def _open_lane(self, model: Model, backend: Backend, beside: Lane | None) -> Lane:
+    async def _open_lane(self, model: ModelSection, backend: Backend, beside: Lane | None) -> Lane:
         """Raises: GatewayError; BackendFailed, whatever else a backend raises. Then nothing is left open."""
         name = f"{model.name}:{model.version}/{backend.label}"
         opened: BatchRunner | Lane | None = None
@@ -230,7 +230,7 @@ class LaneOpener:
             name = f"{name[:_LONGEST_FILE]}-{hashlib.sha256(lane.name.encode()).hexdigest()[:16]}"
         return self._state_dir / f"{name}.json"
 
-    def _lane(self, name: str, model: Model, backend: Backend, runner: BatchRunner, spec: ModelSpec) -> Lane:
+    def _lane(self, name: str, model: ModelSection, backend: Backend, runner: BatchRunner, spec: ModelSpec) -> Lane:
         batching = model.batching
         # Answers in parts do not share a run: a client that reads slowly would hold up the others.
         batcher = Batcher(

@@ -33,7 +33,7 @@ from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
 from gateway.process.child import Child, ChildLost, receive, send, serve
 from gateway.protocols.generate import GenerateCodec
-from gateway.protocols.rest import ModelCodec
+from gateway.protocols.rest import RestCodec
 from gateway.protocols.tensors import shape_key
 from gateway.turns import beside_a_loop
 from gateway.types import InferRequest, OutputRequest
@@ -102,7 +102,7 @@ class LongBodies:
         self._shorter, self._longer, self._beside = (_Decoder(idle_s) for _ in range(3))
 
     def infer(
-        self, codec: ModelCodec, body: Buffer, header_bytes: int | None, arrival_ns: int, done: Decoded
+        self, codec: RestCodec, body: Buffer, header_bytes: int | None, arrival_ns: int, done: Decoded
     ) -> Callable[[], None]:
         """Have a body decoded as the codec would; `done` gets the request or the error later, on this loop.
 
@@ -118,7 +118,7 @@ class LongBodies:
     def message(
         self, codec: BodyCodec, data: Buffer, arrival_ns: int, remaining_s: float | None, done: Decoded
     ) -> Callable[[], None]:
-        """Likewise, for a ModelInferRequest of gRPC. remaining_s: as `protocols.grpc.ModelCodec.decode` takes it."""
+        """Likewise, for a ModelInferRequest of gRPC. remaining_s: as `protocols.grpc.GrpcCodec.decode` takes it."""
         return self._put(codec, data, {"reader": "message", "remaining_s": remaining_s, "arrival_ns": arrival_ns}, done)
 
     def on_thread(
@@ -270,11 +270,11 @@ def _read(about: Mapping[str, Any], body: memoryview) -> InferRequest:
             return generate.decode(body, about["arrival_ns"])
         case "message":
             grpc = importlib.import_module("gateway.protocols.grpc")  # takes long, and few need it
-            request: InferRequest = grpc.ModelCodec(*model, None).decode(
+            request: InferRequest = grpc.GrpcCodec(*model, None).decode(
                 grpc.parse(bytes(body)), about["arrival_ns"], about["remaining_s"], read_region
             )
             return request
-    infer = ModelCodec(*model, None, about["json_depth"])
+    infer = RestCodec(*model, None, about["json_depth"])
     return infer.decode(body, about["header_bytes"], about["arrival_ns"], read_region)
 
 

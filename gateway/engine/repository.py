@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from backends.base import ModelSpec
 from gateway.clock import Clock
-from gateway.config import Config, Model, Ragged
+from gateway.config import Config, ModelSection, Ragged
 from gateway.engine.descriptions import describe_config, describe_metadata, describe_server, describe_statistics
 from gateway.engine.dispatcher import Dispatcher
 from gateway.engine.lane import Lane
@@ -62,7 +62,7 @@ class ServedModel:
     missing: backends that could not be loaded, by label, and why; each is tried again by one of `joining`.
     """
 
-    config: Model
+    config: ModelSection
     _: KW_ONLY
     wanted: bool = False
     state: str = "UNAVAILABLE"
@@ -404,7 +404,7 @@ class Repository:
             old_dispatcher.close()
         log.info("model %s version %s is ready on %s", served.name, served.version, ", ".join(lane.name for lane in lanes))
 
-    async def _open(self, model: Model) -> Opened:
+    async def _open(self, model: ModelSection) -> Opened:
         """As `LaneOpener.open`; NotReady, if `end_loads` breaks it off."""
         opening = asyncio.create_task(self._opener.open(model))
         self._openings.add(opening)

@@ -17,7 +17,7 @@ from gateway.engine.place import Place
 from gateway.engine.repository import Repository
 from gateway.errors import GatewayError, InvalidArgument, NotReady
 from gateway.from_python.hosted import Hosted, Source, configuration, only
-from gateway.protocols.rest import ModelCodec
+from gateway.protocols.rest import RestCodec
 from gateway.protocols.values import request_body
 from gateway.types import InferRequest, InferResponse, ParameterValue
 
@@ -46,7 +46,7 @@ class LoadedModel:
         self._hosted = Hosted(config)
         (one,) = config.models
         spec = self._hosted.ingress.repository.model(one.name).spec
-        self._codec = ModelCodec(one.name, one.version, spec, one.ragged, config.server.limits.json_depth)
+        self._codec = RestCodec(one.name, one.version, spec, one.ragged, config.server.limits.json_depth)
         self._streams: weakref.WeakSet[_Parts] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ class _Parts:
     def __init__(
         self,
         repository: Repository,
-        codec: ModelCodec,
+        codec: RestCodec,
         inputs: Mapping[str, object],
         outputs: Sequence[str],
         parameters: Mapping[str, ParameterValue] | None,
@@ -209,7 +209,7 @@ class _Parts:
 
 def _request(
     repository: Repository,
-    codec: ModelCodec,
+    codec: RestCodec,
     inputs: Mapping[str, object],
     outputs: Sequence[str],
     parameters: Mapping[str, ParameterValue] | None,
@@ -226,7 +226,7 @@ def _copied(response: InferResponse) -> Outputs:
 
 async def _asked(
     repository: Repository,
-    codec: ModelCodec,
+    codec: RestCodec,
     inputs: Mapping[str, object],
     outputs: Sequence[str],
     parameters: Mapping[str, ParameterValue] | None,

@@ -98,7 +98,7 @@ class Parts(NamedTuple):
     long: bool
 
 
-class ModelCodec:
+class GrpcCodec:
     """Reads requests for one model version and writes its answers."""
 
     def __init__(self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None, *, in_haste: bool = False) -> None:
@@ -109,7 +109,7 @@ class ModelCodec:
         self.ragged = ragged
         self._in_haste = in_haste
 
-    def at_leisure(self) -> "ModelCodec":
+    def at_leisure(self) -> "GrpcCodec":
         """The same, not in haste."""
         other = copy.copy(self)
         other._in_haste = False

@@ -108,7 +108,7 @@ def header_length(value: bytes | None, body_bytes: int) -> int | None:
     return length
 
 
-class ModelCodec:
+class RestCodec:
     """Reads requests for one model version and writes its answers."""
 
     def __init__(
@@ -134,7 +134,7 @@ class ModelCodec:
         self._head = f'"model_name":{_text(model)},"model_version":{_text(version)}'.encode()
         self._output_heads = {output.name: _output_head(output.name, output.datatype) for output in spec.outputs}
 
-    def at_leisure(self) -> "ModelCodec":
+    def at_leisure(self) -> "RestCodec":
         """The same, not in haste."""
         other = copy.copy(self)
         other._in_haste = False

@@ -26,7 +26,7 @@ from backends.base import (
 )
 from gateway.clock import LoopClock
 from gateway.config import Backend
-from gateway.config import Model as Config
+from gateway.config import ModelSection as Config
 from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metrics import Metrics
 from gateway.engine.workers import WorkerPool

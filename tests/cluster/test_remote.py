@@ -25,7 +25,7 @@ from gateway.batching.batch import Batch
 from gateway.clock import LoopClock
 from gateway.cluster.deployments import _content, _deployment_name, _session_dir  # how an ingress names what it calls
 from gateway.cluster.remote import RemoteRunner
-from gateway.config import Config, Model
+from gateway.config import Config, ModelSection
 from gateway.engine.runner import PARTS_AHEAD, Execution
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled
 from tests.cluster.conftest import APPLICATION, LOOPBACK, Gateway, config
@@ -40,13 +40,13 @@ pytestmark = [
 
 MISBEHAVING = {
     "kind": "python",
-    "model": f"{Path(__file__).parent.parent / 'engine' / 'misbehaving.py'}:Model",
+    "model": f"{Path(__file__).parent.parent / 'engine' / 'misbehaving.py'}:ModelSection",
     "sessions": 2,
     "hang_timeout_s": 1.0,
 }
 
 
-STREAMING = {"kind": "python", "model": f"{Path(__file__).parent / 'streaming.py'}:Model", "placement": "replicas"}
+STREAMING = {"kind": "python", "model": f"{Path(__file__).parent / 'streaming.py'}:ModelSection", "placement": "replicas"}
 
 
 @functools.cache
@@ -178,7 +178,7 @@ def test_giving_up_ends_what_runs_on_replicas_at_once(cluster: Cluster) -> None:
     asyncio.run(main())
 
 
-def in_parts(**backend: Any) -> Model:
+def in_parts(**backend: Any) -> ModelSection:
     return config(model={"name": "parts", "inputs": [], "outputs": [], "backends": [{**STREAMING, **backend}]}).models[0]
 
 

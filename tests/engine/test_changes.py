@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from backends.base import ModelSpec
-from gateway.config import Backend, Model, parse_config
+from gateway.config import Backend, ModelSection, parse_config
 from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metrics import Metrics
 from gateway.engine.repository import Repository
@@ -50,7 +50,7 @@ class Lab:
         regions = SharedMemoryRegions(tmp_path / "regions")
         self.repository = Repository(config, opener=opener, metrics=metrics, clock=clock, regions=regions)
 
-    def _open_runner(self, model: Model, backend: Backend, declared: ModelSpec) -> "SlowRunner":
+    def _open_runner(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> "SlowRunner":
         self.runners.append(SlowRunner(self, backend.label))
         return self.runners[-1]
 

@@ -11,7 +11,7 @@ import yaml
 
 from backends.base import ModelSpec, TensorSpec
 from gateway.commands.explain import render
-from gateway.config import Backend, Model, parse_config
+from gateway.config import Backend, ModelSection, parse_config
 from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metrics import Metrics
 from gateway.engine.repository import Repository
@@ -51,7 +51,7 @@ class Lab:
             regions=SharedMemoryRegions(tmp_path / "regions"),
         )
 
-    def _open_runner(self, model: Model, backend: Backend, declared: ModelSpec) -> "_Runner":
+    def _open_runner(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> "_Runner":
         self.runners.append(_Runner(self, backend.label))
         return self.runners[-1]
 

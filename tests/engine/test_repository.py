@@ -13,7 +13,7 @@ import yaml
 
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
-from gateway.config import Backend, Model, parse_config
+from gateway.config import Backend, ModelSection, parse_config
 from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metrics import Metrics
 from gateway.engine.repository import Repository
@@ -37,7 +37,7 @@ TWO_VERSIONS = f"server: {{model_control: true}}\n{MODELS}"
 async def repository_of(text: str, tmp_path: Path) -> AsyncIterator[Repository]:
     clock = LoopClock(asyncio.get_running_loop())
 
-    def open_runner(model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
+    def open_runner(model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
         return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
 
     metrics = Metrics()

@@ -11,7 +11,7 @@ from backends.base import ModelSpec
 from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
-from gateway.config import Backend, Batching, Model
+from gateway.config import Backend, Batching, ModelSection
 from gateway.engine.lane import Lane
 from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metrics import Metrics
@@ -247,7 +247,7 @@ def test_what_computes_elsewhere_does_not_share() -> None:
     async def main(clock: SimulatedClock) -> None:
         runners: dict[str, SimulatedRunner] = {}
 
-        def open_runner(model: Model, backend: Backend, declared: ModelSpec) -> SimulatedRunner:
+        def open_runner(model: ModelSection, backend: Backend, declared: ModelSpec) -> SimulatedRunner:
             return runners.setdefault(model.name, SimulatedRunner(clock, fixed_ns=10 * MS))
 
         backends = {
@@ -258,7 +258,7 @@ def test_what_computes_elsewhere_does_not_share() -> None:
         }
         opener = LaneOpener(open_runner, metrics=Metrics(), clock=clock, shared_workers=1)
         for name, backend in backends.items():
-            model = Model.model_validate({"name": name, "batching": {"probe_s": 0}, "backends": [backend]})
+            model = ModelSection.model_validate({"name": name, "batching": {"probe_s": 0}, "backends": [backend]})
             ((lane,), _) = await opener.open(model)
             inputs = {"X": np.zeros((1, 1), np.float32)}
             lane.submit(InferRequest(name, "1", "", inputs, 1, clock.now_ns()), lambda outcome: None)

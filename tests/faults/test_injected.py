@@ -60,10 +60,10 @@ class Seam(NamedTuple):
 
 
 SEAMS = [
-    Seam("gateway.protocols.rest:ModelCodec.decode"),
-    Seam("gateway.protocols.rest:ModelCodec.encode"),
-    Seam("gateway.protocols.grpc:ModelCodec.decode"),
-    Seam("gateway.protocols.grpc:ModelCodec.encode"),
+    Seam("gateway.protocols.rest:RestCodec.decode"),
+    Seam("gateway.protocols.rest:RestCodec.encode"),
+    Seam("gateway.protocols.grpc:GrpcCodec.decode"),
+    Seam("gateway.protocols.grpc:GrpcCodec.encode"),
     Seam("gateway.engine.inference:Endpoints.find"),
     Seam("gateway.edges.rest_inference:RestInference.answer"),
     Seam("gateway.edges.grpc_call:framed"),
@@ -97,8 +97,8 @@ SEAMS = [
     Seam("backends.synthetic:SyntheticSession.run", ("thread", "greedy", "routed")),
 ]
 PART_SEAMS = [
-    Seam("gateway.protocols.grpc:ModelCodec.decode", ("parts",)),
-    Seam("gateway.protocols.grpc:ModelCodec.encode", ("parts",)),
+    Seam("gateway.protocols.grpc:GrpcCodec.decode", ("parts",)),
+    Seam("gateway.protocols.grpc:GrpcCodec.encode", ("parts",)),
     Seam("gateway.edges.grpc_call:framed", ("parts",)),
     Seam("gateway.edges.grpc_inference:_Turn._parts", ("parts",)),
     Seam("gateway.edges.grpc_inference:_Turn.part", ("parts",)),

@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
-from gateway.config import Backend, Model, parse_config
+from gateway.config import Backend, ModelSection, parse_config
 from gateway.edges.grpc_server import GrpcServer
 from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metrics import Metrics
@@ -107,7 +107,7 @@ class Served:
 async def serving(text: str = MODELS, *, control: RepositoryControl | None = None) -> AsyncIterator[Served]:
     clock = LoopClock(asyncio.get_running_loop())
 
-    def open_runner(model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
+    def open_runner(model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
         return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
 
     with TemporaryDirectory() as directory:

@@ -38,7 +38,7 @@ def check(seed: int) -> None:
     arrays = {tensor.name: _array(random, tensor) for tensor in spec.inputs}
     kind = seed % 4
     if kind == 0:
-        codec = rest.ModelCodec("m", "1", spec, None, 8, in_haste=random.random() < 0.5)
+        codec = rest.RestCodec("m", "1", spec, None, 8, in_haste=random.random() < 0.5)
         body, header_bytes = _rest(random, arrays)
         _decoded(spec, lambda: codec.decode(_changed(random, body), header_bytes, 0, _no_region))
     elif kind == 1:
@@ -51,7 +51,7 @@ def check(seed: int) -> None:
 
 def _check_message(data: bytes, spec: ModelSpec) -> None:
     """However it is read, whole or in parts, it is the same request; or none."""
-    codec = grpc.ModelCodec("m", "1", spec, None)
+    codec = grpc.GrpcCodec("m", "1", spec, None)
     whole = _decoded(spec, lambda: codec.decode(grpc.parse(data), 0, None, _no_region))
     try:
         parts = grpc.parts_of(data)

@@ -16,7 +16,7 @@ from tritonclient.grpc._utils import _get_inference_request
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import Code, GatewayError, InvalidArgument, NotFound, Overloaded
-from gateway.protocols.grpc import STATUS, LongReply, ModelCodec, parse, parts_of, trailers
+from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, parse, parts_of, trailers
 from gateway.protocols.tensors import TakesLong, shape_key
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
 from gateway.wire.tensors import Buffer
@@ -46,11 +46,11 @@ def no_region(ref: RegionRef) -> Buffer:
 
 def read(message: pb.ModelInferRequest, spec: ModelSpec = ADD_SUB, **options: Any) -> InferRequest:
     given = {"arrival_ns": 1_000, "remaining_s": None, "read_region": no_region, **options}
-    return ModelCodec("m", "1", spec, given.pop("ragged", None)).decode(message, **given)
+    return GrpcCodec("m", "1", spec, given.pop("ragged", None)).decode(message, **given)
 
 
 def write(response: InferResponse, request: InferRequest, spec: ModelSpec = ADD_SUB) -> pb.ModelInferResponse:
-    return ModelCodec("m", "1", spec, None).encode(request, response, lambda ref, buffer: None)
+    return GrpcCodec("m", "1", spec, None).encode(request, response, lambda ref, buffer: None)
 
 
 def pair(**fields: Any) -> pb.ModelInferRequest:
@@ -381,7 +381,7 @@ def test_an_output_for_a_region_leaves_an_empty_raw_entry() -> None:
     request = InferRequest("m", "1", "", {}, 1, 0, outputs=(OutputRequest("OUTPUT0", region=RegionRef("r", 8, 16)),))
     written: list[tuple[RegionRef, bytes]] = []
     response = InferResponse("m", "1", "", {"OUTPUT0": ROW[None], "OUTPUT1": ROW[None]})
-    codec = ModelCodec("m", "1", ADD_SUB, None)
+    codec = GrpcCodec("m", "1", ADD_SUB, None)
     message = codec.encode(request, response, lambda ref, buffer: written.append((ref, bytes(buffer))))
     assert written == [(RegionRef("r", 8, 16), RAW)]
     assert list(message.raw_output_contents) == [b"", RAW]
@@ -533,16 +533,16 @@ def test_raw_contents_of_a_long_message_are_read_where_they_are() -> None:
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 100_000])
     data = message.SerializeToString()
     parts = parts_of(data)
-    codec = ModelCodec("m", "1", identity("FP32"), None)
+    codec = GrpcCodec("m", "1", identity("FP32"), None)
     tensor = codec.decode(parse(parts.head), 0, None, no_region, parts.raw).inputs["INPUT0"]
     np.testing.assert_array_equal(tensor, np.arange(100_000, dtype=np.float32).reshape(1, -1))
     assert np.shares_memory(tensor, np.frombuffer(data, np.uint8))
 
 
 def test_a_long_answer_is_the_message_that_a_short_one_would_be() -> None:
-    codec = ModelCodec("m", "1", identity("FP32"), None)
+    codec = GrpcCodec("m", "1", identity("FP32"), None)
     outputs = {"OUTPUT0": np.arange(1 << 18, dtype=np.float32).reshape(1, -1)}
-    request = InferRequest("m", "1", "", {}, 1, 0, (), {})
+    request = InferRequest("m", "1", "", {}, 1, 0, ())
     reply = codec.encode(request, InferResponse("m", "1", "seven", outputs), no_region)  # type: ignore[arg-type]  # there is none to write to
     assert isinstance(reply, LongReply)
     reply.message.parameters["a"].bool_param = True
@@ -570,12 +570,12 @@ def test_many_texts_and_long_regions_take_long_in_haste() -> None:
     many.inputs.add(name="INPUT0", datatype="BYTES", shape=[1, 70_000])
     assert read(many, text).inputs["INPUT0"].size == 70_000
     with pytest.raises(TakesLong):
-        ModelCodec("m", "1", text, None, in_haste=True).decode(many, 0, None, no_region)
+        GrpcCodec("m", "1", text, None, in_haste=True).decode(many, 0, None, no_region)
     long = pb.ModelInferRequest()
     tensor = long.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 10_000_000])
     for key, value in shared(shared_memory_region="r", shared_memory_byte_size=40_000_000).items():
         tensor.parameters[key].CopyFrom(value)
     with pytest.raises(TakesLong):
-        ModelCodec("m", "1", identity("FP32"), None, in_haste=True).decode(long, 0, None, no_region)
+        GrpcCodec("m", "1", identity("FP32"), None, in_haste=True).decode(long, 0, None, no_region)
     with pytest.raises(NotFound):
         read(long, identity("FP32"))

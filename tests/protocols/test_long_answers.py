@@ -12,7 +12,7 @@ from gateway.errors import InvalidArgument
 from gateway.protocols import grpc
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.json_data import numbers_to_json, to_json
-from gateway.protocols.rest import ModelCodec
+from gateway.protocols.rest import RestCodec
 from gateway.protocols.tensors import TakesLong
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
 
@@ -22,16 +22,16 @@ SPEC = ModelSpec(
     (TensorSpec("numbers", "FP32", (-1, -1)), TensorSpec("texts", "BYTES", (-1, -1)), TensorSpec("more", "FP32", (-1, -1))),
     max_rows=8,
 )
-REST = ModelCodec("m", "1", SPEC, None, 32, in_haste=True)
+REST = RestCodec("m", "1", SPEC, None, 32, in_haste=True)
 GENERATE = GenerateCodec("m", "1", SPEC, None, 32, in_haste=True)
-GRPC = grpc.ModelCodec("m", "1", SPEC, None, in_haste=True)
+GRPC = grpc.GrpcCodec("m", "1", SPEC, None, in_haste=True)
 
 Encode = Callable[..., Any]
 
 
 def encoded(codec: Any, outputs: dict[str, np.ndarray], *asked: OutputRequest) -> Any:
     written: list[tuple[RegionRef, bytes]] = []
-    request = InferRequest("m", "1", "", {}, 1, 0, asked, {})
+    request = InferRequest("m", "1", "", {}, 1, 0, asked, parameters={})
     reply = codec.encode(request, InferResponse("m", "1", "", outputs), lambda ref, data: written.append((ref, bytes(data))))
     return reply, written
 

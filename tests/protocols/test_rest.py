@@ -20,7 +20,7 @@ from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.config import Ragged
 from gateway.errors import Code, GatewayError, InvalidArgument
-from gateway.protocols.rest import ModelCodec, header_length
+from gateway.protocols.rest import RestCodec, header_length
 from gateway.protocols.tensors import TakesLong, shape_key
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
 from gateway.wire.http_errors import STATUS, error_body
@@ -32,9 +32,9 @@ JSON_DATATYPES = [name for name in DATATYPES if name not in ("FP16", "BF16")]
 
 def model(
     *inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = (), max_rows: int = 8, ragged: Ragged | None = None
-) -> ModelCodec:
+) -> RestCodec:
     outputs = outputs or tuple(TensorSpec(f"O{i}", each.datatype, each.shape) for i, each in enumerate(inputs))
-    return ModelCodec("m", "1", ModelSpec("test", inputs, outputs, max_rows), ragged, 32)
+    return RestCodec("m", "1", ModelSpec("test", inputs, outputs, max_rows), ragged, 32)
 
 
 IDENTITY = model(TensorSpec("IN", "FP32", (-1, 4)))
@@ -49,7 +49,7 @@ def no_region(ref: RegionRef) -> Buffer:
     raise AssertionError("no region was asked for")
 
 
-def decode(codec: ModelCodec, body: Buffer, header_bytes: int | None = None, **options: Any) -> InferRequest:
+def decode(codec: RestCodec, body: Buffer, header_bytes: int | None = None, **options: Any) -> InferRequest:
     return codec.decode(body, header_bytes, options.get("arrival_ns", 0), options.get("read_region", no_region))
 
 
@@ -61,7 +61,7 @@ def one(data: Any, *, datatype: str = "FP32", shape: Any = (1, 4), name: str = "
     return as_json(inputs=[{"name": name, "datatype": datatype, "shape": list(shape), "data": data}], **fields)
 
 
-def of(datatype: str, columns: int = 4) -> ModelCodec:
+def of(datatype: str, columns: int = 4) -> RestCodec:
     return model(TensorSpec("IN", datatype, (-1, columns)))
 
 
@@ -263,7 +263,7 @@ def test_parameters_that_are_ours_are_taken() -> None:
 
 @pytest.mark.parametrize("key", ["timout", "Timeout", "time_out", "timeout_ms", "priorty", "binary_data_ouput"])
 def test_a_name_like_one_of_ours_is_refused_where_the_model_reads_none(key: str) -> None:
-    deaf = ModelCodec("m", "1", replace(IDENTITY.spec, reads_parameters=False), None, 32)
+    deaf = RestCodec("m", "1", replace(IDENTITY.spec, reads_parameters=False), None, 32)
     with pytest.raises(
         InvalidArgument, match=f"request: parameter '{key}': unknown; did you mean '(timeout|priority|binary_data_output)'"
     ):
@@ -275,7 +275,7 @@ def test_a_name_like_one_of_ours_is_refused_where_the_model_reads_none(key: str)
     "key", ["timestamp", "property", "temperature", "content_type", "sequence_id", "seed", "id", "x" * 10_000]
 )
 def test_a_name_unlike_ours_passes(key: str) -> None:
-    deaf = ModelCodec("m", "1", replace(IDENTITY.spec, reads_parameters=False), None, 32)
+    deaf = RestCodec("m", "1", replace(IDENTITY.spec, reads_parameters=False), None, 32)
     assert decode(deaf, one([1, 2, 3, 4], parameters={key: 1})).parameters == {key: 1}
     inputs = [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [1] * 4, "parameters": {key: 1}}]
     outputs = [{"name": "O0", "parameters": {key: 1, "binary_data_size": 3}}]
@@ -424,7 +424,7 @@ def test_the_shape_of_a_raw_body_is_deduced() -> None:
         (model(TensorSpec("IN", "INT16", (-1, -1, 0))), bytes(4), "4"),
     ],
 )
-def test_a_raw_body_that_fits_no_shape_is_refused(codec: ModelCodec, body: bytes, words: str) -> None:
+def test_a_raw_body_that_fits_no_shape_is_refused(codec: RestCodec, body: bytes, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         decode(codec, body, 0)
 
@@ -462,7 +462,7 @@ def test_many_texts_and_long_regions_take_long_in_haste() -> None:
         spec = model(TensorSpec("IN", datatype, (-1, -1))).spec
         entry = {"name": "IN", "datatype": datatype, "shape": [1, columns], "parameters": parameters}
         head = as_json(inputs=[entry])
-        ModelCodec("m", "1", spec, None, 32, in_haste=True).decode(head + raw, len(head), 0, no_region)
+        RestCodec("m", "1", spec, None, 32, in_haste=True).decode(head + raw, len(head), 0, no_region)
 
     with pytest.raises(TakesLong):
         hasty("BYTES", 70_000, bytes(280_000), binary_data_size=280_000)
@@ -512,7 +512,7 @@ def test_a_region_of_another_size_is_not_read(datatype: str, size: int, words: s
 
 
 def encode(
-    codec: ModelCodec, outputs: dict[str, np.ndarray], wanted: tuple[OutputRequest, ...] = (), **fields: Any
+    codec: RestCodec, outputs: dict[str, np.ndarray], wanted: tuple[OutputRequest, ...] = (), **fields: Any
 ) -> tuple[bytes, int | None]:
     request = InferRequest("m", "1", fields.get("id", ""), {}, 1, 0, wanted)
     parts, head = codec.encode(
@@ -614,7 +614,7 @@ def test_response_parameters_are_written() -> None:
 
 
 def test_names_are_escaped() -> None:
-    codec = ModelCodec(
+    codec = RestCodec(
         'm"\\', "1", ModelSpec("test", (TensorSpec("I", "INT8", (1,)),), (TensorSpec('o"', "INT8", (1,)),), 0), None, 32
     )
     answer = json.loads(encode(codec, {'o"': np.zeros(1, np.int8)})[0])
@@ -642,7 +642,7 @@ BODY, HEAD = binary(
 ANY = settings(max_examples=300, deadline=None, derandomize=True)
 
 
-def decode_or_refuse(codec: ModelCodec, body: bytes, header_bytes: int | None) -> InferRequest | None:
+def decode_or_refuse(codec: RestCodec, body: bytes, header_bytes: int | None) -> InferRequest | None:
     """None: refused, with an error of the client's and a message that can be sent. Anything else fails the test."""
     try:
         return decode(codec, body, header_bytes)

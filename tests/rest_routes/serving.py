@@ -15,7 +15,7 @@ import yaml
 
 from backends.base import ModelSpec
 from gateway.clock import LoopClock
-from gateway.config import Backend, Model, parse_config
+from gateway.config import Backend, ModelSection, parse_config
 from gateway.edges.http_server import HttpServer
 from gateway.edges.rest_routes import RestRoutes
 from gateway.edges.status_page import has_page
@@ -104,7 +104,7 @@ def serving(
     async def start() -> Served:
         clock = LoopClock(loop)
 
-        def open_runner(model: Model, backend: Backend, declared: ModelSpec) -> WorkerPool:
+        def open_runner(model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
             return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
 
         config = parse_config(yaml.safe_load(text), source="models.yaml")

@@ -20,7 +20,7 @@ from backends.base import ModelSpec, TensorSpec
 from gateway.engine.long_bodies import LongBodies
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import InternalError, NotReady
-from gateway.protocols.rest import ModelCodec
+from gateway.protocols.rest import RestCodec
 from gateway.protocols.tensors import LONG_BYTES, LONG_JSON_BYTES
 from gateway.types import InferRequest
 from tests.rest_routes.serving import TIMEOUT_S, Served, serving
@@ -257,7 +257,7 @@ def asked_cancelled(served: Served) -> int:
 
 def test_a_body_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     spec = ModelSpec("x", (TensorSpec("INPUT0", "FP32", (-1, -1)),), (TensorSpec("OUTPUT0", "FP32", (-1, -1)),), 1 << 30)
-    codec = ModelCodec("echo", "1", spec, None, 32)
+    codec = RestCodec("echo", "1", spec, None, 32)
 
     async def outcomes() -> list[Any]:
         bodies = LongBodies(SharedMemoryRegions(tmp_path / "regions"), timeout_s=0.2)

@@ -12,7 +12,7 @@ from backends.base import ModelSpec, TensorSpec
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
-from gateway.config import Model, parse_config
+from gateway.config import ModelSection, parse_config
 from gateway.engine.dispatcher import Dispatcher
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
@@ -204,7 +204,7 @@ class Fleet:
 
 def _model(
     kinds: Sequence[Kind], slo_ms: float | None, batching: str, routing: dict[str, Any], ragged: dict[str, Any] | None
-) -> Model:
+) -> ModelSection:
     names: Counter[str] = Counter()
     backends = []
     for kind in kinds:

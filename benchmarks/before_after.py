@@ -4,8 +4,8 @@
     python -m benchmarks.before_after ../before . --pairs 10 --requests 200000 [--protocol grpc]
 
 Each run starts `gateway serve --no-ray configs/examples/linear.yaml` of one checkout in a process of its own (artifacts and
-interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for all of them, over REST with JSON or
-over gRPC, each connection one at a time, and reads the CPU time of the server and its children. Which of a pair comes first
+interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for all of them, over REST with JSON
+or bytes, or over gRPC, each connection one at a time, and reads the CPU time of the server and its children. Which of a pair comes first
 alternates.
 CPU time per request wanders less than requests per second, but do not run anything beside it.
 """
@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import psutil
 import uvloop
@@ -32,6 +33,16 @@ BODY = json.dumps(
     {"inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "data": [round(n * 0.37, 2) for n in range(16)]}]}
 ).encode()
 REQUEST = b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+_ABOUT = json.dumps(
+    {
+        "inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "parameters": {"binary_data_size": 64}}],
+        "parameters": {"binary_data_output": True},
+    }
+).encode()
+BINARY_REQUEST = (
+    b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n%b"
+    % (len(_ABOUT), len(_ABOUT) + 64, _ABOUT + bytes(64))
+)
 _TENSOR = pb.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[1, 16])
 _INFER = pb.ModelInferRequest(model_name="linear", inputs=[_TENSOR], raw_input_contents=[bytes(64)]).SerializeToString()
 GRPC_MESSAGE = b"\0" + len(_INFER).to_bytes(4) + _INFER
@@ -48,6 +59,8 @@ GRPC_HEADERS = header_block(
 class Asking(asyncio.Protocol):
     """One connection: asks while there are requests left."""
 
+    request = REQUEST
+
     def __init__(self, left: list[int], done: asyncio.Future[None]) -> None:
         self._left = left
         self._done = done
@@ -63,7 +76,7 @@ class Asking(asyncio.Protocol):
             self._transport.close()
             return
         self._left[0] -= 1
-        self._transport.write(REQUEST)
+        self._transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
         self._answer += data
@@ -77,6 +90,12 @@ class Asking(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._done.done():
             self._done.set_result(None)
+
+
+class AskingBinary(Asking):
+    """The same with tensors as bytes."""
+
+    request = BINARY_REQUEST
 
 
 class AskingGrpc(asyncio.Protocol):
@@ -132,6 +151,9 @@ class AskingGrpc(asyncio.Protocol):
     def room(self) -> None: ...
 
 
+ASKING: Final = {"rest-json": Asking, "rest-binary": AskingBinary, "grpc": AskingGrpc}
+
+
 async def ask(protocol: type[Asking] | type[AskingGrpc], host: str, port: int, requests: int, connections: int) -> None:
     loop = asyncio.get_running_loop()
     left = [requests]
@@ -156,7 +178,7 @@ def cpu_us_per_request(checkout: Path, protocol: str, requests: int, connections
     assert server.stdout is not None
     try:
         ready = re.search(rf"{'grpc' if protocol == 'grpc' else 'http'}=([\d.]+):(\d+)", server.stdout.readline())
-        asking = AskingGrpc if protocol == "grpc" else Asking
+        asking = ASKING[protocol]
         if ready is None:
             raise RuntimeError(f"the gateway of {checkout} did not start")
         host, port = ready[1], int(ready[2])
@@ -180,7 +202,7 @@ def main() -> None:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--protocol", choices=("rest-json", "grpc"), default="rest-json")
+    parser.add_argument("--protocol", choices=sorted(ASKING), default="rest-json")
     parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--connections", type=int, default=16)
     arguments = parser.parse_args()

@@ -117,7 +117,7 @@ def serving(directory: Path, text: str = MODELS, *, control: RepositoryControl |
         )
         await repository.start()
         limits = config.server.limits
-        server = HttpServer(RestRoutes(repository, limits, expose_metrics=metrics.expose), limits)
+        server = HttpServer(RestRoutes(repository, limits, scrape=metrics.scrape), limits)
         return Served(repository, server, await server.start("127.0.0.1", 0), loop)
 
     async def stop(served: Served) -> None:

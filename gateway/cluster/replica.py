@@ -39,7 +39,7 @@ from gateway.wire.tensors import Buffer
 _FORGET_S: Final = 3.0
 _HORIZON_WITHOUT_SLO_MS: Final = 50.0
 # What it costs is told so often: that much of its life is not counted, if it is killed.
-_PUBLISH_S: Final = 0.25
+_PUBLISH_S: Final = 0.1
 
 log = logging.getLogger(__name__)
 

@@ -63,7 +63,7 @@ def gateway(models: int, checkout: Path) -> Iterator[int]:
     listed = [
         {
             "name": f"model-{number}",
-            "slo": {"p99_ms": 1000 + number},
+            "slo": {"p99_ms": 10_000 + number},
             "batching": {"probe_s": 0},
             "backends": [{"kind": "synthetic", "fixed_ms": 0, "row_ms": 0, "usd_per_hour": 0.17}],
         }

@@ -63,7 +63,6 @@ def count_all(metrics: Metrics) -> None:
     lane = metrics.lane("m", "1", "cpu", max_rows=32)
     learned = (("64", 1, 0.001, 0.002), ("64", 32, 0.01, 0.02))
     lane.watch(lambda: LaneGauges(3, 2, 4, 1, learned, oldest_ns=7 * MS, shifts=1, cold_start_ns=9_000 * MS))
-    lane.batch_closed(batch())
     lane.batch_done(batch(expected_ns=MS), Execution(6 * MS, 9 * MS), 10 * MS, failed=False)
     lane.batch_done(batch(), Execution(6 * MS, 9 * MS, error=BackendFailed("")), 10 * MS, failed=True)
     lane.retried()
@@ -173,18 +172,18 @@ def test_what_a_lane_did_is_told_by_backend() -> None:
     count_all(metrics)
     found = exposed(metrics)
     lane = {"model": "m", "version": "1", "backend": "cpu"}
-    assert found[key("gateway_batch_rows_bucket", le="4.0", **lane)] == 1
+    assert found[key("gateway_batch_rows_bucket", le="4.0", **lane)] == 2
     assert found[key("gateway_batch_rows_bucket", le="2.0", **lane)] == 0
     assert key("gateway_batch_rows_bucket", le="64.0", **lane) not in found  # no batch can have so many
-    assert found[key("gateway_batch_rows_sum", **lane)] == 3
-    assert found[key("gateway_padding_rows_total", **lane)] == 1
+    assert found[key("gateway_batch_rows_sum", **lane)] == 6
+    assert found[key("gateway_padding_rows_total", **lane)] == 2
     assert found[key("gateway_executions_total", **lane)] == 2
     assert found[key("gateway_failed_executions_total", **lane)] == 1
     assert found[key("gateway_compute_seconds_total", **lane)] == 0.006
     assert found[key("gateway_worker_busy_seconds_total", **lane)] == 0.01
     assert found[key("gateway_service_seconds_total", time="actual", **lane)] == 0.005
     assert found[key("gateway_queue_age_seconds", **lane)] == 0.007
-    assert found[key("gateway_stage_duration_seconds_count", stage="queue", **lane)] == 3
+    assert found[key("gateway_stage_duration_seconds_count", stage="queue", **lane)] == 6
     assert found[key("gateway_service_time_seconds", bucket="64", rows="32", estimate="p90", **lane)] == 0.02
 
 
@@ -242,7 +241,7 @@ def test_tritons_names_have_tritons_labels_units_and_reasons() -> None:
     assert found[f'nv_inference_request_failure{{{model},reason="CANCELED"}}'] == 1
     assert found[f"nv_inference_count{{{model}}}"] == 3
     assert found[f"nv_inference_exec_count{{{model}}}"] == 2
-    assert found[f"nv_inference_queue_duration_us{{{model}}}"] == 6_000
+    assert found[f"nv_inference_queue_duration_us{{{model}}}"] == 12_000
     assert found[f"nv_inference_pending_request_count{{{model}}}"] == 2
 
 

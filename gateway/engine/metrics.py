@@ -558,7 +558,7 @@ class RoutingMetrics:
             {SEP.join(key): count for key, count in self._copies.items()},
             dict(self._ejections),
             dict(self._ejected) or None,
-            {backend: usd for backend, usd in self._busy_usd.items() if usd},
+            dict(self._busy_usd),
         ]
 
 

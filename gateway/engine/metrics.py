@@ -19,7 +19,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -87,15 +87,13 @@ class Metrics:
         session_pids: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         """models: whose objectives become bucket edges. directory: shared with the other processes of the node; None: there are
-        none. enabled: False: nothing is counted. triton_names: show Triton's names beside ours. session_pids: of processes that
-        hold a session for this one.
-
-        Raises: OSError, if the directory cannot be used.
+        none. If it cannot be used, they do not see each other, which the log says. enabled: False: nothing is counted.
+        triton_names: show Triton's names beside ours. session_pids: of processes that hold a session for this one.
         """
         self.enabled = enabled
         self.triton_names = triton_names
         self._slo_ns = {(model.name, model.version): round(model.slo.p99_ms * 1e6) for model in models if model.slo}
-        self._files = NodeFiles(directory) if directory is not None and enabled else None
+        self._files: NodeFiles | None = None
         self._endpoints: dict[tuple[str, str, str], EndpointMetrics] = {}
         self._lanes: list[LaneMetrics] = []
         self._routings: list[RoutingMetrics] = []
@@ -110,8 +108,8 @@ class Metrics:
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._last: tuple[int, bool, bytes] | None = None  # when the last scrape began, its form, and what it gave
-        if self._files is not None:
-            self._fold(self._files)
+        if directory is not None and enabled:
+            self._share(directory)
 
     # recorders
 
@@ -201,21 +199,22 @@ class Metrics:
             except Exception:
                 log.exception("metrics are behind")
 
-    def statistics(self) -> dict[tuple[str, str], ModelStatistics]:
-        """Per (model, version), over all processes of the node."""
-        return _at_once(self._statistics(_at_once(self._blocks())))
+    def statistics(self, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], ModelStatistics]:
+        """Of these (model, version), over all processes of the node."""
+        return _at_once(self._statistics(_at_once(self._blocks(wanted))))
 
     # states
 
-    def _own(self) -> Iterator[tuple[Key, State]]:
-        """A block may come several times: they are to be merged."""
+    def _own(self, wanted: Collection[tuple[str, str]] | None = None) -> Iterator[tuple[Key, State]]:
+        """A block may come several times: they are to be merged. wanted: models and versions; None: all there is."""
         # Taken now: in between slices lanes are opened, and closed into `_ended`.
         recorders: tuple[EndpointMetrics | LaneMetrics | RoutingMetrics, ...]
         recorders = (*self._endpoints.values(), *self._lanes, *self._routings)
         costs, ended = tuple(self._costs.values()), tuple(self._ended.items())
         now_ns = time.monotonic_ns()
         for recorder in recorders:
-            yield recorder.key, recorder.state()
+            if wanted is None or recorder.key.labels[:2] in wanted:
+                yield recorder.key, recorder.state()
         for cost in costs:
             yield cost.key, cost.state(now_ns)
         yield from self._process.states(now_ns)
@@ -227,28 +226,38 @@ class Metrics:
         if self._files is not None:
             self._files.publish((yield from self._collected()))
 
-    def _collected(self) -> Generator[None, None, list[Block]]:
+    def _collected(self, wanted: Collection[tuple[str, str]] | None = None) -> Generator[None, None, list[Block]]:
         found: list[Block] = []
         if self.enabled:
-            for key, state in self._own():
+            for key, state in self._own(wanted):
                 found.append((key.kind, key.labels, state))
                 yield
         return found
 
-    def _blocks(self) -> Generator[None, None, dict[Key, State]]:
-        """Of all processes."""
+    def _blocks(self, wanted: Collection[tuple[str, str]] | None = None) -> Generator[None, None, dict[Key, State]]:
+        """Of all processes. wanted: as for `_own`; others may be among them."""
         found: dict[Key, State] = {}
-        own = yield from self._collected()
+        own = yield from self._collected(wanted)
         for block in own:
             _add(found, block)
             yield
         if self._files is not None:
-            self._files.publish(own)  # or who is scraped next, and cannot see this, would show less
+            if wanted is None:
+                self._files.publish(own)  # or who is scraped next, and cannot see this, would show less
             for published in self._files.others():
                 for block in published.blocks:
                     _add(found, block, lives=published.lives)
                     yield
         return found
+
+    def _share(self, directory: Path) -> None:
+        try:
+            files = NodeFiles(directory)
+            self._fold(files)
+        except OSError as exc:
+            log.warning("the processes of this node do not see each other's metrics: %s: %s", directory, exc.strerror)
+        else:
+            self._files = files
 
     def _fold(self, files: NodeFiles) -> None:
         """Make one file of those of processes that have ended. Raises: OSError."""
@@ -567,7 +576,7 @@ class EndpointMetrics:
 
     __slots__ = (
         "_bounds", "_decode", "_decode_ns", "_encode", "_encode_ns", "_failed", "_failed_ns", "_gaps", "_gaps_ns", "_last_s",
-        "_latency", "_latency_ns", "_log", "_ok", "_parts", "_slo_bucket", "_told_ok", "exemplars", "key",
+        "_latency", "_latency_ns", "_log", "_ok", "_parts", "_slo_bucket", "exemplars", "key",
     )  # fmt: skip
 
     def __init__(self, labels: tuple[str, str, str], slo_ns: int | None) -> None:
@@ -581,7 +590,7 @@ class EndpointMetrics:
         self._latency_ns = self._decode_ns = self._encode_ns = 0
         self._gaps: list[int] | None = None  # of a decoupled model only
         self._gaps_ns = self._parts = 0
-        self._ok = self._told_ok = 0
+        self._ok = 0
         self._failed: dict[str, int] = defaultdict(int)
         self._failed_ns = 0
         self._last_s: float | None = None
@@ -600,6 +609,8 @@ class EndpointMetrics:
     def _count(self) -> None:
         """As that of a lane."""
         log, bounds = self._log, self._bounds
+        if not log:
+            return
         latency, decode, encode = self._latency, self._decode, self._encode
         self._ok += len(log)
         for arrival_ns, decoded_ns, encoding_ns, encoded_ns in log:
@@ -612,6 +623,7 @@ class EndpointMetrics:
             took_ns = encoded_ns - arrival_ns
             latency[bisect_left(bounds, took_ns)] += 1
             self._latency_ns += took_ns
+        self._last_s = time.time() - (time.monotonic_ns() - log[-1][3]) / 1e9
         log.clear()
 
     def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None:
@@ -640,9 +652,6 @@ class EndpointMetrics:
 
     def state(self) -> State:
         self._count()
-        if self._ok != self._told_ok:
-            self._told_ok = self._ok
-            self._last_s = time.time()
         return [
             {OK: self._ok, **self._failed} if self._ok or self.key.labels[0] else dict(self._failed),
             [*self._latency, self._latency_ns],

@@ -226,7 +226,7 @@ def test_switched_off_nothing_is_counted_or_told() -> None:
     metrics = Metrics(models(m=42), enabled=False)
     count_all(metrics)
     assert metrics.expose()[1] == b""
-    assert not metrics.statistics()
+    assert not metrics.statistics({("m", "1")})
 
 
 def test_tritons_names_have_tritons_labels_units_and_reasons() -> None:
@@ -342,6 +342,26 @@ def test_a_process_answers_for_all_of_its_node_and_those_that_were_killed_count_
         assert found[requests] == 4
         assert workers not in found
         assert found[key("gateway_request_duration_seconds_sum", model="m", version="1", protocol="rest")] == 4e-6
+
+
+def test_statistics_are_of_the_models_that_are_asked_for_and_of_all_processes(tmp_path: Path) -> None:
+    metrics, other = Metrics(directory=tmp_path), Metrics(directory=tmp_path)
+    for each in (metrics, other):
+        count_all(each)
+        each.endpoint("n", "1", "rest").done(0, 0, 0, 1)
+        each.flush()
+    found = metrics.statistics({("m", "1")})["m", "1"]
+    assert (found.success.count, found.rows, found.stages["queue"].count) == (4, 6, 12)
+    assert found.executions_by_rows[3].count == 4
+
+
+def test_a_directory_that_cannot_be_used_is_told_and_this_process_counts_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics(directory=tmp_path / "missing")
+    assert "do not see each other's metrics" in caplog.text
+    metrics.endpoint("m", "1", "rest").done(0, 0, 0, 1)
+    assert exposed(metrics)[key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")] == 1
 
 
 def test_what_cannot_be_written_for_others_is_told_once_and_written_when_it_can(

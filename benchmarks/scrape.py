@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--scrapes", type=int, default=20)
     parser.add_argument("--checkout", type=Path, default=Path())
     arguments = parser.parse_args()
+    sys.setswitchinterval(1e-4)  # or the thread that scrapes holds up the one that measures
     with gateway(arguments.models, arguments.checkout) as port:
         uvloop.run(measure(port, arguments.models, arguments.scrapes))
 

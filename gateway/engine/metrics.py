@@ -859,5 +859,8 @@ async def _in_slices(work: Generator[None, None, T]) -> T:
         except StopIteration as end:
             return cast(T, end.value)
         if clock() >= until_ns:
+            # Sessions' threads wait for Python's lock: given up for less than they need to wake, it would be taken again at once,
+            # and they get it after 5 ms only.
+            time.sleep(1e-6)
             await asyncio.sleep(0)
             until_ns = clock() + _SLICE_NS

@@ -3,10 +3,12 @@
     git worktree add ../before REVISION
     python -m benchmarks.before_after ../before . --pairs 10 --requests 200000 [--protocol grpc]
 
+    python -m benchmarks.before_after . . --after-config FILE      one checkout, two configurations
+
 Each run starts `gateway serve --no-ray configs/examples/linear.yaml` of one checkout in a process of its own (artifacts and
 interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for all of them, over REST with JSON
-or bytes, or over gRPC, each connection one at a time, and reads the CPU time of the server and its children. Which of a pair comes first
-alternates.
+or bytes, or over gRPC, each connection one at a time, and reads the CPU time of the server and its children. Which of a pair
+comes first alternates.
 CPU time per request wanders less than requests per second, but do not run anything beside it.
 """
 
@@ -163,12 +165,12 @@ async def ask(protocol: type[Asking] | type[AskingGrpc], host: str, port: int, r
     await asyncio.gather(*ends)
 
 
-def cpu_us_per_request(checkout: Path, protocol: str, requests: int, connections: int) -> float:
+def cpu_us_per_request(checkout: Path, config: Path, protocol: str, requests: int, connections: int) -> float:
     """One run. Raises: RuntimeError, if the gateway does not start."""
     command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", "--http-port", "0", "--grpc-port", "0"]
     here = Path.cwd()
     server = subprocess.Popen(
-        [*command, str(here / "configs/examples/linear.yaml")],
+        [*command, str(here / config)],
         cwd=here,
         env=os.environ | {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1"},
         stdout=subprocess.PIPE,
@@ -201,6 +203,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
+    linear = Path("configs/examples/linear.yaml")
+    parser.add_argument("--before-config", type=Path, default=linear, help="which serves the model linear")
+    parser.add_argument("--after-config", type=Path, default=linear)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--protocol", choices=sorted(ASKING), default="rest-json")
     parser.add_argument("--requests", type=int, default=200_000)
@@ -210,7 +215,13 @@ def main() -> None:
     for pair in range(arguments.pairs):
         order = ("before", "after") if pair % 2 == 0 else ("after", "before")
         cost = {
-            name: cpu_us_per_request(getattr(arguments, name), arguments.protocol, arguments.requests, arguments.connections)
+            name: cpu_us_per_request(
+                getattr(arguments, name),
+                getattr(arguments, f"{name}_config"),
+                arguments.protocol,
+                arguments.requests,
+                arguments.connections,
+            )
             for name in order
         }
         ratios.append(cost["after"] / cost["before"])

@@ -298,7 +298,7 @@ STATIONS = (
     ("3-4 lane and batcher", ("lane.py", "batching/", "repository.py", "router.py", "clock.py")),
     ("5 workers", ("workers.py", "queue.py", "threading.py", "cluster", "frames.py")),
     ("6 session", ("backends/", "onnxruntime")),
-    ("metrics", ("metrics.py",)),
+    ("metrics", ("metrics.py", "metric_")),
 )
 
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 import uvloop
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import Config, parse_config
 from gateway.errors import GatewayError
@@ -212,8 +213,7 @@ async def _run(policy: str, url: str, folder: Path, cheap_rps: float, step_s: fl
 def _counted(ingress: Ingress) -> Counter[tuple[str, str]]:
     """Rows executed and busy cost by backend."""
     counted: Counter[tuple[str, str]] = Counter()
-    ingress.metrics.flush()
-    for family in ingress.metrics._registry.collect():
+    for family in text_string_to_metric_families(ingress.metrics.expose()[1].decode()):
         for sample in family.samples:
             backend = sample.labels.get("backend", "")
             if sample.name == "gateway_batch_rows_sum":

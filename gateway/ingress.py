@@ -18,14 +18,16 @@ from gateway.edges.rest_routes import RestRoutes
 from gateway.edges.status_page import has_page
 from gateway.engine.lane import Lane
 from gateway.engine.lane_opener import LaneOpener, OpenRunner
-from gateway.engine.metrics import FLUSH_INTERVAL_S, Metrics
+from gateway.engine.metrics import Metrics
 from gateway.engine.repository import Repository, RepositoryControl
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.engine.workers import WorkerPool
 from gateway.errors import NotReady
 from gateway.process.announcement import ReadyModel
+from gateway.process.child import living_pids
 from gateway.process.machine import memory_bytes
 from gateway.process.ports import PortClaims
+from gateway.process.run_dir import make_run_dir
 from gateway.wire.memory import Memory
 
 _FREEING_S: Final = 0.5
@@ -62,7 +64,14 @@ class Ingress:
         """
         self._config = config
         self._clock = LoopClock(asyncio.get_running_loop())
-        self.metrics = Metrics(model.slo.p99_ms / 1e3 for model in config.models if model.slo)
+        self.metrics = Metrics(
+            config.models,
+            directory=make_run_dir(run_dir) if owner is not None else None,
+            enabled=config.metrics.enabled,
+            triton_names=config.metrics.triton_names,
+            instance_type=config.server.instance_type or "",
+            session_pids=living_pids,
+        )
         self.repository = Repository(
             config,
             opener=LaneOpener(
@@ -79,6 +88,7 @@ class Ingress:
             control=control,
             on_change=on_change,
         )
+        self.metrics.watch_models(self._readiness)
         self._claims = PortClaims(config.server, owner=owner)
         self._reuse_port = owner is not None
         self._memory = Memory(_memory_bytes(config.server.limits))
@@ -91,7 +101,8 @@ class Ingress:
         server = self._config.server
         self._claims.claim()
         await self.repository.start()
-        self._flushing = asyncio.create_task(self._flush_metrics())
+        self.metrics.started()
+        self._flushing = asyncio.create_task(self.metrics.keep_publishing())
         http = grpc = None
         if server.http_port is not None:
             try:
@@ -108,9 +119,9 @@ class Ingress:
     def rest_listener(self) -> HttpServer:
         """Make what answers REST; it listens once it is started, and is drained with the rest. Once, if `start` has not."""
         server = self._config.server
-        limits = server.limits
-        routes = RestRoutes(self.repository, limits, expose_metrics=self._expose_metrics, status_page=has_page(server))
-        self._http = HttpServer(routes, limits, self._memory)
+        scrape = self.metrics.scrape if self.metrics.enabled else None
+        routes = RestRoutes(self.repository, server.limits, scrape=scrape, status_page=has_page(server))
+        self._http = HttpServer(routes, server.limits, self._memory)
         return self._http
 
     def grpc_listener(self) -> GrpcServer:
@@ -165,16 +176,8 @@ class Ingress:
     def _open_pool(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
         return open_pool(model, backend, declared, self._clock)
 
-    def _expose_metrics(self) -> tuple[str, bytes]:
-        return self.metrics.expose()
-
-    async def _flush_metrics(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_INTERVAL_S)
-            try:
-                self.metrics.flush()
-            except Exception:
-                log.exception("metrics are behind")
+    def _readiness(self) -> Iterable[tuple[str, str, bool]]:
+        return [(row["name"], row["version"], row["state"] == "READY") for row in self.repository.index()]
 
 
 def _memory_bytes(limits: Limits) -> int:

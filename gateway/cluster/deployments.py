@@ -3,11 +3,11 @@
 import asyncio
 import hashlib
 import logging
-import os
 import re
 import warnings
 import weakref
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +34,6 @@ from gateway.process.run_dir import make_run_dir, shared_run_dir
 from gateway.process.supervisor import outlive_signals
 
 if TYPE_CHECKING:
-    # Reads PROMETHEUS_MULTIPROC_DIR when it is imported, which the ingress replica sets before.
     from gateway.ingress import Ingress
 
 INGRESS: Final = "ingress"
@@ -109,9 +108,7 @@ class IngressReplica:
         if config.server.ingress_replicas > 1:
             name = f"gateway:{self._application}:{_digest(config.model_dump_json())}"
             self._control = SharedControl(name, runtime_env={"env_vars": ENVIRONMENT})
-        # Not in Ray's session directory, to which everyone can write: they could put another in the place of ours.
-        run_dir = config.server.run_dir or shared_run_dir(f"{_session_dir().name}-{self._application}")
-        self._ingress = self._build(Path(run_dir))
+        self._ingress = self._build(_run_dir(config.server.run_dir))
         try:
             self._ports = await self._ingress.start()
         except BaseException:
@@ -122,7 +119,6 @@ class IngressReplica:
             self._control.follow(self._ingress.repository.apply)
 
     def _build(self, run_dir: Path) -> "Ingress":
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(make_run_dir(run_dir))
         from gateway.ingress import Ingress
 
         # Always on shared ports: during a rolling upgrade the old and the new replica listen side by side.
@@ -210,7 +206,8 @@ def _backend(model: ModelSection, backend: Backend, config: Config, speech: Spee
         **_COMMON,
     )(Replica)
     host = config.ray.channel_host or ""
-    return _versioned(deployment, f"{content}{host}").bind(model, backend, model.declared(), content, speech, host)
+    metrics_dir = partial(_metrics_dir, config.server.run_dir) if config.metrics.enabled else None
+    return _versioned(deployment, f"{content}{host}").bind(model, backend, model.declared(), content, speech, host, metrics_dir)
 
 
 def _scale(backend: Backend) -> dict[str, Any]:
@@ -286,6 +283,17 @@ def _digest(text: str) -> str:
 def port_owner(cluster: str, application: str) -> str:
     """Who shares ports: the ingress replicas of one application of one cluster. cluster: its id, in hexadecimal."""
     return f"{cluster}/{application}"
+
+
+def _run_dir(own: str | None) -> Path:
+    """Of this node, for the processes of this application."""
+    # Not in Ray's session directory, to which everyone can write: they could put another in the place of ours.
+    return Path(own or shared_run_dir(f"{_session_dir().name}-{serve.get_replica_context().app_name}"))
+
+
+def _metrics_dir(own: str | None) -> Path:
+    """Raises: ConfigError."""
+    return make_run_dir(_run_dir(own))
 
 
 def _session_dir() -> Path:

@@ -7,9 +7,11 @@ again when an ingress attends.
 import asyncio
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -22,10 +24,12 @@ from gateway.cluster.channel import Answer, ChannelServer, Running, Tenant
 from gateway.cluster.channel_connection import check_size
 from gateway.cluster.link import ATTEND_S, attend_answer, channel_answer
 from gateway.config import Backend, ModelSection
+from gateway.engine.metrics import Metrics
 from gateway.engine.runner import Execution
 from gateway.engine.workers import WorkerPool
-from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, InternalError
+from gateway.errors import BackendFailed, BackendUnreachable, ConfigError, GatewayError, InternalError
 from gateway.garbage import leave_out, take_in
+from gateway.process.child import living_pids
 from gateway.process.console import Speech, set_up
 from gateway.process.supervisor import outlive_signals
 from gateway.wire.frames import decode_frame, encode_frame
@@ -34,6 +38,10 @@ from gateway.wire.tensors import Buffer
 # An ingress that does not come back to `attend` no longer has a share after this.
 _FORGET_S: Final = 3.0
 _HORIZON_WITHOUT_SLO_MS: Final = 50.0
+# What it costs is told so often: that much of its life is not counted, if it is killed.
+_PUBLISH_S: Final = 0.1
+
+log = logging.getLogger(__name__)
 
 _question = msgspec.msgpack.Decoder(tuple[str, int | None])
 _wish = msgspec.msgpack.Decoder(tuple[str, float])
@@ -81,11 +89,13 @@ class Replica:
         content: str,
         speech: Speech | None = None,
         channel_host: str = "",
+        metrics_dir: Callable[[], Path] | None = None,
     ) -> None:
         """content: digest of what this replica serves, which tells ingresses of one configuration from those of another.
 
         speech: how this process logs; None: that is left as it is. channel_host: where batches come in from other nodes; empty
-        means the address that the node has in the cluster.
+        means the address that the node has in the cluster. metrics_dir: makes where the processes of this node share what they
+        count, and gives its path; None: nothing is counted.
         """
         outlive_signals()
         if speech is not None:
@@ -109,6 +119,7 @@ class Replica:
         self._dealing: Timer | None = None
         # since the last report to the autoscaler
         self._busy_s = 0.0
+        self._all_busy_s = 0.0  # ever
         self._counted_s = self._reported_s = time.monotonic()
         # the model
         self._new_pool = functools.partial(WorkerPool, backend, declared, name=self._name, clock=self._clock)
@@ -117,6 +128,8 @@ class Replica:
         self._loaded = False
         self._changing = asyncio.Lock()  # one load or release at a time
         self._loading: asyncio.Task[str] | None = None
+        if metrics_dir is not None:
+            self._publish(model, backend, metrics_dir)
         if model.load_at_start:
             await self._open()
             leave_out()
@@ -260,6 +273,24 @@ class Replica:
         self._deal()
         return fault
 
+    # what it costs
+
+    def _publish(self, model: ModelSection, backend: Backend, directory: Callable[[], Path]) -> None:
+        """Tell the ingresses of this node what the replica costs, until its process ends: so long it is paid for."""
+        try:
+            self._metrics = Metrics((model,), directory=directory(), role="replica", session_pids=living_pids)
+        except (ConfigError, OSError) as exc:  # batches run all the same
+            log.warning("%s: what this replica costs is not counted: %s", self._name, exc)
+            return
+        cost = self._metrics.cost(model.name, model.version, backend.label, backend.usd_per_hour, backend.sessions)
+        cost.measure(self._busy_ns)
+        cost.hold()
+        self._publishing = self._loop.create_task(self._metrics.keep_publishing(_PUBLISH_S))
+
+    def _busy_ns(self) -> int:
+        self._count_busy()
+        return round(self._all_busy_s * 1e9)
+
     # batches
 
     def _begin(self, frame: Buffer, answer: Answer, part: Answer | None = None) -> Running:
@@ -369,7 +400,9 @@ class Replica:
     def _count_busy(self, *, ended: int = 0) -> None:
         """Add the time since the last call, in which nothing changed. ended: batches that the pool has just ceased to count."""
         now_s = time.monotonic()
-        self._busy_s += (self._pool.busy + ended) * (now_s - self._counted_s)
+        busy_s = (self._pool.busy + ended) * (now_s - self._counted_s)
+        self._busy_s += busy_s
+        self._all_busy_s += busy_s
         self._counted_s = now_s
 
     def _count_spent(self, asked: "_Asked", now_ns: int) -> None:

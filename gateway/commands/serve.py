@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
 import time
@@ -30,21 +29,13 @@ def serve(config: Config, *, on_ray: bool, speech: Speech) -> int:
     own = config.server.run_dir
     with contextlib.nullcontext(own) if own else fresh_run_dir() as directory:
         run_dir = Path(directory)
-        use_run_dir(run_dir)
+        make_run_dir(run_dir)
         shutil.rmtree(run_dir / "regions", ignore_errors=True)  # registered with a server that is gone
         import uvloop
 
         uvloop.run(_serve_until_signal(config, run_dir, announce))
     leave_out()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
     return 0
-
-
-def use_run_dir(run_dir: Path) -> None:
-    """Make the node's directory and point prometheus_client at it. Before gateway.engine.metrics is imported: see there.
-
-    Raises: ConfigError.
-    """
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(make_run_dir(run_dir))
 
 
 async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce) -> None:

@@ -29,7 +29,7 @@ from gateway.config.file import (
     parse_config,
 )
 from gateway.config.model import Batching, DeclaredTensor, Ejection, ModelSection, Ragged, Routing, Slo, tensor_specs
-from gateway.config.server import Limits, Ray, ServerSection
+from gateway.config.server import Limits, MetricsSection, Ray, ServerSection
 
 __all__ = [
     "AnyBackend",
@@ -41,6 +41,7 @@ __all__ = [
     "DeclaredTensor",
     "Ejection",
     "Limits",
+    "MetricsSection",
     "ModelSection",
     "Neuron",
     "NeuronBuild",

@@ -14,7 +14,7 @@ from backends.not_known import NotKnown
 from backends.source import is_source
 from gateway.config.fields import Strict
 from gateway.config.model import ModelSection
-from gateway.config.server import Ray, ServerSection
+from gateway.config.server import MetricsSection, Ray, ServerSection
 from gateway.documents.faults import ConfigFaults, Unfit
 from gateway.documents.lenient import Seen, as_far_as_valid, validated
 from gateway.documents.reader import Document, read
@@ -24,6 +24,7 @@ class Config(Strict):
     """A whole configuration file."""
 
     server: ServerSection = ServerSection()
+    metrics: MetricsSection = MetricsSection()
     ray: Ray = Ray()
     models: tuple[ModelSection, ...] = Field(min_length=1)
 

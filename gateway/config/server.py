@@ -1,9 +1,9 @@
-"""The sections `server` and `ray`: the listeners, the processes that own them, and Ray."""
+"""The sections `server`, `metrics` and `ray`: the listeners, the processes that own them, what they count, and Ray."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gateway.config.fields import Host, Port, Strict
 from gateway.documents.faults import Unfit
@@ -62,6 +62,19 @@ class ServerSection(Strict):
     def _same_port(self) -> Iterator[Unfit]:
         if self.http_port and self.http_port == self.grpc_port:
             yield Unfit("http_port has it too", expected="another port", remedy="0 is any free one", at=("grpc_port",))
+
+
+class MetricsSection(Strict):
+    """What is counted and shown at /metrics."""
+
+    enabled: bool = True  # False, or `metrics: off`: nothing is counted, and there is no /metrics
+    triton_names: bool = False  # Triton's nv_inference_* beside ours, for dashboards that were made for it
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switch(cls, value: object) -> object:
+        """`off` and `on`, which YAML reads as false and true."""
+        return {"enabled": value} if isinstance(value, bool) else value
 
 
 class Ray(Strict):

@@ -64,14 +64,15 @@ class RestRoutes:
         repository: Repository,
         limits: Limits,
         *,
-        expose_metrics: Callable[[], tuple[str, bytes]] | None = None,
+        scrape: Callable[[bytes], Awaitable[tuple[str, bytes]]] | None = None,
         status_page: bool = False,
     ) -> None:
-        """expose_metrics: content type and body of /metrics; None: there is no such path. status_page: for browsers,
-        at /.
+        """scrape: gives content type and body of /metrics, by the client's Accept; None: there is no such path.
+
+        status_page: for browsers, at /.
         """
         self._repository = repository
-        self._expose_metrics = expose_metrics
+        self._scrape = scrape
         self._page = page() if status_page else None
         self._status = Status(repository)
         self._routes: dict[bytes, MatchedPath] = {}
@@ -172,7 +173,7 @@ class RestRoutes:
                 return MatchedPath(_get(self._api))
             case ["ping"]:
                 return MatchedPath(_get(self._ping))
-            case ["metrics"] if self._expose_metrics is not None:
+            case ["metrics"] if self._scrape is not None:
                 return MatchedPath(_get(self._metrics))
             case ["v2"] | ["v2", ""]:
                 return MatchedPath(self._server_actions[""])
@@ -209,7 +210,7 @@ class RestRoutes:
         if self._page is not None and prefers_html(exchange.headers.get(b"accept", b"")):
             exchange.respond(200, self._page.body, HTML, self._page.headers)
             return
-        metrics = self._expose_metrics is not None
+        metrics = self._scrape is not None
         welcome = describe_welcome(self._repository.models(), metrics=metrics)
         _respond_json(exchange, welcome, indent=True, headers=b"Vary: Accept\r\n")
 
@@ -227,7 +228,7 @@ class RestRoutes:
         if repository.generation != self._api_generation:
             self._api_generation = repository.generation
             models = [(served.name, served.version, served.spec) for served in repository.ready_models()]
-            self._api_json = orjson.dumps(describe_api(models, metrics=self._expose_metrics is not None))
+            self._api_json = orjson.dumps(describe_api(models, metrics=self._scrape is not None))
         exchange.respond(200, self._api_json)
 
     def _live(self, exchange: Exchange, route: MatchedPath) -> None:
@@ -242,9 +243,19 @@ class RestRoutes:
         exchange.respond(200 if self._repository.ready() else 503)
 
     def _metrics(self, exchange: Exchange, route: MatchedPath) -> None:
-        assert self._expose_metrics is not None
-        content_type, body = self._expose_metrics()
-        exchange.respond(200, body, content_type.encode())
+        assert self._scrape is not None
+        scraping = self._scrape(exchange.headers.get(b"accept", b""))
+
+        async def answer() -> None:
+            try:
+                content_type, body = await scraping
+            except Exception:  # a fault of ours must still be an answer
+                log.exception("/metrics could not be told")
+                respond_error(exchange, InternalError("internal error"))
+            else:
+                exchange.respond(200, body, content_type.encode(), b"Vary: Accept\r\n")
+
+        self._keep(asyncio.get_running_loop().create_task(answer()))
 
     def _unsupported(self, exchange: Exchange, route: MatchedPath) -> None:
         raise Unsupported(f"{exchange.path.decode()} is not offered by this server")
@@ -307,7 +318,9 @@ class RestRoutes:
             else:
                 exchange.respond(200)
 
-        task = asyncio.get_running_loop().create_task(change_and_answer())
+        self._keep(asyncio.get_running_loop().create_task(change_and_answer()))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

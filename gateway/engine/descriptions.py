@@ -106,10 +106,10 @@ def describe_statistics(name: str, version: str, found: ModelStatistics) -> dict
     """
 
     def duration(total: Total) -> dict[str, int]:
-        return timed(total.count, total.seconds)
+        return timed(total.count, total.ns)
 
-    def timed(count: int, seconds: float) -> dict[str, int]:
-        return {"count": count, "ns": round(seconds * 1e9)}
+    def timed(count: int, ns: int) -> dict[str, int]:
+        return {"count": count, "ns": ns}
 
     nothing = duration(Total())
     stages = found.stages
@@ -133,9 +133,9 @@ def describe_statistics(name: str, version: str, found: ModelStatistics) -> dict
         "batch_stats": [
             {
                 "batch_size": rows,
-                "compute_input": timed(executions.count, executions.to_worker_s),
-                "compute_infer": timed(executions.count, executions.compute_s),
-                "compute_output": timed(executions.count, executions.from_worker_s),
+                "compute_input": timed(executions.count, executions.to_worker_ns),
+                "compute_infer": timed(executions.count, executions.compute_ns),
+                "compute_output": timed(executions.count, executions.from_worker_ns),
             }
             for rows, executions in sorted(found.executions_by_rows.items())
         ],
@@ -143,10 +143,10 @@ def describe_statistics(name: str, version: str, found: ModelStatistics) -> dict
             "0": {
                 "compute_infer": duration(compute),
                 "compute_output": duration(encode),
-                "success": timed(found.success.count, compute.seconds + encode.seconds),
-                "fail": timed(found.failed.count - found.cancelled, found.failed.seconds),
+                "success": timed(found.success.count, compute.ns + encode.ns),
+                "fail": timed(found.failed.count - found.cancelled, found.failed.ns),
                 "empty_response": nothing,
-                "cancel": timed(found.cancelled, 0.0),
+                "cancel": timed(found.cancelled, 0),
             }
         },
     }

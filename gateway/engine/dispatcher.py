@@ -215,7 +215,8 @@ class Dispatcher:
             self._hung.discard(candidate)
 
     def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int, *, streamed_ns: int = 0) -> None:
-        self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
+        if candidate.worker_usd_per_hour:
+            self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
         if self.router.executed(candidate, batch.rows, busy_ns, batch.expected_ns, now_ns, streamed_ns=streamed_ns):
             self._ejected(candidate, now_ns)
 

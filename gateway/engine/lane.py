@@ -265,8 +265,19 @@ class Lane:
             for rows in service.probe_rows
             for expected_s in (curve.expected_ns(rows) / 1e9,)
         )
-        live = self.runner.free_slots + running
-        return LaneGauges(self.batcher.queue_rows, self.batcher.queue_requests, live, running, learned)
+        now_ns = self._clock.now_ns()
+        oldest_ns = self.batcher.oldest_ns
+        return LaneGauges(
+            self.batcher.queue_rows,
+            self.batcher.queue_requests,
+            self.runner.free_slots + running,
+            running,
+            learned,
+            oldest_ns=now_ns - oldest_ns if oldest_ns is not None else 0,
+            running_ns=sum(now_ns - batch.closed_ns for batch in self.runs.running),
+            shifts=sum(curve.resets for curve in service.curves.values()),
+            cold_start_ns=self.runner.cold_start_ns,
+        )
 
     def _runner_changed(self) -> None:
         if not self.runner.available:

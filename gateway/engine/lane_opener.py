@@ -19,7 +19,7 @@ from gateway.batching.policies import POLICIES
 from gateway.clock import Clock
 from gateway.config import Backend, ModelSection
 from gateway.engine.lane import Lane
-from gateway.engine.metrics import Metrics
+from gateway.engine.metrics import Cost, Metrics
 from gateway.engine.probes import probe
 from gateway.engine.runner import BatchRunner
 from gateway.errors import BackendFailed, ConfigError, GatewayError
@@ -149,6 +149,7 @@ class LaneOpener:
         """Raises: GatewayError; BackendFailed, whatever else a backend raises. Then nothing is left open."""
         name = f"{model.name}:{model.version}/{backend.label}"
         opened: BatchRunner | Lane | None = None
+        cost = self._held(model, backend)
         try:
             opened = runner = self._open_runner(model, backend, model.declared())
             try:
@@ -182,6 +183,8 @@ class LaneOpener:
             if not well and self._probe_failed is not None:
                 self._probe_failed()
         except BaseException as exc:
+            if cost is not None and not isinstance(opened, Lane):  # which lets go of it when it is closed
+                cost.release()
             if opened is not None:
                 try:
                     runner.abort()  # a probe may hang
@@ -196,6 +199,14 @@ class LaneOpener:
             log.exception("%s: unexpected exception of the backend", name)
             raise BackendFailed(f"{name}: failed to load: {type(exc).__name__}: {exc}") from exc
         return lane
+
+    def _held(self, model: ModelSection, backend: Backend) -> Cost | None:
+        """What a backend in this process costs from now on; a replica counts its own."""
+        if backend.usd_per_hour is None or backend.placement != "embedded":
+            return None
+        cost = self._metrics.cost(model.name, model.version, backend.label, backend.usd_per_hour, backend.sessions)
+        cost.hold()
+        return cost
 
     def save(self, lane: Lane) -> None:
         """Keep what was learned of a backend's speed for the next start, if there is a state_dir; if that fails, warn."""
@@ -233,9 +244,10 @@ class LaneOpener:
     def _lane(self, name: str, model: ModelSection, backend: Backend, runner: BatchRunner, spec: ModelSpec) -> Lane:
         batching = model.batching
         # Answers in parts do not share a run: a client that reads slowly would hold up the others.
+        most_rows = 0 if spec.decoupled else min(spec.max_rows, batching.max_rows or spec.max_rows)
         batcher = Batcher(
             POLICIES["greedy" if spec.decoupled else batching.policy](batching),
-            max_rows=0 if spec.decoupled else min(spec.max_rows, batching.max_rows or spec.max_rows),
+            max_rows=most_rows,
             row_sizes=spec.row_sizes,
             workers=runner.slots,
             max_queue_rows=batching.max_queue_rows,
@@ -247,7 +259,7 @@ class LaneOpener:
             spec=spec,
             batcher=batcher,
             runner=runner,
-            metrics=self._metrics.lane(model.name, model.version, backend.label),
+            metrics=self._metrics.lane(model.name, model.version, backend.label, max_rows=most_rows),
             clock=self._clock,
             call_soon=asyncio.get_running_loop().call_soon,
             trace=batching.trace,

@@ -1,7 +1,10 @@
-"""The numbers of the statistics extension, read from the exposition: so the two cannot disagree."""
+"""The numbers of the statistics extension, and of Triton's metrics: read from the states of the recorders.
+
+So they cannot disagree with what /metrics says.
+"""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,13 +13,22 @@ from gateway.errors import Code
 STAGES: Final = ("decode", "queue", "batch_wait", "compute", "encode")
 OK: Final = "ok"
 
+# As Triton tells why requests failed.
+_TRITON_REASONS: Final = {
+    Code.OVERLOADED.value: "REJECTED",
+    Code.DEADLINE_EXCEEDED.value: "REJECTED",
+    Code.CANCELLED.value: "CANCELED",
+    Code.BACKEND_FAILED.value: "BACKEND",
+    Code.BACKEND_UNREACHABLE.value: "BACKEND",
+}
+
 
 @dataclass(slots=True)
 class Total:
     """How often, and the time of all together."""
 
     count: int = 0
-    seconds: float = 0.0
+    ns: int = 0
 
 
 @dataclass(slots=True)
@@ -24,9 +36,16 @@ class Executions:
     """How many, and the time of all together on the way to a worker, on it and on the way back."""
 
     count: int = 0
-    to_worker_s: float = 0.0
-    compute_s: float = 0.0
-    from_worker_s: float = 0.0
+    to_worker_ns: int = 0
+    compute_ns: int = 0
+    from_worker_ns: int = 0
+
+    def add(self, counts: Sequence[int]) -> None:
+        count, to_ns, compute_ns, from_ns = counts
+        self.count += count
+        self.to_worker_ns += to_ns
+        self.compute_ns += compute_ns
+        self.from_worker_ns += from_ns
 
 
 class ModelStatistics:
@@ -35,35 +54,52 @@ class ModelStatistics:
     def __init__(self) -> None:
         self.last_inference_s = 0.0
         self.rows = 0
+        self.pending = 0  # requests that wait
         self.success = Total()
         self.failed = Total()
-        self.cancelled = 0  # of the failed
+        self.failed_by_code: dict[str, int] = defaultdict(int)
         self.stages = {stage: Total() for stage in STAGES}
         self.executions_by_rows: dict[int, Executions] = defaultdict(Executions)
 
-    def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        """Take in one sample of the exposition."""
-        if name == "gateway_stage_duration_seconds_sum":
-            self.stages[labels["stage"]].seconds += value
-        elif name == "gateway_stage_duration_seconds_count":
-            self.stages[labels["stage"]].count += int(value)
-        elif name == "gateway_rows_total":
-            self.rows += int(value)
-        elif name == "gateway_executions_total":
-            self.executions_by_rows[int(labels["rows"])].count += int(value)
-        elif name == "gateway_compute_seconds_total":
-            self.executions_by_rows[int(labels["rows"])].compute_s += value
-        elif name == "gateway_to_worker_seconds_total":
-            self.executions_by_rows[int(labels["rows"])].to_worker_s += value
-        elif name == "gateway_from_worker_seconds_total":
-            self.executions_by_rows[int(labels["rows"])].from_worker_s += value
-        elif name == "gateway_last_inference_timestamp_seconds":
-            self.last_inference_s = max(self.last_inference_s, value)
-        elif name == "gateway_requests_total":
-            (self.success if labels["code"] == OK else self.failed).count += int(value)
-            if labels["code"] == Code.CANCELLED.value:
-                self.cancelled += int(value)
-        elif name == "gateway_request_duration_seconds_sum":
-            self.success.seconds += value
-        elif name == "gateway_failed_request_seconds_total":
-            self.failed.seconds += value
+    @property
+    def cancelled(self) -> int:
+        """Of the failed."""
+        return self.failed_by_code[Code.CANCELLED.value]
+
+    def add_requests(self, codes: Mapping[str, int], success_ns: int, failed_ns: int, last_s: float | None) -> None:
+        """Take in what one protocol has answered."""
+        for code, count in codes.items():
+            if code == OK:
+                self.success.count += count
+            else:
+                self.failed.count += count
+                self.failed_by_code[code] += count
+        self.success.ns += success_ns
+        self.failed.ns += failed_ns
+        self.last_inference_s = max(self.last_inference_s, last_s or 0.0)
+
+    def add_stage(self, stage: str, histogram: Sequence[int]) -> None:
+        """Take in a histogram's buckets and, behind them, its sum in nanoseconds."""
+        total = self.stages[stage]
+        total.count += sum(histogram[:-1])
+        total.ns += histogram[-1]
+
+    def as_triton(self) -> dict[str, int]:
+        """Triton's metrics, by name; of failures `name:reason`."""
+        stages = self.stages
+        failures: dict[str, int] = {}
+        for code, count in self.failed_by_code.items():
+            name = f"nv_inference_request_failure:{_TRITON_REASONS.get(code, 'OTHER')}"
+            failures[name] = failures.get(name, 0) + count
+        return {
+            "nv_inference_request_success": self.success.count,
+            **failures,
+            "nv_inference_count": self.rows,
+            "nv_inference_exec_count": sum(executions.count for executions in self.executions_by_rows.values()),
+            "nv_inference_request_duration_us": self.success.ns // 1000,
+            "nv_inference_queue_duration_us": stages["queue"].ns // 1000,
+            "nv_inference_compute_input_duration_us": stages["batch_wait"].ns // 1000,
+            "nv_inference_compute_infer_duration_us": stages["compute"].ns // 1000,
+            "nv_inference_compute_output_duration_us": stages["encode"].ns // 1000,
+            "nv_inference_pending_request_count": self.pending,
+        }

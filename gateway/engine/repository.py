@@ -258,7 +258,7 @@ class Repository:
                 wanted = [self.model(name, version)]
         else:
             wanted = [served for served in self.all_models() if served.state == "READY"]
-        found = self.metrics.statistics()
+        found = self.metrics.statistics({(served.name, served.version) for served in wanted})
         return {
             "model_stats": [
                 describe_statistics(served.name, served.version, found[served.name, served.version]) for served in wanted

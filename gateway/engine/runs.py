@@ -187,7 +187,6 @@ class Runs:
     def _start(self, batch: Batch, now_ns: int) -> None:
         self.running.add(batch)
         try:
-            self._metrics.batch_closed(batch)
             self.runner.start(batch, self._ended, self._requests.part_made if self._spec.decoupled else None)
         except BaseException:
             log.exception("%s: a batch could not be started", self._name)

@@ -80,9 +80,12 @@ class Counts:
 
     def __init__(self) -> None:
         self.models: dict[tuple[str, str], ModelCounts] = defaultdict(ModelCounts)
+        self.processes = 0  # of the node, that take requests
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """Take in one sample."""
+        if name == "gateway_processes" and labels["role"] == "ingress":
+            self.processes = int(value)
         if "model" not in labels:
             return
         key = labels["model"], labels["version"]
@@ -127,7 +130,7 @@ def describe_status(repository: Repository, counts: Counts, now_s: float) -> dic
         "time_s": round(now_s, 3),
         "host": socket.gethostname(),
         "process": os.getpid(),
-        "processes": repository.metrics.processes(),
+        "processes": max(1, counts.processes),
         "ready": repository.ready(),
         "models": [_model(served, counts.models[served.name, served.version]) for served in repository.all_models()],
     }

@@ -15,7 +15,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -29,6 +30,14 @@ _STOP_TIMEOUT_S: Final = 5.0
 _EXIT_S: Final = 1.0
 # By which somebody else ends a process: an operator, the kernel that needs its memory.
 _FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
+
+
+_children: Final["weakref.WeakSet[Child]"] = weakref.WeakSet()
+
+
+def living_pids() -> Iterable[int]:
+    """Of the children of this process."""
+    return [child.pid for child in list(_children) if not child.ended]
 
 
 class ChildLost(Exception):
@@ -67,6 +76,7 @@ class Child:
         self._socket = ours
         self._reaping = threading.Lock()
         self._status: Future[int] = Future()
+        _children.add(self)
         threading.Thread(target=self._reap, name=f"reap-{self.pid}", daemon=True).start()
 
     @property

@@ -15,6 +15,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from tests.cluster.conftest import LOOPBACK, Gateway, config, free_port, request, usual
+from tests.cluster.lives import Lives, told
 from tests.cluster.load import GrpcLoad, Load, infer_body
 
 pytestmark = [
@@ -180,6 +181,39 @@ def test_an_idle_backend_scales_to_zero_and_a_request_brings_it_back(cluster: Cl
         assert gateway.infer("m", [ROW])[0] == 200
         load.wait_for(10)
     assert set(load.outcomes) == {200}
+
+
+def test_requests_and_cost_are_what_clients_and_the_operating_system_count_through_a_kill_a_reload_and_no_replica(
+    cluster: Cluster,
+) -> None:
+    port = free_port()
+    scaling = {"min_replicas": 0, "max_replicas": 1, "downscale_delay_s": 1.0}
+    with Lives("priced-1-synthetic").watched() as lives:
+        backend = {"sessions": 2, "usd_per_hour": 3600.0, "autoscaling": scaling, "fixed_ms": 5.0}
+        Gateway(config(port=port, ingress_replicas=2, model={"name": "priced"}, **backend))
+        with Load(port, "priced", connections=8) as load:
+            load.wait_for(400)
+            (victim,) = lives.alive
+            kill(victim)
+            load.wait_for(400, within_s=60)
+        for ask in ("unload", "load"):
+            assert request(port, "POST", f"/v2/repository/models/priced/{ask}", {})[0] == 200
+        with Load(port, "priced", connections=8) as more:
+            more.wait_for(200, within_s=60)
+        outcomes = load.outcomes + more.outcomes
+        assert set(outcomes) <= {200, 503}  # while no replica is there
+        wait_until(lambda: told(port, "gateway_requests_total", model="priced") == outcomes.total(), within_s=5)
+        assert told(port, "gateway_requests_total", model="priced", code="ok") == outcomes[200]
+        assert told(port, "gateway_request_duration_seconds_count", model="priced") == outcomes[200]
+        assert told(port, "gateway_rows_total", model="priced") == outcomes[200]
+        wait_until(lambda: not lives.alive, within_s=60)  # idle: scaled to zero
+        assert told(port, "gateway_processes", role="ingress") == 2
+        assert told(port, "gateway_replicas", model="priced") == 0
+        assert told(port, "gateway_cost_usd_per_hour", model="priced") == 0
+        busy, idle = (told(port, "gateway_cost_usd_total", model="priced", state=state) for state in ("busy", "idle"))
+        spent = lives.all_s()  # a dollar a second
+        assert busy > 1
+        assert busy + idle == pytest.approx(spent, rel=0.01, abs=0.3)  # 1 %; of short lives, what is not published yet
 
 
 def test_a_configuration_file_of_serve_deploys_the_gateway(cluster: Cluster) -> None:

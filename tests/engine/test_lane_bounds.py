@@ -544,7 +544,7 @@ def test_a_lane_tells_what_waits_and_what_runs() -> None:
         await asyncio.sleep(0)
         assert not bench.lane.available
         await closing
-        assert [bench.counted(f"gateway_{name}") for name in gauges] == [0, 0, 0, 0]
+        assert [bench.exposed(f"gateway_{name}") for name in gauges] == [[], [], [], []]
 
     simulate(main)
 
@@ -751,7 +751,7 @@ def test_a_run_that_cannot_be_cancelled_stops_neither_the_others_nor_the_end(cap
         await bench.pass_ms(10)
         with pytest.raises(OSError, match="does not close"):
             await bench.lane.close()
-        assert bench.counted("gateway_workers") == 0
+        assert bench.exposed("gateway_workers") == []
 
     simulate(main)
     assert "m:1/simulated: a run could not be cancelled" in caplog.text

@@ -1,19 +1,36 @@
-"""What is counted arrives in the exposition, also that of another process of the node."""
+"""What is counted arrives in the exposition, also that of another process of the node, in both text formats."""
 
+import asyncio
 import os
+import re
+import signal
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.engine.metrics import Metrics
-from gateway.errors import Code
+from gateway.config import ModelSection, parse_config
+from gateway.engine.metric_table import BY_NAME, TRITON_TABLE
+from gateway.engine.metrics import FLUSH_INTERVAL_S, LaneGauges, Metrics
+from gateway.engine.runner import Execution
+from gateway.errors import BackendFailed, Code
+from loadtest.verdict.statistics import percentiles
+
+MS = 1_000_000
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+def samples(text: str) -> Samples:
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -21,8 +38,75 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     }
 
 
+def exposed(metrics: Metrics) -> Samples:
+    return samples(metrics.expose()[1].decode())
+
+
 def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return name, frozenset(labels.items())
+
+
+def models(**slo_ms: float) -> tuple[ModelSection, ...]:
+    listed = [{"name": name, "slo": {"p99_ms": limit}, "backends": [{"kind": "synthetic"}]} for name, limit in slo_ms.items()]
+    return parse_config({"models": listed}, source="test").models
+
+
+def batch(rows: int = 3, *, reason: str = "idle", closed_ns: int = 5 * MS, expected_ns: int = 0) -> Any:
+    part = SimpleNamespace(request=SimpleNamespace(arrival_ns=closed_ns - 2 * MS))
+    return SimpleNamespace(
+        reason=reason, rows=rows, padded_rows=rows + 1, closed_ns=closed_ns, parts=[part] * rows, expected_ns=expected_ns
+    )
+
+
+def count_all(metrics: Metrics) -> None:
+    """Something on every recorder."""
+    lane = metrics.lane("m", "1", "cpu", max_rows=32)
+    learned = (("64", 1, 0.001, 0.002), ("64", 32, 0.01, 0.02))
+    lane.watch(lambda: LaneGauges(3, 2, 4, 1, learned, oldest_ns=7 * MS, shifts=1, cold_start_ns=9_000 * MS))
+    lane.batch_done(batch(expected_ns=MS), Execution(6 * MS, 9 * MS), 10 * MS, failed=False)
+    lane.batch_done(batch(), Execution(6 * MS, 9 * MS, error=BackendFailed("")), 10 * MS, failed=True)
+    lane.retried()
+    lane.dropped()
+    routing = metrics.routing("m", "1")
+    routing.routed("cpu", "cheapest")
+    routing.copied("cpu", "shadow", "match")
+    routing.busy("cpu", 0.5)
+    routing.ejected("cpu")
+    endpoint = metrics.endpoint("m", "1", "rest")
+    endpoint.done(0, 10_000, 2 * MS, 2 * MS + 20_000, trace_id="4bf92f3577b34da6a3ce929d0e0e4736")
+    endpoint.failed(Code.OVERLOADED, 0, 1_000)
+    endpoint.first_part(0, 0, 0, 1_000)
+    endpoint.part(1_000)
+    endpoint.finished()
+    cost = metrics.cost("m", "1", "cpu", 3.6, 4)
+    cost.measure(lambda: 1_000)
+    cost.hold()
+    metrics.watch_models(lambda: [("m", "1", True)])
+
+
+def test_every_metric_of_the_table_is_told_in_both_formats_of_the_types_and_units_it_has_there() -> None:
+    metrics = Metrics(models(m=42), triton_names=True)
+    count_all(metrics)
+    metrics._process.lagged(MS)  # what `keep_publishing` does once a second
+    content_type, text = metrics.expose()
+    assert content_type.startswith("text/plain; version=0.0.4")
+    told = {family.name: family for family in text_string_to_metric_families(text.decode())}
+    for name, metric in BY_NAME.items():
+        family = told.pop(name.removesuffix("_total"))
+        assert (family.type, family.documentation) == (metric.kind, metric.meaning)
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        assert labels == set(metric.labels), name
+    assert {family.name for family in told.values()} == {metric.name for metric in TRITON_TABLE}
+
+    content_type, text = metrics.expose(openmetrics=True)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert text.endswith(b"\n# EOF\n")
+    found = {family.name: family for family in openmetrics_families(text.decode())}
+    for name, metric in BY_NAME.items():
+        family = found[name.removesuffix("_total")]
+        assert family.type == metric.kind
+        assert family.unit == (metric.unit if family.name.endswith(f"_{metric.unit}") else "")
+    assert found["nv_inference_count"].type == "unknown"
 
 
 def test_requests_are_counted_by_model_protocol_and_code() -> None:
@@ -30,32 +114,300 @@ def test_requests_are_counted_by_model_protocol_and_code() -> None:
     endpoint = metrics.endpoint("m", "1", "rest")
     endpoint.done(0, 10_000, 2_000_000, 2_020_000)
     endpoint.failed(Code.OVERLOADED, 0, 1_000)
-    found = samples(metrics.expose()[1].decode())
-    assert found[key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")] == 1
-    assert found[key("gateway_requests_total", model="m", version="1", protocol="rest", code="overloaded")] == 1
-    assert found[key("gateway_request_duration_seconds_sum", model="m", version="1", protocol="rest")] == pytest.approx(0.00202)
-    assert found[key("gateway_stage_duration_seconds_bucket", model="m", version="1", stage="decode", le="1e-05")] == 1
+    found = exposed(metrics)
+    labels = {"model": "m", "version": "1", "protocol": "rest"}
+    assert found[key("gateway_requests_total", code="ok", **labels)] == 1
+    assert found[key("gateway_requests_total", code="overloaded", **labels)] == 1
+    assert found[key("gateway_request_duration_seconds_sum", **labels)] == 0.00202
+    assert found[key("gateway_stage_duration_seconds_bucket", stage="decode", le="1e-05", **labels)] == 1
 
 
-def test_an_slo_is_a_bucket_edge() -> None:
-    metrics = Metrics(slo_s=[0.042])
-    metrics.endpoint("m", "1", "rest").done(0, 0, 0, 42_000_000)
-    found = samples(metrics.expose()[1].decode())
+def test_a_models_own_slo_is_a_bucket_edge_and_no_others() -> None:
+    metrics = Metrics(models(m=42, n=7))
+    for name in ("m", "n", "without"):
+        metrics.endpoint(name, "1", "rest").done(0, 0, 0, 42 * MS)
+    found = exposed(metrics)
+    edges = {name: {dict(labels)["le"] for family, labels in found if family.endswith("duration_seconds_bucket")
+                    and dict(labels)["model"] == name and "stage" not in dict(labels)} for name in "mn"}  # fmt: skip
+    assert edges["m"] ^ edges["n"] == {"0.042", "0.007"}
     labels = {"model": "m", "version": "1", "protocol": "rest"}
     assert found[key("gateway_request_duration_seconds_bucket", le="0.042", **labels)] == 1
     assert found[key("gateway_request_duration_seconds_bucket", le="0.025", **labels)] == 0
 
 
+def test_attainment_counts_late_and_failed_ones_as_missed_and_what_the_client_got_wrong_as_neither() -> None:
+    metrics = Metrics(models(m=42))
+    endpoint = metrics.endpoint("m", "1", "grpc")
+    endpoint.done(0, 0, 0, 42 * MS)
+    endpoint.done(0, 0, 0, 42 * MS + 1)
+    for code in Code:
+        endpoint.failed(code, 0, MS)
+    found = exposed(metrics)
+    labels = {"model": "m", "version": "1", "protocol": "grpc"}
+    assert found[key("gateway_slo_requests_total", result="met", **labels)] == 1
+    assert found[key("gateway_slo_requests_total", result="missed", **labels)] == 1 + 7
+    metrics.endpoint("without", "1", "grpc").done(0, 0, 0, 1)
+    assert not [
+        labels for name, labels in exposed(metrics) if name == "gateway_slo_requests_total" and "without" in str(labels)
+    ]
+
+
+def test_a_quantile_of_the_histogram_lies_in_the_bucket_of_loadtests() -> None:
+    metrics = Metrics(models(m=42))
+    took_ns = np.random.default_rng(7).lognormal(np.log(30 * MS), 0.7, 5000).astype(np.int64)
+    endpoint = metrics.endpoint("m", "1", "rest")
+    for one_ns in took_ns.tolist():
+        endpoint.done(0, 0, 0, one_ns)
+    name = "gateway_request_duration_seconds_bucket"
+    buckets = {float(dict(labels)["le"]): count for (family, labels), count in exposed(metrics).items() if family == name}
+    seen = percentiles(took_ns)
+    for share, seen_ms in ((0.5, seen.p50), (0.9, seen.p90), (0.95, seen.p95), (0.99, seen.p99), (0.999, seen.p999)):
+        edges = sorted(buckets)
+        ours = next(edge for edge in edges if buckets[edge] >= share * len(took_ns))
+        assert ours == next(edge for edge in edges if seen_ms / 1e3 <= edge)
+
+
+def test_what_a_lane_did_is_told_by_backend() -> None:
+    metrics = Metrics()
+    count_all(metrics)
+    found = exposed(metrics)
+    lane = {"model": "m", "version": "1", "backend": "cpu"}
+    assert found[key("gateway_batch_rows_bucket", le="4.0", **lane)] == 2
+    assert found[key("gateway_batch_rows_bucket", le="2.0", **lane)] == 0
+    assert key("gateway_batch_rows_bucket", le="64.0", **lane) not in found  # no batch can have so many
+    assert found[key("gateway_batch_rows_sum", **lane)] == 6
+    assert found[key("gateway_padding_rows_total", **lane)] == 2
+    assert found[key("gateway_executions_total", **lane)] == 2
+    assert found[key("gateway_failed_executions_total", **lane)] == 1
+    assert found[key("gateway_compute_seconds_total", **lane)] == 0.006
+    assert found[key("gateway_worker_busy_seconds_total", **lane)] == 0.01
+    assert found[key("gateway_service_seconds_total", time="actual", **lane)] == 0.005
+    assert found[key("gateway_queue_age_seconds", **lane)] == 0.007
+    assert found[key("gateway_stage_duration_seconds_count", stage="queue", **lane)] == 6
+    assert found[key("gateway_service_time_seconds", bucket="64", rows="32", estimate="p90", **lane)] == 0.02
+
+
+def test_a_closed_lane_counts_on_with_the_one_that_follows_it_and_shows_no_state() -> None:
+    metrics = Metrics()
+    lane = {"model": "m", "version": "1", "backend": "cpu"}
+    for _ in range(2):
+        count_all(metrics)
+        metrics._lanes[0].watch(None)
+    found = exposed(metrics)
+    assert found[key("gateway_executions_total", **lane)] == 4
+    assert key("gateway_workers", **lane) not in found
+
+
+def test_labels_may_hold_anything_a_name_may() -> None:
+    metrics = Metrics()
+    name = 'a "quoted" 100 % \\ ü {x}'
+    metrics.endpoint(name, "1", "rest").done(0, 0, 0, 1)
+    assert exposed(metrics)[key("gateway_requests_total", model=name, version="1", protocol="rest", code="ok")] == 1
+    assert list(openmetrics_families(metrics.expose(openmetrics=True)[1].decode()))
+
+
+def test_a_traced_request_is_an_exemplar_of_its_bucket_in_openmetrics_only() -> None:
+    metrics = Metrics()
+    count_all(metrics)
+    assert b"trace_id" not in metrics.expose()[1]
+    found = [
+        sample
+        for family in openmetrics_families(metrics.expose(openmetrics=True)[1].decode())
+        for sample in family.samples
+        if sample.exemplar
+    ]
+    (sample,) = found
+    assert (sample.name, sample.labels["le"]) == ("gateway_request_duration_seconds_bucket", "0.0025")
+    assert sample.exemplar.labels == {"trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"}
+    assert sample.exemplar.value == 0.00202
+
+
+def test_switched_off_nothing_is_counted_or_told() -> None:
+    metrics = Metrics(models(m=42), enabled=False)
+    count_all(metrics)
+    assert metrics.expose()[1] == b""
+    assert not metrics.statistics({("m", "1")})
+
+
+def test_tritons_names_have_tritons_labels_units_and_reasons() -> None:
+    metrics = Metrics(triton_names=True)
+    count_all(metrics)
+    metrics.endpoint("m", "1", "grpc").failed(Code.CANCELLED, 0, MS)
+    text = metrics.expose()[1].decode()  # whose names prometheus_client's parser would give a _total
+    found = {name: float(value) for name, value in re.findall(r"^(nv_\S+) (\S+)$", text, re.MULTILINE)}
+    model = 'model="m",version="1"'
+    assert found[f"nv_inference_request_success{{{model}}}"] == 2
+    assert found[f'nv_inference_request_failure{{{model},reason="REJECTED"}}'] == 1
+    assert found[f'nv_inference_request_failure{{{model},reason="CANCELED"}}'] == 1
+    assert found[f"nv_inference_count{{{model}}}"] == 3
+    assert found[f"nv_inference_exec_count{{{model}}}"] == 2
+    assert found[f"nv_inference_queue_duration_us{{{model}}}"] == 12_000
+    assert found[f"nv_inference_pending_request_count{{{model}}}"] == 2
+
+
+# cost
+
+
+def told_usd(metrics: Metrics) -> tuple[float, float]:
+    found = exposed(metrics)
+    labels = {"model": "m", "version": "1", "backend": "cpu"}
+    busy, idle = (found[key("gateway_cost_usd_total", state=state, **labels)] for state in ("busy", "idle"))
+    return busy, idle
+
+
+def test_what_is_held_from_the_start_costs_since_the_process_began_through_a_reload_and_until_it_is_let_go() -> None:
+    began_s = process_began_s(os.getpid())
+    metrics = Metrics()
+    cost = metrics.cost("m", "1", "cpu", 3600.0, 2)  # a dollar a second
+    cost.hold()
+    metrics.started()
+    lane = metrics.lane("m", "1", "cpu")
+    lane.watch(lambda: LaneGauges(0, 0, 2, 1, running_ns=500 * MS))
+    lane.batch_done(batch(), Execution(6 * MS, 9 * MS), 505 * MS, failed=False)
+    busy, idle = told_usd(metrics)
+    assert busy == pytest.approx(0.5)  # half of it is one of two sessions for a second: what ended, and what runs
+    assert busy + idle == pytest.approx(uptime_s() - began_s, rel=0.01)
+    cost.hold()  # the new lane of a reload, beside the old
+    lane.watch(None)
+    assert sum(told_usd(metrics)) == pytest.approx(uptime_s() - began_s, rel=0.01)
+    cost.release()
+    held = sum(told_usd(metrics))
+    assert sum(told_usd(metrics)) == held
+    assert exposed(metrics)[key("gateway_cost_usd_per_hour", model="m", version="1", backend="cpu")] == 0
+
+
+def uptime_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def process_began_s(pid: int) -> float:
+    """As the operating system has it, after the machine's start."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+
+
+# several processes
+
+PROGRAM = textwrap.dedent("""
+    import sys, time
+    from pathlib import Path
+    from gateway.engine.metrics import LaneGauges, Metrics
+    metrics = Metrics(directory=Path(sys.argv[1]))
+    metrics.endpoint("m", "1", "rest").done(0, 0, 0, 1000)
+    lane = metrics.lane("m", "1", "cpu")
+    lane.watch(lambda: LaneGauges(0, 0, 1, 0))
+    metrics.flush()
+    print("ready", flush=True)
+    time.sleep(60)
+""")
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two processes that have counted a request each, have a worker each, and live."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.slow
-def test_a_process_answers_for_all_of_its_node(tmp_path: Path) -> None:
-    program = textwrap.dedent("""
-        from gateway.engine.metrics import Metrics
-        metrics = Metrics()
-        metrics.endpoint("m", "1", "rest").done(0, 0, 0, 1000)
-        print(metrics.expose()[1].decode())
-    """)
-    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    for expected in (1, 2):
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-        found = samples(done.stdout)
-        assert found[key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")] == expected
+def test_a_process_answers_for_all_of_its_node_and_those_that_were_killed_count_on(
+    others: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    metrics = Metrics(directory=tmp_path)
+    metrics.endpoint("m", "1", "rest").done(0, 0, 0, 1000)
+    requests = key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")
+    workers = key("gateway_workers", model="m", version="1", backend="cpu")
+    processes = key("gateway_processes", role="ingress")
+    found = exposed(metrics)
+    assert (found[requests], found[workers], found[processes]) == (3, 2, 3)
+    others[0].send_signal(signal.SIGKILL)
+    others[0].wait()
+    found = exposed(metrics)
+    assert (found[requests], found[workers], found[processes]) == (3, 1, 2)
+    others[1].kill()
+    others[1].wait()
+    again = Metrics(directory=tmp_path)  # which makes one file of theirs
+    assert len(list(tmp_path.glob("*.blocks"))) == 2
+    metrics.endpoint("m", "1", "rest").done(0, 0, 0, 1000)
+    metrics.flush()
+    for each in (metrics, again):
+        found = exposed(each)
+        assert found[requests] == 4
+        assert workers not in found
+        assert found[key("gateway_request_duration_seconds_sum", model="m", version="1", protocol="rest")] == 4e-6
+
+
+def test_statistics_are_of_the_models_that_are_asked_for_and_of_all_processes(tmp_path: Path) -> None:
+    metrics, other = Metrics(directory=tmp_path), Metrics(directory=tmp_path)
+    for each in (metrics, other):
+        count_all(each)
+        each.endpoint("n", "1", "rest").done(0, 0, 0, 1)
+        each.flush()
+    found = metrics.statistics({("m", "1")})["m", "1"]
+    assert (found.success.count, found.rows, found.stages["queue"].count) == (4, 6, 12)
+    assert found.executions_by_rows[3].count == 4
+
+
+def test_a_directory_that_cannot_be_used_is_told_and_this_process_counts_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics(directory=tmp_path / "missing")
+    assert "do not see each other's metrics" in caplog.text
+    metrics.endpoint("m", "1", "rest").done(0, 0, 0, 1)
+    assert exposed(metrics)[key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")] == 1
+
+
+def test_what_cannot_be_written_for_others_is_told_once_and_written_when_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, away = tmp_path / "metrics", tmp_path / "away"
+    directory.mkdir()
+    metrics, other = Metrics(directory=directory), Metrics(directory=directory)
+    metrics.endpoint("m", "1", "rest").done(0, 0, 0, 1000)
+    directory.rename(away)
+    for _ in range(2):
+        metrics.flush()
+    assert caplog.text.count("other processes see old metrics") == 1
+    away.rename(directory)
+    metrics.flush()
+    assert exposed(other)[key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")] == 1
+
+
+# in slices
+
+
+def test_a_scrape_is_what_there_is_and_those_who_come_meanwhile_share_the_next() -> None:
+    metrics = Metrics(models(m=42))
+
+    async def main() -> None:
+        count_all(metrics)
+        for number in range(500):  # more than fits into a slice
+            metrics.endpoint(f"m{number}", "1", "rest").done(0, 0, 0, 1)
+        first, second, third = await asyncio.gather(*(metrics.scrape(b"*/*") for _ in range(3)))
+        assert second[1].count(b"\n") == metrics.expose()[1].count(b"\n")
+        assert second[1] is third[1]
+        assert (await metrics.scrape(b"application/openmetrics-text; version=1.0.0"))[1].endswith(b"# EOF\n")
+        assert first[0].startswith("text/plain")
+
+    asyncio.run(main())
+
+
+def test_lag_is_measured_while_it_publishes() -> None:
+    metrics = Metrics()
+
+    async def main() -> None:
+        publishing = asyncio.create_task(metrics.keep_publishing(0.0))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        publishing.cancel()
+
+    asyncio.run(main())
+    assert FLUSH_INTERVAL_S >= 1
+    assert exposed(metrics)[key("gateway_loop_lag_seconds_count", role="ingress")] >= 1

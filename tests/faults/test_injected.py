@@ -88,7 +88,6 @@ SEAMS = [
     Seam("gateway.batching.batch:Batch.concat"),
     Seam("gateway.batching.batch:Batch.split"),
     Seam("gateway.engine.workers:WorkerPool.start"),
-    Seam("gateway.engine.metrics:LaneMetrics.batch_closed"),
     Seam("gateway.engine.metrics:LaneMetrics.batch_done"),
     Seam("gateway.engine.metrics:RoutingMetrics.routed", ("routed",)),
     Seam("gateway.engine.session_process:ProcessSession.run", ("process",)),

@@ -120,7 +120,7 @@ def serving(
         )
         await repository.start()
         limits = config.server.limits
-        routes = RestRoutes(repository, limits, expose_metrics=metrics.expose, status_page=has_page(config.server))
+        routes = RestRoutes(repository, limits, scrape=metrics.scrape, status_page=has_page(config.server))
         server = HttpServer(routes, limits)
         return Served(repository, server, await server.start("127.0.0.1", port), loop)
 

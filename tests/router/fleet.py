@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
 from backends.base import ModelSpec, TensorSpec
 from gateway.batching.batch import Batch
@@ -197,8 +198,8 @@ class Fleet:
 
     def counted(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
-        self.metrics.flush()
-        samples = [sample for family in self.metrics._registry.collect() for sample in family.samples if sample.name == name]
+        families = text_string_to_metric_families(self.metrics.expose()[1].decode())
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 

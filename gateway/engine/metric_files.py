@@ -1,0 +1,166 @@
+"""The counts of the other processes of a node: each publishes its own in a file, and reads those of the others.
+
+Several ingress processes share one port, so a scrape reaches any of them, and each answers for all. A file is replaced whole,
+so that no half of one is read. Its owner holds a lock beside it for as long as it lives, which no recycled process number can
+feign: of those whose owner has ended the counters count on, and the gauges do not. A process that starts adds the files of the
+ended into one, so that a node on which many have come and gone stays cheap to read.
+
+A full disk costs others what is new here, until there is room; nothing of it reaches a request.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+FORMAT: Final = 1
+_ENDED: Final = "ended"
+
+log = logging.getLogger(__name__)
+
+Block = tuple[str, tuple[str, ...], list[Any]]
+"""Kind, label values, and the values of the kind's fields."""
+
+_decode: Final = msgspec.msgpack.Decoder(tuple[int, list[Block]]).decode
+
+
+class Published(NamedTuple):
+    """What one process, or all that have ended together, had counted."""
+
+    blocks: list[Block]
+    lives: bool
+
+
+class NodeFiles:
+    """See the module. One per process. directory: this user's alone, of all gateway processes of one application on a node."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises: OSError."""
+        self._directory = directory
+        self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._written = b""
+        self._told = False  # that a file could not be written
+        self._read: dict[
+            str, tuple[tuple[int, int], list[Block]]
+        ] = {}  # name -> what told this state of it from others, and it
+        self._lock = self._locked(f"{self._name}.lock")
+
+    def publish(self, blocks: Sequence[Block]) -> None:
+        """Replace what the others see of this process, if it has changed."""
+        content = msgspec.msgpack.encode((FORMAT, blocks))
+        if content == self._written:
+            return
+        path = self._directory / f"{self._name}.blocks"
+        try:
+            _replace(path, content)
+        except OSError as exc:
+            if not self._told:
+                self._told = True
+                log.warning("other processes see old metrics of this one, as %s cannot be written: %s", path, exc.strerror)
+        else:
+            self._written = content
+
+    def others(self) -> list[Published]:
+        """What every other process has published, those that have ended among them."""
+        found = []
+        with self._shared():
+            names = self._names()
+            for name in names:
+                blocks = self._blocks(name)
+                if blocks is not None:
+                    found.append(Published(blocks, name != _ENDED and self._lives(name)))
+        for gone in self._read.keys() - names:
+            del self._read[gone]
+        return found
+
+    def ended(self) -> list[tuple[str, list[Block]]]:
+        """Names and blocks of the processes that have ended. While `folding`."""
+        names = [name for name in self._names() if name == _ENDED or not self._lives(name)]
+        return [(name, blocks) for name in names if (blocks := self._blocks(name)) is not None]
+
+    def fold(self, names: Sequence[str], blocks: Sequence[Block]) -> None:
+        """Put one file in the place of those of ended processes. While `folding`. Raises: OSError."""
+        _replace(self._directory / f"{_ENDED}.blocks", msgspec.msgpack.encode((FORMAT, blocks)))
+        for name in names:
+            if name != _ENDED:
+                for suffix in ("blocks", "lock"):
+                    (self._directory / f"{name}.{suffix}").unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def folding(self) -> Iterator[None]:
+        """Nobody reads or folds meanwhile."""
+        with self._whole(fcntl.LOCK_EX):
+            yield
+
+    def close(self) -> None:
+        """As if the process had ended."""
+        os.close(self._lock)
+
+    def _shared(self) -> contextlib.AbstractContextManager[None]:
+        return self._whole(fcntl.LOCK_SH)
+
+    @contextlib.contextmanager
+    def _whole(self, how: int) -> Iterator[None]:
+        handle = os.open(self._directory / "all.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, how)
+            yield
+        finally:
+            os.close(handle)
+
+    def _locked(self, name: str) -> int:
+        with self.folding():  # or it could be taken for one of the ended before it is locked
+            handle = os.open(self._directory / name, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        return handle
+
+    def _names(self) -> set[str]:
+        found = {entry.name.removesuffix(".blocks") for entry in os.scandir(self._directory) if entry.name.endswith(".blocks")}
+        return found - {self._name}
+
+    def _lives(self, name: str) -> bool:
+        try:
+            handle = os.open(self._directory / f"{name}.lock", os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def _blocks(self, name: str) -> list[Block] | None:
+        """None: of another format, or no longer there."""
+        path = self._directory / f"{name}.blocks"
+        try:
+            status = path.stat()
+            state = (status.st_ino, status.st_mtime_ns)
+            known = self._read.get(name)
+            if known is not None and known[0] == state:
+                return known[1]
+            number, blocks = _decode(path.read_bytes())
+        except (OSError, msgspec.MsgspecError):
+            return None
+        if number != FORMAT:
+            return None
+        self._read[name] = (state, blocks)
+        return blocks
+
+
+def _replace(path: Path, content: bytes) -> None:
+    draft = path.with_suffix(".draft")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise

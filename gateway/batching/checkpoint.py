@@ -113,7 +113,7 @@ class _Freezer:
         return take()
 
     def _object(self, name: str, value: Any) -> list[Any]:
-        kept = value.kept() if hasattr(value, "kept") else _attributes(value)
+        kept = value.kept() if hasattr(value, "kept") else attributes(value)
         return ["o", id(value), name, {key: self.of(each) for key, each in kept.items()}]
 
     def _request(self, request: InferRequest) -> list[Any]:
@@ -204,11 +204,29 @@ def _holds_numbers(value: object) -> bool:
     return type(value) is tuple and bool(value) and _is_number(value[0]) and _is_number(value[-1])
 
 
-def _attributes(value: object) -> dict[str, Any]:
-    if hasattr(value, "__dict__"):
-        return vars(value)
-    slots: tuple[str, ...] = type(value).__slots__  # type: ignore[attr-defined]  # it has no __dict__
-    return {name: getattr(value, name) for name in slots}
+_NAMES: Final[dict[type, tuple[str, ...]]] = {}
+
+
+def learn_attributes(*twins: object) -> None:
+    """Note which attributes objects have, from others of their kinds that nobody uses.
+
+    The `__dict__` of one in use would make every access to it slower from then on, 1.2 µs for a request (CPython 3.11, which
+    keeps attributes in the object until somebody asks for their dict).
+    """
+    for twin in twins:
+        if hasattr(twin, "__dict__"):
+            _NAMES[type(twin)] = tuple(vars(twin))
+
+
+def attributes(value: object) -> dict[str, Any]:
+    """All of an object, by name."""
+    kind = type(value)
+    names = _NAMES.get(kind)
+    if names is None:
+        if not hasattr(kind, "__slots__") or hasattr(value, "__dict__"):
+            return vars(value)
+        names = kind.__slots__
+    return {name: getattr(value, name) for name in names}
 
 
 def _class(name: str) -> type:

@@ -150,25 +150,23 @@ class _Replayer:
                 self._bind(number, value)
         self._met_before(batcher)
         self._told = []
-        ragged = any(len(event) > (11 if event[0] else 10) for chunk in segment["chunks"] for event in chunk if event[0] < 2)
+        events = [event for chunk in segment["chunks"] for event in chunk]
+        ragged = any(len(event) > 10 + (event[0] == Event.REFUSED) for event in events if event[0] <= Event.REFUSED)
         batcher.replayed(self._told, self._number, ragged)
         keys = [thaw(key)[0] for key in segment["keys"]]
-        at = 0
-        for chunk in segment["chunks"]:
-            for event in chunk:
-                now_ns = self._replay(batcher, event, keys)
-                if not history.begin_ns:
-                    history.begin_ns = now_ns
-                history.end_ns = max(history.end_ns, now_ns)
-                told: list[Any] | str = _plain(self._told.pop()) if self._told else "nothing"
-                expected = list(event)
-                if event[0] in (Event.ADDED, Event.REFUSED):
-                    expected[_KEY] = 0
-                history.decisions += event[0] in (Event.ADDED, Event.REFUSED, Event.STEPPED)
-                if told != expected:
-                    history.difference = Difference(index, at, now_ns, expected, told)
-                    return
-                at += 1
+        for at, event in enumerate(events):
+            now_ns = self._replay(batcher, event, keys)
+            if not history.begin_ns:
+                history.begin_ns = now_ns
+            history.end_ns = max(history.end_ns, now_ns)
+            told: list[Any] | str = _plain(self._told.pop()) if self._told else "nothing"
+            expected = list(event)
+            if event[0] in (Event.ADDED, Event.REFUSED):
+                expected[_KEY] = 0
+            history.decisions += event[0] in (Event.ADDED, Event.REFUSED, Event.STEPPED)
+            if told != expected:
+                history.difference = Difference(index, at, now_ns, expected, told)
+                return
 
     def _bind(self, number: int, value: Any) -> None:
         before = self._objects.get(number)
@@ -199,7 +197,7 @@ class _Replayer:
         kind = event[0]
         if kind == Event.ADDED or kind == Event.REFUSED:
             _, number, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own, *more = event
-            widths = more[-1] if more and isinstance(more[-1], list) else None
+            widths = more[0] if more and isinstance(more[0], list) else None
             request = request_like(arrival_ns, rows, deadline_ns, priority, keys[key], own, widths)
             self._bind(number, request)
             past = self._came(number, request, batcher, now_ns, reserved_ns)

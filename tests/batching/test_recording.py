@@ -11,6 +11,7 @@ import pytest
 
 from gateway.batching.batch import Batch
 from gateway.batching.checkpoint import freeze, thaw
+from gateway.batching.policies import Greedy
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import Event, LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import History, replay
@@ -172,11 +173,15 @@ def test_what_another_decision_would_have_been_is_found() -> None:
     assert "stepped" in str(difference)
 
 
+class Stranger(Greedy):
+    """A policy that is not of gateway.batching."""
+
+
 def test_a_state_that_cannot_be_kept_ends_the_recording_and_nothing_else() -> None:
-    batcher = recorder()
-    driver = Driver(batcher, random.Random(6))
-    vars(batcher.policy)["decides"] = driver.step  # as a policy that somebody has wrapped
+    settings = LaneSettings(policy="greedy", max_rows=8)
+    batcher = RecordedBatcher(Stranger(), ring=Ring(MIB, settings), max_rows=8)
     batcher.record()
+    driver = Driver(batcher, random.Random(6))
     driver.drive(200)
     assert batcher.ring is None
     assert driver.asked

@@ -54,6 +54,9 @@ class Scene:
 
     def recorded(self, seed: int) -> Lane:
         """Run it, and give what is told of it."""
+        return unpacked(self.packed(seed), "here")[0].lanes[0]
+
+    def packed(self, seed: int) -> bytes:
         rng = np.random.default_rng(seed)
         base: dict[str, Any] = {"slo_ns": 100 * MS, "max_rows": 32, "model_rows": 32, "sessions": self.workers}
         made = LaneSettings(**(base | self.settings))
@@ -65,8 +68,7 @@ class Scene:
         batcher.record()
         self._run(batcher, rng)
         assert batcher.ring is not None
-        data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
-        return unpacked(data, "here")[0].lanes[0]
+        return packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
 
     def rows_ns(self, rows: int) -> float:
         return (self.fixed_ms + self.row_ms * rows) * MS

@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable
 from importlib import import_module
 from typing import Any, Final
 
+import msgspec
 import numpy as np
-from msgspec import Struct
 
 from gateway import errors
 from gateway.config import Ragged
@@ -168,14 +168,14 @@ class _Thawer:
 
     def _object(self, number: int, name: str, attributes: dict[str, Any]) -> Any:
         kind = _class(name)
+        if any(key.startswith("__") for key in attributes):
+            raise TypeError(f"{', '.join(attributes)}: these are no attributes of a state")
         made: Any
-        if issubclass(kind, Struct):  # made at once only: none refers to itself
+        if issubclass(kind, msgspec.Struct):
             made = self.known[number] = kind(**{key: self.of(frozen) for key, frozen in attributes.items()})
             return made
         made = self.known[number] = object.__new__(kind)
         for key, frozen in attributes.items():
-            if key.startswith("__"):
-                raise TypeError(f"{key} is no attribute of a state")
             object.__setattr__(made, key, self.of(frozen))
         return made
 
@@ -222,6 +222,8 @@ def attributes(value: object) -> dict[str, Any]:
     """All of an object, by name."""
     kind = type(value)
     names = _NAMES.get(kind)
+    if names is None and isinstance(value, msgspec.Struct):
+        names = value.__struct_fields__
     if names is None:
         if not hasattr(kind, "__slots__") or hasattr(value, "__dict__"):
             return vars(value)

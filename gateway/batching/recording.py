@@ -295,7 +295,7 @@ class RecordedBatcher(Batcher):
         if ring is None or len(ring.events) < _PACKED:
             return
         ring.pack()
-        if ring.full and (self._state.requests < _SHORT or ring.overfull):
+        if ring.full and (self.queue_requests < _SHORT or ring.overfull):
             self._begin(after_gap=False)
 
     def _begin(self, *, after_gap: bool) -> None:
@@ -308,6 +308,11 @@ class RecordedBatcher(Batcher):
         except Exception:  # whatever it is, requests go on
             log.exception("decisions are no longer recorded")
             self.ring, self._append = None, _dropped
+
+
+def ring_of(batcher: Batcher) -> Ring | None:
+    """What a batcher's decisions are recorded in; None: they are not."""
+    return batcher.ring if isinstance(batcher, RecordedBatcher) else None
 
 
 _RECORDER: Final = frozenset(("ring", "_widths_of", "_deciding", "_append", "_number"))

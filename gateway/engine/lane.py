@@ -20,7 +20,6 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
 from gateway.batching.forecast import Forecast
 from gateway.batching.queue import NEVER, LengthGroup
-from gateway.batching.recording import RecordedBatcher, Ring
 from gateway.clock import Clock
 from gateway.engine.failure_log import FailureLog
 from gateway.engine.killers import Killers
@@ -141,11 +140,6 @@ class Lane:
     def pending(self) -> int:
         """Requests accepted and not answered."""
         return len(self._waiting)
-
-    @property
-    def ring(self) -> Ring | None:
-        """What its decisions are recorded in; None: they are not."""
-        return self.batcher.ring if isinstance(self.batcher, RecordedBatcher) else None
 
     def forecast(self, request: InferRequest, now_ns: int) -> Forecast:
         """When the request would be done, were it submitted now."""

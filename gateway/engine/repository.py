@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from backends.base import ModelSpec
 from gateway.batching.recorded_file import packed
+from gateway.batching.recording import ring_of
 from gateway.clock import Clock
 from gateway.config import Config, Model, Ragged
 from gateway.engine.descriptions import describe_config, describe_metadata, describe_server, describe_statistics
@@ -216,7 +217,7 @@ class Repository:
         Raises: NotFound, NotReady; Unsupported, if nothing is recorded.
         """
         served = self.model(name, version)
-        rings = [ring for lane in served.lanes if (ring := lane.ring) is not None]
+        rings = [ring for lane in served.lanes if (ring := ring_of(lane.batcher)) is not None]
         if not rings:
             raise Unsupported(
                 f"model '{served.name}': its decisions are not recorded: to have them, set batching.record_mib above 0"

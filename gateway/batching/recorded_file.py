@@ -10,7 +10,7 @@ from gateway.batching.recording import FORMAT, LaneSettings, Ring
 from gateway.errors import InvalidArgument
 
 
-class Lane(msgspec.Struct):
+class LaneRecording(msgspec.Struct):
     """One backend's recording. dropped: segments that there was no room for any more. segments: for `replay`."""
 
     settings: LaneSettings
@@ -22,7 +22,7 @@ class Lane(msgspec.Struct):
         return {"dropped": self.dropped, "segments": self.segments}
 
 
-class Recording(msgspec.Struct):
+class ModelRecording(msgspec.Struct):
     """Of one model in one process. now_ns, unix_s: the same moment by the process's clock and by everybody's.
 
     process: a name that no other process has; processes: how many serve the model side by side.
@@ -34,16 +34,16 @@ class Recording(msgspec.Struct):
     processes: int
     now_ns: int
     unix_s: float
-    lanes: list[Lane]
+    lanes: list[LaneRecording]
 
 
 class _File(msgspec.Struct):
     format: int
     gateway: str
-    recordings: list[Recording]
+    recordings: list[ModelRecording]
 
 
-class _Head(msgspec.Struct):
+class _Format(msgspec.Struct):
     format: int
     gateway: str = "unknown"
 
@@ -70,10 +70,10 @@ def joined(files: Sequence[bytes]) -> bytes:
     return msgspec.msgpack.encode({"format": FORMAT, "gateway": __version__, "recordings": recordings})
 
 
-def unpacked(data: bytes, source: str) -> list[Recording]:
+def unpacked(data: bytes, source: str) -> list[ModelRecording]:
     """Raises: InvalidArgument, which says what it is instead."""
     try:
-        head = msgspec.msgpack.decode(data, type=_Head)
+        head = msgspec.msgpack.decode(data, type=_Format)
     except msgspec.MsgspecError as exc:
         raise InvalidArgument(
             f"{source}: no recording of a gateway ({exc}): expected what `gateway why URL --save FILE` wrote"

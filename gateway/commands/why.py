@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.batching.recorded_file import Recording, joined, unpacked
+from gateway.batching.recorded_file import ModelRecording, joined, unpacked
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 from gateway.process.command_line import add_command
 from gateway.why.report import answer, as_json, life_told, of_request, told
@@ -68,7 +68,7 @@ def _why(arguments: argparse.Namespace) -> int:
     return _tell(chosen, where, arguments.request, as_objects=arguments.json)
 
 
-def _tell(recordings: list[Recording], where: str, own_id: str, *, as_objects: bool) -> int:
+def _tell(recordings: list[ModelRecording], where: str, own_id: str, *, as_objects: bool) -> int:
     answers = [answer(each, where) for each in recordings]
     if own_id:
         lives = of_request(answers, own_id)

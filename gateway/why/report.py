@@ -1,14 +1,14 @@
 """What `gateway why` says: of a model's recording, and of one request in it; for people and for programs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gateway.batching.checkpoint import thaw
 from gateway.batching.queue import NEVER
-from gateway.batching.recorded_file import Lane, Recording
-from gateway.batching.replay import PastRequest, replay
+from gateway.batching.recorded_file import LaneRecording, ModelRecording
+from gateway.batching.replay import History, PastRequest, replay
 from gateway.batching.service_model import ServiceModel
 from gateway.errors import InvalidArgument
 from gateway.why.causes import REMEDIES, Cause, Diagnosis, Miss, diagnose
@@ -27,22 +27,23 @@ class LaneAnswer:
 class Answer:
     """Of one model in one process. lanes: of the backends that got requests."""
 
-    recording: Recording
+    recording: ModelRecording
     lanes: tuple[LaneAnswer, ...]
 
 
-def answer(recording: Recording, source: str, *, cases: bool = True) -> Answer:
+def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Answer:
     """Replay a recording and look into each miss. cases: also what else would have served. Raises: InvalidArgument."""
-    diagnosed: list[tuple[Diagnosis, Callable[[], ServiceModel]]] = []
-    for lane in recording.lanes:
-        if not lane.segments:
-            continue
-        learned = partial(_learned, lane)
-        try:
-            diagnosed.append((diagnose(replay(lane.recorded()), lane.settings, learned), learned))
-        except (ValueError, KeyError, IndexError, TypeError) as exc:
-            where = f"{source}: {recording.model} on {lane.settings.label}"
-            raise InvalidArgument(f"{where}: a recording that is broken ({exc}): save it again") from exc
+    begun = [lane for lane in recording.lanes if lane.segments]
+    try:
+        histories = [replay(lane.recorded()) for lane in begun]
+        _follow(histories)
+        learned = [partial(_learned, lane) for lane in begun]
+        diagnosed = [
+            (diagnose(history, lane.settings, knew), knew)
+            for history, lane, knew in zip(histories, begun, learned, strict=True)
+        ]
+    except (ValueError, KeyError, IndexError, TypeError) as exc:
+        raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({exc}): save it again") from exc
     lanes = []
     for diagnosis, knew in diagnosed:
         if not diagnosis.history.requests:
@@ -55,7 +56,27 @@ def answer(recording: Recording, source: str, *, cases: bool = True) -> Answer:
     return Answer(recording, tuple(lanes))
 
 
-def _learned(lane: Lane) -> ServiceModel:
+def _follow(histories: Sequence[History]) -> None:
+    """Note which of the requests that one backend refused another has taken over: it is not a miss of the first."""
+    if len(histories) < 2:
+        return
+    served = {
+        _identity(request)
+        for history in histories
+        for request in history.requests
+        if request.fate in ("answered", "waiting", "running")
+    }
+    for history in histories:
+        for request in history.requests:
+            if request.fate not in ("answered", "waiting", "running") and _identity(request) in served:
+                request.fate = "handed over"
+
+
+def _identity(request: PastRequest) -> tuple[int, str, int]:
+    return request.arrival_ns, request.own_id, request.rows
+
+
+def _learned(lane: LaneRecording) -> ServiceModel:
     batcher, _ = thaw(lane.segments[0]["state"])
     service: ServiceModel = batcher.service
     return service
@@ -76,7 +97,7 @@ def told(answers: Iterable[Answer]) -> str:
     return "\n\n".join(blocks)
 
 
-def _block(recording: Recording, lane: LaneAnswer, process: str) -> str:
+def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
     diagnosis = lane.diagnosis
     history, settings = diagnosis.history, diagnosis.settings
     seconds = (history.end_ns - history.begin_ns) / 1e9
@@ -116,7 +137,7 @@ def _block(recording: Recording, lane: LaneAnswer, process: str) -> str:
     return "\n".join(lines)
 
 
-def _when(misses: Sequence[Miss], recording: Recording) -> str:
+def _when(misses: Sequence[Miss], recording: ModelRecording) -> str:
     first, last = misses[0].request.arrival_ns, misses[-1].request.arrival_ns
     ago = [(recording.now_ns - ns) / 1e9 for ns in (first, last)]
     return f"{ago[0]:.1f} to {ago[1]:.1f} s ago" if len(misses) > 1 else f"{ago[0]:.1f} s ago"
@@ -157,7 +178,7 @@ def _same(kept: str, asked: str) -> bool:
     return kept == asked or (len(kept) == 64 and asked.startswith(kept))
 
 
-def _life(recording: Recording, lane: LaneAnswer, at: int, request: PastRequest, miss: Miss | None) -> dict[str, Any]:
+def _life(recording: ModelRecording, lane: LaneAnswer, at: int, request: PastRequest, miss: Miss | None) -> dict[str, Any]:
     def ms(when_ns: int | None) -> float | None:
         return None if when_ns is None else round((when_ns - request.arrival_ns) / 1e6, 3)
 
@@ -230,7 +251,7 @@ def _fate(life: dict[str, Any]) -> str:
         if limit_ms is not None and ended_ms > limit_ms:
             return f"answered after {ended_ms:.1f} ms, {ended_ms - limit_ms:.1f} ms late"
         return f"answered after {ended_ms:.1f} ms, in time"
-    if fate in ("waiting", "running", "cancelled", "failed"):
+    if fate in ("waiting", "running", "cancelled", "failed", "handed over"):
         return str(fate)
     return f"refused after {ended_ms:.1f} ms ({fate})"
 

@@ -20,7 +20,7 @@ from gateway.why.typical import STALLED, Typical
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulatedEnds:
     """What would have become of the requests, in their order. ended_ns: None for what would have been refused."""
 
     ended_ns: tuple[int | None, ...]
@@ -91,7 +91,7 @@ def has_stalled(batch: PastBatch, typical: Typical) -> bool:
 
 def simulate(
     batcher: Batcher, requests: Sequence[PastRequest], pace: Pace, workers: Sequence[tuple[int, int]], until_ns: int
-) -> Outcome:
+) -> SimulatedEnds:
     """requests: in order of arrival here. workers: (from when, how many are alive), ascending. until_ns: of the recording.
 
     What is not done long after that is taken to be refused.
@@ -149,7 +149,7 @@ def simulate(
             busy_ns += taken_ns
             started += 1
             heapq.heappush(running, (now_ns + taken_ns, started, batch, taken_ns))
-    return Outcome(tuple(ended), busy_ns, max(1, until_ns - begin_ns))
+    return SimulatedEnds(tuple(ended), busy_ns, max(1, until_ns - begin_ns))
 
 
 def _here(request: PastRequest) -> int:

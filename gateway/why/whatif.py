@@ -12,7 +12,7 @@ from gateway.batching.recording import LaneSettings
 from gateway.batching.replay import History, PastRequest
 from gateway.batching.service_model import ServiceModel
 from gateway.why.causes import Diagnosis, batcher_like, missed, replace_settings
-from gateway.why.simulation import Outcome, has_stalled, pace_of, simulate
+from gateway.why.simulation import SimulatedEnds, has_stalled, pace_of, simulate
 
 _SECONDS_PER_HOUR = 3600
 
@@ -38,7 +38,9 @@ class WhatIf:
 def as_it_was(diagnosis: Diagnosis) -> WhatIf:
     """What was recorded; not simulated. What neither was late nor has ended counts as in time."""
     history = diagnosis.history
-    good = sum(not missed(request, history.end_ns) and request.fate != "cancelled" for request in history.requests)
+    good = sum(
+        not missed(request, history.end_ns) and request.fate not in ("cancelled", "handed over") for request in history.requests
+    )
     latencies_ns = [
         request.ended_ns - request.arrival_ns
         for request in history.requests
@@ -89,7 +91,7 @@ def _final(history: History) -> ServiceModel | None:
     return history.batcher.service if history.batcher is not None else None
 
 
-def _of(name: str, outcome: Outcome, requests: Sequence[PastRequest], usd_per_hour: float) -> WhatIf:
+def _of(name: str, outcome: SimulatedEnds, requests: Sequence[PastRequest], usd_per_hour: float) -> WhatIf:
     latencies_ns = [
         ended_ns - request.arrival_ns
         for request, ended_ns in zip(requests, outcome.ended_ns, strict=True)

@@ -12,7 +12,7 @@ import numpy as np
 from gateway.batching.batch import Batch
 from gateway.batching.checkpoint import thaw
 from gateway.batching.queue import NEVER
-from gateway.batching.recorded_file import Lane, packed, unpacked
+from gateway.batching.recorded_file import LaneRecording, packed, unpacked
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import replay
 from gateway.batching.service_model import ServiceModel
@@ -52,7 +52,7 @@ class Scene:
     timeout_share: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def recorded(self, seed: int) -> Lane:
+    def recorded(self, seed: int) -> LaneRecording:
         """Run it, and give what is told of it."""
         return unpacked(self.packed(seed), "here")[0].lanes[0]
 
@@ -106,7 +106,7 @@ class Scene:
                 heapq.heappush(running, (now_ns + taken_ns, started, batch))
 
 
-def learned_of(lane: Lane) -> ServiceModel:
+def learned_of(lane: LaneRecording) -> ServiceModel:
     batcher, _ = thaw(lane.segments[0]["state"])
     service: ServiceModel = batcher.service
     return service

@@ -1,27 +1,30 @@
-"""The whole state of a batcher as plain values, and back: what a recording begins with, so that it can be replayed.
+"""The whole state of a batcher or a router as plain values, and back: what a recording begins with, to be replayed from there.
 
-Objects of gateway.batching are taken apart by their attributes, whatever these are: a field that is new is kept without a word
-here. What is referred to from several places is one object again, as the policy knows a waiting request by its entry. Requests
-leave their tensors behind; of ragged ones the shapes stay, which decide what shares a batch.
+Objects are taken apart by their attributes, whatever these are: a field that is new is kept without a word here. What is
+referred to from several places is one object again, as the policy knows a waiting request by its entry. Requests leave their
+tensors behind; of ragged ones the shapes stay, which decide what shares a batch.
 
 A value is itself (number, text, None), or a list: what it is, then what it is made of. Reading makes objects of
-gateway.batching only, calls none of their methods, and so may be done with what a stranger wrote.
+gateway.batching and gateway.routing only, calls none of their methods, and so may be done with what a stranger wrote.
 """
 
 from collections import deque
 from collections.abc import Callable, Hashable
 from importlib import import_module
+from random import Random
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from gateway import errors
-from gateway.config import Ragged
+from gateway.config import Ejection, Ragged
 from gateway.errors import GatewayError, Unavailable
 from gateway.types import InferRequest
 
-_HOME: Final = "gateway.batching."
+BATCHING: Final = "gateway.batching."
+ROUTING: Final = "gateway.routing."  # a state of its objects may hold some of batching's, too
+_SETTINGS: Final[dict[str, Any]] = {"Ragged": Ragged, "Ejection": Ejection}
 _ATOMS: Final = frozenset((int, float, str, bool, type(None)))
 _NUMBERS: Final = frozenset((int, float))
 _LONGEST_ID: Final = 64  # characters of a client's own id that are kept
@@ -30,21 +33,21 @@ Widths = list[tuple[str, tuple[int, ...], str]]
 """Name, shape and datatype (numpy's) of the inputs whose lengths decide what shares a batch."""
 
 
-def freeze(state: object) -> Any:
-    """Take a value apart. Raises: TypeError, for an object that is not of gateway.batching."""
-    return _Freezer().of(state)
+def freeze(state: object, home: str = BATCHING) -> Any:
+    """Take a value apart. home: BATCHING or ROUTING. Raises: TypeError, for an object that is not of there."""
+    return _Freezer(home).of(state)
 
 
-def thaw(frozen: Any) -> tuple[Any, dict[int, Any]]:
+def thaw(frozen: Any, home: str = BATCHING) -> tuple[Any, dict[int, Any]]:
     """Put together what `freeze` gave. Also each object of it, by the number (`id`) it had.
 
     Raises: ValueError, if it is something else.
     """
-    thawer = _Thawer()
+    thawer = _Thawer(home)
     try:
         return thawer.of(frozen), thawer.known
     except (AttributeError, ImportError, IndexError, KeyError, TypeError) as exc:
-        raise ValueError(f"not the state of a batcher: {type(exc).__name__}: {exc}") from exc
+        raise ValueError(f"not a state: {type(exc).__name__}: {exc}") from exc
 
 
 def own_id(request: InferRequest) -> str:
@@ -70,8 +73,9 @@ def request_like(
 class _Freezer:
     """known: objects that were met, which live as long as this runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: str) -> None:
         self.known: set[int] = set()
+        self._homes = (BATCHING, home)
 
     def of(self, value: Any) -> Any:
         kind = type(value)
@@ -94,13 +98,17 @@ class _Freezer:
             return ["m", [[self.of(key), self.of(each)] for key, each in value.items()]]
         if kind is InferRequest:
             return self._once(value, lambda: self._request(value))
-        if kind is Ragged:
-            return ["g", value.model_dump()]
+        if kind.__name__ in _SETTINGS and kind is _SETTINGS[kind.__name__]:
+            return ["g", kind.__name__, value.model_dump()]
+        if kind is frozenset:
+            return ["f", [self.of(each) for each in sorted(value)]]
+        if kind is Random:
+            return ["y", self.of(value.getstate())]
         if isinstance(value, GatewayError):
             return ["x", kind.__name__, value.message, value.retry_after_s if isinstance(value, Unavailable) else None]
-        if not kind.__module__.startswith(_HOME):
-            raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no part of a batcher's state")
-        name = f"{kind.__module__.removeprefix(_HOME)}:{kind.__qualname__}"
+        if not kind.__module__.startswith(self._homes):
+            raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no part of a state that can be kept")
+        name = f"{kind.__module__}:{kind.__qualname__}"
         if isinstance(value, tuple):
             return ["n", name, [self.of(each) for each in value]]
         return self._once(value, lambda: self._object(name, value))
@@ -132,8 +140,9 @@ class _Freezer:
 
 
 class _Thawer:
-    def __init__(self) -> None:
+    def __init__(self, home: str) -> None:
         self.known: dict[int, Any] = {}
+        self._homes = (BATCHING, home)
 
     def of(self, frozen: Any) -> Any:
         if not isinstance(frozen, list):
@@ -144,7 +153,7 @@ class _Thawer:
         if tag == "o":
             return self._object(*frozen[1:])
         if tag == "n":
-            kind = _class(frozen[1])
+            kind = _class(frozen[1], self._homes)
             return kind(*[self.of(each) for each in frozen[2]])
         if tag == "m":
             return {self.of(key): self.of(each) for key, each in frozen[1]}
@@ -157,7 +166,13 @@ class _Thawer:
             self.known[number] = request
             return request
         if tag == "g":
-            return Ragged.model_validate(frozen[1])
+            return _SETTINGS[frozen[1]].model_validate(frozen[2])
+        if tag == "f":
+            return frozenset(self.of(each) for each in frozen[1])
+        if tag == "y":
+            source = Random()
+            source.setstate(self.of(frozen[1]))
+            return source
         if tag == "x":
             kind = getattr(errors, frozen[1])
             if not (isinstance(kind, type) and issubclass(kind, GatewayError)):
@@ -167,7 +182,7 @@ class _Thawer:
         return _MADE[tag](items if tag in "TLD" else [self.of(each) for each in items], *frozen[2:])
 
     def _object(self, number: int, name: str, attributes: dict[str, Any]) -> Any:
-        kind = _class(name)
+        kind = _class(name, self._homes)
         if any(key.startswith("__") for key in attributes):
             raise TypeError(f"{', '.join(attributes)}: these are no attributes of a state")
         made: Any
@@ -231,12 +246,12 @@ def attributes(value: object) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def _class(name: str) -> type:
-    """Of gateway.batching. Raises: TypeError."""
+def _class(name: str, homes: tuple[str, ...]) -> type:
+    """Raises: TypeError, if it is not of there."""
     module, _, qualname = name.partition(":")
-    if not module.isidentifier():
-        raise TypeError(f"{name} names no module of gateway.batching")
-    kind = getattr(import_module(f"{_HOME}{module}"), qualname)
-    if not isinstance(kind, type) or not kind.__module__.startswith(_HOME):
-        raise TypeError(f"{name} names no class of gateway.batching")
+    if not module.startswith(homes) or not all(part.isidentifier() for part in module.split(".")):
+        raise TypeError(f"{name} names nothing of {' or '.join(homes)}")
+    kind = getattr(import_module(module), qualname)
+    if not isinstance(kind, type) or not kind.__module__.startswith(homes):
+        raise TypeError(f"{name} names no class of {' or '.join(homes)}")
     return kind

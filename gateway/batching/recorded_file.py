@@ -25,7 +25,8 @@ class LaneRecording(msgspec.Struct):
 class ModelRecording(msgspec.Struct):
     """Of one model in one process. now_ns, unix_s: the same moment by the process's clock and by everybody's.
 
-    process: a name that no other process has; processes: how many serve the model side by side.
+    process: a name that no other process has; processes: how many serve the model side by side. routing: for `replay_routing`;
+    None, where there is one backend.
     """
 
     model: str
@@ -35,6 +36,7 @@ class ModelRecording(msgspec.Struct):
     now_ns: int
     unix_s: float
     lanes: list[LaneRecording]
+    routing: dict[str, Any] | None = None
 
 
 class _File(msgspec.Struct):
@@ -49,7 +51,15 @@ class _Format(msgspec.Struct):
 
 
 def packed(
-    model: str, version: str, rings: Sequence[Ring], *, process: str, processes: int, now_ns: int, unix_s: float
+    model: str,
+    version: str,
+    rings: Sequence[Ring],
+    *,
+    process: str,
+    processes: int,
+    now_ns: int,
+    unix_s: float,
+    routing: Ring | None = None,
 ) -> bytes:
     """What a process has recorded of one model."""
     recording = {
@@ -60,6 +70,7 @@ def packed(
         "now_ns": now_ns,
         "unix_s": unix_s,
         "lanes": [ring.dump() for ring in rings],
+        "routing": routing.dump() if routing is not None else None,
     }
     return msgspec.msgpack.encode({"format": FORMAT, "gateway": __version__, "recordings": [recording]})
 

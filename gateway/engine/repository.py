@@ -230,6 +230,7 @@ class Repository:
             processes=self._config.server.ingress_replicas,
             now_ns=self._clock.now_ns(),
             unix_s=time.time(),
+            routing=served.dispatcher.ring if served.dispatcher is not None else None,
         )
 
     # state

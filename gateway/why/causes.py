@@ -58,12 +58,13 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Of one backend of a model. misses: in order of arrival."""
+    """Of one backend of a model. misses: in order of arrival. stalled: batches that took far longer than usual."""
 
     settings: LaneSettings
     history: History
     typical: Typical
     misses: tuple[Miss, ...]
+    stalled: tuple[PastBatch, ...] = ()
 
     @property
     def by_cause(self) -> Counter[Cause]:
@@ -103,7 +104,7 @@ def diagnose(history: History, settings: LaneSettings, learned: Callable[[], Ser
         late_ns = request.ended_ns - request.limit_ns if answered and request.ended_ns is not None else None
         cause = causes.get(at) or (Cause.BATCH if faults.too_large(request) else Cause.QUEUE)
         misses.append(Miss(request, cause, late_ns))
-    return Diagnosis(settings, history, typical, tuple(misses))
+    return Diagnosis(settings, history, typical, tuple(misses), tuple(faults.stalled))
 
 
 def batcher_like(settings: LaneSettings, learned: ServiceModel) -> Batcher:
@@ -134,7 +135,7 @@ class _Faults:
         first = _first_batches(history, self._absences)
         self._cold = [batch for batch in stalled if batch.number in first and first[batch.number] is batch]
         cold = set(map(id, self._cold))
-        self._stalled = [batch for batch in stalled if id(batch) not in cold]
+        self.stalled = [batch for batch in stalled if id(batch) not in cold]
         self._slow = {id(batch): Cause.COLD_START if id(batch) in cold else Cause.STALL for batch in stalled}
         self._without: dict[Cause, set[int]] = {}
 
@@ -196,7 +197,7 @@ class _Faults:
         if fault is Cause.COLD_START:
             return overlaps(self._cold) or any(gone <= end_ns and back >= begin_ns for gone, back in self._absences)
         if fault is Cause.STALL:
-            return overlaps(self._stalled) or any(gone <= end_ns and back >= begin_ns for gone, back in self._losses)
+            return overlaps(self.stalled) or any(gone <= end_ns and back >= begin_ns for gone, back in self._losses)
         if fault is Cause.PADDING:
             return any(
                 batch.padded_rows > batch.rows and batch.closed_ns <= end_ns and (batch.ended_ns or end_ns) >= begin_ns
@@ -213,10 +214,10 @@ class _Faults:
         if found is not None:
             return found
         history, settings = self._history, self._settings
-        delayed = [*self._cold, *self._stalled]
+        delayed = [*self._cold, *self.stalled]
         workers: Sequence[tuple[int, int]] = history.workers
         if without is Cause.COLD_START:
-            delayed = self._stalled
+            delayed = self.stalled
             workers = without_starts(history)
         elif without is Cause.STALL:
             delayed = self._cold

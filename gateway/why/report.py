@@ -1,5 +1,6 @@
 """What `gateway why` says: of a model's recording, and of one request in it; for people and for programs."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,9 @@ from gateway.batching.recorded_file import LaneRecording, ModelRecording
 from gateway.batching.replay import History, PastRequest, replay
 from gateway.batching.service_model import ServiceModel
 from gateway.errors import InvalidArgument
+from gateway.routing.replay import RoutingHistory, Unserved, replay_routing
 from gateway.why.causes import REMEDIES, Cause, Diagnosis, Miss, diagnose
+from gateway.why.unserved import cause_of
 from gateway.why.whatif import WhatIf, as_it_was, what_ifs
 
 
@@ -25,10 +28,12 @@ class LaneAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one model in one process. lanes: of the backends that got requests."""
+    """Of one model in one process. lanes: of the backends that got requests. unserved: what routing refused, and why."""
 
     recording: ModelRecording
     lanes: tuple[LaneAnswer, ...]
+    routing: RoutingHistory | None = None
+    unserved: tuple[tuple[Unserved, Cause], ...] = ()
 
 
 def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Answer:
@@ -42,6 +47,7 @@ def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Ans
             (diagnose(history, lane.settings, knew), knew)
             for history, lane, knew in zip(histories, begun, learned, strict=True)
         ]
+        routing = replay_routing(recording.routing) if recording.routing else None
     except (ValueError, KeyError, IndexError, TypeError) as exc:
         raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({exc}): save it again") from exc
     lanes = []
@@ -53,7 +59,11 @@ def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Ans
         if cases and diagnosis.history.difference is None:
             found += what_ifs(diagnosis, knew, others)
         lanes.append(LaneAnswer(diagnosis, tuple(found)))
-    return Answer(recording, tuple(lanes))
+    unserved: tuple[tuple[Unserved, Cause], ...] = ()
+    if routing is not None:
+        found_out = [diagnosis for diagnosis, _ in diagnosed]
+        unserved = tuple((refused, cause_of(refused, found_out)) for refused in routing.unserved)
+    return Answer(recording, tuple(lanes), routing, unserved)
 
 
 def _follow(histories: Sequence[History]) -> None:
@@ -93,6 +103,8 @@ def told(answers: Iterable[Answer]) -> str:
         process = f", process {recording.process}" if recording.processes > 1 else ""
         if not each.lanes:
             blocks.append(f"{recording.model} version {recording.version}{process}: no request has come")
+        if each.routing is not None and each.routing.routed:
+            blocks.append(_routing_block(each, each.routing, process))
         blocks += [_block(recording, lane, process) for lane in each.lanes]
     return "\n\n".join(blocks)
 
@@ -137,10 +149,31 @@ def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
     return "\n".join(lines)
 
 
+def _routing_block(answer: Answer, routing: RoutingHistory, process: str) -> str:
+    recording = answer.recording
+    lines = [f"{recording.model} version {recording.version}, routing{process}: {routing.routed} requests"]
+    if routing.difference:
+        lines.append(f"replayed: {routing.decisions} decisions, the last one came out otherwise: {routing.difference}")
+    else:
+        lines.append(f"replayed: {routing.decisions} decisions, all the same")
+    if answer.unserved:
+        count = len(answer.unserved)
+        lines.append(f"refused, as no backend would have been in time: {count} ({count / routing.routed:.1%})")
+        rows = [("cause", "requests", "share", "when", "what to do")]
+        for cause, number in Counter(cause for _, cause in answer.unserved).most_common():
+            arrivals_ns = [refused.arrival_ns for refused, why in answer.unserved if why is cause]
+            rows.append((cause.value, str(number), f"{number / count:.0%}", _ago(arrivals_ns, recording), REMEDIES[cause]))
+        lines += _table(rows)
+    return "\n".join(lines)
+
+
 def _when(misses: Sequence[Miss], recording: ModelRecording) -> str:
-    first, last = misses[0].request.arrival_ns, misses[-1].request.arrival_ns
-    ago = [(recording.now_ns - ns) / 1e9 for ns in (first, last)]
-    return f"{ago[0]:.1f} to {ago[1]:.1f} s ago" if len(misses) > 1 else f"{ago[0]:.1f} s ago"
+    return _ago([miss.request.arrival_ns for miss in misses], recording)
+
+
+def _ago(arrivals_ns: Sequence[int], recording: ModelRecording) -> str:
+    first, last = [(recording.now_ns - at_ns) / 1e9 for at_ns in (arrivals_ns[0], arrivals_ns[-1])]
+    return f"{first:.1f} to {last:.1f} s ago" if len(arrivals_ns) > 1 else f"{first:.1f} s ago"
 
 
 def _case(case: WhatIf) -> tuple[str, ...]:
@@ -259,8 +292,8 @@ def _fate(life: dict[str, Any]) -> str:
 # for programs
 
 
-def as_json(answers: Iterable[Answer]) -> list[dict[str, Any]]:
-    """All that is known, but the single requests that were in time."""
+def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """All that is known, but the single requests that were in time. backend: None, of what routing refused."""
     return [
         {
             "model": each.recording.model,
@@ -301,4 +334,30 @@ def as_json(answers: Iterable[Answer]) -> list[dict[str, Any]]:
         }
         for each in answers
         for lane in each.lanes
+    ] + [
+        {
+            "model": each.recording.model,
+            "version": each.recording.version,
+            "process": each.recording.process,
+            "backend": None,
+            "requests": each.routing.routed,
+            "decisions": each.routing.decisions,
+            "same": not each.routing.difference,
+            "difference": each.routing.difference or None,
+            "missed": len(each.unserved),
+            "causes": {cause.value: sum(why is cause for _, why in each.unserved) for cause in Cause},
+            "misses": [
+                {
+                    "id": refused.own_id,
+                    "ago_s": round((each.recording.now_ns - refused.arrival_ns) / 1e9, 6),
+                    "cause": cause.value,
+                    "fate": refused.reason,
+                    "late_ms": None,
+                }
+                for refused, cause in each.unserved
+            ],
+            "cases": [],
+        }
+        for each in answers
+        if each.routing is not None and each.routing.routed
     ]

@@ -40,7 +40,7 @@ class Event(IntEnum):
 
     ADDED    request, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own id[, widths]
     REFUSED  the same, and the error's class
-    STEPPED  now_ns, free_slots, workers, batches, shed, wake_at_ns
+    STEPPED  now_ns, free_slots, workers, batches, shed, wake_at_ns, whether no session is there at all
              a batch: itself, reason, rows, padded_rows, expected_ns, left_rows, busy, requests, of which the first, its first
              row there, the last, its rows there. shed: (request, the error's class)
     ENDED    batch, now_ns, compute_ns, ok
@@ -75,7 +75,7 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one backend of a model batches, and what it costs: all that a batcher like it is made of.
 
     model_rows: the most rows that the model takes in one run; 0: it has no batch dimension. max_rows: as batches are limited
-    to. sessions: that run batches when all is well. usd_per_hour: of all of them; 0: no price is known.
+    to. sessions: that run batches when all is well. session_usd_per_hour: of each; 0: no price is known.
     """
 
     label: str = ""
@@ -88,7 +88,7 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_rows: int = 4096
     slo_ns: int | None = None
     ragged: dict[str, Any] | None = None
-    usd_per_hour: float = 0.0
+    session_usd_per_hour: float = 0.0
     decoupled: bool = False
 
     def batcher(self, ring: "Ring | None" = None) -> Batcher:
@@ -176,6 +176,7 @@ class RecordedBatcher(Batcher):
         self._deciding = False
         self._append: Callable[[tuple[Any, ...]], object] = _dropped
         self._number: Callable[[object], int] = id
+        self._lives: Callable[[], bool] = _always
 
     @property
     def in_flight(self) -> int:
@@ -186,8 +187,12 @@ class RecordedBatcher(Batcher):
         """Its state, without what records it."""
         return {key: value for key, value in attributes(self).items() if key not in _RECORDER}
 
-    def record(self) -> None:
-        """Begin, with what it knows now."""
+    def record(self, lives: Callable[[], bool] | None = None) -> None:
+        """Begin, with what it knows now.
+
+        lives: whether a session is there, be it busy, or lent to another process; asked where none can be used here.
+        """
+        self._lives = lives or _always
         if self.ring is not None:
             settings = self.ring.settings
             twin = settings.batcher(Ring(0, settings))
@@ -197,7 +202,7 @@ class RecordedBatcher(Batcher):
     def replayed(self, events: list[tuple[Any, ...]], number: Callable[[object], int], ragged: bool) -> None:
         """Tell its events to a list, with the numbers that objects had. For one that was read."""
         self.ring = None
-        self._append, self._number, self._deciding = events.append, number, False
+        self._append, self._number, self._deciding, self._lives = events.append, number, False, _always
         self._widths_of = self._ragged if ragged else None
 
     def add(self, request: InferRequest, now_ns: int, reserved_ns: int = 0) -> None:
@@ -234,6 +239,7 @@ class RecordedBatcher(Batcher):
             if not free_slots and self._expires_ns == expires_ns and self._state.in_flight:
                 return step
         number = self._number
+        absent = not free_slots and not self._state.in_flight and not self._lives()
         self._append(
             (
                 _STEPPED,
@@ -243,6 +249,7 @@ class RecordedBatcher(Batcher):
                 [_told(batch, number) for batch in batches],
                 [(number(request), type(error).__name__) for request, error in shed] if shed else (),
                 wake_at_ns,
+                absent,
             )
         )
         self._room()
@@ -315,10 +322,14 @@ def ring_of(batcher: Batcher) -> Ring | None:
     return batcher.ring if isinstance(batcher, RecordedBatcher) else None
 
 
-_RECORDER: Final = frozenset(("ring", "_widths_of", "_deciding", "_append", "_number"))
+_RECORDER: Final = frozenset(("ring", "_widths_of", "_deciding", "_append", "_number", "_lives"))
 
 
 def _dropped(event: tuple[Any, ...]) -> None: ...
+
+
+def _always() -> bool:
+    return True
 
 
 def _told(batch: Batch, number: Callable[[object], int]) -> tuple[Any, ...]:

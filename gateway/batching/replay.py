@@ -93,8 +93,9 @@ class Difference:
 class History:
     """What a replay gives. decisions: that were compared. difference: None, if all came out the same.
 
-    requests: in order of arrival here. workers: (when, how many were alive), whenever that was seen. from_start: nothing was
-    dropped before. batcher: as it was in the end; None, if nothing was recorded.
+    requests: in order of arrival here. workers: (from when, how many could be used), as seen. absent: (from when, whether there
+    was no session at all, also not lent to another process), whenever that changed. from_start: nothing was dropped before.
+    batcher: as it was in the end; None, if nothing was recorded.
     """
 
     decisions: int = 0
@@ -102,6 +103,7 @@ class History:
     requests: list[PastRequest] = field(default_factory=list)
     batches: list[PastBatch] = field(default_factory=list)
     workers: list[tuple[int, int]] = field(default_factory=list)
+    absent: list[tuple[int, bool]] = field(default_factory=list)
     from_start: bool = True
     begin_ns: int = 0
     end_ns: int = 0
@@ -161,6 +163,8 @@ class _Replayer:
             history.end_ns = max(history.end_ns, now_ns)
             told: list[Any] | str = _plain(self._told.pop()) if self._told else "nothing"
             expected = list(event)
+            if event[0] == Event.STEPPED:
+                expected[-1] = False  # what the batcher does not know
             if event[0] in (Event.ADDED, Event.REFUSED):
                 expected[_KEY] = 0
             history.decisions += event[0] in (Event.ADDED, Event.REFUSED, Event.STEPPED)
@@ -207,12 +211,15 @@ class _Replayer:
                 self._refused(past, type(exc).__name__, now_ns)
             return int(now_ns)
         if kind == Event.STEPPED:
-            _, now_ns, free_slots, workers, batches, _, _ = event
+            _, now_ns, free_slots, workers, batches, _, _, absent = event
             batcher.workers = workers
             self._fresh = iter([batch[0] for batch in batches])
             live = free_slots + batcher.in_flight
             if not self._history.workers or self._history.workers[-1][1] != live:
                 self._history.workers.append((now_ns, live))
+            absent_before = self._history.absent[-1][1] if self._history.absent else False
+            if absent != absent_before:
+                self._history.absent.append((now_ns, absent))
             step = batcher.step(now_ns, free_slots)
             for request, error in step.shed:
                 self._refused(self._past(request), type(error).__name__, now_ns)

@@ -181,7 +181,7 @@ class LaneOpener:
             if not well and self._probe_failed is not None:
                 self._probe_failed()
             if isinstance(lane.batcher, RecordedBatcher):
-                lane.batcher.record()  # with what it has learned until here
+                lane.batcher.record(lambda: runner.lives)  # with what it has learned until here
         except BaseException as exc:
             if opened is not None:
                 try:
@@ -245,7 +245,7 @@ class LaneOpener:
             max_queue_rows=batching.max_queue_rows,
             slo_ns=round(model.slo.p99_ms * 1e6) if model.slo else None,
             ragged=model.ragged.model_dump() if model.ragged else None,
-            usd_per_hour=(backend.usd_per_hour or 0.0) / backend.sessions * runner.slots,
+            session_usd_per_hour=(backend.usd_per_hour or 0.0) / backend.sessions,
             decoupled=spec.decoupled,
         )
         ring_bytes = int(batching.record_mib * 2**20 / len(model.backends))

@@ -260,10 +260,10 @@ def _absences(history: History) -> tuple[list[tuple[int, int]], list[tuple[int, 
     lost: list[tuple[int, int]] = []
     lost_ns = [batch.ended_ns for batch in history.batches if not batch.ok and batch.ended_ns is not None]
     gone_ns: int | None = None
-    for when_ns, alive in [*history.workers, (history.end_ns, 1)]:
-        if not alive and gone_ns is None:
+    for when_ns, absent in [*history.absent, (history.end_ns, False)]:
+        if absent and gone_ns is None:
             gone_ns = when_ns
-        elif alive and gone_ns is not None:
+        elif not absent and gone_ns is not None:
             before = [end_ns for end_ns in lost_ns if 0 <= gone_ns - end_ns <= _SECOND_NS]
             (lost if before else cold).append((gone_ns, when_ns))
             gone_ns = None

@@ -5,6 +5,7 @@ Simulated: the same arrivals, the gateway's own batching, and the times that bat
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def as_it_was(diagnosis: Diagnosis) -> WhatIf:
         if request.fate == "answered" and request.ended_ns is not None
     ]
     seconds = max(history.end_ns - history.begin_ns, 1) / 1e9
-    return _told("as it was", good, len(history.requests), latencies_ns, seconds, diagnosis.settings.usd_per_hour)
+    return _told("as it was", good, len(history.requests), latencies_ns, seconds, _usd_per_hour(diagnosis))
 
 
 def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: Sequence[Diagnosis] = ()) -> list[WhatIf]:
@@ -58,23 +59,23 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
     settings, history = diagnosis.settings, diagnosis.history
     workers: Sequence[tuple[int, int]] = history.workers or [(0, max(1, settings.sessions))]
     more = [(when_ns, alive + 1 if alive else 0) for when_ns, alive in workers]
-    per_session = settings.usd_per_hour / max(1, settings.sessions)
+    usd = _usd_per_hour(diagnosis)
     cases: list[tuple[str, LaneSettings, Diagnosis, Sequence[tuple[int, int]], float]] = [
-        ("the same, simulated", settings, diagnosis, workers, settings.usd_per_hour),
-        ("one more session", settings, diagnosis, more, settings.usd_per_hour + per_session),
+        ("the same, simulated", settings, diagnosis, workers, usd),
+        ("one more session", settings, diagnosis, more, usd + settings.session_usd_per_hour),
     ]
     if settings.model_rows > 1 and not settings.decoupled:
         if settings.policy != "adaptive" or settings.max_rows < settings.model_rows:
             free = replace_settings(settings, policy="adaptive", max_rows=settings.model_rows)
-            cases.append(("policy adaptive, no cap", free, diagnosis, workers, settings.usd_per_hour))
+            cases.append(("policy adaptive, no cap", free, diagnosis, workers, usd))
         for rows in dict.fromkeys((max(1, settings.max_rows // 2), min(settings.model_rows, 2 * settings.max_rows))):
             if rows != settings.max_rows:
                 capped = replace_settings(settings, max_rows=rows)
-                cases.append((f"max_rows {rows}", capped, diagnosis, workers, settings.usd_per_hour))
+                cases.append((f"max_rows {rows}", capped, diagnosis, workers, usd))
     for other in others:
         theirs = replace_settings(other.settings, slo_ns=settings.slo_ns)
         alive = [(0, max([count for _, count in other.history.workers] or [other.settings.sessions]))]
-        cases.append((f"all on {theirs.label}", theirs, other, alive, theirs.usd_per_hour))
+        cases.append((f"all on {theirs.label}", theirs, other, alive, theirs.session_usd_per_hour * alive[0][1]))
     found = []
     for name, changed, source, live, usd_per_hour in cases:
         knows = learned() if source is diagnosis else _final(source.history)
@@ -85,6 +86,16 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
         outcome = simulate(batcher_like(changed, knows), history.requests, pace, live, history.end_ns)
         found.append(_of(name, outcome, history.requests, usd_per_hour))
     return found
+
+
+def _usd_per_hour(diagnosis: Diagnosis) -> float:
+    """Of the sessions that could be used on average: with several processes, each has some of them for a while."""
+    history = diagnosis.history
+    changes = [*history.workers, (history.end_ns, 0)]
+    used_ns = sum(alive * (end_ns - begin_ns) for (begin_ns, alive), (end_ns, _) in pairwise(changes))
+    span_ns = history.end_ns - changes[0][0]
+    alive = used_ns / span_ns if span_ns > 0 else diagnosis.settings.sessions
+    return alive * diagnosis.settings.session_usd_per_hour
 
 
 def _final(history: History) -> ServiceModel | None:

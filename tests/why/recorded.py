@@ -51,6 +51,7 @@ class Scene:
     timeout_ms: float | None = None
     timeout_share: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
+    _alive: int = 1
 
     def recorded(self, seed: int) -> LaneRecording:
         """Run it, and give what is told of it."""
@@ -65,7 +66,8 @@ class Scene:
         if self.probed:
             for rows in batcher.service.probe_rows:
                 batcher.service.probe(None, rows, [round(self.rows_ns(rows))] * 2)
-        batcher.record()
+        self._alive = self.workers
+        batcher.record(lambda: self._alive > 0)
         self._run(batcher, rng)
         assert batcher.ring is not None
         return packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
@@ -96,6 +98,7 @@ class Scene:
                 with contextlib.suppress(GatewayError):
                     batcher.add(request, now_ns)
             alive = 0 if away[0] <= now_ns < away[1] else self.workers
+            self._alive = alive
             batcher.workers = max(1, alive)
             step = batcher.step(now_ns, max(0, alive - len(running)))
             wake_ns = NEVER if step.wake_at_ns is None else max(step.wake_at_ns, now_ns + 1)

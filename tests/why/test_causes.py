@@ -69,7 +69,7 @@ def test_several_faults_are_told_apart() -> None:
 
 
 def test_one_more_session_is_priced() -> None:
-    scene = Scene(rps=230.0, seconds=6.0, settings={"usd_per_hour": 0.5})
+    scene = Scene(rps=230.0, seconds=6.0, settings={"session_usd_per_hour": 0.5})
     diagnosis = diagnosed(scene, 1)
     lane = scene.recorded(1)
     cases = {case.name: case for case in what_ifs(diagnosis, partial(learned_of, lane))}

@@ -22,8 +22,9 @@ _KEY = 8  # where the number of a shape key stands in an arrival: its own in eac
 class PastBatch:
     """One batch that was closed. Times: `Clock.now_ns` of the process that recorded it.
 
-    likely_ns, bound_ns: T and Q of its size as they were learned when it was closed; 0: nothing was. requests: in its order,
-    one for each part. ended_ns, compute_ns: None, while it runs. workers: that were alive when it was closed.
+    number: a later batch may have the same. likely_ns, bound_ns: T and Q of its size as they were learned when it was closed;
+    0: nothing was. requests: in its order, one for each part. ended_ns, compute_ns: None, while it runs. workers: that were
+    alive when it was closed.
     """
 
     number: int

@@ -133,7 +133,7 @@ class _Faults:
         stalled = [batch for batch in history.batches if has_stalled(batch, typical)]
         self._absences, self._losses = _absences(history)
         first = _first_batches(history, self._absences)
-        self._cold = [batch for batch in stalled if batch.number in first and first[batch.number] is batch]
+        self._cold = [batch for batch in stalled if id(batch) in first]
         cold = set(map(id, self._cold))
         self.stalled = [batch for batch in stalled if id(batch) not in cold]
         self._slow = {id(batch): Cause.COLD_START if id(batch) in cold else Cause.STALL for batch in stalled}
@@ -270,15 +270,17 @@ def _absences(history: History) -> tuple[list[tuple[int, int]], list[tuple[int, 
     return cold, lost
 
 
-def _first_batches(history: History, absences: Sequence[tuple[int, int]]) -> dict[int, PastBatch]:
-    """The first batches of each session after a load or a cold start: two for each, as a run may be the first of its size."""
+def _first_batches(history: History, absences: Sequence[tuple[int, int]]) -> set[int]:
+    """The `id` of the first batches of each session after a load or a cold start.
+
+    Two for each, as a run may be the first of its size.
+    """
     starts = [back_ns for _, back_ns in absences]
     if history.from_start:
         starts.insert(0, 0)
-    found: dict[int, PastBatch] = {}
+    found: set[int] = set()
     for start_ns in starts:
         after = [batch for batch in history.batches if batch.closed_ns >= start_ns]
         if after:
-            for batch in after[: 2 * max(1, after[0].workers)]:
-                found[batch.number] = batch
+            found.update(id(batch) for batch in after[: 2 * max(1, after[0].workers)])
     return found

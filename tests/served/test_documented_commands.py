@@ -137,6 +137,8 @@ BENCHMARKS = (
     "python benchmarks/sessions.py configs/examples/minilm.yaml configs/examples/minilm-cpu.yaml",
     "python -m benchmarks.stalls attribution",
     "python -m benchmarks.triton_calls",
+    "python -m benchmarks.why",
+    "python -m benchmarks.why --cost",
 )
 
 NOT_RUN = {

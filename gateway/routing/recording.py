@@ -12,7 +12,7 @@ from gateway.batching.checkpoint import ROUTING, freeze, own_id
 from gateway.batching.forecast import Forecast
 from gateway.batching.recording import Ring
 from gateway.config import Ejection
-from gateway.routing.policies import Candidate, LaneView, Policy, Route
+from gateway.routing.policies import Candidate, LaneView, Route, RoutingPolicy
 from gateway.routing.router import Copy, Router
 from gateway.types import InferRequest
 
@@ -105,7 +105,7 @@ class RecordedRouter(Router):
     """Life: as a `Router`, from its making. ring: where it records."""
 
     def __init__(
-        self, candidates: Sequence[Candidate], policy: Policy, ejection: Ejection, slo_ns: int | None, *, ring: Ring
+        self, candidates: Sequence[Candidate], policy: RoutingPolicy, ejection: Ejection, slo_ns: int | None, *, ring: Ring
     ) -> None:
         self.ring: Ring | None = ring
         self._seen: list[Any] = []

@@ -96,7 +96,7 @@ def test_a_model_that_is_not_recorded_says_how_to_have_it(overloaded: Served, ca
     assert main(["why", f"http://{overloaded.http}", "--model", "other"]) == 1
     assert "'other' is not found" in capsys.readouterr().err
     assert main(["why", f"http://{overloaded.grpc}"]) == 1  # the other port
-    assert "name its HTTP port" in capsys.readouterr().err
+    assert "this port speaks gRPC" in capsys.readouterr().err
 
 
 def test_where_no_gateway_is_the_command_says_what_to_name(capsys: pytest.CaptureFixture[str]) -> None:

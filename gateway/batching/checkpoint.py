@@ -9,8 +9,9 @@ gateway.batching and gateway.routing only, calls none of their methods, and so m
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
+from operator import attrgetter
 from random import Random
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ def thaw(frozen: Any, home: str = BATCHING) -> tuple[Any, dict[int, Any]]:
     thawer = _Thawer(home)
     try:
         return thawer.of(frozen), thawer.known
-    except (AttributeError, ImportError, IndexError, KeyError, TypeError) as exc:
+    except (AttributeError, ImportError, IndexError, KeyError, RecursionError, TypeError) as exc:
         raise ValueError(f"not a state: {type(exc).__name__}: {exc}") from exc
 
 
@@ -76,6 +77,7 @@ class _Freezer:
     def __init__(self, home: str) -> None:
         self.known: set[int] = set()
         self._homes = (BATCHING, home)
+        self._layouts: dict[type, tuple[int, Callable[[Any], Sequence[Any]]]] = {}
 
     def of(self, value: Any) -> Any:
         kind = type(value)
@@ -106,12 +108,9 @@ class _Freezer:
             return ["y", self.of(value.getstate())]
         if isinstance(value, GatewayError):
             return ["x", kind.__name__, value.message, value.retry_after_s if isinstance(value, Unavailable) else None]
-        if not kind.__module__.startswith(self._homes):
-            raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no part of a state that can be kept")
-        name = f"{kind.__module__}:{kind.__qualname__}"
         if isinstance(value, tuple):
-            return ["n", name, [self.of(each) for each in value]]
-        return self._once(value, lambda: self._object(name, value))
+            return ["n", self._name(kind), [self.of(each) for each in value]]
+        return self._once(value, lambda: self._object(value))
 
     def _once(self, value: object, take: Callable[[], list[Any]]) -> list[Any]:
         number = id(value)
@@ -120,9 +119,25 @@ class _Freezer:
         self.known.add(number)
         return take()
 
-    def _object(self, name: str, value: Any) -> list[Any]:
-        kept = value.kept() if hasattr(value, "kept") else attributes(value)
-        return ["o", id(value), name, {key: self.of(each) for key, each in kept.items()}]
+    def _object(self, value: Any) -> list[Any]:
+        """By the place of its kind among those that were met, or by its name and its attributes' if it is the first of it."""
+        kind = type(value)
+        layout = self._layouts.get(kind)
+        if layout is None:
+            name, names = self._name(kind), _names(value)
+            place, values_of = layout = self._layouts[kind] = (len(self._layouts), _getter(names))
+            head: list[Any] = ["k", id(value), name, names]
+        else:
+            place, values_of = layout
+            head = ["o", id(value), place]
+        of = self.of
+        head.append([each if type(each) in _ATOMS else of(each) for each in values_of(value)])
+        return head
+
+    def _name(self, kind: type) -> str:
+        if not kind.__module__.startswith(self._homes):
+            raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no part of a state that can be kept")
+        return f"{kind.__module__}:{kind.__qualname__}"
 
     def _request(self, request: InferRequest) -> list[Any]:
         shapes: Widths = [(name, array.shape, array.dtype.str) for name, array in request.inputs.items()]
@@ -143,6 +158,7 @@ class _Thawer:
     def __init__(self, home: str) -> None:
         self.known: dict[int, Any] = {}
         self._homes = (BATCHING, home)
+        self._layouts: list[tuple[type, list[str]]] = []
 
     def of(self, frozen: Any) -> Any:
         if not isinstance(frozen, list):
@@ -151,7 +167,14 @@ class _Thawer:
         if tag == "r":
             return self.known[frozen[1]]
         if tag == "o":
-            return self._object(*frozen[1:])
+            _, number, place, values = frozen
+            return self._object(number, *self._layouts[place], values)
+        if tag == "k":
+            _, number, name, names, values = frozen
+            if any(key.startswith("__") for key in names):
+                raise TypeError(f"{', '.join(names)}: these are no attributes of a state")
+            self._layouts.append((_class(name, self._homes), names))
+            return self._object(number, *self._layouts[-1], values)
         if tag == "n":
             kind = _class(frozen[1], self._homes)
             return kind(*[self.of(each) for each in frozen[2]])
@@ -181,17 +204,14 @@ class _Thawer:
         items = frozen[1]
         return _MADE[tag](items if tag in "TLD" else [self.of(each) for each in items], *frozen[2:])
 
-    def _object(self, number: int, name: str, attributes: dict[str, Any]) -> Any:
-        kind = _class(name, self._homes)
-        if any(key.startswith("__") for key in attributes):
-            raise TypeError(f"{', '.join(attributes)}: these are no attributes of a state")
+    def _object(self, number: int, kind: type, names: list[str], values: list[Any]) -> Any:
         made: Any
-        if issubclass(kind, msgspec.Struct):
-            made = self.known[number] = kind(**{key: self.of(frozen) for key, frozen in attributes.items()})
+        if issubclass(kind, msgspec.Struct):  # made at once only: none refers to itself
+            made = self.known[number] = kind(**dict(zip(names, map(self.of, values), strict=True)))
             return made
         made = self.known[number] = object.__new__(kind)
-        for key, frozen in attributes.items():
-            object.__setattr__(made, key, self.of(frozen))
+        for name, frozen in zip(names, values, strict=True):
+            object.__setattr__(made, name, self.of(frozen))
         return made
 
 
@@ -233,17 +253,20 @@ def learn_attributes(*twins: object) -> None:
             _NAMES[type(twin)] = tuple(vars(twin))
 
 
-def attributes(value: object) -> dict[str, Any]:
-    """All of an object, by name."""
+def _names(value: Any) -> tuple[str, ...]:
+    """Of the attributes that are kept: all but those that its class has in NOT_KEPT."""
     kind = type(value)
     names = _NAMES.get(kind)
     if names is None and isinstance(value, msgspec.Struct):
         names = value.__struct_fields__
     if names is None:
-        if not hasattr(kind, "__slots__") or hasattr(value, "__dict__"):
-            return vars(value)
-        names = kind.__slots__
-    return {name: getattr(value, name) for name in names}
+        names = tuple(vars(value)) if hasattr(value, "__dict__") else tuple(kind.__slots__)
+    left_out: frozenset[str] = getattr(kind, "NOT_KEPT", frozenset())
+    return tuple(name for name in names if name not in left_out)
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
+    return attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
 
 
 def _class(name: str, homes: tuple[str, ...]) -> type:

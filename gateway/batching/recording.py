@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import NOTHING, Batcher, Step
-from gateway.batching.checkpoint import attributes, freeze, learn_attributes, own_id, widths_of
+from gateway.batching.checkpoint import freeze, learn_attributes, own_id, widths_of
 from gateway.batching.policies import POLICIES
 from gateway.batching.policy import Policy
 from gateway.config import Batching, Ragged
@@ -108,7 +108,8 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Ring:
     """The last events of one batcher, in at most so many bytes."""
 
-    def __init__(self, most_bytes: int, settings: LaneSettings) -> None:
+    def __init__(self, most_bytes: int, settings: LaneSettings | None = None) -> None:
+        """settings: of the lane, if it is one's."""
         self.settings = settings
         self.most_bytes = most_bytes
         self.dropped = 0  # segments
@@ -116,6 +117,7 @@ class Ring:
         self.keys: dict[Hashable, int] = {}  # of the last segment
         self._segments: deque[Segment] = deque()
         self._bytes: deque[int] = deque()  # of each
+        self._state_bytes = 0  # of the last one's state
         self._encode = msgspec.msgpack.Encoder().encode
 
     def __repr__(self) -> str:
@@ -123,18 +125,24 @@ class Ring:
 
     @property
     def full(self) -> bool:
-        """Whether the last segment has its length."""
-        return self._bytes[-1] * _SEGMENTS >= self.most_bytes
+        """Whether the last segment has its length: at least two thirds of it are events, or states would take all the room."""
+        return self._bytes[-1] >= max(self.most_bytes // _SEGMENTS, 3 * self._state_bytes)
 
     @property
     def overfull(self) -> bool:
-        return self._bytes[-1] * _SEGMENTS >= 2 * self.most_bytes
+        return self._bytes[-1] >= 2 * max(self.most_bytes // _SEGMENTS, 3 * self._state_bytes)
 
-    def begin(self, state: Any, *, after_gap: bool) -> None:
-        """Begin a segment. after_gap: something happened since the last event that is not kept."""
+    def begin(self, state: Any, *, after_gap: bool = False) -> None:
+        """Begin a segment. after_gap: something happened since the last event that is not kept.
+
+        Raises: ValueError, if the state alone takes over an eighth of the room.
+        """
         self.pack()
         self.keys.clear()
         packed = self._encode(state)
+        if len(packed) * _SEGMENTS > self.most_bytes:
+            raise ValueError(f"a state of {len(packed)} bytes is too much for {self.most_bytes}: raise batching.record_mib")
+        self._state_bytes = len(packed)
         self._segments.append(Segment(msgspec.Raw(packed), [], [], after_gap))
         self._bytes.append(len(packed))
         self.key(None)
@@ -163,11 +171,14 @@ class Ring:
         """All that is here, as msgpack can hold it."""
         if self._segments:
             self.pack()
-        return {"settings": self.settings, "dropped": self.dropped, "segments": list(self._segments)}
+        settings = {} if self.settings is None else {"settings": self.settings}
+        return {**settings, "dropped": self.dropped, "segments": list(self._segments)}
 
 
 class RecordedBatcher(Batcher):
     """Life: as a `Batcher`; `record` once it has learned what is to be learned before traffic. Until then nothing is kept."""
+
+    NOT_KEPT = frozenset(("ring", "_widths_of", "_deciding", "_append", "_number", "_lives"))  # is no state
 
     def __init__(self, policy: Policy, *, ring: Ring, ragged: Ragged | None = None, **settings: Any) -> None:
         super().__init__(policy, ragged=ragged, **settings)
@@ -183,19 +194,14 @@ class RecordedBatcher(Batcher):
         """Batches that run."""
         return len(self._state.in_flight)
 
-    def kept(self) -> dict[str, Any]:
-        """Its state, without what records it."""
-        return {key: value for key, value in attributes(self).items() if key not in _RECORDER}
-
     def record(self, lives: Callable[[], bool] | None = None) -> None:
         """Begin, with what it knows now.
 
         lives: whether a session is there, be it busy, or lent to another process; asked where none can be used here.
         """
         self._lives = lives or _always
-        if self.ring is not None:
-            settings = self.ring.settings
-            twin = settings.batcher(Ring(0, settings))
+        if self.ring is not None and self.ring.settings is not None:
+            twin = self.ring.settings.batcher(Ring(0))
             learn_attributes(twin, twin.policy, twin.service)
         self._begin(after_gap=False)
 
@@ -312,17 +318,14 @@ class RecordedBatcher(Batcher):
         try:
             ring.begin(freeze(self), after_gap=after_gap)
             self._append = ring.events.append
-        except Exception:  # whatever it is, requests go on
-            log.exception("decisions are no longer recorded")
+        except Exception as exc:  # whatever it is, requests go on
+            log.warning("decisions are no longer recorded: %s: %s", type(exc).__name__, exc)
             self.ring, self._append = None, _dropped
 
 
 def ring_of(batcher: Batcher) -> Ring | None:
     """What a batcher's decisions are recorded in; None: they are not."""
     return batcher.ring if isinstance(batcher, RecordedBatcher) else None
-
-
-_RECORDER: Final = frozenset(("ring", "_widths_of", "_deciding", "_append", "_number", "_lives"))
 
 
 def _dropped(event: tuple[Any, ...]) -> None: ...

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -12,8 +13,10 @@ from urllib.parse import quote
 from gateway.batching.recorded_file import ModelRecording, joined, unpacked
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 from gateway.process.command_line import add_command
+from gateway.process.console import step
 from gateway.why.report import answer, as_json, life_told, of_request, told
 
+_ADDRESS: Final = re.compile(r"[\w.-]+:\d+")
 _TIMEOUT_S: Final = 30.0
 _HERE: Final = "http://127.0.0.1:8000"
 _TRIES: Final = 12  # connections for each ingress process, as the kernel picks one by chance
@@ -47,6 +50,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _why(arguments: argparse.Namespace) -> int:
     where: str = arguments.where
+    if _ADDRESS.fullmatch(where):
+        where = f"http://{where}"
     if where.startswith(("http://", "https://")):
         data = asked(where.rstrip("/"), arguments.model)
     else:
@@ -69,7 +74,10 @@ def _why(arguments: argparse.Namespace) -> int:
 
 
 def _tell(recordings: list[ModelRecording], where: str, own_id: str, *, as_objects: bool) -> int:
-    answers = [answer(each, where) for each in recordings]
+    answers = []
+    for each in recordings:
+        with step(f"replaying {each.model}"):
+            answers.append(answer(each, where))
     if own_id:
         lives = of_request(answers, own_id)
         if not lives:

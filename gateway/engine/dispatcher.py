@@ -19,7 +19,7 @@ import numpy as np
 
 from gateway.batching.batch import Batch
 from gateway.batching.queue import deadline_of
-from gateway.batching.recording import LaneSettings, Ring
+from gateway.batching.recording import Ring
 from gateway.clock import Clock
 from gateway.config import Backend, Model
 from gateway.engine.lane import Lane
@@ -58,7 +58,7 @@ class Dispatcher:
         candidates = tuple(self._lanes)
         ring_bytes = int(model.batching.record_mib * 2**20 / (len(model.backends) + 1))
         self.router = (
-            RecordedRouter(candidates, policy, model.routing.ejection, slo_ns, ring=Ring(ring_bytes, LaneSettings()))
+            RecordedRouter(candidates, policy, model.routing.ejection, slo_ns, ring=Ring(ring_bytes))
             if ring_bytes and len(model.backends) > 1
             else Router(candidates, policy, model.routing.ejection, slo_ns)
         )

@@ -49,13 +49,11 @@ class RoutingEvent(IntEnum):
 class SeenLane:
     """A lane as routing asks it. seen: gets every answer, in order."""
 
+    NOT_KEPT = frozenset(("_lane", "_seen"))  # what it says is kept as it is said
+
     def __init__(self, lane: LaneView, seen: list[Any]) -> None:
         self._lane = lane
         self._seen = seen
-
-    def kept(self) -> dict[str, Any]:
-        """Nothing: what it says is kept as it is said."""
-        return {}
 
     @property
     def available(self) -> bool:
@@ -104,6 +102,8 @@ class SaidLane:
 class RecordedRouter(Router):
     """Life: as a `Router`, from its making. ring: where it records."""
 
+    NOT_KEPT = frozenset(("ring", "_seen", "_append"))  # is no state
+
     def __init__(
         self, candidates: Sequence[Candidate], policy: RoutingPolicy, ejection: Ejection, slo_ns: int | None, *, ring: Ring
     ) -> None:
@@ -114,10 +114,6 @@ class RecordedRouter(Router):
             candidate.lane = SeenLane(candidate.lane, self._seen)
         super().__init__(candidates, policy, ejection, slo_ns)
         self._begin()
-
-    def kept(self) -> dict[str, Any]:
-        """Its state, without what records it."""
-        return {key: value for key, value in vars(self).items() if key not in _RECORDER}
 
     def replayed(self, said: SaidLane, append: Callable[[tuple[Any, ...]], object]) -> None:
         """Ask what was said instead of lanes, and tell events to `append`. For one that was read."""
@@ -217,13 +213,10 @@ class RecordedRouter(Router):
             return
         try:
             self._seen.clear()
-            ring.begin(freeze(self, ROUTING), after_gap=False)
-        except Exception:  # whatever it is, requests go on
-            log.exception("routing is no longer recorded")
+            ring.begin(freeze(self, ROUTING))
+        except Exception as exc:  # whatever it is, requests go on
+            log.warning("routing is no longer recorded: %s: %s", type(exc).__name__, exc)
             self.ring, self._append = None, _dropped
-
-
-_RECORDER: Final = frozenset(("ring", "_seen", "_append"))
 
 
 def _dropped(event: tuple[Any, ...]) -> None: ...

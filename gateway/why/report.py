@@ -48,7 +48,7 @@ def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Ans
             for history, lane, knew in zip(histories, begun, learned, strict=True)
         ]
         routing = replay_routing(recording.routing) if recording.routing else None
-    except (ValueError, KeyError, IndexError, TypeError) as exc:
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
         raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({exc}): save it again") from exc
     lanes = []
     for diagnosis, knew in diagnosed:
@@ -101,7 +101,8 @@ def told(answers: Iterable[Answer]) -> str:
     for each in answers:
         recording = each.recording
         process = f", process {recording.process}" if recording.processes > 1 else ""
-        if not each.lanes:
+        routed = each.routing.routed if each.routing is not None else 0
+        if not each.lanes and not routed:
             blocks.append(f"{recording.model} version {recording.version}{process}: no request has come")
         if each.routing is not None and each.routing.routed:
             blocks.append(_routing_block(each, each.routing, process))

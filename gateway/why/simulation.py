@@ -70,7 +70,7 @@ def pace_of(
     for batch in batches:
         if batch.ended_ns is None or not batch.ok:
             continue
-        usual_ns = typical.rows_ns(batch.padded_rows, batch.group)
+        usual_ns = typical.batch_ns(batch)
         taken_ns = batch.ended_ns - batch.closed_ns
         if has_stalled(batch, typical):
             if id(batch) in stays:
@@ -85,7 +85,7 @@ def has_stalled(batch: PastBatch, typical: Typical) -> bool:
     """Whether a batch took far longer than is usual for its size."""
     if batch.ended_ns is None:
         return False
-    usual_ns = typical.rows_ns(batch.padded_rows, batch.group)
+    usual_ns = typical.batch_ns(batch)
     return usual_ns > 0 and batch.ended_ns - batch.closed_ns > STALLED * usual_ns
 
 

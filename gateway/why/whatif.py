@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec.structs import replace
 
 from gateway.batching.recording import LaneSettings
 from gateway.batching.replay import History, PastRequest
 from gateway.batching.service_model import ServiceModel
-from gateway.why.causes import Diagnosis, batcher_like, missed, replace_settings
+from gateway.why.causes import Diagnosis, batcher_like, missed
 from gateway.why.simulation import SimulatedEnds, has_stalled, pace_of, simulate
 
 _SECONDS_PER_HOUR = 3600
@@ -66,14 +67,14 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
     ]
     if settings.model_rows > 1 and not settings.decoupled:
         if settings.policy != "adaptive" or settings.max_rows < settings.model_rows:
-            free = replace_settings(settings, policy="adaptive", max_rows=settings.model_rows)
+            free = replace(settings, policy="adaptive", max_rows=settings.model_rows)
             cases.append(("policy adaptive, no cap", free, diagnosis, workers, usd))
         for rows in dict.fromkeys((max(1, settings.max_rows // 2), min(settings.model_rows, 2 * settings.max_rows))):
             if rows != settings.max_rows:
-                capped = replace_settings(settings, max_rows=rows)
+                capped = replace(settings, max_rows=rows)
                 cases.append((f"max_rows {rows}", capped, diagnosis, workers, usd))
     for other in others:
-        theirs = replace_settings(other.settings, slo_ns=settings.slo_ns)
+        theirs = replace(other.settings, slo_ns=settings.slo_ns)
         alive = [(0, max([count for _, count in other.history.workers] or [other.settings.sessions]))]
         cases.append((f"all on {theirs.label}", theirs, other, alive, theirs.session_usd_per_hour * alive[0][1]))
     found = []

@@ -187,6 +187,16 @@ def test_a_state_that_cannot_be_kept_ends_the_recording_and_nothing_else() -> No
     assert driver.asked
 
 
+def test_a_state_that_takes_too_much_room_ends_it_likewise(caplog: pytest.LogCaptureFixture) -> None:
+    batcher = recorder(8000)
+    for rows in batcher.service.probe_rows:
+        batcher.service.probe(None, rows, [(4 + rows) * MS] * 2)
+    batcher.record()
+    Driver(batcher, random.Random(6)).drive(50)
+    assert batcher.ring is None
+    assert "raise batching.record_mib" in caplog.text
+
+
 def test_a_state_makes_no_objects_of_others() -> None:
     for name in (
         "os:system",
@@ -196,9 +206,9 @@ def test_a_state_makes_no_objects_of_others() -> None:
         "gateway.routing.router:Router",
     ):
         with pytest.raises(ValueError, match="not a state"):
-            thaw(["o", 1, name, {}])
+            thaw(["k", 1, name, [], []])
     with pytest.raises(ValueError, match="not a state"):
-        thaw(["o", 1, "gateway.batching.queue:State", {"__class__": 1}])
+        thaw(["k", 1, "gateway.batching.queue:State", ["__class__"], [1]])
     with pytest.raises(TypeError, match="no part of a state"):
         freeze(object())
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gateway.batching.batch import Batch
 from gateway.batching.checkpoint import thaw
-from gateway.batching.queue import NEVER
+from gateway.batching.queue import NEVER, LengthGroup
 from gateway.batching.recorded_file import LaneRecording, packed, unpacked
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import replay
@@ -36,7 +36,8 @@ def usual(batch: Batch, index: int, usual_ns: float) -> float:
 class Scene:
     """A backend of fixed_ms + row_ms · rows, spread log-normally by noise, and Poisson arrivals at rps.
 
-    takes: what goes wrong with batches. away: (from, to) when no session is there. settings: of the lane.
+    lengths: that requests have by chance; row_ms is for a length of 64, and in proportion. takes: what goes wrong with batches.
+    away: (from, to) when no session is there. settings: of the lane.
     """
 
     fixed_ms: float = 4.0
@@ -50,6 +51,7 @@ class Scene:
     away_s: tuple[float, float] | None = None
     timeout_ms: float | None = None
     timeout_share: float = 0.0
+    lengths: tuple[int, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     _alive: int = 1
 
@@ -72,8 +74,8 @@ class Scene:
         assert batcher.ring is not None
         return packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
 
-    def rows_ns(self, rows: int) -> float:
-        return (self.fixed_ms + self.row_ms * rows) * MS
+    def rows_ns(self, rows: int, length: int = 64) -> float:
+        return (self.fixed_ms + self.row_ms * rows * length / 64) * MS
 
     def _run(self, batcher: RecordedBatcher, rng: np.random.Generator) -> None:
         count = int(self.rps * self.seconds)
@@ -93,7 +95,8 @@ class Scene:
                 own_ns = None
                 if self.timeout_ms is not None and rng.random() < self.timeout_share:
                     own_ns = arrivals[upcoming] + round(self.timeout_ms * MS)
-                request = InferRequest("m", "1", f"r{upcoming}", {}, 1, arrivals[upcoming], deadline_ns=own_ns)
+                inputs = {"x": np.zeros((1, int(rng.choice(self.lengths))), np.float32)} if self.lengths else {}
+                request = InferRequest("m", "1", f"r{upcoming}", inputs, 1, arrivals[upcoming], deadline_ns=own_ns)
                 upcoming += 1
                 with contextlib.suppress(GatewayError):
                     batcher.add(request, now_ns)
@@ -103,7 +106,8 @@ class Scene:
             step = batcher.step(now_ns, max(0, alive - len(running)))
             wake_ns = NEVER if step.wake_at_ns is None else max(step.wake_at_ns, now_ns + 1)
             for batch in step.batches:
-                usual_ns = self.rows_ns(batch.padded_rows) * float(np.exp(rng.normal(0, self.noise)))
+                length = batch.group.length if isinstance(batch.group, LengthGroup) else 64
+                usual_ns = self.rows_ns(batch.padded_rows, length) * float(np.exp(rng.normal(0, self.noise)))
                 taken_ns = round(self.takes(batch, started, usual_ns))
                 started += 1
                 heapq.heappush(running, (now_ns + taken_ns, started, batch))

@@ -3,6 +3,7 @@
 from gateway.why.causes import Cause
 from tests.why.recorded import Scene, slowed
 
+LENGTHS = {"pad": {"x": 0.0}, "buckets": (4, 64)}
 COMPILED = {"row_sizes": (1, 16), "max_rows": 16, "slo_ns": 45_000_000, "policy": "greedy"}
 GPU = {"slo_ns": 20_000_000, "max_rows": 64, "model_rows": 64}
 
@@ -13,6 +14,10 @@ SCENES: dict[str, tuple[Cause, Scene]] = {
     "overload of a fast model": (
         Cause.QUEUE,
         Scene(fixed_ms=2, row_ms=0.15, rps=8000.0, seconds=0.6, noise=0.1, settings=GPU),
+    ),
+    "overload of short and long requests": (
+        Cause.QUEUE,
+        Scene(rps=420.0, seconds=5.0, probed=False, lengths=(4, 64), settings={"ragged": LENGTHS}),
     ),
     "stall": (Cause.STALL, Scene(takes=slowed([200, 400], 700.0))),
     "stall of one of two sessions": (Cause.STALL, Scene(rps=190.0, workers=2, seconds=8.0, takes=slowed([300, 301], 600.0))),

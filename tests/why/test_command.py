@@ -1,11 +1,14 @@
 """`gateway why`, asked of a running gateway and of what it wrote."""
 
+import itertools
 import json
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import msgspec
@@ -58,7 +61,7 @@ def ask(address: str, client: int) -> None:
 
 @slow
 def test_a_running_gateway_tells_what_made_its_requests_late(overloaded: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["why", f"http://{overloaded.http}"]) == 0
+    assert main(["why", overloaded.http]) == 0  # without http:// it is an address as well
     said = capsys.readouterr().out
     assert "m version 1 on synthetic" in said
     assert "decisions, all the same" in said
@@ -117,3 +120,58 @@ def test_files_that_are_no_recording_are_told_apart(tmp_path: Path, capsys: pyte
     (tmp_path / "whole").write_bytes(data)
     assert main(["why", str(tmp_path / "whole"), "--model", "x"]) == 1
     assert "nothing is recorded of model 'x'; models there: m" in capsys.readouterr().err
+
+
+@contextmanager
+def answering(bodies: Sequence[bytes]) -> Iterator[str]:
+    """A server that answers each request with the next of these, and then from the first again."""
+    rest = itertools.cycle(bodies)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = next(rest)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def one_of_two(process: str, seed: int) -> bytes:
+    told = msgspec.msgpack.decode(Scene(seconds=1.0).packed(seed))
+    told["recordings"][0] |= {"process": process, "processes": 2}
+    return msgspec.msgpack.encode(told)
+
+
+def test_every_process_behind_an_address_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = one_of_two("one", 1), one_of_two("other", 2)
+    with answering([one, one, one, other]) as url:
+        assert main(["why", url, "--model", "m"]) == 0
+    said = capsys.readouterr().out
+    assert "process one: 75 requests" in said
+    assert "process other: 75 requests" in said
+
+
+def test_one_process_that_is_never_met_holds_nothing_up(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering([one_of_two("one", 1)]) as url:
+        assert main(["why", url, "--model", "m"]) == 0
+    assert capsys.readouterr().out.count("process one") == 1
+
+
+def test_another_server_is_no_gateway(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering([b"{}"]) as url:
+        assert main(["why", url]) == 1
+        assert "is no gateway of this kind" in capsys.readouterr().err
+        assert main(["why", url, "--model", "m"]) == 1
+        assert "no recording of a gateway" in capsys.readouterr().err

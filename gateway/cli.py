@@ -1,4 +1,4 @@
-"""`gateway serve | init | check | compile | predict | route | top | examples`: the only reader of arguments and environment."""
+"""`gateway serve | init | check | compile | predict | route | top | why | examples`: alone reads arguments and environment."""
 
 import argparse
 import os
@@ -14,6 +14,7 @@ from gateway.commands.explain import add_parser as add_route_parser
 from gateway.commands.predict import add_parser as add_predict_parser
 from gateway.commands.serve import serve
 from gateway.commands.top import add_parser as add_top_parser
+from gateway.commands.why import add_parser as add_why_parser
 from gateway.config import Config, ServerSection, listening, load_config, parse_config
 from gateway.configuring.check import servable
 from gateway.configuring.guess import Guess, guess, is_configuration, written
@@ -79,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
         command = add(commands)
         command.epilog = examples(*typed)
         command.formatter_class = Paragraphs
+    add_why_parser(commands)
     add_examples_parser(commands)
     add_speech(root, quiet="only warnings and errors; serve: and the ready line")
     return root

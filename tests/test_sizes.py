@@ -14,7 +14,7 @@ LARGE = {
     "gateway.engine.metrics", "gateway.cluster.replica",
 }  # fmt: skip
 # Records of the gateway that still take more by position; loadtest's are not held to it.
-LONG_RECORDS = {"PastBatch", "PastRequest", "History", "Figures", "LaneGauges", "Metrics"}
+LONG_RECORDS = {"PastBatch", "PastRequest", "History", "Figures", "LaneGauges", "Metrics", "ModelRecording"}
 NAMED_TWICE = {"Lane", "Seen", "History", "_Head", "Page"}
 
 

@@ -10,7 +10,7 @@ from gateway.batching.recording import FORMAT, LaneSettings, Ring
 from gateway.errors import InvalidArgument
 
 
-class Lane(msgspec.Struct):
+class LaneRecording(msgspec.Struct):
     """One backend's recording. dropped: segments that there was no room for any more. segments: for `replay`."""
 
     settings: LaneSettings
@@ -22,10 +22,11 @@ class Lane(msgspec.Struct):
         return {"dropped": self.dropped, "segments": self.segments}
 
 
-class Recording(msgspec.Struct):
+class ModelRecording(msgspec.Struct):
     """Of one model in one process. now_ns, unix_s: the same moment by the process's clock and by everybody's.
 
-    process: a name that no other process has; processes: how many serve the model side by side.
+    process: a name that no other process has; processes: how many serve the model side by side. routing: for `replay_routing`;
+    None, where there is one backend.
     """
 
     model: str
@@ -34,22 +35,31 @@ class Recording(msgspec.Struct):
     processes: int
     now_ns: int
     unix_s: float
-    lanes: list[Lane]
+    lanes: list[LaneRecording]
+    routing: dict[str, Any] | None = None
 
 
 class _File(msgspec.Struct):
     format: int
     gateway: str
-    recordings: list[Recording]
+    recordings: list[ModelRecording]
 
 
-class _Head(msgspec.Struct):
+class _Format(msgspec.Struct):
     format: int
     gateway: str = "unknown"
 
 
 def packed(
-    model: str, version: str, rings: Sequence[Ring], *, process: str, processes: int, now_ns: int, unix_s: float
+    model: str,
+    version: str,
+    rings: Sequence[Ring],
+    *,
+    process: str,
+    processes: int,
+    now_ns: int,
+    unix_s: float,
+    routing: Ring | None = None,
 ) -> bytes:
     """What a process has recorded of one model."""
     recording = {
@@ -60,6 +70,7 @@ def packed(
         "now_ns": now_ns,
         "unix_s": unix_s,
         "lanes": [ring.dump() for ring in rings],
+        "routing": routing.dump() if routing is not None else None,
     }
     return msgspec.msgpack.encode({"format": FORMAT, "gateway": __version__, "recordings": [recording]})
 
@@ -70,10 +81,10 @@ def joined(files: Sequence[bytes]) -> bytes:
     return msgspec.msgpack.encode({"format": FORMAT, "gateway": __version__, "recordings": recordings})
 
 
-def unpacked(data: bytes, source: str) -> list[Recording]:
+def unpacked(data: bytes, source: str) -> list[ModelRecording]:
     """Raises: InvalidArgument, which says what it is instead."""
     try:
-        head = msgspec.msgpack.decode(data, type=_Head)
+        head = msgspec.msgpack.decode(data, type=_Format)
     except msgspec.MsgspecError as exc:
         raise InvalidArgument(
             f"{source}: no recording of a gateway ({exc}): expected what `gateway why URL --save FILE` wrote"

@@ -10,15 +10,15 @@ theirs while they live.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from enum import IntEnum
 from typing import Any, Final
 
 import msgspec
 
 from gateway.batching.batch import Batch, Part
-from gateway.batching.batcher import Batcher, Step
-from gateway.batching.checkpoint import freeze, own_id, widths_of
+from gateway.batching.batcher import NOTHING, Batcher, Shed, Step
+from gateway.batching.checkpoint import freeze, learn_attributes, own_id, widths_of
 from gateway.batching.policies import POLICIES
 from gateway.batching.policy import Policy
 from gateway.config import Batching, Ragged
@@ -39,10 +39,10 @@ class Event(IntEnum):
     """The first of each event's values. What follows:
 
     ADDED    request, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own id[, widths]
-    REFUSED  the same, the error's class behind the own id
-    STEPPED  now_ns, free_slots, workers, batches, shed, wake_at_ns
-             a batch: itself, reason, rows, padded_rows, expected_ns, left_rows, busy, requests; where one of these has not
-             exactly one row in it: (request, first row, rows). shed: (request, the error's class)
+    REFUSED  the same, and the error's class
+    STEPPED  now_ns, free_slots, workers, batches, shed, wake_at_ns, whether no session is there at all
+             a batch: itself, reason, rows, padded_rows, expected_ns, left_rows, busy, requests, of which the first, its first
+             row there, the last, its rows there. shed: (request, the error's class)
     ENDED    batch, now_ns, compute_ns, ok
     CANCELLED  request, reserved_ns, whether nothing of it was ever dispatched
     RETRIED  request, first row, rows, now_ns
@@ -57,6 +57,7 @@ class Event(IntEnum):
 
 
 _ADDED: Final = int(Event.ADDED)
+_REFUSED: Final = int(Event.REFUSED)
 _STEPPED: Final = int(Event.STEPPED)
 _ENDED: Final = int(Event.ENDED)
 
@@ -74,7 +75,7 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one backend of a model batches, and what it costs: all that a batcher like it is made of.
 
     model_rows: the most rows that the model takes in one run; 0: it has no batch dimension. max_rows: as batches are limited
-    to. sessions: that run batches when all is well. usd_per_hour: of all of them; 0: no price is known.
+    to. sessions: that run batches when all is well. session_usd_per_hour: of each; 0: no price is known.
     """
 
     label: str = ""
@@ -87,7 +88,7 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_rows: int = 4096
     slo_ns: int | None = None
     ragged: dict[str, Any] | None = None
-    usd_per_hour: float = 0.0
+    session_usd_per_hour: float = 0.0
     decoupled: bool = False
 
     def batcher(self, ring: "Ring | None" = None) -> Batcher:
@@ -107,7 +108,8 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Ring:
     """The last events of one batcher, in at most so many bytes."""
 
-    def __init__(self, most_bytes: int, settings: LaneSettings) -> None:
+    def __init__(self, most_bytes: int, settings: LaneSettings | None = None) -> None:
+        """settings: of the lane, if it is one's."""
         self.settings = settings
         self.most_bytes = most_bytes
         self.dropped = 0  # segments
@@ -115,6 +117,7 @@ class Ring:
         self.keys: dict[Hashable, int] = {}  # of the last segment
         self._segments: deque[Segment] = deque()
         self._bytes: deque[int] = deque()  # of each
+        self._state_bytes = 0  # of the last one's state
         self._encode = msgspec.msgpack.Encoder().encode
 
     def __repr__(self) -> str:
@@ -122,20 +125,27 @@ class Ring:
 
     @property
     def full(self) -> bool:
-        """Whether the last segment has its length."""
-        return self._bytes[-1] * _SEGMENTS >= self.most_bytes
+        """Whether the last segment has its length: at least two thirds of it are events, or states would take all the room."""
+        return self._bytes[-1] >= max(self.most_bytes // _SEGMENTS, 3 * self._state_bytes)
 
     @property
     def overfull(self) -> bool:
-        return self._bytes[-1] * _SEGMENTS >= 2 * self.most_bytes
+        return self._bytes[-1] >= 2 * max(self.most_bytes // _SEGMENTS, 3 * self._state_bytes)
 
-    def begin(self, state: Any, *, after_gap: bool) -> None:
-        """Begin a segment. after_gap: something happened since the last event that is not kept."""
+    def begin(self, state: Any, *, after_gap: bool = False) -> None:
+        """Begin a segment. after_gap: something happened since the last event that is not kept.
+
+        Raises: ValueError, if the state alone takes over an eighth of the room.
+        """
         self.pack()
         self.keys.clear()
         packed = self._encode(state)
+        if len(packed) * _SEGMENTS > self.most_bytes:
+            raise ValueError(f"a state of {len(packed)} bytes is too much for {self.most_bytes}: raise batching.record_mib")
+        self._state_bytes = len(packed)
         self._segments.append(Segment(msgspec.Raw(packed), [], [], after_gap))
         self._bytes.append(len(packed))
+        self.key(None)
 
     def key(self, shape_key: Hashable) -> int:
         """Number a shape key that is new to the segment."""
@@ -161,57 +171,59 @@ class Ring:
         """All that is here, as msgpack can hold it."""
         if self._segments:
             self.pack()
-        return {"settings": self.settings, "dropped": self.dropped, "segments": list(self._segments)}
+        settings = {} if self.settings is None else {"settings": self.settings}
+        return {**settings, "dropped": self.dropped, "segments": list(self._segments)}
 
 
 class RecordedBatcher(Batcher):
     """Life: as a `Batcher`; `record` once it has learned what is to be learned before traffic. Until then nothing is kept."""
 
+    NOT_KEPT = frozenset(("ring", "_widths_of", "_deciding", "_append", "_number", "_lives"))  # is no state
+
     def __init__(self, policy: Policy, *, ring: Ring, ragged: Ragged | None = None, **settings: Any) -> None:
         super().__init__(policy, ragged=ragged, **settings)
         self.ring: Ring | None = ring
         self._widths_of = ragged
-        self._events: list[tuple[Any, ...]] = []
+        self._deciding = False
         self._append: Callable[[tuple[Any, ...]], object] = _dropped
         self._number: Callable[[object], int] = id
+        self._lives: Callable[[], bool] = _always
 
     @property
     def in_flight(self) -> int:
         """Batches that run."""
         return len(self._state.in_flight)
 
-    def kept(self) -> dict[str, Any]:
-        """Its state, without what records it."""
-        return {key: value for key, value in vars(self).items() if key not in _RECORDER}
+    def record(self, lives: Callable[[], bool] | None = None) -> None:
+        """Begin, with what it knows now.
 
-    def record(self) -> None:
-        """Begin, with what it knows now."""
+        lives: whether a session is there, be it busy, or lent to another process; asked where none can be used here.
+        """
+        self._lives = lives or _always
+        if self.ring is not None and self.ring.settings is not None:
+            twin = self.ring.settings.batcher(Ring(0))
+            learn_attributes(twin, twin.policy, twin.service)
         self._begin(after_gap=False)
 
     def replayed(self, events: list[tuple[Any, ...]], number: Callable[[object], int], ragged: bool) -> None:
         """Tell its events to a list, with the numbers that objects had. For one that was read."""
         self.ring = None
-        self._events, self._append, self._number = events, events.append, number
+        self._append, self._number, self._deciding, self._lives = events.append, number, False, _always
         self._widths_of = self._ragged if ragged else None
 
     def add(self, request: InferRequest, now_ns: int, reserved_ns: int = 0) -> None:
-        events = self._events
-        before = len(events)
         try:
             Batcher.add(self, request, now_ns, reserved_ns)
         except GatewayError as exc:
-            del events[before:]
-            arrival = self._arrival(request, now_ns, reserved_ns)
-            self._append((int(Event.REFUSED), *arrival[1:10], type(exc).__name__, *arrival[10:]))
+            self._append((*self._arrival(_REFUSED, request, now_ns, reserved_ns), type(exc).__name__))
             self._room()
             raise
-        if len(events) > before:  # it made room by what it cancelled, and will do so again
-            del events[before:]
-        self._append(self._arrival(request, now_ns, reserved_ns))
+        self._append(self._arrival(_ADDED, request, now_ns, reserved_ns))
 
     def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
         undone = Batcher.cancel(self, request, reserved_ns)
-        self._append((int(Event.CANCELLED), self._number(request), reserved_ns, undone))
+        if not self._deciding:
+            self._append((int(Event.CANCELLED), self._number(request), reserved_ns, undone))
         return undone
 
     def retry(self, part: Part, now_ns: int) -> None:
@@ -219,46 +231,58 @@ class RecordedBatcher(Batcher):
         self._append((int(Event.RETRIED), self._number(part.request), part.start, part.rows, now_ns))
 
     def step(self, now_ns: int, free_slots: int) -> Step:
-        events, expires_ns = self._events, self._expires_ns
-        before = len(events)
+        expires_ns = self._expires_ns
         try:
             step = Batcher.step(self, now_ns, free_slots)
         except BaseException:
             self._begin(after_gap=True)  # what it had decided until then is not known
             raise
         batches, shed, wake_at_ns = step
-        if len(events) > before:
-            del events[before:]
-        # Without a free slot nothing is decided; but where nothing runs either, that is worth knowing.
-        waits = (free_slots or not self._state.in_flight) and self.has_work
-        if batches or shed or waits or self._expires_ns != expires_ns:
-            number = self._number
-            self._append(
-                (
-                    _STEPPED,
-                    now_ns,
-                    free_slots,
-                    self._state.workers,
-                    [_told(batch, number) for batch in batches],
-                    [(number(request), type(error).__name__) for request, error in shed] if shed else (),
-                    wake_at_ns,
-                )
+        if not batches and not shed:
+            if step is NOTHING:
+                return step
+            # Without a free slot nothing is decided; but where nothing runs either, that is worth knowing.
+            if not free_slots and self._expires_ns == expires_ns and self._state.in_flight:
+                return step
+        number = self._number
+        absent = not free_slots and not self._state.in_flight and not self._lives()
+        self._append(
+            (
+                _STEPPED,
+                now_ns,
+                free_slots,
+                self._state.workers,
+                [_told(batch, number) for batch in batches],
+                [(number(request), type(error).__name__) for request, error in shed] if shed else (),
+                wake_at_ns,
+                absent,
             )
-            self._room()
+        )
+        self._room()
         return step
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
         Batcher.finished(self, batch, now_ns, compute_ns, ok)
         self._append((_ENDED, self._number(batch), now_ns, compute_ns, ok))
 
-    def _arrival(self, request: InferRequest, now_ns: int, reserved_ns: int) -> tuple[Any, ...]:
-        ring, key = self.ring, 0
-        if ring is not None and self._append is not _dropped:
-            known = ring.keys.get(request.shape_key)
-            key = ring.key(request.shape_key) if known is None else known
-        own = request.id
+    def _displace(self, request: InferRequest, rows: int) -> bool:
+        self._deciding = True  # what it cancels now, it will cancel again
+        try:
+            return Batcher._displace(self, request, rows)
+        finally:
+            self._deciding = False
+
+    def _expire(self, now_ns: int, shed: list[Shed]) -> None:
+        self._deciding = True
+        try:
+            Batcher._expire(self, now_ns, shed)
+        finally:
+            self._deciding = False
+
+    def _arrival(self, kind: int, request: InferRequest, now_ns: int, reserved_ns: int) -> tuple[Any, ...]:
+        own, shape_key = request.id, request.shape_key
         arrival = (
-            _ADDED,
+            kind,
             self._number(request),
             now_ns,
             reserved_ns,
@@ -266,10 +290,17 @@ class RecordedBatcher(Batcher):
             request.rows,
             request.deadline_ns,
             request.priority,
-            key,
+            0 if shape_key is None else self._key(shape_key),
             own_id(request) if own else own,
         )
         return arrival if self._widths_of is None else (*arrival, widths_of(request, self._widths_of))
+
+    def _key(self, shape_key: Hashable) -> int:
+        ring = self.ring
+        if ring is None or self._append is _dropped:
+            return 0
+        known = ring.keys.get(shape_key)
+        return ring.key(shape_key) if known is None else known
 
     def _room(self) -> None:
         """After an event that comes once per batch: pack what there is, and begin anew where a segment is long enough."""
@@ -277,7 +308,7 @@ class RecordedBatcher(Batcher):
         if ring is None or len(ring.events) < _PACKED:
             return
         ring.pack()
-        if ring.full and (self._state.requests < _SHORT or ring.overfull):
+        if ring.full and (self.queue_requests < _SHORT or ring.overfull):
             self._begin(after_gap=False)
 
     def _begin(self, *, after_gap: bool) -> None:
@@ -286,25 +317,28 @@ class RecordedBatcher(Batcher):
             return
         try:
             ring.begin(freeze(self), after_gap=after_gap)
-            self._events, self._append = ring.events, ring.events.append
-        except Exception:  # whatever it is, requests go on
-            log.exception("decisions are no longer recorded")
-            self.ring, self._events, self._append = None, [], _dropped
+            self._append = ring.events.append
+        except Exception as exc:  # whatever it is, requests go on
+            log.warning("decisions are no longer recorded: %s: %s", type(exc).__name__, exc)
+            self.ring, self._append = None, _dropped
 
 
-_RECORDER: Final = frozenset(("ring", "_widths_of", "_events", "_append", "_number"))
+def ring_of(batcher: Batcher) -> Ring | None:
+    """What a batcher's decisions are recorded in; None: they are not."""
+    return batcher.ring if isinstance(batcher, RecordedBatcher) else None
 
 
 def _dropped(event: tuple[Any, ...]) -> None: ...
 
 
+def _always() -> bool:
+    return True
+
+
 def _told(batch: Batch, number: Callable[[object], int]) -> tuple[Any, ...]:
+    # Who stands between the first and the last would cost as much as all the rest, and shows in what comes after.
     parts = batch.parts
-    members: Sequence[Any]
-    if batch.rows == len(parts):
-        members = [number(part[0]) for part in parts]
-    else:
-        members = [(number(request), start, rows) for request, start, rows in parts]
+    first, last = parts[0], parts[-1]
     return (
         number(batch),
         batch.reason,
@@ -313,5 +347,9 @@ def _told(batch: Batch, number: Callable[[object], int]) -> tuple[Any, ...]:
         batch.expected_ns,
         batch.left_rows,
         batch.busy,
-        members,
+        len(parts),
+        number(first[0]),
+        first[1],
+        number(last[0]),
+        last[2],
     )

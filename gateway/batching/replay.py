@@ -22,8 +22,9 @@ _KEY = 8  # where the number of a shape key stands in an arrival: its own in eac
 class PastBatch:
     """One batch that was closed. Times: `Clock.now_ns` of the process that recorded it.
 
-    likely_ns, bound_ns: T and Q of its size as they were learned when it was closed; 0: nothing was. requests: in its order,
-    one for each part. ended_ns, compute_ns: None, while it runs. workers: that were alive when it was closed.
+    number: a later batch may have the same. likely_ns, bound_ns: T and Q of its size as they were learned when it was closed;
+    0: nothing was. requests: in its order, one for each part. ended_ns, compute_ns: None, while it runs. workers: that were
+    alive when it was closed.
     """
 
     number: int
@@ -93,8 +94,9 @@ class Difference:
 class History:
     """What a replay gives. decisions: that were compared. difference: None, if all came out the same.
 
-    requests: in order of arrival here. workers: (when, how many were alive), whenever that was seen. from_start: nothing was
-    dropped before. batcher: as it was in the end; None, if nothing was recorded.
+    requests: in order of arrival here. workers: (from when, how many could be used), as seen. absent: (from when, whether there
+    was no session at all, also not lent to another process), whenever that changed. from_start: nothing was dropped before.
+    batcher: as it was in the end; None, if nothing was recorded.
     """
 
     decisions: int = 0
@@ -102,6 +104,7 @@ class History:
     requests: list[PastRequest] = field(default_factory=list)
     batches: list[PastBatch] = field(default_factory=list)
     workers: list[tuple[int, int]] = field(default_factory=list)
+    absent: list[tuple[int, bool]] = field(default_factory=list)
     from_start: bool = True
     begin_ns: int = 0
     end_ns: int = 0
@@ -150,25 +153,25 @@ class _Replayer:
                 self._bind(number, value)
         self._met_before(batcher)
         self._told = []
-        ragged = any(len(event) > (11 if event[0] else 10) for chunk in segment["chunks"] for event in chunk if event[0] < 2)
+        events = [event for chunk in segment["chunks"] for event in chunk]
+        ragged = any(len(event) > 10 + (event[0] == Event.REFUSED) for event in events if event[0] <= Event.REFUSED)
         batcher.replayed(self._told, self._number, ragged)
         keys = [thaw(key)[0] for key in segment["keys"]]
-        at = 0
-        for chunk in segment["chunks"]:
-            for event in chunk:
-                now_ns = self._replay(batcher, event, keys)
-                if not history.begin_ns:
-                    history.begin_ns = now_ns
-                history.end_ns = max(history.end_ns, now_ns)
-                told: list[Any] | str = _plain(self._told.pop()) if self._told else "nothing"
-                expected = list(event)
-                if event[0] in (Event.ADDED, Event.REFUSED):
-                    expected[_KEY] = 0
-                history.decisions += event[0] in (Event.ADDED, Event.REFUSED, Event.STEPPED)
-                if told != expected:
-                    history.difference = Difference(index, at, now_ns, expected, told)
-                    return
-                at += 1
+        for at, event in enumerate(events):
+            now_ns = self._replay(batcher, event, keys)
+            if not history.begin_ns:
+                history.begin_ns = now_ns
+            history.end_ns = max(history.end_ns, now_ns)
+            told: list[Any] | str = _plain(self._told.pop()) if self._told else "nothing"
+            expected = list(event)
+            if event[0] == Event.STEPPED:
+                expected[-1] = False  # what the batcher does not know
+            if event[0] in (Event.ADDED, Event.REFUSED):
+                expected[_KEY] = 0
+            history.decisions += event[0] in (Event.ADDED, Event.REFUSED, Event.STEPPED)
+            if told != expected:
+                history.difference = Difference(index, at, now_ns, expected, told)
+                return
 
     def _bind(self, number: int, value: Any) -> None:
         before = self._objects.get(number)
@@ -199,7 +202,7 @@ class _Replayer:
         kind = event[0]
         if kind == Event.ADDED or kind == Event.REFUSED:
             _, number, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own, *more = event
-            widths = more[-1] if more and isinstance(more[-1], list) else None
+            widths = more[0] if more and isinstance(more[0], list) else None
             request = request_like(arrival_ns, rows, deadline_ns, priority, keys[key], own, widths)
             self._bind(number, request)
             past = self._came(number, request, batcher, now_ns, reserved_ns)
@@ -209,12 +212,15 @@ class _Replayer:
                 self._refused(past, type(exc).__name__, now_ns)
             return int(now_ns)
         if kind == Event.STEPPED:
-            _, now_ns, free_slots, workers, batches, _, _ = event
+            _, now_ns, free_slots, workers, batches, _, _, absent = event
             batcher.workers = workers
             self._fresh = iter([batch[0] for batch in batches])
             live = free_slots + batcher.in_flight
             if not self._history.workers or self._history.workers[-1][1] != live:
                 self._history.workers.append((now_ns, live))
+            absent_before = self._history.absent[-1][1] if self._history.absent else False
+            if absent != absent_before:
+                self._history.absent.append((now_ns, absent))
             step = batcher.step(now_ns, free_slots)
             for request, error in step.shed:
                 self._refused(self._past(request), type(error).__name__, now_ns)

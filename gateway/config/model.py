@@ -83,6 +83,7 @@ class Batching(Strict):
     max_queue_rows: Rows = 4096
     probe_s: float = Field(default=3.0, ge=0, le=600)  # at most so long, each backend is warmed up and timed when it loads
     trace: bool = False  # log one line per batch: its life and why it closed
+    record_mib: float = Field(default=4.0, ge=0, le=64)  # of memory for the last decisions, for `gateway why`; 0: none
 
 
 class Ejection(Strict):

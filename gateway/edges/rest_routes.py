@@ -25,6 +25,7 @@ from gateway.wire.exchange import JSON, Exchange
 from gateway.wire.http_errors import error_body
 from gateway.wire.tensors import Buffer
 
+_MSGPACK: Final = b"application/msgpack"
 _PATHS_REMEMBERED: Final = 4096  # a client that invents paths must not fill the memory
 _LONGEST_REMEMBERED: Final = 512  # bytes; 4096 of 30 kB held 254 MB
 
@@ -112,6 +113,7 @@ class RestRoutes:
             "config": _get(self._model_config),
             "stats": _get(self._statistics),
             "route": _get(self._explain),
+            "why": _get(self._why),
             "infer": _post(self._infer),
             "generate": _post(self._generate),
             "generate_stream": _post(self._generate_stream),
@@ -288,6 +290,11 @@ class RestRoutes:
         if not _is_version(rows) or len(rows) > 7 or int(rows) < 1:
             raise InvalidArgument(f"rows: got {rows!r}, expected a number from 1")
         _respond_json(exchange, self._repository.explain(route.name, route.version, int(rows)))
+
+    def _why(self, exchange: Exchange, route: MatchedPath) -> None:
+        """Not of the protocol: the last decisions, for `gateway why`."""
+        exchange.compress = False  # several MiB would hold up what else is compressed
+        exchange.respond(200, self._repository.why(route.name, route.version), _MSGPACK)
 
     def _index(self, exchange: Exchange, route: MatchedPath) -> None:
         _respond_json(exchange, self._repository.index(_read_json(exchange.body, _Index).ready))

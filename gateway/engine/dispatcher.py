@@ -19,6 +19,7 @@ import numpy as np
 
 from gateway.batching.batch import Batch
 from gateway.batching.queue import deadline_of
+from gateway.batching.recording import Ring
 from gateway.clock import Clock
 from gateway.config import Backend, ModelSection
 from gateway.engine.lane import Lane
@@ -28,6 +29,7 @@ from gateway.engine.runner import Execution
 from gateway.errors import BackendFailed, BackendUnreachable, DeadlineExceeded, GatewayError, Overloaded, Unavailable
 from gateway.routing.health import Health
 from gateway.routing.policies import POLICIES, Candidate, Route
+from gateway.routing.recording import RecordedRouter
 from gateway.routing.router import Copy, Router
 from gateway.types import InferRequest, InferResponse
 
@@ -53,7 +55,13 @@ class Dispatcher:
         for lane in lanes:
             self._observed(lane)
         policy = POLICIES[model.routing.policy](model.routing, slo_ns, seed)
-        self.router = Router(tuple(self._lanes), policy, model.routing.ejection, slo_ns)
+        candidates = tuple(self._lanes)
+        ring_bytes = int(model.batching.record_mib * 2**20 / (len(model.backends) + 1))
+        self.router = (
+            RecordedRouter(candidates, policy, model.routing.ejection, slo_ns, ring=Ring(ring_bytes))
+            if ring_bytes and len(model.backends) > 1
+            else Router(candidates, policy, model.routing.ejection, slo_ns)
+        )
         self._only = lanes[0] if len(lanes) == 1 else None
         self._rescue_due = False
         self._rescue_every_ns = min(max((slo_ns or _LOOK_MOST_NS) // 16, _LOOK_LEAST_NS), _LOOK_MOST_NS)
@@ -93,6 +101,11 @@ class Dispatcher:
         except BaseException:
             log.exception("a request of model %s has no copies", request.model)
         return sent
+
+    @property
+    def ring(self) -> Ring | None:
+        """What routing is recorded in; None: it is not."""
+        return self.router.ring if isinstance(self.router, RecordedRouter) else None
 
     def join(self, lane: Lane) -> None:
         """Send requests to a further lane of the model as well."""
@@ -169,7 +182,7 @@ class Dispatcher:
         if not runner.cold:
             return
         runner.wake()
-        candidate.woken(now_ns)
+        self.router.woken(candidate, now_ns)
         self._starting.add(candidate)
         if not self._rescue_due:
             self._rescue_later(now_ns)
@@ -187,7 +200,7 @@ class Dispatcher:
         now_ns = self._clock.now_ns()
         for candidate in [candidate for candidate in self._starting if not self._lanes[candidate].runner.cold]:
             self._starting.discard(candidate)
-            candidate.lives(now_ns)
+            self.router.lives(candidate, now_ns)
         pending = [lane for lane in self._lanes.values() if lane.pending]
         for lane in pending:
             lane.hand_over(now_ns)

@@ -13,9 +13,8 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from backends.base import ModelSpec
-from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
-from gateway.batching.policies import POLICIES
+from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.clock import Clock
 from gateway.config import Backend, ModelSection
 from gateway.engine.lane import Lane
@@ -182,6 +181,8 @@ class LaneOpener:
             )
             if not well and self._probe_failed is not None:
                 self._probe_failed()
+            if isinstance(lane.batcher, RecordedBatcher):
+                lane.batcher.record(lambda: runner.lives)  # with what it has learned until here
         except BaseException as exc:
             if cost is not None and not isinstance(opened, Lane):  # which lets go of it when it is closed
                 cost.release()
@@ -243,23 +244,29 @@ class LaneOpener:
 
     def _lane(self, name: str, model: ModelSection, backend: Backend, runner: BatchRunner, spec: ModelSpec) -> Lane:
         batching = model.batching
-        # Answers in parts do not share a run: a client that reads slowly would hold up the others.
-        most_rows = 0 if spec.decoupled else min(spec.max_rows, batching.max_rows or spec.max_rows)
-        batcher = Batcher(
-            POLICIES["greedy" if spec.decoupled else batching.policy](batching),
-            max_rows=most_rows,
+        settings = LaneSettings(
+            label=backend.label,
+            # Answers in parts do not share a run: a client that reads slowly would hold up the others.
+            policy="greedy" if spec.decoupled else batching.policy,
+            max_delay_ms=batching.max_delay_ms,
+            max_rows=0 if spec.decoupled else min(spec.max_rows, batching.max_rows or spec.max_rows),
+            model_rows=0 if spec.decoupled else spec.max_rows,
             row_sizes=spec.row_sizes,
-            workers=runner.slots,
+            sessions=runner.slots,
             max_queue_rows=batching.max_queue_rows,
             slo_ns=round(model.slo.p99_ms * 1e6) if model.slo else None,
-            ragged=model.ragged,
+            ragged=model.ragged.model_dump() if model.ragged else None,
+            session_usd_per_hour=(backend.usd_per_hour or 0.0) / backend.sessions,
+            decoupled=spec.decoupled,
         )
+        ring_bytes = int(batching.record_mib * 2**20 / len(model.backends))
+        batcher = settings.batcher(Ring(ring_bytes, settings) if ring_bytes else None)
         return Lane(
             name=name,
             spec=spec,
             batcher=batcher,
             runner=runner,
-            metrics=self._metrics.lane(model.name, model.version, backend.label, max_rows=most_rows),
+            metrics=self._metrics.lane(model.name, model.version, backend.label, max_rows=settings.max_rows),
             clock=self._clock,
             call_soon=asyncio.get_running_loop().call_soon,
             trace=batching.trace,

@@ -11,12 +11,16 @@ UNAVAILABLE, whatever is raised meanwhile.
 import asyncio
 import logging
 import os
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import quote
 
 from backends.base import ModelSpec
+from gateway.batching.recorded_file import packed
+from gateway.batching.recording import ring_of
 from gateway.clock import Clock
 from gateway.config import Config, ModelSection, Ragged
 from gateway.engine.descriptions import describe_config, describe_metadata, describe_server, describe_statistics
@@ -124,6 +128,7 @@ class Repository:
         self._clock = clock
         self._control = control
         self._on_change = on_change
+        self._process = secrets.token_hex(4)  # its name, unlike those of others that serve the same models
         self._closing = self._loads_ended = False
         self._turn = asyncio.Lock()  # one load or unload at a time, in the order they were asked for
         self._changes: dict[str, _Change] = {}  # model -> the last that was asked for, until it is done
@@ -206,6 +211,28 @@ class Repository:
         served = self.model(name, version)
         assert served.dispatcher is not None  # READY
         return {**served.dispatcher.explain(rows), "missing": self.missing(name, version)}
+
+    def why(self, name: str, version: str = "") -> bytes:
+        """What this process has recorded of its last decisions, as `recorded_file` packs it.
+
+        Raises: NotFound, NotReady; Unsupported, if nothing is recorded.
+        """
+        served = self.model(name, version)
+        rings = [ring for lane in served.lanes if (ring := ring_of(lane.batcher)) is not None]
+        if not rings:
+            raise Unsupported(
+                f"model '{served.name}': its decisions are not recorded: to have them, set batching.record_mib above 0"
+            )
+        return packed(
+            served.name,
+            served.version,
+            rings,
+            process=self._process,
+            processes=self._config.server.ingress_replicas,
+            now_ns=self._clock.now_ns(),
+            unix_s=time.time(),
+            routing=served.dispatcher.ring if served.dispatcher is not None else None,
+        )
 
     # state
 

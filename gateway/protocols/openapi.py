@@ -55,6 +55,7 @@ _MODEL: Final = {
     "/config": ("get", "The model's configuration, in Triton's words", "Object"),
     "/stats": ("get", "The model's statistics", "Object"),
     "/route": ("get", "Which backend a request would go to now, and why", "Object"),
+    "/why": ("get", "The last decisions, as msgpack, for `gateway why`", "Recording"),
     "/infer": ("post", "Inference", "InferenceResponse"),
     "/generate": ("post", "Inference with flat JSON objects: Triton's generate extension", "Object"),
     "/generate_stream": ("post", "The same, with a server-sent event for each part of the answer", "Events"),
@@ -112,7 +113,11 @@ def _path(path: str, method: str, summary: str, answer: str) -> dict[str, Any]:
         "responses": {"200": {"description": "Done"}, "default": _ERROR},
     }
     if answer:
-        operation["responses"]["200"] = _events("Object") if answer == "Events" else _answer(answer)
+        if answer == "Recording":
+            content = {"application/msgpack": {"schema": {"type": "string", "format": "binary"}}}
+            operation["responses"]["200"] = {"description": "Done", "content": content}
+        else:
+            operation["responses"]["200"] = _events("Object") if answer == "Events" else _answer(answer)
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in re.findall("{(.*?)}", path)
     ]

@@ -122,6 +122,14 @@ class Router:
             else:
                 candidate.next_copy_ns = now_ns + _DOUBT_NS
 
+    def woken(self, candidate: Candidate, now_ns: int) -> None:
+        """Something waits for a candidate's first session."""
+        candidate.woken(now_ns)
+
+    def lives(self, candidate: Candidate, now_ns: int) -> None:
+        """A session of a candidate lives."""
+        candidate.lives(now_ns)
+
     def executed(
         self, candidate: Candidate, rows: int, busy_ns: int, expected_ns: int, now_ns: int, *, streamed_ns: int = 0
     ) -> bool:

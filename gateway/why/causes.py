@@ -7,11 +7,14 @@ with the batches that the adaptive policy would have made. What takes at least h
 nothing does, it is the queue.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+from msgspec.structs import replace
 
 from gateway.batching.batcher import Batcher
 from gateway.batching.queue import NEVER
@@ -58,12 +61,13 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Of one backend of a model. misses: in order of arrival."""
+    """Of one backend of a model. misses: in order of arrival. stalled: batches that took far longer than usual."""
 
     settings: LaneSettings
     history: History
     typical: Typical
     misses: tuple[Miss, ...]
+    stalled: tuple[PastBatch, ...] = ()
 
     @property
     def by_cause(self) -> Counter[Cause]:
@@ -103,7 +107,7 @@ def diagnose(history: History, settings: LaneSettings, learned: Callable[[], Ser
         late_ns = request.ended_ns - request.limit_ns if answered and request.ended_ns is not None else None
         cause = causes.get(at) or (Cause.BATCH if faults.too_large(request) else Cause.QUEUE)
         misses.append(Miss(request, cause, late_ns))
-    return Diagnosis(settings, history, typical, tuple(misses))
+    return Diagnosis(settings, history, typical, tuple(misses), tuple(faults.stalled))
 
 
 def batcher_like(settings: LaneSettings, learned: ServiceModel) -> Batcher:
@@ -132,11 +136,16 @@ class _Faults:
         stalled = [batch for batch in history.batches if has_stalled(batch, typical)]
         self._absences, self._losses = _absences(history)
         first = _first_batches(history, self._absences)
-        self._cold = [batch for batch in stalled if batch.number in first and first[batch.number] is batch]
+        self._cold = [batch for batch in stalled if id(batch) in first]
         cold = set(map(id, self._cold))
-        self._stalled = [batch for batch in stalled if id(batch) not in cold]
+        self.stalled = [batch for batch in stalled if id(batch) not in cold]
         self._slow = {id(batch): Cause.COLD_START if id(batch) in cold else Cause.STALL for batch in stalled}
         self._without: dict[Cause, set[int]] = {}
+        self._padded_ns = [batch.closed_ns for batch in history.batches if batch.padded_rows > batch.rows]
+        arrived = sorted((request.arrival_ns, at) for at, request in enumerate(history.requests))
+        self._arrivals_ns = [arrival_ns for arrival_ns, _ in arrived]
+        self._arrived = [at for _, at in arrived]  # places of the requests, in that order
+        self._place = {id(request): at for at, request in enumerate(history.requests)}
 
     def own(self, request: PastRequest) -> Cause | None:
         """What its own times say; None: it waited for others."""
@@ -148,7 +157,7 @@ class _Faults:
             return Cause.CUT_OFF
         if batch is None or batch.ended_ns is None:
             return None
-        usual_ns = typical.rows_ns(batch.padded_rows, batch.group)
+        usual_ns = typical.batch_ns(batch)
         if id(batch) in self._slow:
             return self._slow[id(batch)] if batch.closed_ns + usual_ns <= limit_ns else None
         padding_ns = usual_ns - typical.rows_ns(batch.rows, batch.group) if batch.padded_rows > batch.rows else 0
@@ -160,32 +169,27 @@ class _Faults:
         if batch is None or len(batch.requests) < 2 or self._settings.policy == "adaptive":
             return False
         alone_ns = self._typical.rows_ns(request.rows, batch.group)
-        usual_ns = self._typical.rows_ns(batch.padded_rows, batch.group)
+        usual_ns = self._typical.batch_ns(batch)
         return batch.closed_ns + alone_ns <= request.limit_ns < batch.closed_ns + usual_ns
 
     def of_episode(self, episode: list[PastRequest], open_: list[int], late: list[PastRequest]) -> dict[int, Cause]:
         """episode: misses that belong together. open_: the places in `late` of those among them that waited for others."""
-        begin_ns = min(request.arrival_ns for request in episode) - 2 * (self._settings.slo_ns or _SECOND_NS)
+        arrivals_ns = [request.arrival_ns for request in episode]
+        begin_ns = min(arrivals_ns) - 2 * (self._settings.slo_ns or _SECOND_NS)
         end_ns = max(request.ended_ns or request.arrival_ns for request in episode)
-        numbers = {id(request) for request in episode}
-        came = [
-            at
-            for at, request in enumerate(self._history.requests)
-            if episode[0].arrival_ns <= request.arrival_ns <= episode[-1].arrival_ns or id(request) in numbers
-        ]
-        best, cause, saved = 0.0, None, set[int]()
+        first = bisect_left(self._arrivals_ns, min(arrivals_ns))
+        came = self._arrived[first : bisect_right(self._arrivals_ns, max(arrivals_ns))]
+        best, cause, still_late = 0.0, None, set[int]()
         for fault in (Cause.COLD_START, Cause.STALL, Cause.PADDING, Cause.BATCH):
             if not self._near(fault, begin_ns, end_ns):
                 continue
             still = self._misses(fault)
             taken_away = 1 - sum(at in still for at in came) / len(episode)
             if taken_away > best + 0.05:
-                best, cause, saved = taken_away, fault, still
+                best, cause, still_late = taken_away, fault, still
         if cause is None or best < _CONVINCING:
             return {}
-        all_of_them = best >= _NEARLY_ALL
-        place = {id(request): at for at, request in enumerate(self._history.requests)} if not all_of_them else {}
-        return {at: cause for at in open_ if all_of_them or place[id(late[at])] not in saved}
+        return {at: cause for at in open_ if best >= _NEARLY_ALL or self._place[id(late[at])] not in still_late}
 
     def _near(self, fault: Cause, begin_ns: int, end_ns: int) -> bool:
         """Whether there is anything of this fault that these could have waited for."""
@@ -196,12 +200,9 @@ class _Faults:
         if fault is Cause.COLD_START:
             return overlaps(self._cold) or any(gone <= end_ns and back >= begin_ns for gone, back in self._absences)
         if fault is Cause.STALL:
-            return overlaps(self._stalled) or any(gone <= end_ns and back >= begin_ns for gone, back in self._losses)
+            return overlaps(self.stalled) or any(gone <= end_ns and back >= begin_ns for gone, back in self._losses)
         if fault is Cause.PADDING:
-            return any(
-                batch.padded_rows > batch.rows and batch.closed_ns <= end_ns and (batch.ended_ns or end_ns) >= begin_ns
-                for batch in self._history.batches
-            )
+            return bisect_left(self._padded_ns, begin_ns) < bisect_right(self._padded_ns, end_ns)
         settings = self._settings
         if settings.decoupled or not settings.model_rows:
             return False
@@ -213,17 +214,17 @@ class _Faults:
         if found is not None:
             return found
         history, settings = self._history, self._settings
-        delayed = [*self._cold, *self._stalled]
+        delayed = [*self._cold, *self.stalled]
         workers: Sequence[tuple[int, int]] = history.workers
         if without is Cause.COLD_START:
-            delayed = self._stalled
+            delayed = self.stalled
             workers = without_starts(history)
         elif without is Cause.STALL:
             delayed = self._cold
             if self._losses:
                 workers = without_starts(history)
         elif without is Cause.BATCH:
-            settings = replace_settings(settings, policy="adaptive", max_rows=settings.model_rows)
+            settings = replace(settings, policy="adaptive", max_rows=settings.model_rows)
         pace = pace_of(history.batches, self._typical, delayed, without_padding=without is Cause.PADDING)
         batcher = batcher_like(settings, self._learned())
         outcome = simulate(batcher, history.requests, pace, workers, history.end_ns)
@@ -234,11 +235,6 @@ class _Faults:
         }
         self._without[without] = found
         return found
-
-
-def replace_settings(settings: LaneSettings, **changes: object) -> LaneSettings:
-    fields = {name: getattr(settings, name) for name in settings.__struct_fields__}
-    return LaneSettings(**(fields | changes))
 
 
 def _episodes(late: Sequence[PastRequest], gap_ns: int) -> list[list[int]]:
@@ -259,25 +255,27 @@ def _absences(history: History) -> tuple[list[tuple[int, int]], list[tuple[int, 
     lost: list[tuple[int, int]] = []
     lost_ns = [batch.ended_ns for batch in history.batches if not batch.ok and batch.ended_ns is not None]
     gone_ns: int | None = None
-    for when_ns, alive in [*history.workers, (history.end_ns, 1)]:
-        if not alive and gone_ns is None:
+    for when_ns, absent in [*history.absent, (history.end_ns, False)]:
+        if absent and gone_ns is None:
             gone_ns = when_ns
-        elif alive and gone_ns is not None:
+        elif not absent and gone_ns is not None:
             before = [end_ns for end_ns in lost_ns if 0 <= gone_ns - end_ns <= _SECOND_NS]
             (lost if before else cold).append((gone_ns, when_ns))
             gone_ns = None
     return cold, lost
 
 
-def _first_batches(history: History, absences: Sequence[tuple[int, int]]) -> dict[int, PastBatch]:
-    """The first batches of each session after a load or a cold start: two for each, as a run may be the first of its size."""
+def _first_batches(history: History, absences: Sequence[tuple[int, int]]) -> set[int]:
+    """The `id` of the first batches of each session after a load or a cold start.
+
+    Two for each, as a run may be the first of its size.
+    """
     starts = [back_ns for _, back_ns in absences]
     if history.from_start:
         starts.insert(0, 0)
-    found: dict[int, PastBatch] = {}
+    found: set[int] = set()
     for start_ns in starts:
         after = [batch for batch in history.batches if batch.closed_ns >= start_ns]
         if after:
-            for batch in after[: 2 * max(1, after[0].workers)]:
-                found[batch.number] = batch
+            found.update(id(batch) for batch in after[: 2 * max(1, after[0].workers)])
     return found

@@ -1,17 +1,20 @@
 """What `gateway why` says: of a model's recording, and of one request in it; for people and for programs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gateway.batching.checkpoint import thaw
 from gateway.batching.queue import NEVER
-from gateway.batching.recorded_file import Lane, Recording
-from gateway.batching.replay import PastRequest, replay
+from gateway.batching.recorded_file import LaneRecording, ModelRecording
+from gateway.batching.replay import History, PastRequest, replay
 from gateway.batching.service_model import ServiceModel
 from gateway.errors import InvalidArgument
+from gateway.routing.replay import RoutingHistory, Unserved, replay_routing
 from gateway.why.causes import REMEDIES, Cause, Diagnosis, Miss, diagnose
+from gateway.why.unserved import cause_of
 from gateway.why.whatif import WhatIf, as_it_was, what_ifs
 
 
@@ -25,24 +28,28 @@ class LaneAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one model in one process. lanes: of the backends that got requests."""
+    """Of one model in one process. lanes: of the backends that got requests. unserved: what routing refused, and why."""
 
-    recording: Recording
+    recording: ModelRecording
     lanes: tuple[LaneAnswer, ...]
+    routing: RoutingHistory | None = None
+    unserved: tuple[tuple[Unserved, Cause], ...] = ()
 
 
-def answer(recording: Recording, source: str, *, cases: bool = True) -> Answer:
+def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Answer:
     """Replay a recording and look into each miss. cases: also what else would have served. Raises: InvalidArgument."""
-    diagnosed: list[tuple[Diagnosis, Callable[[], ServiceModel]]] = []
-    for lane in recording.lanes:
-        if not lane.segments:
-            continue
-        learned = partial(_learned, lane)
-        try:
-            diagnosed.append((diagnose(replay(lane.recorded()), lane.settings, learned), learned))
-        except (ValueError, KeyError, IndexError, TypeError) as exc:
-            where = f"{source}: {recording.model} on {lane.settings.label}"
-            raise InvalidArgument(f"{where}: a recording that is broken ({exc}): save it again") from exc
+    begun = [lane for lane in recording.lanes if lane.segments]
+    try:
+        histories = [replay(lane.recorded()) for lane in begun]
+        _follow(histories)
+        learned = [partial(_learned, lane) for lane in begun]
+        diagnosed = [
+            (diagnose(history, lane.settings, knew), knew)
+            for history, lane, knew in zip(histories, begun, learned, strict=True)
+        ]
+        routing = replay_routing(recording.routing) if recording.routing else None
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
+        raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({exc}): save it again") from exc
     lanes = []
     for diagnosis, knew in diagnosed:
         if not diagnosis.history.requests:
@@ -52,10 +59,34 @@ def answer(recording: Recording, source: str, *, cases: bool = True) -> Answer:
         if cases and diagnosis.history.difference is None:
             found += what_ifs(diagnosis, knew, others)
         lanes.append(LaneAnswer(diagnosis, tuple(found)))
-    return Answer(recording, tuple(lanes))
+    unserved: tuple[tuple[Unserved, Cause], ...] = ()
+    if routing is not None:
+        found_out = [diagnosis for diagnosis, _ in diagnosed]
+        unserved = tuple((refused, cause_of(refused, found_out)) for refused in routing.unserved)
+    return Answer(recording, tuple(lanes), routing, unserved)
 
 
-def _learned(lane: Lane) -> ServiceModel:
+def _follow(histories: Sequence[History]) -> None:
+    """Note which of the requests that one backend refused another has taken over: it is not a miss of the first."""
+    if len(histories) < 2:
+        return
+    served = {
+        _identity(request)
+        for history in histories
+        for request in history.requests
+        if request.fate in ("answered", "waiting", "running")
+    }
+    for history in histories:
+        for request in history.requests:
+            if request.fate not in ("answered", "waiting", "running") and _identity(request) in served:
+                request.fate = "handed over"
+
+
+def _identity(request: PastRequest) -> tuple[int, str, int]:
+    return request.arrival_ns, request.own_id, request.rows
+
+
+def _learned(lane: LaneRecording) -> ServiceModel:
     batcher, _ = thaw(lane.segments[0]["state"])
     service: ServiceModel = batcher.service
     return service
@@ -70,13 +101,16 @@ def told(answers: Iterable[Answer]) -> str:
     for each in answers:
         recording = each.recording
         process = f", process {recording.process}" if recording.processes > 1 else ""
-        if not each.lanes:
+        routed = each.routing.routed if each.routing is not None else 0
+        if not each.lanes and not routed:
             blocks.append(f"{recording.model} version {recording.version}{process}: no request has come")
+        if each.routing is not None and each.routing.routed:
+            blocks.append(_routing_block(each, each.routing, process))
         blocks += [_block(recording, lane, process) for lane in each.lanes]
     return "\n\n".join(blocks)
 
 
-def _block(recording: Recording, lane: LaneAnswer, process: str) -> str:
+def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
     diagnosis = lane.diagnosis
     history, settings = diagnosis.history, diagnosis.settings
     seconds = (history.end_ns - history.begin_ns) / 1e9
@@ -116,10 +150,31 @@ def _block(recording: Recording, lane: LaneAnswer, process: str) -> str:
     return "\n".join(lines)
 
 
-def _when(misses: Sequence[Miss], recording: Recording) -> str:
-    first, last = misses[0].request.arrival_ns, misses[-1].request.arrival_ns
-    ago = [(recording.now_ns - ns) / 1e9 for ns in (first, last)]
-    return f"{ago[0]:.1f} to {ago[1]:.1f} s ago" if len(misses) > 1 else f"{ago[0]:.1f} s ago"
+def _routing_block(answer: Answer, routing: RoutingHistory, process: str) -> str:
+    recording = answer.recording
+    lines = [f"{recording.model} version {recording.version}, routing{process}: {routing.routed} requests"]
+    if routing.difference:
+        lines.append(f"replayed: {routing.decisions} decisions, the last one came out otherwise: {routing.difference}")
+    else:
+        lines.append(f"replayed: {routing.decisions} decisions, all the same")
+    if answer.unserved:
+        count = len(answer.unserved)
+        lines.append(f"refused, as no backend would have been in time: {count} ({count / routing.routed:.1%})")
+        rows = [("cause", "requests", "share", "when", "what to do")]
+        for cause, number in Counter(cause for _, cause in answer.unserved).most_common():
+            arrivals_ns = [refused.arrival_ns for refused, why in answer.unserved if why is cause]
+            rows.append((cause.value, str(number), f"{number / count:.0%}", _ago(arrivals_ns, recording), REMEDIES[cause]))
+        lines += _table(rows)
+    return "\n".join(lines)
+
+
+def _when(misses: Sequence[Miss], recording: ModelRecording) -> str:
+    return _ago([miss.request.arrival_ns for miss in misses], recording)
+
+
+def _ago(arrivals_ns: Sequence[int], recording: ModelRecording) -> str:
+    first, last = [(recording.now_ns - at_ns) / 1e9 for at_ns in (arrivals_ns[0], arrivals_ns[-1])]
+    return f"{first:.1f} to {last:.1f} s ago" if len(arrivals_ns) > 1 else f"{first:.1f} s ago"
 
 
 def _case(case: WhatIf) -> tuple[str, ...]:
@@ -157,7 +212,7 @@ def _same(kept: str, asked: str) -> bool:
     return kept == asked or (len(kept) == 64 and asked.startswith(kept))
 
 
-def _life(recording: Recording, lane: LaneAnswer, at: int, request: PastRequest, miss: Miss | None) -> dict[str, Any]:
+def _life(recording: ModelRecording, lane: LaneAnswer, at: int, request: PastRequest, miss: Miss | None) -> dict[str, Any]:
     def ms(when_ns: int | None) -> float | None:
         return None if when_ns is None else round((when_ns - request.arrival_ns) / 1e6, 3)
 
@@ -230,7 +285,7 @@ def _fate(life: dict[str, Any]) -> str:
         if limit_ms is not None and ended_ms > limit_ms:
             return f"answered after {ended_ms:.1f} ms, {ended_ms - limit_ms:.1f} ms late"
         return f"answered after {ended_ms:.1f} ms, in time"
-    if fate in ("waiting", "running", "cancelled", "failed"):
+    if fate in ("waiting", "running", "cancelled", "failed", "handed over"):
         return str(fate)
     return f"refused after {ended_ms:.1f} ms ({fate})"
 
@@ -238,8 +293,8 @@ def _fate(life: dict[str, Any]) -> str:
 # for programs
 
 
-def as_json(answers: Iterable[Answer]) -> list[dict[str, Any]]:
-    """All that is known, but the single requests that were in time."""
+def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """All that is known, but the single requests that were in time. backend: None, of what routing refused."""
     return [
         {
             "model": each.recording.model,
@@ -280,4 +335,30 @@ def as_json(answers: Iterable[Answer]) -> list[dict[str, Any]]:
         }
         for each in answers
         for lane in each.lanes
+    ] + [
+        {
+            "model": each.recording.model,
+            "version": each.recording.version,
+            "process": each.recording.process,
+            "backend": None,
+            "requests": each.routing.routed,
+            "decisions": each.routing.decisions,
+            "same": not each.routing.difference,
+            "difference": each.routing.difference or None,
+            "missed": len(each.unserved),
+            "causes": {cause.value: sum(why is cause for _, why in each.unserved) for cause in Cause},
+            "misses": [
+                {
+                    "id": refused.own_id,
+                    "ago_s": round((each.recording.now_ns - refused.arrival_ns) / 1e9, 6),
+                    "cause": cause.value,
+                    "fate": refused.reason,
+                    "late_ms": None,
+                }
+                for refused, cause in each.unserved
+            ],
+            "cases": [],
+        }
+        for each in answers
+        if each.routing is not None and each.routing.routed
     ]

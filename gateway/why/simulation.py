@@ -20,7 +20,7 @@ from gateway.why.typical import STALLED, Typical
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulatedEnds:
     """What would have become of the requests, in their order. ended_ns: None for what would have been refused."""
 
     ended_ns: tuple[int | None, ...]
@@ -70,7 +70,7 @@ def pace_of(
     for batch in batches:
         if batch.ended_ns is None or not batch.ok:
             continue
-        usual_ns = typical.rows_ns(batch.padded_rows, batch.group)
+        usual_ns = typical.batch_ns(batch)
         taken_ns = batch.ended_ns - batch.closed_ns
         if has_stalled(batch, typical):
             if id(batch) in stays:
@@ -85,13 +85,13 @@ def has_stalled(batch: PastBatch, typical: Typical) -> bool:
     """Whether a batch took far longer than is usual for its size."""
     if batch.ended_ns is None:
         return False
-    usual_ns = typical.rows_ns(batch.padded_rows, batch.group)
+    usual_ns = typical.batch_ns(batch)
     return usual_ns > 0 and batch.ended_ns - batch.closed_ns > STALLED * usual_ns
 
 
 def simulate(
     batcher: Batcher, requests: Sequence[PastRequest], pace: Pace, workers: Sequence[tuple[int, int]], until_ns: int
-) -> Outcome:
+) -> SimulatedEnds:
     """requests: in order of arrival here. workers: (from when, how many are alive), ascending. until_ns: of the recording.
 
     What is not done long after that is taken to be refused.
@@ -149,7 +149,7 @@ def simulate(
             busy_ns += taken_ns
             started += 1
             heapq.heappush(running, (now_ns + taken_ns, started, batch, taken_ns))
-    return Outcome(tuple(ended), busy_ns, max(1, until_ns - begin_ns))
+    return SimulatedEnds(tuple(ended), busy_ns, max(1, until_ns - begin_ns))
 
 
 def _here(request: PastRequest) -> int:

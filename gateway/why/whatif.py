@@ -5,14 +5,16 @@ Simulated: the same arrivals, the gateway's own batching, and the times that bat
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+from msgspec.structs import replace
 
 from gateway.batching.recording import LaneSettings
 from gateway.batching.replay import History, PastRequest
 from gateway.batching.service_model import ServiceModel
-from gateway.why.causes import Diagnosis, batcher_like, missed, replace_settings
-from gateway.why.simulation import Outcome, has_stalled, pace_of, simulate
+from gateway.why.causes import Diagnosis, batcher_like, missed
+from gateway.why.simulation import SimulatedEnds, has_stalled, pace_of, simulate
 
 _SECONDS_PER_HOUR = 3600
 
@@ -38,14 +40,16 @@ class WhatIf:
 def as_it_was(diagnosis: Diagnosis) -> WhatIf:
     """What was recorded; not simulated. What neither was late nor has ended counts as in time."""
     history = diagnosis.history
-    good = sum(not missed(request, history.end_ns) and request.fate != "cancelled" for request in history.requests)
+    good = sum(
+        not missed(request, history.end_ns) and request.fate not in ("cancelled", "handed over") for request in history.requests
+    )
     latencies_ns = [
         request.ended_ns - request.arrival_ns
         for request in history.requests
         if request.fate == "answered" and request.ended_ns is not None
     ]
     seconds = max(history.end_ns - history.begin_ns, 1) / 1e9
-    return _told("as it was", good, len(history.requests), latencies_ns, seconds, diagnosis.settings.usd_per_hour)
+    return _told("as it was", good, len(history.requests), latencies_ns, seconds, _usd_per_hour(diagnosis))
 
 
 def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: Sequence[Diagnosis] = ()) -> list[WhatIf]:
@@ -56,23 +60,23 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
     settings, history = diagnosis.settings, diagnosis.history
     workers: Sequence[tuple[int, int]] = history.workers or [(0, max(1, settings.sessions))]
     more = [(when_ns, alive + 1 if alive else 0) for when_ns, alive in workers]
-    per_session = settings.usd_per_hour / max(1, settings.sessions)
+    usd = _usd_per_hour(diagnosis)
     cases: list[tuple[str, LaneSettings, Diagnosis, Sequence[tuple[int, int]], float]] = [
-        ("the same, simulated", settings, diagnosis, workers, settings.usd_per_hour),
-        ("one more session", settings, diagnosis, more, settings.usd_per_hour + per_session),
+        ("the same, simulated", settings, diagnosis, workers, usd),
+        ("one more session", settings, diagnosis, more, usd + settings.session_usd_per_hour),
     ]
     if settings.model_rows > 1 and not settings.decoupled:
         if settings.policy != "adaptive" or settings.max_rows < settings.model_rows:
-            free = replace_settings(settings, policy="adaptive", max_rows=settings.model_rows)
-            cases.append(("policy adaptive, no cap", free, diagnosis, workers, settings.usd_per_hour))
+            free = replace(settings, policy="adaptive", max_rows=settings.model_rows)
+            cases.append(("policy adaptive, no cap", free, diagnosis, workers, usd))
         for rows in dict.fromkeys((max(1, settings.max_rows // 2), min(settings.model_rows, 2 * settings.max_rows))):
             if rows != settings.max_rows:
-                capped = replace_settings(settings, max_rows=rows)
-                cases.append((f"max_rows {rows}", capped, diagnosis, workers, settings.usd_per_hour))
+                capped = replace(settings, max_rows=rows)
+                cases.append((f"max_rows {rows}", capped, diagnosis, workers, usd))
     for other in others:
-        theirs = replace_settings(other.settings, slo_ns=settings.slo_ns)
+        theirs = replace(other.settings, slo_ns=settings.slo_ns)
         alive = [(0, max([count for _, count in other.history.workers] or [other.settings.sessions]))]
-        cases.append((f"all on {theirs.label}", theirs, other, alive, theirs.usd_per_hour))
+        cases.append((f"all on {theirs.label}", theirs, other, alive, theirs.session_usd_per_hour * alive[0][1]))
     found = []
     for name, changed, source, live, usd_per_hour in cases:
         knows = learned() if source is diagnosis else _final(source.history)
@@ -85,11 +89,21 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
     return found
 
 
+def _usd_per_hour(diagnosis: Diagnosis) -> float:
+    """Of the sessions that could be used on average: with several processes, each has some of them for a while."""
+    history = diagnosis.history
+    changes = [*history.workers, (history.end_ns, 0)]
+    used_ns = sum(alive * (end_ns - begin_ns) for (begin_ns, alive), (end_ns, _) in pairwise(changes))
+    span_ns = history.end_ns - changes[0][0]
+    alive = used_ns / span_ns if span_ns > 0 else diagnosis.settings.sessions
+    return alive * diagnosis.settings.session_usd_per_hour
+
+
 def _final(history: History) -> ServiceModel | None:
     return history.batcher.service if history.batcher is not None else None
 
 
-def _of(name: str, outcome: Outcome, requests: Sequence[PastRequest], usd_per_hour: float) -> WhatIf:
+def _of(name: str, outcome: SimulatedEnds, requests: Sequence[PastRequest], usd_per_hour: float) -> WhatIf:
     latencies_ns = [
         ended_ns - request.arrival_ns
         for request, ended_ns in zip(requests, outcome.ended_ns, strict=True)

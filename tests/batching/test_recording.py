@@ -11,6 +11,7 @@ import pytest
 
 from gateway.batching.batch import Batch
 from gateway.batching.checkpoint import freeze, thaw
+from gateway.batching.policies import Greedy
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import Event, LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import History, replay
@@ -172,23 +173,43 @@ def test_what_another_decision_would_have_been_is_found() -> None:
     assert "stepped" in str(difference)
 
 
+class Stranger(Greedy):
+    """A policy that is not of gateway.batching."""
+
+
 def test_a_state_that_cannot_be_kept_ends_the_recording_and_nothing_else() -> None:
-    batcher = recorder()
-    driver = Driver(batcher, random.Random(6))
-    vars(batcher.policy)["decides"] = driver.step  # as a policy that somebody has wrapped
+    settings = LaneSettings(policy="greedy", max_rows=8)
+    batcher = RecordedBatcher(Stranger(), ring=Ring(MIB, settings), max_rows=8)
     batcher.record()
+    driver = Driver(batcher, random.Random(6))
     driver.drive(200)
     assert batcher.ring is None
     assert driver.asked
 
 
+def test_a_state_that_takes_too_much_room_ends_it_likewise(caplog: pytest.LogCaptureFixture) -> None:
+    batcher = recorder(8000)
+    for rows in batcher.service.probe_rows:
+        batcher.service.probe(None, rows, [(4 + rows) * MS] * 2)
+    batcher.record()
+    Driver(batcher, random.Random(6)).drive(50)
+    assert batcher.ring is None
+    assert "raise batching.record_mib" in caplog.text
+
+
 def test_a_state_makes_no_objects_of_others() -> None:
-    for name in ("os:system", "recording:np", "recording:freeze", "../os:system", "batcher:deque"):
-        with pytest.raises(ValueError, match="not the state of a batcher"):
-            thaw(["o", 1, name, {}])
-    with pytest.raises(ValueError, match="not the state of a batcher"):
-        thaw(["o", 1, "queue:State", {"__class__": 1}])
-    with pytest.raises(TypeError, match="no part of a batcher's state"):
+    for name in (
+        "os:system",
+        "gateway.batching.recording:msgspec",
+        "gateway.batching.recording:freeze",
+        "gateway.batching.batcher:deque",
+        "gateway.routing.router:Router",
+    ):
+        with pytest.raises(ValueError, match="not a state"):
+            thaw(["k", 1, name, [], []])
+    with pytest.raises(ValueError, match="not a state"):
+        thaw(["k", 1, "gateway.batching.queue:State", ["__class__"], [1]])
+    with pytest.raises(TypeError, match="no part of a state"):
         freeze(object())
 
 

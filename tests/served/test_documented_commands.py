@@ -62,6 +62,11 @@ WITH_README_SERVE = {
     'loadtest run 127.0.0.1:8001 --protocol grpc --model minilm --rate 200 --slo "p99<50ms" --until-decided': "goodput",
     "loadtest run http://127.0.0.1:8000 --model minilm": "goodput",
     "loadtest compare base.json new.json --junit compare.xml --markdown -": "p99",
+    "gateway why": "decisions, all the same",
+    "gateway why http://127.0.0.1:8000 --model minilm": "minilm version 1 on",
+    "gateway why --save late.msgpack": "gateway why late.msgpack",
+    "gateway why late.msgpack": "decisions, all the same",
+    "gateway why late.msgpack --json": '"causes"',
 }
 
 LINEAR_SERVE = "gateway serve configs/examples/linear.yaml"
@@ -137,6 +142,8 @@ BENCHMARKS = (
     "python benchmarks/sessions.py configs/examples/minilm.yaml configs/examples/minilm-cpu.yaml",
     "python -m benchmarks.stalls attribution",
     "python -m benchmarks.triton_calls",
+    "python -m benchmarks.why",
+    "python -m benchmarks.why --cost",
 )
 
 NOT_RUN = {
@@ -161,6 +168,7 @@ NOT_RUN = {
         "gateway serve MODEL",
         "gateway serve area.py:predict",
         "gateway serve model.pt",
+        "gateway why --request my-id",
         "gateway serve REPOSITORY",
         "gateway top HOST:8000 HOST:8000",
         "loadtest compare BASE NEW",

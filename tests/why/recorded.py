@@ -11,8 +11,8 @@ import numpy as np
 
 from gateway.batching.batch import Batch
 from gateway.batching.checkpoint import thaw
-from gateway.batching.queue import NEVER
-from gateway.batching.recorded_file import Lane, packed, unpacked
+from gateway.batching.queue import NEVER, LengthGroup
+from gateway.batching.recorded_file import LaneRecording, packed, unpacked
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import replay
 from gateway.batching.service_model import ServiceModel
@@ -36,7 +36,8 @@ def usual(batch: Batch, index: int, usual_ns: float) -> float:
 class Scene:
     """A backend of fixed_ms + row_ms · rows, spread log-normally by noise, and Poisson arrivals at rps.
 
-    takes: what goes wrong with batches. away: (from, to) when no session is there. settings: of the lane.
+    lengths: that requests have by chance; row_ms is for a length of 64, and in proportion. takes: what goes wrong with batches.
+    away: (from, to) when no session is there. settings: of the lane.
     """
 
     fixed_ms: float = 4.0
@@ -50,10 +51,15 @@ class Scene:
     away_s: tuple[float, float] | None = None
     timeout_ms: float | None = None
     timeout_share: float = 0.0
+    lengths: tuple[int, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
+    _alive: int = 1
 
-    def recorded(self, seed: int) -> Lane:
+    def recorded(self, seed: int) -> LaneRecording:
         """Run it, and give what is told of it."""
+        return unpacked(self.packed(seed), "here")[0].lanes[0]
+
+    def packed(self, seed: int) -> bytes:
         rng = np.random.default_rng(seed)
         base: dict[str, Any] = {"slo_ns": 100 * MS, "max_rows": 32, "model_rows": 32, "sessions": self.workers}
         made = LaneSettings(**(base | self.settings))
@@ -62,14 +68,14 @@ class Scene:
         if self.probed:
             for rows in batcher.service.probe_rows:
                 batcher.service.probe(None, rows, [round(self.rows_ns(rows))] * 2)
-        batcher.record()
+        self._alive = self.workers
+        batcher.record(lambda: self._alive > 0)
         self._run(batcher, rng)
         assert batcher.ring is not None
-        data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
-        return unpacked(data, "here")[0].lanes[0]
+        return packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
 
-    def rows_ns(self, rows: int) -> float:
-        return (self.fixed_ms + self.row_ms * rows) * MS
+    def rows_ns(self, rows: int, length: int = 64) -> float:
+        return (self.fixed_ms + self.row_ms * rows * length / 64) * MS
 
     def _run(self, batcher: RecordedBatcher, rng: np.random.Generator) -> None:
         count = int(self.rps * self.seconds)
@@ -89,22 +95,25 @@ class Scene:
                 own_ns = None
                 if self.timeout_ms is not None and rng.random() < self.timeout_share:
                     own_ns = arrivals[upcoming] + round(self.timeout_ms * MS)
-                request = InferRequest("m", "1", f"r{upcoming}", {}, 1, arrivals[upcoming], deadline_ns=own_ns)
+                inputs = {"x": np.zeros((1, int(rng.choice(self.lengths))), np.float32)} if self.lengths else {}
+                request = InferRequest("m", "1", f"r{upcoming}", inputs, 1, arrivals[upcoming], deadline_ns=own_ns)
                 upcoming += 1
                 with contextlib.suppress(GatewayError):
                     batcher.add(request, now_ns)
             alive = 0 if away[0] <= now_ns < away[1] else self.workers
+            self._alive = alive
             batcher.workers = max(1, alive)
             step = batcher.step(now_ns, max(0, alive - len(running)))
             wake_ns = NEVER if step.wake_at_ns is None else max(step.wake_at_ns, now_ns + 1)
             for batch in step.batches:
-                usual_ns = self.rows_ns(batch.padded_rows) * float(np.exp(rng.normal(0, self.noise)))
+                length = batch.group.length if isinstance(batch.group, LengthGroup) else 64
+                usual_ns = self.rows_ns(batch.padded_rows, length) * float(np.exp(rng.normal(0, self.noise)))
                 taken_ns = round(self.takes(batch, started, usual_ns))
                 started += 1
                 heapq.heappush(running, (now_ns + taken_ns, started, batch))
 
 
-def learned_of(lane: Lane) -> ServiceModel:
+def learned_of(lane: LaneRecording) -> ServiceModel:
     batcher, _ = thaw(lane.segments[0]["state"])
     service: ServiceModel = batcher.service
     return service

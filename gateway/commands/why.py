@@ -1,0 +1,150 @@
+"""`gateway why`: what made requests late, as a running gateway has recorded it, and what would have served them."""
+
+import argparse
+import json
+import re
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from gateway.batching.recorded_file import ModelRecording, joined, unpacked
+from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
+from gateway.process.command_line import add_command
+from gateway.process.console import step
+from gateway.why.report import answer, as_json, life_told, of_request, told
+
+_ADDRESS: Final = re.compile(r"[\w.-]+:\d+")
+_TIMEOUT_S: Final = 30.0
+_HERE: Final = "http://127.0.0.1:8000"
+_TRIES: Final = 12  # connections for each ingress process, as the kernel picks one by chance
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add `why` to the command line; gives its parser."""
+    why = add_command(
+        commands,
+        "why",
+        "what made requests late, and what would have served them",
+        "gateway why",
+        "gateway why http://127.0.0.1:8000 --model minilm",
+        "gateway why --request my-id",
+        "gateway why --save late.msgpack",
+        "gateway why late.msgpack --json",
+        more="A gateway keeps its last decisions in memory. They are replayed here, bit for bit; each request that was refused "
+        "or late gets one cause: queue, batch, padding, stall, cold start or cut-off (docs/why.md). What one more session, "
+        "another cap or another backend would have served is simulated.",
+    )
+    why.add_argument(
+        "where", metavar="FILE|URL", nargs="?", default=_HERE, help=f"of a gateway, or what --save wrote ({_HERE})"
+    )
+    why.add_argument("--model", default="", metavar="MODEL", help="only this one (all)")
+    why.add_argument("--request", default="", metavar="ID", help="only the request that its client called so")
+    why.add_argument("--save", type=Path, metavar="FILE", help="write the recording, to be asked later")
+    why.add_argument("--json", action="store_true", help="all that is known, for programs")
+    why.set_defaults(run=_why)
+    return why
+
+
+def _why(arguments: argparse.Namespace) -> int:
+    where: str = arguments.where
+    if _ADDRESS.fullmatch(where):
+        where = f"http://{where}"
+    if where.startswith(("http://", "https://")):
+        data = asked(where.rstrip("/"), arguments.model)
+    else:
+        try:
+            data = Path(where).read_bytes()
+        except OSError as exc:
+            raise ConfigError(
+                f"{where}: {exc.strerror}: expected a file that --save wrote, or http://host:port of a gateway"
+            ) from exc
+    recordings = unpacked(data, where)
+    if arguments.save is not None:
+        arguments.save.write_bytes(data)
+        print(f"{arguments.save}: {len(data)} bytes; ask it by: gateway why {arguments.save}")
+        return 0
+    chosen = [each for each in recordings if arguments.model in ("", each.model)]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(each.model for each in recordings)) or "none"
+        raise NotFound(f"{where}: nothing is recorded of model '{arguments.model}'; models there: {known}")
+    return _tell(chosen, where, arguments.request, as_objects=arguments.json)
+
+
+def _tell(recordings: list[ModelRecording], where: str, own_id: str, *, as_objects: bool) -> int:
+    answers = []
+    for each in recordings:
+        with step(f"replaying {each.model}"):
+            answers.append(answer(each, where))
+    if own_id:
+        lives = of_request(answers, own_id)
+        if not lives:
+            count = sum(len(lane.diagnosis.history.requests) for each in answers for lane in each.lanes)
+            raise NotFound(
+                f"{where}: no request '{own_id}' is among the {count} that are recorded: it came before them, or its client "
+                "gave it no `id`"
+            )
+        print(json.dumps(lives, indent=2) if as_objects else "\n\n".join(life_told(life) for life in lives))
+    else:
+        print(json.dumps(as_json(answers), indent=2) if as_objects else told(answers))
+    return 0
+
+
+def asked(url: str, model: str) -> bytes:
+    """The recordings of every ready model that records, or of one, from every process behind an address.
+
+    Raises: NotFound; BackendUnreachable, if no gateway answers there; GatewayError, with its words.
+    """
+    names = [model] if model else _models(url)
+    files: list[bytes] = []
+    refused: GatewayError | None = None
+    for name in names:
+        seen: set[str] = set()
+        wanted = tries = 1
+        while tries <= _TRIES * wanted and len(seen) < wanted:
+            tries += 1
+            try:
+                data = _get(f"{url}/v2/models/{quote(name, safe='')}/why", url)
+            except BackendUnreachable:
+                raise
+            except GatewayError as exc:
+                refused = exc
+                break
+            (recording,) = unpacked(data, url)
+            wanted = recording.processes
+            if recording.process not in seen:
+                seen.add(recording.process)
+                files.append(data)
+    if not files:
+        raise refused or NotFound(f"{url}: no model is ready")
+    return joined(files)
+
+
+def _models(url: str) -> list[str]:
+    address = f"{url}/v2/models"
+    try:
+        listed: Any = json.loads(_get(address, url))
+        return [model["name"] for model in listed["models"] if model["state"] == "READY"]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise BackendUnreachable(f"what answers at {address} is no gateway of this kind ({exc})") from exc
+
+
+def _get(address: str, url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as response:
+            body: bytes = response.read()
+            return body
+    except urllib.error.HTTPError as exc:
+        with exc:
+            body = exc.read()
+        try:
+            words = str(json.loads(body)["error"])
+        except (ValueError, KeyError, TypeError):
+            words = body.decode(errors="replace")[:200]
+        raise (NotFound if exc.code == 404 else GatewayError)(f"{address}: {exc.code}: {words}") from exc
+    except (OSError, ValueError, HTTPException) as exc:  # no HTTP, as of the port of gRPC; no URL
+        raise BackendUnreachable(
+            f"no gateway answers at {url} ({exc}): name its HTTP port, as `gateway why http://127.0.0.1:9000`"
+        ) from exc

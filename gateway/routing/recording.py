@@ -1,0 +1,222 @@
+"""A router that keeps what it was asked, what it saw of the lanes, and what it decided: as `gateway.batching.recording` does.
+
+Lanes are seen through `SeenLane`, which notes every answer that they give. So what is replayed needs no lanes.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+from gateway.batching.checkpoint import ROUTING, freeze, own_id
+from gateway.batching.forecast import Forecast
+from gateway.batching.recording import Ring
+from gateway.config import Ejection
+from gateway.routing.policies import Candidate, LaneView, Route, RoutingPolicy
+from gateway.routing.router import Copy, Router
+from gateway.types import InferRequest
+
+_PACKED: Final = 256  # events at once
+
+log = logging.getLogger(__name__)
+
+
+class RoutingEvent(IntEnum):
+    """The first of each event's values. Candidates are called by their labels. What follows:
+
+    ROUTED    now_ns, arrival_ns, deadline_ns, rows, own id, who failed it, what was seen, candidate, reason, eta_ns
+    COPIED    now_ns, arrival_ns, deadline_ns, rows, what was seen, the copies: (candidate, why, expected_ns)
+    SENT      candidate, why, expected_ns, now_ns
+    RETURNED  candidate, why, expected_ns, now_ns, took_ns, ok
+    EXECUTED  candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns, whether it was ejected
+    FAILED    candidate, now_ns, hung, whether it was ejected
+    WOKEN     candidate, now_ns
+    LIVES     candidate, now_ns
+    EXPLAINED  now_ns, rows, what was seen
+    """
+
+    ROUTED = 0
+    COPIED = 1
+    SENT = 2
+    RETURNED = 3
+    EXECUTED = 4
+    FAILED = 5
+    WOKEN = 6
+    LIVES = 7
+    EXPLAINED = 8
+
+
+class SeenLane:
+    """A lane as routing asks it. seen: gets every answer, in order."""
+
+    NOT_KEPT = frozenset(("_lane", "_seen"))  # what it says is kept as it is said
+
+    def __init__(self, lane: LaneView, seen: list[Any]) -> None:
+        self._lane = lane
+        self._seen = seen
+
+    @property
+    def available(self) -> bool:
+        value = self._lane.available
+        self._seen.append(value)
+        return value
+
+    @property
+    def pending(self) -> int:
+        value = self._lane.pending
+        self._seen.append(value)
+        return value
+
+    def forecast(self, request: InferRequest, now_ns: int) -> Forecast:
+        value = self._lane.forecast(request, now_ns)
+        self._seen.append(value)
+        return value
+
+
+class SaidLane:
+    """In a lane's place, says what was seen of it."""
+
+    def __init__(self) -> None:
+        self._said: list[Any] = []
+
+    def say(self, said: Sequence[Any]) -> None:
+        self._said = list(reversed(said))
+
+    @property
+    def available(self) -> bool:
+        return bool(self._next())
+
+    @property
+    def pending(self) -> int:
+        return int(self._next())
+
+    def forecast(self, request: InferRequest, now_ns: int) -> Forecast:
+        return Forecast(*self._next())
+
+    def _next(self) -> Any:
+        if not self._said:
+            raise ValueError("the lanes were asked for more than was seen of them")
+        return self._said.pop()
+
+
+class RecordedRouter(Router):
+    """Life: as a `Router`, from its making. ring: where it records."""
+
+    NOT_KEPT = frozenset(("ring", "_seen", "_append"))  # is no state
+
+    def __init__(
+        self, candidates: Sequence[Candidate], policy: RoutingPolicy, ejection: Ejection, slo_ns: int | None, *, ring: Ring
+    ) -> None:
+        self.ring: Ring | None = ring
+        self._seen: list[Any] = []
+        self._append: Callable[[tuple[Any, ...]], object] = ring.events.append
+        for candidate in candidates:
+            candidate.lane = SeenLane(candidate.lane, self._seen)
+        super().__init__(candidates, policy, ejection, slo_ns)
+        self._begin()
+
+    def replayed(self, said: SaidLane, append: Callable[[tuple[Any, ...]], object]) -> None:
+        """Ask what was said instead of lanes, and tell events to `append`. For one that was read."""
+        self.ring, self._append, self._seen = None, append, []
+        for candidate in self.candidates:
+            candidate.lane = SeenLane(said, self._seen)
+
+    def join(self, candidate: Candidate) -> None:
+        candidate.lane = SeenLane(candidate.lane, self._seen)
+        Router.join(self, candidate)
+        self._begin()
+
+    def route(self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None) -> Route:
+        try:
+            route = Router.route(self, request, now_ns, failed=failed)
+        except BaseException:
+            self._begin()  # how far it came is not known
+            raise
+        candidate, reason, eta_ns = route
+        self._append(
+            (
+                int(RoutingEvent.ROUTED),
+                now_ns,
+                request.arrival_ns,
+                request.deadline_ns,
+                request.rows,
+                own_id(request),
+                failed.label if failed is not None else None,
+                self._taken(),
+                candidate.label if candidate is not None else None,
+                reason,
+                eta_ns,
+            )
+        )
+        self._room()
+        return route
+
+    def copies(self, request: InferRequest, now_ns: int) -> Sequence[Copy]:
+        copies = Router.copies(self, request, now_ns)
+        if copies or self._shadows:
+            told = [(copy.candidate.label, copy.why, copy.expected_ns) for copy in copies]
+            kind = int(RoutingEvent.COPIED)
+            self._append((kind, now_ns, request.arrival_ns, request.deadline_ns, request.rows, self._taken(), told))
+        return copies
+
+    def sent(self, copy: Copy, now_ns: int) -> None:
+        Router.sent(self, copy, now_ns)
+        self._append((int(RoutingEvent.SENT), copy.candidate.label, copy.why, copy.expected_ns, now_ns))
+
+    def returned(self, copy: Copy, now_ns: int, took_ns: int, *, ok: bool) -> None:
+        Router.returned(self, copy, now_ns, took_ns, ok=ok)
+        kind = int(RoutingEvent.RETURNED)
+        self._append((kind, copy.candidate.label, copy.why, copy.expected_ns, now_ns, took_ns, ok))
+
+    def executed(
+        self, candidate: Candidate, rows: int, busy_ns: int, expected_ns: int, now_ns: int, *, streamed_ns: int = 0
+    ) -> bool:
+        out = Router.executed(self, candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns)
+        seen = self._taken()
+        self._append((int(RoutingEvent.EXECUTED), candidate.label, rows, busy_ns, expected_ns, now_ns, streamed_ns, seen, out))
+        return out
+
+    def failed(self, candidate: Candidate, now_ns: int, *, hung: bool) -> bool:
+        out = Router.failed(self, candidate, now_ns, hung=hung)
+        self._append((int(RoutingEvent.FAILED), candidate.label, now_ns, hung, self._taken(), out))
+        return out
+
+    def woken(self, candidate: Candidate, now_ns: int) -> None:
+        Router.woken(self, candidate, now_ns)
+        self._append((int(RoutingEvent.WOKEN), candidate.label, now_ns))
+
+    def lives(self, candidate: Candidate, now_ns: int) -> None:
+        Router.lives(self, candidate, now_ns)
+        self._append((int(RoutingEvent.LIVES), candidate.label, now_ns))
+
+    def explain(self, request: InferRequest, now_ns: int) -> dict[str, Any]:
+        told = Router.explain(self, request, now_ns)
+        self._append((int(RoutingEvent.EXPLAINED), now_ns, request.rows, self._taken()))
+        return told
+
+    def _taken(self) -> list[Any]:
+        seen = self._seen[:]
+        self._seen.clear()
+        return seen
+
+    def _room(self) -> None:
+        ring = self.ring
+        if ring is None or len(ring.events) < _PACKED:
+            return
+        ring.pack()
+        if ring.full:
+            self._begin()
+
+    def _begin(self) -> None:
+        ring = self.ring
+        if ring is None:
+            return
+        try:
+            self._seen.clear()
+            ring.begin(freeze(self, ROUTING))
+        except Exception as exc:  # whatever it is, requests go on
+            log.warning("routing is no longer recorded: %s: %s", type(exc).__name__, exc)
+            self.ring, self._append = None, _dropped
+
+
+def _dropped(event: tuple[Any, ...]) -> None: ...

@@ -1,0 +1,79 @@
+"""What a router has decided can be done again, bit for bit, from what it kept of it."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.batching.recorded_file import packed, unpacked
+from gateway.errors import BackendFailed
+from gateway.routing.replay import RoutingHistory, replay_routing
+from gateway.why.causes import Cause
+from gateway.why.unserved import cause_of
+from tests.router.fleet import CPU, FLEET, GPU, INF2, MS, Fleet, drive, failing, poisson, slower
+from tests.simulation import SimulatedClock, run_simulated
+
+FAILS = (BackendFailed("told to"), False, 3 * MS)
+CANARY = (("canary_share", 0.1),)
+SHADOW = (("shadow_share", 0.2),)
+MIXED = (CPU, GPU, replace(INF2, name="next", options=CANARY), replace(INF2, name="other", options=SHADOW))
+
+CASES: dict[str, tuple[Any, float, Any, dict[str, Any]]] = {
+    "the rule": (FLEET, 2000.0, (), {}),
+    "overload": ((CPU, INF2), 4000.0, (), {}),
+    "a backend fails and comes back": (FLEET, 1000.0, ((0.3, failing(6, FAILS)), (0.6, failing(6, None))), {}),
+    "a backend slows down": (FLEET, 1000.0, ((0.3, slower(6, 30.0)), (1.0, slower(6, 1.0))), {}),
+    "canary and shadow": (MIXED, 300.0, (), {}),
+    "round robin": (FLEET, 800.0, (), {"routing": {"policy": "round_robin"}}),
+    "power of two": (FLEET, 800.0, (), {"routing": {"policy": "power_of_two"}, "seed": 7}),
+    "least eta": (FLEET, 800.0, (), {"routing": {"policy": "least_eta"}}),
+    "no SLO": ((CPU, GPU), 500.0, (), {"slo_ms": None}),
+}
+
+
+def recorded(kinds: Any, rps: float, events: Any, options: dict[str, Any]) -> RoutingHistory:
+    async def main(clock: SimulatedClock) -> bytes:
+        fleet = Fleet(clock, kinds, **options)
+        await drive(fleet, poisson(lambda second: rps, 1.5, 3), events)
+        fleet.dispatcher.explain()
+        ring = fleet.dispatcher.ring
+        assert ring is not None
+        return packed("m", "1", [], process="p", processes=1, now_ns=clock.now_ns(), unix_s=0.0, routing=ring)
+
+    (told,) = unpacked(run_simulated(main), "here")
+    assert told.routing is not None
+    return replay_routing(told.routing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_replay_routes_the_same(case: str) -> None:
+    kinds, rps, events, options = CASES[case]
+    history = recorded(kinds, rps, events, options)
+    assert not history.difference
+    assert history.routed > 0.9 * rps * 1.5
+    assert history.decisions > history.routed
+
+
+@pytest.mark.slow
+def test_what_is_refused_for_the_load_is_named() -> None:
+    history = recorded(*CASES["overload"])
+    causes = Counter(cause_of(refused, ()) for refused in history.unserved)
+    assert len(history.unserved) > 1000
+    assert causes[Cause.QUEUE] >= 0.95 * len(history.unserved), causes
+
+
+def test_a_changed_decision_is_found() -> None:
+    async def main(clock: SimulatedClock) -> bytes:
+        fleet = Fleet(clock, (CPU, GPU))
+        await drive(fleet, poisson(lambda second: 200.0, 0.5, 3))
+        ring = fleet.dispatcher.ring
+        assert ring is not None
+        return packed("m", "1", [], process="p", processes=1, now_ns=0, unix_s=0.0, routing=ring)
+
+    (told,) = unpacked(run_simulated(main), "here")
+    assert told.routing is not None
+    event = next(event for event in told.routing["segments"][0]["chunks"][0] if event[0] == 0)
+    event[-2] = "spill"  # its reason
+    assert "(routed)" in replay_routing(told.routing).difference

@@ -1,0 +1,177 @@
+"""`gateway why`, asked of a running gateway and of what it wrote."""
+
+import itertools
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.cli import main
+from tests.served.gateway_process import Served, served
+from tests.why.recorded import Scene
+
+CONFIG = """
+models:
+  - name: m
+    slo: {p99_ms: 40}
+    max_rows: 4
+    backends: [{kind: synthetic, fixed_ms: 8, row_ms: 2, usd_per_hour: 0.5}]
+  - name: unrecorded
+    batching: {record_mib: 0}
+    backends: [{kind: synthetic}]
+"""
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def overloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A gateway that has just been asked for several times what it can do, by 16 clients at once."""
+    config = tmp_path_factory.mktemp("why") / "gateway.yaml"
+    config.write_text(CONFIG)
+    with served(config, "--no-ray") as gateway:
+        clients = [threading.Thread(target=ask, args=(gateway.http, client)) for client in range(16)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        yield gateway
+
+
+def ask(address: str, client: int) -> None:
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}
+    end_s = time.monotonic() + 1.0
+    count = 0
+    while time.monotonic() < end_s:
+        body = json.dumps({"id": f"{client}-{count}", "inputs": [tensor]}).encode()
+        count += 1
+        try:
+            urllib.request.urlopen(f"http://{address}/v2/models/m/infer", body).close()
+        except urllib.error.HTTPError as exc:
+            exc.close()
+
+
+@slow
+def test_a_running_gateway_tells_what_made_its_requests_late(overloaded: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", overloaded.http]) == 0  # without http:// it is an address as well
+    said = capsys.readouterr().out
+    assert "m version 1 on synthetic" in said
+    assert "decisions, all the same" in said
+    assert "one more session" in said
+    assert "add sessions or replicas" in said
+    assert "unrecorded" not in said
+
+
+@slow
+def test_what_was_saved_tells_the_same_to_programs(
+    overloaded: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "late.msgpack")
+    assert main(["why", f"http://{overloaded.http}", "--save", file]) == 0
+    assert f"gateway why {file}" in capsys.readouterr().out
+    assert main(["why", file, "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["same"]
+    assert told["missed"] > 50
+    assert told["causes"]["queue"] >= 0.95 * told["missed"]  # it was an overload, and nothing else
+    assert {case["name"] for case in told["cases"]} >= {"as it was", "one more session"}
+    late = next(miss["id"] for miss in told["misses"])
+    assert main(["why", file, "--request", late]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{late}: m version 1 on synthetic")
+    assert "cause: queue" in said
+    assert main(["why", file, "--request", "nobody's"]) == 1
+    assert "no request 'nobody's' is among the" in capsys.readouterr().err
+
+
+@slow
+def test_a_model_that_is_not_recorded_says_how_to_have_it(overloaded: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", f"http://{overloaded.http}", "--model", "unrecorded"]) == 1
+    assert "set batching.record_mib above 0" in capsys.readouterr().err
+    assert main(["why", f"http://{overloaded.http}", "--model", "other"]) == 1
+    assert "'other' is not found" in capsys.readouterr().err
+    assert main(["why", f"http://{overloaded.grpc}"]) == 1  # the other port
+    assert "this port speaks gRPC" in capsys.readouterr().err
+
+
+def test_where_no_gateway_is_the_command_says_what_to_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "http://127.0.0.1:1"]) == 1
+    assert "no gateway answers at" in capsys.readouterr().err
+
+
+def test_files_that_are_no_recording_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", str(tmp_path / "nothing")]) == 2
+    assert "expected a file that --save wrote" in capsys.readouterr().err
+    (tmp_path / "old").write_bytes(msgspec.msgpack.encode({"format": 7, "gateway": "9.9"}))
+    assert main(["why", str(tmp_path / "old")]) == 1
+    assert "recorded in format 7 by gateway 9.9" in capsys.readouterr().err
+    data = bytearray(Scene(seconds=1.0).packed(1))
+    (tmp_path / "cut").write_bytes(data[:-10])
+    assert main(["why", str(tmp_path / "cut")]) == 1
+    assert "no recording of a gateway" in capsys.readouterr().err
+    (tmp_path / "whole").write_bytes(data)
+    assert main(["why", str(tmp_path / "whole"), "--model", "x"]) == 1
+    assert "nothing is recorded of model 'x'; models there: m" in capsys.readouterr().err
+
+
+@contextmanager
+def answering(bodies: Sequence[bytes]) -> Iterator[str]:
+    """A server that answers each request with the next of these, and then from the first again."""
+    rest = itertools.cycle(bodies)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = next(rest)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def one_of_two(process: str, seed: int) -> bytes:
+    told = msgspec.msgpack.decode(Scene(seconds=1.0).packed(seed))
+    told["recordings"][0] |= {"process": process, "processes": 2}
+    return msgspec.msgpack.encode(told)
+
+
+def test_every_process_behind_an_address_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = one_of_two("one", 1), one_of_two("other", 2)
+    with answering([one, one, one, other]) as url:
+        assert main(["why", url, "--model", "m"]) == 0
+    said = capsys.readouterr().out
+    assert "process one: 75 requests" in said
+    assert "process other: 75 requests" in said
+
+
+def test_one_process_that_is_never_met_holds_nothing_up(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering([one_of_two("one", 1)]) as url:
+        assert main(["why", url, "--model", "m"]) == 0
+    assert capsys.readouterr().out.count("process one") == 1
+
+
+def test_another_server_is_no_gateway(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering([b"{}"]) as url:
+        assert main(["why", url]) == 1
+        assert "is no gateway of this kind" in capsys.readouterr().err
+        assert main(["why", url, "--model", "m"]) == 1
+        assert "no recording of a gateway" in capsys.readouterr().err

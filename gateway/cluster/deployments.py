@@ -210,7 +210,9 @@ def _backend(model: Model, backend: Backend, config: Config, speech: Speech) -> 
         **_COMMON,
     )(Replica)
     host = config.ray.channel_host or ""
-    return _versioned(deployment, f"{content}{host}").bind(model, backend, model.declared(), content, speech, host)
+    tracing = config.tracing
+    version = f"{content}{host}{_digest(tracing.model_dump_json()) if tracing is not None else ''}"
+    return _versioned(deployment, version).bind(model, backend, model.declared(), content, speech, host, tracing)
 
 
 def _scale(backend: Backend) -> dict[str, Any]:

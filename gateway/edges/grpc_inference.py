@@ -4,15 +4,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.engine.place import OnPart
-from gateway.errors import GatewayError, NotReady
-from gateway.protocols.grpc import ModelCodec, ReadRegion, head_of, parse
+from gateway.errors import Code, GatewayError, NotReady
+from gateway.protocols.grpc import STATUS, ModelCodec, ReadRegion, head_of, parse
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
 from gateway.types import InferRequest
 
@@ -35,6 +35,14 @@ class _OfMessage:
     _message: pb.ModelInferRequest | None
     _takes_long: bool
     decoded: Callable[[InferRequest | GatewayError], None]
+    operation: ClassVar[str]
+
+    @property
+    def caller(self) -> GrpcCall:
+        return self.call
+
+    def about(self, code: Code | None) -> dict[str, str | int]:
+        return {"rpc.grpc.status_code": 0 if code is None else int(STATUS[code].value[0])}
 
     @property
     def id(self) -> str:
@@ -64,6 +72,8 @@ class _OfMessage:
 
 class _GrpcInference(_OfMessage, Inference[ModelCodec, pb.ModelInferResponse]):
     """The one of a call."""
+
+    operation = "inference.GRPCInferenceService/ModelInfer"
 
     __slots__ = ("_data", "_message", "_takes_long", "call")
 
@@ -99,6 +109,8 @@ class InferCall(OneMessage):
 
 class _Turn(_OfMessage, StreamedInference[ModelCodec, pb.ModelInferResponse]):
     """One inference of a stream, which sends its replies when it is their turn; parts are sent when they are there."""
+
+    operation = "inference.GRPCInferenceService/ModelStreamInfer"
 
     __slots__ = ("_data", "_final", "_message", "_on_reply", "_takes_long", "call", "in_parts", "replies", "reserved")
 

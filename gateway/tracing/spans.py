@@ -2,7 +2,7 @@
 
 A request's span has a child for each station: `decode`, `queue`, `batch_wait`, `compute`, `encode`, at the times that
 `gateway_stage_duration_seconds` counts. A batch has a span of its own in the trace of the first traced request that was part of
-it, linked to all of them; within it is the session's.
+it, linked to all of them; within it is what its session did, which is that request's `compute`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +69,7 @@ def _of_request(trace: RequestTrace, new_id: Callable[[], str]) -> Iterator[Span
 
 
 def _stages(trace: RequestTrace) -> Iterator[tuple[str, int, int, BatchTrace | None]]:
-    """Each with its begin and end, and the batch in which it passed."""
+    """Each with its begin and end, and the batch in which it passed, where that stands in another trace."""
     if not trace.decoded_ns:
         yield "decode", trace.arrival_ns, trace.encoding_ns, None
         return
@@ -80,7 +80,8 @@ def _stages(trace: RequestTrace) -> Iterator[tuple[str, int, int, BatchTrace | N
             yield "queue", waits_from_ns, batch.closed_ns, None
         if batch.returned_ns:
             yield "batch_wait", batch.closed_ns, batch.started_ns, None
-            yield "compute", batch.started_ns, batch.finished_ns, batch
+            if batch.parent_id != trace.context.span_id:
+                yield "compute", batch.started_ns, batch.finished_ns, batch
         waits_from_ns = (
             batch.returned_ns if batch.error else 0
         )  # after a failure it waits again; else it was in several at once
@@ -106,4 +107,4 @@ def _of_batch(trace: BatchTrace) -> Iterator[Span]:
         remote=trace.kind == "server",
     )
     if trace.kind != "client" and trace.started_ns:
-        yield Span("session", trace.session, context.span_id, trace.started_ns, trace.finished_ns, failed=bool(error))
+        yield Span("compute", trace.session, context.span_id, trace.started_ns, trace.finished_ns, failed=bool(error))

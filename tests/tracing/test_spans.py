@@ -8,6 +8,7 @@ from gateway.types import BatchTrace, RequestTrace, SpanContext
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 OWN = SpanContext(TRACE, "1" * 16)
+OTHER = SpanContext("f" * 32, "2" * 16)
 
 
 def request(*batches: BatchTrace, **more: Any) -> RequestTrace:
@@ -16,11 +17,11 @@ def request(*batches: BatchTrace, **more: Any) -> RequestTrace:
     return RequestTrace(OWN, "", lambda _: None, list(batches), **given)
 
 
-def batch(at_ns: int, **more: Any) -> BatchTrace:
-    """Closed at a time, its session 10 later and for 100, back 5 after that."""
-    own, session = SpanContext(TRACE, f"{at_ns:016x}"), SpanContext(TRACE, "5" * 16)
+def batch(at_ns: int, of: SpanContext = OTHER, **more: Any) -> BatchTrace:
+    """Closed at a time, its session 10 later and for 100, back 5 after that. of: the first request in it."""
+    own, session = SpanContext(of.trace_id, f"{at_ns:016x}"), SpanContext(of.trace_id, "5" * 16)
     times = {"started_ns": at_ns + 10, "finished_ns": at_ns + 110, "returned_ns": at_ns + 115} | more
-    return BatchTrace(own, OWN.span_id, session, {}, lambda _: None, "batch", at_ns, (OWN,), **times)
+    return BatchTrace(own, of.span_id, session, {}, lambda _: None, "batch", at_ns, (of, OWN), **times)
 
 
 def stages(trace: RequestTrace) -> list[tuple[str, int, int]]:
@@ -82,9 +83,21 @@ def test_what_is_the_clients_fault_is_no_fault_of_the_servers() -> None:
     assert (ours.failed, ours.attributes) == (True, {"error.type": "overloaded"})
 
 
-def test_a_batch_holds_its_session_unless_another_process_tells_of_that() -> None:
-    whole, session = made(batch(200))
-    assert (whole.start_ns, whole.end_ns, whole.links) == (200, 315, (OWN,))
-    assert (session.name, session.start_ns, session.end_ns, session.parent_id) == ("session", 210, 310, whole.context.span_id)
+def test_a_batch_stands_in_the_trace_of_its_first_request_and_holds_what_its_session_did() -> None:
+    of_own = batch(200, of=OWN)
+    assert [name for name, _, _ in stages(request(of_own))] == ["decode", "queue", "batch_wait", "encode"]
+    whole, session = made(of_own)
+    assert (whole.parent_id, whole.start_ns, whole.end_ns, whole.links) == (OWN.span_id, 200, 315, (OWN, OWN))
+    assert (session.name, session.start_ns, session.end_ns, session.parent_id) == ("compute", 210, 310, whole.context.span_id)
+
+
+def test_others_in_a_batch_are_linked_to_it() -> None:
+    shared = batch(200)
+    links = {span.name: span.links for span in made(request(shared))}
+    assert links.pop("compute") == (shared.context,)
+    assert set(links.values()) == {()}
+
+
+def test_what_another_process_tells_of_itself_is_not_told_twice() -> None:
     (alone,) = made(batch(200, kind="client"))
     assert alone.kind == "client"

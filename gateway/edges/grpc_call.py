@@ -142,7 +142,7 @@ class GrpcCall:
         self._timeout_s: float | None = None
         self._handler: CallHandler | None = None
         self._request_id = b""
-        self._told: tuple[tuple[bytes, bytes], ...] = ()
+        self._told: dict[bytes, bytes] = {}
 
     def listen(self, handler: CallHandler) -> None:
         """Have messages, their end and a cancellation told. What a handler raises ends the call."""
@@ -188,8 +188,9 @@ class GrpcCall:
         return self._request_id
 
     def tell(self, name: bytes, value: bytes) -> None:
-        """Give the answer metadata, before it is begun."""
-        self._told += ((name, value),)
+        """Give the answer metadata, unless it is begun: of the requests of a stream, the last before then tells it."""
+        if not self._begun:
+            self._told[name] = value
 
     def reply(self, message: Message) -> None:
         """Answer a unary call."""
@@ -235,7 +236,7 @@ class GrpcCall:
             self.stream.send_headers(header_block(*_ALWAYS, *fields, status=200), end=True)
 
     def _own_fields(self) -> tuple[tuple[bytes, bytes], ...]:
-        return ((REQUEST_ID, self.request_id), *self._told)
+        return ((REQUEST_ID, self.request_id), *self._told.items())
 
     # the stream's receiver
 

@@ -133,9 +133,9 @@ class Inference(ABC, Generic[C, Reply]):
         """decoded: what was begun before."""
         endpoints = self._endpoints
         repository = endpoints.repository
-        if endpoints.tracer is not None and decoded is None:
-            self._trace = endpoints.tracer.begin(self.caller)
         try:
+            if endpoints.tracer is not None and decoded is None:
+                self._trace = endpoints.tracer.begin(self.caller)
             endpoint = self.find(endpoints)
             if endpoint is not self._endpoint:  # or models have changed meanwhile: begin anew
                 decoded = None
@@ -232,7 +232,7 @@ class Inference(ABC, Generic[C, Reply]):
         if request is not None:
             about["gateway.rows"] = request.rows
             if request.id:
-                about["gateway.id"] = shortened(request.id)
+                about["gateway.id"] = shortened(request.id).encode(errors="replace").decode()
         trace.operation, trace.attributes, trace.error = self.operation, about, code.value if code is not None else ""
         trace.arrival_ns, trace.decoded_ns = self._arrival_ns, self._decoded_ns
         trace.encoding_ns, trace.ended_ns = encoding_ns, ended_ns

@@ -13,7 +13,12 @@ TRACERESPONSE: Final = b"traceresponse"  # https://w3c.github.io/trace-context/#
 _SAMPLED: Final = 1
 # Version ff is none; of later versions than 00 so much is known, and more may follow.
 _PARENT: Final = re.compile(rb"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_STATE: Final = re.compile(rb"[ -~]{1,512}")
+_MEMBER: Final = re.compile(  # of tracestate: a key and its value
+    rb"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+    rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+_STATE_BYTES: Final = 512
+_STATE_MEMBERS: Final = 32
 _NO_TRACE: Final = "0" * 32
 _NO_SPAN: Final = "0" * 16
 
@@ -28,8 +33,16 @@ def read(parent: bytes, state: bytes = b"") -> tuple[SpanContext, bool] | None:
     trace_id, span_id = match[2].decode(), match[3].decode()
     if trace_id == _NO_TRACE or span_id == _NO_SPAN:
         return None
-    kept = state.decode() if _STATE.fullmatch(state) is not None else ""
-    return SpanContext(trace_id, span_id, kept), bool(int(match[4], 16) & _SAMPLED)
+    return SpanContext(trace_id, span_id, _kept(state)), bool(int(match[4], 16) & _SAMPLED)
+
+
+def _kept(state: bytes) -> str:
+    """What a client has sent as tracestate; empty, if that is malformed or too long: it is dropped whole then."""
+    if not state or len(state) > _STATE_BYTES:
+        return ""
+    members = [_MEMBER.fullmatch(member) for member in map(bytes.strip, state.split(b",")) if member]
+    keys = {member[1] for member in members if member is not None}
+    return state.decode() if len(keys) == len(members) <= _STATE_MEMBERS else ""
 
 
 def write(context: SpanContext) -> str:

@@ -65,7 +65,28 @@ def test_a_malformed_parent_is_none(parent: str) -> None:
     assert read(parent.encode()) is None
 
 
-@pytest.mark.parametrize("state", [b"x" * 513, b"a=\xff", b"a=1\x00", b""])
+@pytest.mark.parametrize("state", [b"a=1", b"a=1, b@c=2 ,,d=x y", b"0/-*_@b=!", b",".join(b"a%d=1" % n for n in range(32))])
+def test_a_state_is_handed_on_as_it_came(state: bytes) -> None:
+    found = read(f"00-{TRACE}-{PARENT}-01".encode(), state)
+    assert found is not None
+    assert found[0].state == state.decode()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"a=" + b"x" * 511,
+        b"a=\xff",
+        b"a=1\x00",
+        b"",
+        b"a",
+        b"A=1",
+        b"a=1=2",
+        b"a=1,a=2",
+        b"a=1\r\nx: y",
+        b",".join(b"a%d=1" % n for n in range(33)),
+    ],
+)
 def test_a_state_that_cannot_be_handed_on_is_dropped_alone(state: bytes) -> None:
     found = read(f"00-{TRACE}-{PARENT}-01".encode(), state)
     assert found is not None

@@ -36,6 +36,18 @@ class Context:
         return {"TOLD": np.full((len(inputs["INPUT0"]), 1), told, dtype=object)}
 
 
+class Parts:
+    """Three parts, a millisecond each."""
+
+    inputs = (("INPUT0", "FP32", (-1, 4)),)
+    outputs = (("OUTPUT0", "FP32", (-1, 4)),)
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+        for _ in range(3):
+            time.sleep(0.001)
+            yield {"OUTPUT0": inputs["INPUT0"]}
+
+
 def config(collector: Collector, **tracing: Any) -> dict[str, Any]:
     own = {"max_rows": 8, "batching": {"policy": "greedy", "probe_s": 0}}
     context = {"kind": "python", "model": f"{Path(__file__)}:Context"}
@@ -44,6 +56,7 @@ def config(collector: Collector, **tracing: Any) -> dict[str, Any]:
         "tracing": {"endpoint": collector.url, "protocol": collector.protocol, **tracing},
         "models": [
             {"name": "echo", **own, **TENSORS, "backends": [backend]},
+            {"name": "parts", "batching": {"probe_s": 0}, "backends": [{"kind": "python", "model": f"{Path(__file__)}:Parts"}]},
             {"name": "thread", **own, "backends": [context]},
             {"name": "process", **own, "backends": [context | {"isolation": "process"}]},
         ],
@@ -179,6 +192,32 @@ def test_requests_of_one_batch_share_its_span(traced: tuple[gateway.TestClient, 
         for link in batch.links:
             compute = next(span for span in spans if span.name == "compute" and span.trace_id == servers[link].trace_id)
             assert (batch.span_id,) in (compute.links, (compute.parent_id,))
+
+
+@pytest.mark.slow
+def test_each_request_of_a_stream_has_a_span_in_its_callers_trace(traced: tuple[gateway.TestClient, Collector]) -> None:
+    client, collector = traced
+    collector.spans.clear()
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(client.channel)
+    answers = stub.ModelStreamInfer(iter([infer_request("echo")] * 3), metadata=tuple(SAMPLED.items()))
+    assert [answer.error_message for answer in answers] == [""] * 3
+    spans = collector.wait_for(lambda spans: sum(span.kind == SERVER for span in spans) == 3)
+    servers = [span for span in spans if span.kind == SERVER]
+    assert {(span.name, span.parent_id) for span in servers} == {("inference.GRPCInferenceService/ModelStreamInfer", PARENT)}
+
+
+@pytest.mark.slow
+def test_an_answer_in_parts_is_one_trace(traced: tuple[gateway.TestClient, Collector]) -> None:
+    client, collector = traced
+    collector.spans.clear()
+    answer = client.post("/v2/models/parts/generate_stream", json={"INPUT0": [1.0, 2.0, 3.0, 4.0]}, headers=SAMPLED)
+    assert answer.text.count("data: ") == 3
+    spans = collector.wait_for(lambda spans: any(span.kind == SERVER for span in spans))
+    by_name = {span.name: span for span in spans}
+    server = by_name["POST /v2/models/{model}/generate_stream"]
+    assert answer.headers["traceresponse"] == f"00-{TRACE}-{server.span_id}-01"
+    assert by_name["compute"].end_ns - by_name["compute"].start_ns >= 3_000_000  # of all parts
+    assert server.end_ns >= by_name["compute"].end_ns
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,onnx,minilm,docs,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,onnx,minilm,otel,docs,dev]'
 	touch $@
 TORCH ?= torch==2.13.0
 

@@ -183,6 +183,11 @@ ONE_AS_TEXT: Final = b"1"
 # sessions that call elsewhere and can hand a deadline on.
 DEADLINE_NS = "gateway.deadline_ns"
 
+# Likewise, where a request of the batch is traced: the span within which the session runs, as W3C Trace Context names it, so
+# that what the session calls, or its code notes, joins it. TRACESTATE is there only if a client has sent one.
+TRACEPARENT = "gateway.traceparent"
+TRACESTATE = "gateway.tracestate"
+
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 """The default of an option that is a mapping."""
 
@@ -194,7 +199,8 @@ class Session(Protocol):
         """Execute one batch.
 
         Shapes: every input is (rows, *per_row) and every output has the same rows, unless max_rows is 0.
-        parameters: those of the request if it runs alone, else empty; DEADLINE_NS beside them where it is known.
+        parameters: those of the request if it runs alone, else empty; DEADLINE_NS beside them where it is known,
+        TRACEPARENT and TRACESTATE where it is traced.
         Ownership: inputs stay the caller's; outputs are the caller's, and not reused by a later run.
         Raises: ExecutionFailed (this batch), SessionLost (this session).
         """

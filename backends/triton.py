@@ -20,6 +20,8 @@ from typing import Any
 
 from backends.base import (
     DEADLINE_NS,
+    TRACEPARENT,
+    TRACESTATE,
     BackendError,
     Device,
     ExecutionFailed,
@@ -32,7 +34,7 @@ from backends.base import (
     TensorSpec,
 )
 from backends.datatypes import NUMPY
-from backends.triton_connection import AnswerInParts, TritonConnection
+from backends.triton_connection import AnswerInParts, Metadata, TritonConnection
 from backends.triton_shared_memory import WORTH_BYTES, SessionRegion
 from gateway.errors import InvalidArgument
 from gateway.wire.tensors import tensor_from_bytes, tensor_to_bytes
@@ -51,7 +53,11 @@ _RESERVED = {
     "binary_data_output",
     "headers",
     DEADLINE_NS,
+    TRACEPARENT,
+    TRACESTATE,
 }
+# W3C Trace Context: Triton's own spans join the trace (--trace-config mode=opentelemetry).
+_TRACE = {TRACEPARENT: "traceparent", TRACESTATE: "tracestate"}
 _FINAL = "triton_final_response"
 _WANTS_FINAL = "triton_enable_empty_final_response"
 
@@ -162,7 +168,7 @@ class TritonSession:
         request = self._request(parameters)
         shared = self._fill(request, inputs)
         try:
-            response = self._connection.infer(request, timeout_s)
+            response = self._connection.infer(request, timeout_s, _metadata(parameters))
         except (RunCancelled, self._connection.grpc.RpcError) as exc:
             if self._region is not None:
                 self._region.abandon()
@@ -176,7 +182,8 @@ class TritonSession:
         request = self._request(parameters)
         request.parameters[_WANTS_FINAL].bool_param = True
         self._fill(request, inputs)
-        with closing(AnswerInParts(self._connection.stream_infer(request))) as answer:
+        call = self._connection.stream_infer(request, metadata=_metadata(parameters))
+        with closing(AnswerInParts(call)) as answer:
             self._answer = answer
             try:
                 while (message := self._read(answer, within_s)) is not None:
@@ -295,6 +302,13 @@ class TritonSession:
             if self._region is not None:
                 self._region.close()
             self._connection.close()
+
+
+def _metadata(parameters: Mapping[str, object]) -> Metadata:
+    """What a call carries beside its message."""
+    if TRACEPARENT not in parameters:
+        return ()
+    return tuple((name, str(parameters[key])) for key, name in _TRACE.items() if key in parameters)
 
 
 def _set_parameter(parameter: Any, value: object) -> None:

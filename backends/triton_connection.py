@@ -28,6 +28,8 @@ _OPTIONS = [
     ("SingleThreadedUnaryStream", 1),
 ]
 
+Metadata = tuple[tuple[str, str | bytes], ...]
+
 log = logging.getLogger(__name__)
 
 
@@ -111,11 +113,11 @@ class TritonConnection:
     def unregister(self, region: str) -> None:
         self._ask(self.stub.SystemSharedMemoryUnregister, self.pb.SystemSharedMemoryUnregisterRequest(name=region))
 
-    def infer(self, request: Any, timeout_s: float) -> Any:
+    def infer(self, request: Any, timeout_s: float, metadata: Metadata = ()) -> Any:
         """Raises: grpc.RpcError, which the session maps: it knows what was asked; RunCancelled."""
         stub = self.stub
         try:
-            return stub.ModelInfer(request, timeout=timeout_s)
+            return stub.ModelInfer(request, timeout=timeout_s, metadata=metadata)
         except (self.grpc.RpcError, ValueError) as exc:  # ValueError: the channel was closed before the call began
             if stub is not self.stub:
                 raise RunCancelled(f"triton {self.url}: the call was cancelled") from exc

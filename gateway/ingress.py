@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -28,10 +29,12 @@ from gateway.process.child import living_pids
 from gateway.process.machine import memory_bytes
 from gateway.process.ports import PortClaims
 from gateway.process.run_dir import make_run_dir
+from gateway.tracing.tracer import open_tracer
 from gateway.wire.memory import Memory
 
 _FREEING_S: Final = 0.5
 _FREEING_LEAST_S: Final = 0.1
+_TRACES_SENT_S: Final = 2.0  # at most, that the end waits for spans to be sent
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +92,7 @@ class Ingress:
             on_change=on_change,
         )
         self.metrics.watch_models(self._readiness)
+        self._tracer = self.repository.tracer = open_tracer(config.tracing, os.environ)
         self._claims = PortClaims(config.server, owner=owner)
         self._reuse_port = owner is not None
         self._memory = Memory(_memory_bytes(config.server.limits))
@@ -150,6 +154,9 @@ class Ingress:
             await asyncio.wait_for(self.repository.close(), max(_FREEING_LEAST_S, end_s - time.monotonic()))
         except TimeoutError:
             log.error("models still ran after drain_timeout_s %g, and are left", timeout_s)
+        if self._tracer is not None:
+            sent_s = min(_TRACES_SENT_S, max(_FREEING_LEAST_S, end_s - time.monotonic()))
+            await asyncio.get_running_loop().run_in_executor(None, self._tracer.close, sent_s)
         if self._flushing is not None:
             self._flushing.cancel()
             with contextlib.suppress(asyncio.CancelledError):

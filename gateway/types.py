@@ -1,8 +1,8 @@
 """The words the gateway's parts speak to each other in: requests, responses, and what is asked of an output."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -34,6 +34,24 @@ class OutputRequest:
     region: RegionRef | None = None
 
 
+class Caller(Protocol):
+    """A request as it came over the wire, and the way to its answer."""
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """Names in lower case."""
+        ...
+
+    @property
+    def request_id(self) -> bytes:
+        """By which it is known in its answer and in the log."""
+        ...
+
+    def tell(self, name: bytes, value: bytes) -> None:
+        """Give the answer a header, before it is begun."""
+        ...
+
+
 class _RequestHead(msgspec.Struct, eq=False):
     """What may be given by position."""
 
@@ -56,6 +74,7 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     None when it gave none. The lane adds the model's SLO.
     priority: 0 is the model's default, 1 the highest.
     shape_key: requests with equal keys may share a batch.
+    caller: who asks, for the log; None: nobody does over a wire. trace: what is noted of it where it is traced.
     Compared by identity: two equal requests are still two requests.
     """
 
@@ -63,6 +82,8 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     deadline_ns: int | None = None
     priority: int = 0
     shape_key: Hashable = None
+    caller: Caller | None = None
+    trace: "RequestTrace | None" = None
 
 
 class InferResponse(msgspec.Struct, eq=False):
@@ -77,3 +98,63 @@ class InferResponse(msgspec.Struct, eq=False):
     outputs: Tensors
     parameters: dict[str, ParameterValue] = msgspec.field(default_factory=dict)
     last: bool = False
+
+
+class SpanContext(NamedTuple):
+    """A span as other processes name it. trace_id, span_id: 32 and 16 hexadecimal digits. state: `tracestate`, as it came."""
+
+    trace_id: str
+    span_id: str
+    state: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class BatchTrace:
+    """What is noted of a batch with a traced request among its own, in the process that closed it or in a replica that ran it.
+
+    context: its span's, whose parent has the id parent_id. session: of the session's own, within it; told: how that is named
+    among the parameters of `Session.run`. links: of each traced request in it. ended: takes this once it is all noted.
+    closed_ns to returned_ns: the whole of it; started_ns to finished_ns: the session's part of that; 0 until they are known,
+    and `Clock.now_ns`. kind: client, where another process runs it, which tells of its session itself; server: there. error: a
+    `Code`'s value; empty: it went well.
+    """
+
+    context: SpanContext
+    parent_id: str
+    session: SpanContext
+    told: Mapping[str, str]
+    ended: "TraceEnded"
+    name: str
+    closed_ns: int
+    links: tuple[SpanContext, ...] = ()
+    kind: Literal["internal", "client", "server"] = "internal"
+    started_ns: int = 0
+    finished_ns: int = 0
+    returned_ns: int = 0
+    error: str = ""
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class RequestTrace:
+    """What is noted of a traced request, until its spans are made of it.
+
+    context: its own span's. parent_id: the span's in which it was sent; empty: it begins its trace. ended: takes this once it
+    is all noted. batches: that it was part of, in their order. operation: as its protocol calls it. decoded_ns: 0, if it never
+    was. encoding_ns: when its outcome was known. error: as above.
+    """
+
+    context: SpanContext
+    parent_id: str
+    ended: "TraceEnded"
+    batches: list[BatchTrace] = field(default_factory=list)
+    operation: str = ""
+    error: str = ""
+    arrival_ns: int = 0
+    decoded_ns: int = 0
+    encoding_ns: int = 0
+    ended_ns: int = 0
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
+
+
+TraceEnded = Callable[[RequestTrace | BatchTrace], None]

@@ -17,7 +17,7 @@ GATEWAY = (
     ("config",),
     ("wire",),
     ("batching", "protocols"),
-    ("process", "routing"),
+    ("process", "routing", "tracing"),
     ("configuring", "engine", "why"),
     ("edges",),
     ("ingress",),
@@ -70,6 +70,7 @@ DOORS = {
     "onnxruntime": {"backends.onnxruntime", "backends.onnxruntime_cuda", "backends.onnx_export"},
     "prometheus_client": {"loadtest.reports.openmetrics"},  # and the tests, which read with its parser
     "jinja2": {"loadtest.reports.pages"},
+    "opentelemetry": {"gateway.tracing.exporter"},
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from backends.base import DEADLINE_NS, Tensors
 from gateway.config import Ragged
 from gateway.errors import BackendFailed
-from gateway.types import InferRequest
+from gateway.types import BatchTrace, InferRequest
 
 _MOST_PADDING_BYTES: Final = 16 << 20
 
@@ -36,6 +36,7 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
     padded_rows: the rows the model sees. group: what the batcher keyed its queue by. left_rows: what was left waiting.
     expected_ns: predicted service time, 0 if the policy does not predict. busy: workers that run with it, its own included.
     batched: False for a model without a batch dimension, whose one request passes through untouched.
+    trace: where one of its requests is traced.
     """
 
     parts: list[Part]
@@ -49,6 +50,7 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
     ragged: Ragged | None = None
     batched: bool = True
     busy: int = 1
+    trace: BatchTrace | None = None
 
     @property
     def oldest_ns(self) -> int:
@@ -95,15 +97,17 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
         return joined
 
     def parameters(self) -> Mapping[str, object]:
-        """What the model is told beside the tensors: the requests' own, equal in a batch, and until when anyone waits."""
+        """What the model is told beside the tensors: what the requests ask, until when anyone waits, and the trace."""
         first = self.parts[0].request
-        parameters = first.parameters
+        parameters: Mapping[str, object] = first.parameters
+        if self.trace is not None:
+            parameters = {**parameters, **self.trace.told}
         if first.deadline_ns is None:
             return parameters
         deadlines_ns = [part.request.deadline_ns for part in self.parts if part.request.deadline_ns is not None]
         if len(deadlines_ns) < len(self.parts):
             return parameters
-        return parameters | {DEADLINE_NS: max(deadlines_ns)}
+        return {**parameters, DEADLINE_NS: max(deadlines_ns)}
 
     def split(self, outputs: Tensors) -> list[Tensors]:
         """Cut the model's outputs back into one set per part, in order.

@@ -207,7 +207,11 @@ def _backend(model: ModelSection, backend: Backend, config: Config, speech: Spee
     )(Replica)
     host = config.ray.channel_host or ""
     metrics_dir = partial(_metrics_dir, config.server.run_dir) if config.metrics.enabled else None
-    return _versioned(deployment, f"{content}{host}").bind(model, backend, model.declared(), content, speech, host, metrics_dir)
+    tracing = config.tracing
+    version = f"{content}{host}{_digest(tracing.model_dump_json()) if tracing is not None else ''}"
+    return _versioned(deployment, version).bind(
+        model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing
+    )
 
 
 def _scale(backend: Backend) -> dict[str, Any]:

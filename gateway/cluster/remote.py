@@ -44,6 +44,7 @@ from gateway.cluster.link import CALL_MARGIN_S, BatchCall, Link, LinkLost, Outco
 from gateway.config import Backend
 from gateway.engine.runner import Execution, OnDone, OnPart
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError, InvalidArgument
+from gateway.tracing.batches import handed_on
 from gateway.wire.frames import decode_frame, encode_frame
 from gateway.wire.tensors import Buffer
 
@@ -233,7 +234,7 @@ class RemoteRunner:
     def _frame_of(self, run: "_Run") -> list[Buffer]:
         """Raises: BackendFailed, if it is too large, and what joining the inputs does. Its requests are run one by one then."""
         batch = run.batch
-        about = {
+        about: dict[str, Any] = {
             "rows": batch.padded_rows,
             "batched": batch.batched,  # for replicas of an older version
             "left_rows": batch.left_rows,
@@ -241,6 +242,8 @@ class RemoteRunner:
             "parameters": batch.parts[0].request.parameters,
             "in_parts": run.on_part is not None,
         }
+        if batch.trace is not None:
+            about["trace"] = handed_on(batch.trace)
         frame = encode_frame(batch.concat(), about)
         check_size(frame)
         return frame

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from gateway.clock import LoopClock, Timer
 from gateway.cluster.channel import Answer, ChannelServer, Running, Tenant
 from gateway.cluster.channel_connection import check_size
 from gateway.cluster.link import ATTEND_S, attend_answer, channel_answer
-from gateway.config import Backend, ModelSection
+from gateway.config import Backend, ModelSection, Tracing
 from gateway.engine.metrics import Metrics
 from gateway.engine.runner import Execution
 from gateway.engine.workers import WorkerPool
@@ -32,12 +33,17 @@ from gateway.garbage import leave_out, take_in
 from gateway.process.child import living_pids
 from gateway.process.console import Speech, set_up
 from gateway.process.supervisor import outlive_signals
+from gateway.tracing.batches import received, run_ended
+from gateway.tracing.tracer import open_tracer
+from gateway.types import BatchTrace
 from gateway.wire.frames import decode_frame, encode_frame
 from gateway.wire.tensors import Buffer
 
 # An ingress that does not come back to `attend` no longer has a share after this.
 _FORGET_S: Final = 3.0
 _HORIZON_WITHOUT_SLO_MS: Final = 50.0
+# How long the end waits for spans to be sent.
+_TRACES_SENT_S: Final = 1.0
 # What it costs is told so often: that much of its life is not counted, if it is killed.
 _PUBLISH_S: Final = 0.1
 
@@ -57,7 +63,7 @@ class _Asked:
     """A batch that an ingress waits for: what a pool runs.
 
     part: where the parts of its answer go; None: it has none. lease: whose slot it fills. counted_ns: up to when its run is
-    counted there. fault: why a part could not be sent, and the run was cancelled.
+    counted there. fault: why a part could not be sent, and the run was cancelled. trace: of one that is traced.
     """
 
     inputs: Tensors
@@ -68,12 +74,13 @@ class _Asked:
     lease: Lease
     counted_ns: int
     fault: BackendFailed | None = None
+    trace: BatchTrace | None = None
 
     def concat(self) -> Tensors:
         return self.inputs
 
     def parameters(self) -> Mapping[str, object]:
-        return self.told
+        return self.told if self.trace is None else {**self.told, **self.trace.told}
 
 
 class Replica:
@@ -89,7 +96,9 @@ class Replica:
         content: str,
         speech: Speech | None = None,
         channel_host: str = "",
+        *,
         metrics_dir: Callable[[], Path] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """content: digest of what this replica serves, which tells ingresses of one configuration from those of another.
 
@@ -105,6 +114,7 @@ class Replica:
         self._model = model
         self._content = content
         self._name = f"{model.name}:{model.version}/{backend.label}"
+        self._tracer = open_tracer(tracing, os.environ)
         self._running: set[_Asked] = set()
         self._channel = ChannelServer(self._begin, self._let_in)
         self._channel_host = channel_host
@@ -243,6 +253,8 @@ class Replica:
                 self._loading.cancel()
             self._pool.abort()
             await self._pool.close()
+            if self._tracer is not None:
+                await self._loop.run_in_executor(None, self._tracer.close, _TRACES_SENT_S)
 
     # the model
 
@@ -358,6 +370,8 @@ class Replica:
             lease=lease,
             counted_ns=now_ns,
         )
+        if self._tracer is not None and "trace" in extra:
+            asked.trace = received(extra["trace"], self._tracer.ended, received_ns)
         self._count_busy()
         self._running.add(asked)
         self._pool.start(asked, self._ended, None if asked.part is None else self._part_made)
@@ -395,7 +409,12 @@ class Replica:
         self._count_spent(asked, now_ns)
         self._leases.end(asked.lease, execution.finished_ns - execution.started_ns, now_ns)
         self._deal()
-        asked.on_end(execution if asked.fault is None else msgspec.structs.replace(execution, error=asked.fault))
+        if asked.fault is not None:
+            execution = msgspec.structs.replace(execution, error=asked.fault)
+        asked.on_end(execution)
+        if asked.trace is not None:
+            ended_ns = self._clock.now_ns()
+            run_ended(asked.trace, self._name, execution.started_ns, execution.finished_ns, ended_ns, execution.error)
 
     def _count_busy(self, *, ended: int = 0) -> None:
         """Add the time since the last call, in which nothing changed. ended: batches that the pool has just ceased to count."""

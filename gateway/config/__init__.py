@@ -30,6 +30,7 @@ from gateway.config.file import (
 )
 from gateway.config.model import Batching, DeclaredTensor, Ejection, ModelSection, Ragged, Routing, Slo, tensor_specs
 from gateway.config.server import Limits, MetricsSection, Ray, ServerSection
+from gateway.config.tracing import Tracing
 
 __all__ = [
     "AnyBackend",
@@ -55,6 +56,7 @@ __all__ = [
     "Synthetic",
     "TensorRt",
     "Torch",
+    "Tracing",
     "Triton",
     "config_as_far_as_valid",
     "config_of",

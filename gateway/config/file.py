@@ -15,6 +15,7 @@ from backends.source import is_source
 from gateway.config.fields import Strict
 from gateway.config.model import ModelSection
 from gateway.config.server import MetricsSection, Ray, ServerSection
+from gateway.config.tracing import Tracing
 from gateway.documents.faults import ConfigFaults, Unfit
 from gateway.documents.lenient import Seen, as_far_as_valid, validated
 from gateway.documents.reader import Document, read
@@ -26,6 +27,7 @@ class Config(Strict):
     server: ServerSection = ServerSection()
     metrics: MetricsSection = MetricsSection()
     ray: Ray = Ray()
+    tracing: Tracing | None = None  # None: no request is traced
     models: tuple[ModelSection, ...] = Field(min_length=1)
 
     def together(self) -> Iterable[Iterator[Unfit]]:

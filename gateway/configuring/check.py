@@ -17,6 +17,7 @@ from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
 from gateway.config import Backend, Config, DeclaredTensor, ModelSection, config_as_far_as_valid, tensor_specs
 from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit
 from gateway.documents.reader import Document, read
+from gateway.tracing.exporter import REMEDY, installed
 
 T = TypeVar("T")
 _MAY_BE_SECRET: Final = frozenset(("class_options", "factory_options"))
@@ -43,6 +44,7 @@ def looked_at(document: Document) -> Checked:
     config, told, document = config_as_far_as_valid(document)
     found = [
         *as_far_as_known(_of_server(document, config)),
+        *as_far_as_known(_of_tracing(document, config)),
         *as_far_as_known(_second_look(document, config)),
     ]
     faults = sorted(dict.fromkeys((*told, *found)), key=lambda fault: fault.line or 0)
@@ -148,6 +150,18 @@ def _of_server(document: Document, config: Config) -> Iterator[Fault]:
     """Directories that cannot be made or written to."""
     for key in ("run_dir", "state_dir"):
         yield from as_far_as_known(_of_directory(document, key, getattr(config.server, key)))
+
+
+def _of_tracing(document: Document, config: Config) -> Iterator[Fault]:
+    """OpenTelemetry's exporters, which come with an extra."""
+    tracing = config.tracing
+    if tracing is None:
+        return
+    # Not set, it may be either, by the environment that is served in.
+    protocols = (tracing.protocol,) if tracing.protocol is not None else ("grpc", "http")
+    if not any(map(installed, protocols)):
+        found = f"OpenTelemetry's exporter by {' or '.join(protocols)} is not installed"
+        yield document.fault(("tracing",), found, remedy=REMEDY)
 
 
 def _of_directory(document: Document, key: str, wanted: str | None) -> Iterator[Fault]:

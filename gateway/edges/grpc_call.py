@@ -22,6 +22,8 @@ from gateway.wire.compression import inflate
 from gateway.wire.http2_headers import Headers, header_block
 from gateway.wire.http2_receiver import Receiver
 from gateway.wire.memory import NO_MEMORY
+from gateway.wire.request_ids import NAME as REQUEST_ID
+from gateway.wire.request_ids import request_id
 from gateway.wire.tensors import Buffer
 
 ENCODINGS: Final = (b"identity", b"gzip", b"deflate")
@@ -128,7 +130,7 @@ class GrpcCall:
     """One RPC. over: answered or cancelled; nothing more is sent."""
 
     __slots__ = (
-        "_begun", "_buffer", "_ended", "_handler", "_held", "_inflating", "_most_bytes", "_timeout_s",
+        "_begun", "_buffer", "_ended", "_handler", "_held", "_inflating", "_most_bytes", "_request_id", "_timeout_s", "_told",
         "arrival_ns", "over", "stream",
     )  # fmt: skip
 
@@ -145,6 +147,8 @@ class GrpcCall:
         self._ended = False  # by the client, while held
         self._timeout_s: float | None = None
         self._handler: CallHandler | None = None
+        self._request_id = b""
+        self._told: dict[bytes, bytes] = {}
 
     def listen(self, handler: CallHandler) -> None:
         """Have messages, their end and a cancellation told. What a handler raises ends the call."""
@@ -177,6 +181,23 @@ class GrpcCall:
         timeout_s = self._timeout_s
         return None if timeout_s is None else timeout_s - (now_ns - self.arrival_ns) * 1e-9
 
+    @property
+    def headers(self) -> Headers:
+        """The call's metadata."""
+        return self.stream.headers
+
+    @property
+    def request_id(self) -> bytes:
+        """By which it is known in its answer and in the log: the client's own, if that is fit for it."""
+        if not self._request_id:
+            self._request_id = request_id(self.stream.headers.get(REQUEST_ID))
+        return self._request_id
+
+    def tell(self, name: bytes, value: bytes) -> None:
+        """Give the answer metadata, unless it is begun: of the requests of a stream, the last before then tells it."""
+        if not self._begun:
+            self._told[name] = value
+
     def reply(self, message: Message) -> None:
         """Answer a unary call."""
         self.send(message)
@@ -186,7 +207,10 @@ class GrpcCall:
         """Send the headers of an answer, before the first of its messages."""
         if not self._begun:
             self._begun = True
-            self.stream.send_headers(_HEAD)
+            # Nobody asks for the id of an answer that went well, if its client gave none: to write one, and to read it, would
+            # cost both sides more than the rest of the head.
+            asked = self._request_id or REQUEST_ID in self.stream.headers
+            self.stream.send_headers(_HEAD + header_block(*self._own_fields()) if asked or self._told else _HEAD)
 
     def send(self, message: Message) -> None:
         """Send one message of a streaming call. Raises: InternalError, for one that is too long; then nothing is sent."""
@@ -220,10 +244,14 @@ class GrpcCall:
         self._handler = None
         fields = [(b"grpc-status", b"%d" % STATUS[error.code].value[0]), (b"grpc-message", _quoted(error.words))]
         fields += [(name.encode(), value.encode()) for name, value in trailers(error)]
+        fields += self._own_fields()
         if self._begun:
             self.stream.finish(header_block(*fields))
         else:
             self.stream.send_headers(header_block(*_ALWAYS, *fields, status=200), end=True)
+
+    def _own_fields(self) -> tuple[tuple[bytes, bytes], ...]:
+        return ((REQUEST_ID, self.request_id), *self._told.items())
 
     # the stream's receiver
 

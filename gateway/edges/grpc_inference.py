@@ -3,15 +3,15 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.engine.place import OnPart
-from gateway.errors import GatewayError, NotReady
-from gateway.protocols.grpc import GrpcCodec, LongReply, Parts, ReadRegion, parse, parts_of
+from gateway.errors import Code, GatewayError, NotReady
+from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, Parts, ReadRegion, parse, parts_of
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.tensors import Buffer
@@ -36,6 +36,14 @@ class _OfMessage:
     _message: pb.ModelInferRequest | None
     _parts_of_data: Parts | None
     decoded: Callable[[InferRequest | GatewayError], None]
+    operation: ClassVar[str]
+
+    @property
+    def caller(self) -> GrpcCall:
+        return self.call
+
+    def about(self, code: Code | None) -> dict[str, str | int]:
+        return {"rpc.grpc.status_code": 0 if code is None else int(STATUS[code].value[0])}
 
     @property
     def id(self) -> str:
@@ -68,6 +76,8 @@ class _OfMessage:
 
 class _GrpcInference(_OfMessage, Inference[GrpcCodec, Reply]):
     """The one of a call."""
+
+    operation = "inference.GRPCInferenceService/ModelInfer"
 
     __slots__ = ("_data", "_message", "_parts_of_data", "call")
 
@@ -107,6 +117,8 @@ class InferCall(OneMessage):
 
 class _Turn(_OfMessage, StreamedInference[GrpcCodec, Reply]):
     """One inference of a stream, which sends its replies when it is their turn; parts are sent when they are there."""
+
+    operation = "inference.GRPCInferenceService/ModelStreamInfer"
 
     __slots__ = ("_data", "_final", "_message", "_on_reply", "_parts_of_data", "call", "in_parts", "replies", "reserved")
 

@@ -12,15 +12,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from gateway.engine.failed_requests import FailedRequests
 from gateway.engine.metrics import EndpointMetrics
 from gateway.engine.place import OnPart, Place
 from gateway.engine.repository import Repository, ServedModel
 from gateway.engine.shared_memory import SharedMemoryRegions
-from gateway.errors import Cancelled, GatewayError, InternalError, Unsupported
+from gateway.errors import Cancelled, Code, GatewayError, InternalError, Unsupported, shortened
 from gateway.protocols.tensors import TakesLong
-from gateway.types import InferRequest, InferResponse, RegionRef
+from gateway.types import Caller, InferRequest, InferResponse, RegionRef, RequestTrace
 from gateway.wire.tensors import Buffer
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,9 @@ class Endpoints(Generic[C]):
     def __init__(self, repository: Repository, protocol: str, codec: Callable[[ServedModel], C]) -> None:
         """protocol: what its requests are counted under."""
         self.repository = repository
-        self._protocol = protocol
+        self.protocol = protocol
+        self.tracer = repository.tracer
+        self.failures = FailedRequests()
         self._codec = codec
         self._found: dict[tuple[str, str], Endpoint[C]] = {}
         self._generation = -1
@@ -77,7 +80,7 @@ class Endpoints(Generic[C]):
         found = self._found.get((name, version))
         if found is None:
             served = repository.model(name, version)
-            metrics = repository.metrics.endpoint(served.name, served.version, self._protocol)
+            metrics = repository.metrics.endpoint(served.name, served.version, self.protocol)
             found = self._found[name, version] = Endpoint(served, self._codec(served), metrics)
         return found
 
@@ -85,7 +88,10 @@ class Endpoints(Generic[C]):
 class Inference(ABC, Generic[C, Reply]):
     """See the module. Life: made -> start -> `answer` or `refuse`, once, perhaps within start. On the event loop's thread."""
 
-    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_endpoints", "_give_up_decoding", "_place", "_request")
+    operation: ClassVar[str]
+    """What a trace calls it: of a few words, without the model's name."""
+
+    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_endpoints", "_give_up_decoding", "_place", "_request", "_trace")
 
     def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
         self._endpoints = endpoints
@@ -95,8 +101,18 @@ class Inference(ABC, Generic[C, Reply]):
         self._request: InferRequest | None = None
         self._place: Place | None = None
         self._give_up_decoding: Callable[[], object] | None = None  # or encoding
+        self._trace: RequestTrace | None = None
 
     # what a protocol gives
+
+    @property
+    @abstractmethod
+    def caller(self) -> Caller:
+        """Who asks."""
+
+    @abstractmethod
+    def about(self, code: Code | None) -> dict[str, str | int]:
+        """What a trace says of it in the protocol's own terms. code: of its error; None: it went well."""
 
     @abstractmethod
     def find(self, endpoints: Endpoints[C]) -> Endpoint[C]:
@@ -121,9 +137,12 @@ class Inference(ABC, Generic[C, Reply]):
 
     def start(self, decoded: InferRequest | None = None) -> None:
         """decoded: what was begun before."""
-        repository = self._endpoints.repository
+        endpoints = self._endpoints
+        repository = endpoints.repository
         try:
-            endpoint = self.find(self._endpoints)
+            if endpoints.tracer is not None and decoded is None:
+                self._trace = endpoints.tracer.begin(self.caller)
+            endpoint = self.find(endpoints)
             if endpoint is not self._endpoint:  # or models have changed meanwhile: begin anew
                 decoded = None
             self._endpoint = endpoint
@@ -133,6 +152,8 @@ class Inference(ABC, Generic[C, Reply]):
                 self._give_up_decoding = request
                 return
             self._request = request
+            request.caller = self.caller
+            request.trace = self._trace
             self._decoded_ns = time.monotonic_ns()
             self._place = repository.infer(endpoint.served, request, self._done, on_part)
         except GatewayError as exc:
@@ -183,16 +204,55 @@ class Inference(ABC, Generic[C, Reply]):
                 log.exception("an answer of model %s could not be given", self._request.model)
                 outcome = InternalError("internal error")
             else:
-                endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
+                self._answered(endpoint, encoding_ns)
                 return
         assert outcome is not None
         self._fail(outcome, encoding_ns)
+
+    def _answered(self, endpoint: Endpoint[C], encoding_ns: int) -> None:
+        encoded_ns = time.monotonic_ns()
+        endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, encoded_ns)
+        if self._trace is not None:
+            self._end_trace(self._trace, None, encoding_ns, encoded_ns)
 
     def _fail(self, outcome: GatewayError, encoding_ns: int) -> None:
         endpoint = self._endpoint
         metrics = self._endpoints.nowhere if endpoint is None else endpoint.metrics
         metrics.failed(outcome.code, self._arrival_ns, encoding_ns)
         self.refuse(outcome)
+        self._tell(outcome, encoding_ns)
+
+    def _tell(self, error: GatewayError, known_ns: int) -> None:
+        """Leave a failed request in its trace and in the log. known_ns: when its outcome was known."""
+        now_ns = time.monotonic_ns()
+        if self._trace is not None:
+            self._end_trace(self._trace, error.code, known_ns, now_ns)
+        endpoints, endpoint = self._endpoints, self._endpoint
+        endpoints.failures.tell(
+            error,
+            model="" if endpoint is None else endpoint.served.name,
+            version="" if endpoint is None else endpoint.served.version,
+            protocol=endpoints.protocol,
+            caller=self.caller,
+            trace=self._trace,
+            took_ns=now_ns - self._arrival_ns,
+            now_ns=now_ns,
+        )
+
+    def _end_trace(self, trace: RequestTrace, code: Code | None, encoding_ns: int, ended_ns: int) -> None:
+        request = self._request
+        about = self.about(code)
+        about["gateway.request_id"] = self.caller.request_id.decode("ascii")
+        if self._endpoint is not None:
+            about["gateway.model"], about["gateway.version"] = self._endpoint.served.name, self._endpoint.served.version
+        if request is not None:
+            about["gateway.rows"] = request.rows
+            if request.id:
+                about["gateway.id"] = shortened(request.id).encode(errors="replace").decode()
+        trace.operation, trace.attributes, trace.error = self.operation, about, code.value if code is not None else ""
+        trace.arrival_ns, trace.decoded_ns = self._arrival_ns, self._decoded_ns
+        trace.encoding_ns, trace.ended_ns = encoding_ns, ended_ns
+        trace.ended(trace)
 
     def _encode_beside(self, endpoint: Endpoint[C], response: InferResponse, encoding_ns: int) -> None:
         """Encode what takes long on a thread, which lets others have their turns."""
@@ -211,7 +271,7 @@ class Inference(ABC, Generic[C, Reply]):
                 log.exception("an answer of model %s could not be given", request.model)
                 self._fail(InternalError("internal error"), encoding_ns)
             else:
-                endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, time.monotonic_ns())
+                self._answered(endpoint, encoding_ns)
 
         def encode(regions: SharedMemoryRegions) -> Reply:
             reply: Reply = codec.encode(request, response, regions.write)
@@ -307,5 +367,8 @@ class StreamedInference(Inference[C, Reply]):
             else:
                 self._place = None
                 self._endpoint.metrics.finished()
+                if self._trace is not None:
+                    now_ns = time.monotonic_ns()
+                    self._end_trace(self._trace, None, now_ns, now_ns)
                 return
         super()._done(self._fault or outcome)

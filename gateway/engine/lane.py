@@ -22,6 +22,7 @@ from gateway.batching.fairness import SharedWorkers
 from gateway.batching.forecast import Forecast
 from gateway.batching.queue import NEVER, LengthGroup
 from gateway.clock import Clock
+from gateway.engine.failed_requests import fields_of
 from gateway.engine.failure_log import FailureLog
 from gateway.engine.killers import Killers
 from gateway.engine.metrics import LaneGauges, LaneMetrics
@@ -420,8 +421,10 @@ class Lane:
         if left_out is not None:
             others = f" ({left_out} failures before it are left out)" if left_out else ""
             text = "\n".join(filter(None, (error.message, trace.rstrip())))
-            name, version, own_id = request.model, request.version, shortened(request.id)
-            log.error("model %s version %s, request id %r%s: %s", name, version, own_id, others, text)
+            name, version, fields = request.model, request.version, fields_of(request, error.code)
+            own_id = shortened(request.id or fields.get("request_id", ""))
+            fields |= {"backend": self.name, "left_out": left_out}
+            log.error("model %s version %s, request id %r%s: %s", name, version, own_id, others, text, extra={"fields": fields})
 
     # answering
 

@@ -45,6 +45,7 @@ from gateway.errors import (
     without_folders,
 )
 from gateway.process.console import step
+from gateway.tracing.tracer import Tracer
 from gateway.types import InferRequest
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,7 @@ class Repository:
         self.long_bodies = LongBodies(regions)
         self.metrics = metrics
         self.generation = 0
+        self.tracer: Tracer | None = None  # set before listeners are made, where requests are traced
         self._config = config
         self._opener = opener
         self._clock = clock

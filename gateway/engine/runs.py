@@ -21,6 +21,7 @@ from gateway.clock import Clock, Timer
 from gateway.engine.metrics import LaneMetrics
 from gateway.engine.runner import BatchRunner, Execution
 from gateway.errors import BackendFailed, Cancelled, GatewayError, InternalError
+from gateway.tracing.batches import batch_begun, batch_ended
 from gateway.types import InferRequest, InferResponse
 
 _AS_MANY_AS_CAN: Final = 1 << 30
@@ -113,6 +114,7 @@ class Runs:
         self._timer: Timer | None = None
         self._timer_at_ns = 0
         self._have_deadlines = False  # a request has come that brought its own
+        self._have_traces = False  # one has come that is traced
         self._overdue_timer: Timer | None = None
         self._overdue_at_ns = 0
 
@@ -128,6 +130,8 @@ class Runs:
         """A request waits: look at it once this tick of the loop is over."""
         if request.deadline_ns is not None:
             self._have_deadlines = True
+        if request.trace is not None:
+            self._have_traces = True
         if not self._step_due:
             self._call_soon(self.step)
             self._step_due = True
@@ -187,6 +191,8 @@ class Runs:
     def _start(self, batch: Batch, now_ns: int) -> None:
         self.running.add(batch)
         try:
+            if self._have_traces:
+                batch_begun(batch)
             self.runner.start(batch, self._ended, self._requests.part_made if self._spec.decoupled else None)
         except BaseException:
             log.exception("%s: a batch could not be started", self._name)
@@ -266,6 +272,8 @@ class Runs:
             observer.cancelled(batch, now_ns)
         elif observer is not None:
             observer.executed(batch, execution, now_ns, failed=failed)
+        if batch.trace is not None:
+            batch_ended(batch.trace, batch, self._name, execution.started_ns, execution.finished_ns, now_ns, error)
         if self._trace:
             trace_log.info(
                 "%s %s started_ms=%.3f computed_ms=%.3f returned_ms=%.3f error=%s",

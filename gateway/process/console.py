@@ -84,7 +84,9 @@ class _Stderr(logging.Handler):
 
 
 class _JsonLine(logging.Formatter):
-    """One object a line: time (UTC), level, logger, process, message, and the traceback as `exception` where there is one."""
+    """One object a line: time (UTC), level, logger, process, message, what the record has as `fields`, and the traceback as
+    `exception` where there is one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         said: dict[str, object] = {
@@ -94,6 +96,7 @@ class _JsonLine(logging.Formatter):
             "process": record.process,
             "message": record.getMessage(),
         }
+        said |= getattr(record, "fields", {})
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)
         return json.dumps(said)

@@ -8,6 +8,8 @@ from typing import Final, Protocol
 from gateway.turns import beside
 from gateway.wire.compression import choose_encoding, deflate
 from gateway.wire.http_errors import error_body
+from gateway.wire.request_ids import NAME as REQUEST_ID
+from gateway.wire.request_ids import request_id
 from gateway.wire.tensors import Buffer
 
 JSON: Final = b"application/json"
@@ -105,8 +107,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "arrival_ns", "body", "compress", "compressing", "connection", "fault", "head", "headers", "held_bytes", "http_1_0",
-        "keep_alive", "length", "method", "on_disconnect", "on_drained", "parts", "path", "pieces", "query",
+        "_request_id", "_told", "arrival_ns", "body", "compress", "compressing", "connection", "fault", "head", "headers",
+        "held_bytes", "http_1_0", "keep_alive", "length", "method", "on_disconnect", "on_drained", "parts", "path", "pieces",
+        "query",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +131,8 @@ class Exchange:
         self.body = body
         self.arrival_ns = 0
         self.compress = True
+        self._told = b""
+        self._request_id = b""
         self.on_disconnect: Callable[[], None] | None = None
         self.on_drained: Callable[[], None] | None = None
 
@@ -140,6 +145,13 @@ class Exchange:
         return self.head is not None or self.compressing
 
     @property
+    def request_id(self) -> bytes:
+        """By which it is known in its answer and in the log: the client's own, if that is fit for it."""
+        if not self._request_id:
+            self._request_id = request_id(self.headers.get(REQUEST_ID))
+        return self._request_id
+
+    @property
     def encoding(self) -> bytes:
         """How a long answer is compressed: gzip or deflate, by what the client accepts; b"" for not at all."""
         return choose_encoding(self.headers.get(b"accept-encoding", b"")) if self.compress else b""
@@ -149,6 +161,10 @@ class Exchange:
         """Whether a byte of what was written still waits here for the client."""
         pieces = self.pieces
         return self.connection is not None and pieces is not None and (bool(pieces.held) or self.connection.unsent > 0)
+
+    def tell(self, name: bytes, value: bytes) -> None:
+        """Give the answer a header, before it is begun."""
+        self._told += b"%b: %b\r\n" % (name, value)
 
     def respond(
         self, status: int, body: Buffer | Sequence[Buffer] = b"", content_type: bytes = JSON, headers: bytes = b""
@@ -177,8 +193,8 @@ class Exchange:
             else:
                 done(work)
             return
-        self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b" % (
-            status, REASONS.get(status, b""), content_type, length, headers,
+        self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nX-Request-Id: %b\r\n%b%b" % (
+            status, REASONS.get(status, b""), content_type, length, self.request_id, self._told, headers,
         )  # fmt: skip
         self.parts = parts
         self.length = length
@@ -200,7 +216,9 @@ class Exchange:
             return
         if self.answered or self.pieces is not None:
             raise RuntimeError(f"{self!r} was answered before")
-        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n%b" % (status, REASONS.get(status, b""), content_type, headers)
+        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nX-Request-Id: %b\r\n%b%b" % (
+            status, REASONS.get(status, b""), content_type, self.request_id, self._told, headers,
+        )  # fmt: skip
         self.pieces = Pieces(head, chunked=not self.http_1_0, head_alone=self.method == b"HEAD")
         self.pieces.held_behind = held_behind
 

@@ -16,6 +16,8 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 import backends
 from backends.base import (
     DEADLINE_NS,
+    TRACEPARENT,
+    TRACESTATE,
     ExecutionFailed,
     LoadFailed,
     Model,
@@ -33,13 +35,14 @@ X = np.array([[1, 2]], np.float32)
 
 
 class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """An echo of one input. calls: of ModelInfer, with the time that each client left for it."""
+    """An echo of one input. calls: of either kind, with the time that each client left for it, and its metadata."""
 
     def __init__(self) -> None:
         self.ready = True
         self.port = 0
         self.calls: list[service_pb2.ModelInferRequest] = []
         self.left_s: list[float] = []
+        self.metadata: list[dict[str, str]] = []
         self.before_answer: Callable[[], None] = lambda: None
         self.datatype = "FP32"
         self.raw: Callable[[bytes], bytes] = lambda given: given  # the bytes of an answer, by those of its input
@@ -67,6 +70,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelInfer(self, request: Any, context: Any) -> Any:
         self.calls.append(request)
         self.left_s.append(context.time_remaining())
+        self.metadata.append(dict(context.invocation_metadata()))
         self.before_answer()
         response = service_pb2.ModelInferResponse(model_name=request.model_name)
         response.outputs.add(name="Y", datatype=self.datatype, shape=request.inputs[0].shape)
@@ -77,6 +81,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         context.add_callback(self.hung_up.set)
         for request in requests:
             self.calls.append(request)
+            self.metadata.append(dict(context.invocation_metadata()))
             for part in self.parts:
                 self.before_part()
                 if not context.is_active():
@@ -151,6 +156,25 @@ def test_what_triton_takes_for_itself_is_kept_from_it(double: Double) -> None:
     session.run({"X": X}, {"priority": 1, "timeout": 9, "sequence_id": 4, "triton_x": 1, DEADLINE_NS: deadline_ns, "own": 2})
     session.close()
     assert list(double.calls[0].parameters) == ["own"]
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_server_is_told_of_the_trace_as_a_header_is(double: Double, decoupled: bool) -> None:
+    double.decoupled, double.parts = decoupled, [None]
+    session = load(double).open_session(0)
+    for told in ({TRACEPARENT: "00-a-b-01", TRACESTATE: "vendor=1"}, {TRACEPARENT: "00-a-c-01"}, {}):
+        if decoupled:
+            list(session.stream({"X": X}, told))  # type: ignore[attr-defined]  # of a decoupled model
+        else:
+            session.run({"X": X}, told)
+    session.close()
+    names = ("traceparent", "tracestate")
+    assert [[sent.get(name) for name in names] for sent in double.metadata] == [
+        ["00-a-b-01", "vendor=1"],
+        ["00-a-c-01", None],
+        [None, None],
+    ]
+    assert not any("gateway" in name for call in double.calls for name in call.parameters)
 
 
 @pytest.mark.parametrize(("deadline_s", "left_s"), [(None, 20.0), (5.0, 5.0), (60.0, 20.0)])

@@ -95,6 +95,7 @@ def config(
     ingress_replicas: int = 1,
     model: dict[str, Any] | None = None,
     embedded: dict[str, Any] | None = None,
+    tracing: dict[str, Any] | None = None,
     **backend: Any,
 ) -> Config:
     """A synthetic model `m` in replicas. port: of HTTP; gRPC gets a free one too if it is not 0. embedded: one more backend."""
@@ -106,6 +107,7 @@ def config(
             "drain_timeout_s": 10,
             "model_control": True,
         },
+        **({"tracing": tracing} if tracing else {}),
         "models": [
             {
                 "name": "m",

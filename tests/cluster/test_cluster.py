@@ -1,8 +1,10 @@
 """The gateway on a real Ray cluster: what it answers, and that nothing is lost when parts of it go."""
 
+import json
 import os
 import signal
 import time
+import urllib.request
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from ray.serve.schema import ServeDeploySchema
 from tests.cluster.conftest import LOOPBACK, Gateway, config, free_port, request, usual
 from tests.cluster.lives import Lives, told
 from tests.cluster.load import GrpcLoad, Load, infer_body
+from tests.tracing.collector import CLIENT, SERVER, collecting
 
 pytestmark = [
     pytest.mark.ray,
@@ -241,3 +244,31 @@ def test_a_killed_node_leaves_the_rest_working(cluster: Cluster) -> None:
         load.wait_for(200)
     assert set(load.outcomes) == {200}
     assert load.slowest_s < 5.0
+
+
+def test_a_trace_joins_a_client_to_the_session_in_a_replica(cluster: Cluster) -> None:
+    sent = {"grpc": "a" * 32, "rest": "b" * 32}
+    headers = {protocol: {"traceparent": f"00-{trace}-{'c' * 16}-01"} for protocol, trace in sent.items()}
+    with collecting("grpc") as collector:
+        tracing = {"endpoint": collector.url, "sample_ratio": 0.0}
+        gateway = Gateway(config(port=free_port(), tracing=tracing, isolation="process", sessions=1))
+        with triton.InferenceServerClient(f"127.0.0.1:{gateway.grpc_port}") as client:
+            tensor = triton.InferInput("INPUT0", [1, 16], "FP32")
+            tensor.set_data_from_numpy(np.array([ROW], np.float32))
+            client.infer("m", [tensor], headers=headers["grpc"])
+        url = f"http://127.0.0.1:{gateway.http_port}/v2/models/m/infer"
+        body = json.dumps(infer_body([ROW])).encode()
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers["rest"]), timeout=10) as answer:
+            assert answer.headers["traceresponse"].startswith(f"00-{sent['rest']}-")
+        (replica_pid,), (ingress_pid,) = gateway.pids(BACKEND), gateway.pids("ingress")
+        serve.delete("gateway")  # they send what they have
+        all_spans = collector.wait_for(lambda spans: len(spans) == 16)
+    for trace in sent.values():
+        spans = {span.name: span for span in all_spans if span.trace_id == trace}
+        (server,) = (span for span in spans.values() if span.parent_id == "c" * 16)
+        batch, replica, session = (spans[name] for name in ("batch", "replica", "compute"))
+        assert [batch.parent_id, replica.parent_id, session.parent_id] == [server.span_id, batch.span_id, replica.span_id]
+        assert (batch.kind, replica.kind) == (CLIENT, SERVER)
+        assert {spans[name].process for name in ("decode", "queue", "batch_wait", "encode")} == {ingress_pid}
+        assert (batch.process, replica.process, session.process) == (ingress_pid, replica_pid, replica_pid)
+        assert replica.start_ns <= session.start_ns <= session.end_ns <= replica.end_ns

@@ -143,7 +143,7 @@ def test_whatever_a_batch_meets_it_has_one_end_and_its_slot_comes_back(cluster: 
     answer = gateway.infer("m", [[value_of("raises")] * 16])
     assert answer == (500, {"error": "m:1/python: ValueError: a bad value"})
     until_s = time.monotonic() + PATIENCE_S
-    while not ("model m version 1, request id ''" in (text := logged()) and 'misbehaving.py", line ' in text):
+    while not ("model m version 1, request id '" in (text := logged()) and 'misbehaving.py", line ' in text):
         assert time.monotonic() < until_s
         time.sleep(0.05)
 

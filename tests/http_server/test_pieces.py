@@ -12,7 +12,9 @@ from gateway.wire.exchange import Exchange
 from tests.http_server.serving import Client, Holder, Served, get, post, serving
 
 EVENTS = b"text/event-stream"
-CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-A: b\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Request-Id: 7\r\nX-A: b\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
 LOOPS = pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
 MORE = 200_000  # bytes; a socket that nobody reads, its buffer small, does not take so many
 
@@ -44,7 +46,7 @@ def fill(served: Served, exchange: Exchange) -> int:
 def test_each_piece_leaves_as_a_chunk_when_it_is_there() -> None:
     holder = Holder()
     with serving(holder) as served, served.connect() as client:
-        client.send(get())
+        client.send(get("/x", "X-Request-Id: 7"))
         served.wait_for(lambda: len(holder.held) == 1)
         exchange = holder.held[0]
         served.call(lambda: exchange.begin(200, EVENTS, b"X-A: b\r\n"))

@@ -1,0 +1,76 @@
+"""What is noted of a batch with traced requests, where it is closed and where it is run."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from backends.base import TRACEPARENT, TRACESTATE
+from gateway.batching.batch import Batch
+from gateway.errors import GatewayError
+from gateway.tracing.context import read, within, write
+from gateway.types import BatchTrace, SpanContext, TraceEnded
+
+
+def batch_begun(batch: Batch) -> None:
+    """A batch is closed: note it with its traced requests, if there are any."""
+    traces = {part.request.trace: None for part in batch.parts if part.request.trace is not None}
+    if not traces:
+        return
+    links = tuple(trace.context for trace in traces)
+    first = next(iter(traces))
+    batch.trace = _noted(first.context, first.ended, "batch", batch.closed_ns, links)
+    for trace in traces:
+        trace.batches.append(batch.trace)
+
+
+def batch_ended(
+    trace: BatchTrace, batch: Batch, lane: str, started_ns: int, finished_ns: int, returned_ns: int, error: GatewayError | None
+) -> None:
+    """lane: "model:version/backend". started_ns, finished_ns: of its session. returned_ns: when its outputs were here."""
+    trace.attributes = {
+        "gateway.lane": lane,
+        "gateway.batch.requests": len(batch.parts),
+        "gateway.batch.rows": batch.rows,
+        "gateway.batch.padded_rows": batch.padded_rows,
+        "gateway.batch.reason": batch.reason,
+    }
+    _end(trace, started_ns, finished_ns, returned_ns, error)
+
+
+def handed_on(trace: BatchTrace) -> Mapping[str, str]:
+    """What tells a replica of the batch that it is to run: it has spans of its own."""
+    trace.kind = "client"
+    return _told(trace.context)
+
+
+def received(told: Mapping[str, str], ended: TraceEnded, now_ns: int) -> BatchTrace | None:
+    """What a replica notes of a batch that came. told: as `handed_on` has made it; None: it is no trace."""
+    found = read(told.get(TRACEPARENT, "").encode(), told.get(TRACESTATE, "").encode())
+    return _noted(found[0], ended, "replica", now_ns) if found is not None else None
+
+
+def run_ended(trace: BatchTrace, lane: str, started_ns: int, finished_ns: int, now_ns: int, error: GatewayError | None) -> None:
+    """Of a batch that was `received`."""
+    trace.attributes = {"gateway.lane": lane}
+    _end(trace, started_ns, finished_ns, now_ns, error)
+
+
+def _noted(
+    parent: SpanContext, ended: TraceEnded, name: str, closed_ns: int, links: tuple[SpanContext, ...] = ()
+) -> BatchTrace:
+    """links: none, where the parent is in another process."""
+    context = within(parent)
+    session = within(context)
+    kind: Literal["internal", "server"] = "internal" if links else "server"
+    return BatchTrace(context, parent.span_id, session, _told(session), ended, name, closed_ns, links, kind)
+
+
+def _end(trace: BatchTrace, started_ns: int, finished_ns: int, returned_ns: int, error: GatewayError | None) -> None:
+    trace.started_ns, trace.finished_ns, trace.returned_ns = started_ns, finished_ns, returned_ns
+    trace.error = error.code.value if error is not None else ""
+    trace.ended(trace)
+
+
+def _told(context: SpanContext) -> dict[str, str]:
+    """By the names under which sessions find it among their parameters."""
+    told = {TRACEPARENT: write(context)}
+    return told | {TRACESTATE: context.state} if context.state else told

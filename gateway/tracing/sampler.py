@@ -1,0 +1,67 @@
+"""Which requests are traced: decided when they come, by who sent them or by chance (head sampling)."""
+
+import math
+import random
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from gateway.tracing.context import TRACEPARENT, TRACERESPONSE, TRACESTATE, begun, read, within, write
+from gateway.types import BatchTrace, Caller, RequestTrace, SpanContext
+
+_chance: Final = random.Random().random  # not of the one that a model may seed
+
+
+class Sampler:
+    """Begins the traces of one process. On the event loop's thread."""
+
+    def __init__(
+        self,
+        ratio: float,
+        ended: Callable[[RequestTrace | BatchTrace], None],
+        *,
+        parent_based: bool = True,
+        chance: Callable[[], float] = _chance,
+    ) -> None:
+        """ratio: of the requests of which no caller has decided, that are traced. ended: takes what is to be sent.
+
+        parent_based: whether a caller may decide; if not, of its traces as many are gone on with. chance: from 0 to below 1.
+        """
+        self._ratio = ratio
+        self._ended = ended
+        self._parent_based = parent_based
+        self._chance = chance
+        # So many requests come before the next that is traced: one number drawn for each of those, not for each request.
+        self._others = self._gap()
+
+    def begin(self, caller: Caller) -> RequestTrace | None:
+        """The trace of a request that has come; None: it has none, which costs as little as can be."""
+        headers = caller.headers
+        if TRACEPARENT in headers:
+            found = read(headers[TRACEPARENT], headers.get(TRACESTATE, b""))
+            if found is not None:
+                parent, sampled = found
+                if not (sampled if self._parent_based else self._takes(parent)):
+                    return None
+                return self._begun(caller, within(parent), parent.span_id)
+        if self._others:
+            self._others -= 1
+            return None
+        self._others = self._gap()
+        return self._begun(caller, begun(), "")
+
+    def _begun(self, caller: Caller, context: SpanContext, parent_id: str) -> RequestTrace:
+        caller.tell(TRACERESPONSE, write(context).encode())
+        return RequestTrace(context, parent_id, self._ended)
+
+    def _takes(self, parent: SpanContext) -> bool:
+        """By the trace's id, as all do who sample by ratio: of one trace they decide the same."""
+        return int(parent.trace_id[16:], 16) < self._ratio * (1 << 64)
+
+    def _gap(self) -> int:
+        """How many requests are left out before the next: geometrically distributed, as if each were decided by itself."""
+        if self._ratio >= 1:
+            return 0
+        if self._ratio <= 0:
+            return sys.maxsize
+        return min(sys.maxsize, int(math.log(1.0 - self._chance()) / math.log1p(-self._ratio)))

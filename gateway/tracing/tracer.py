@@ -1,0 +1,27 @@
+"""What traces the requests of one process."""
+
+from collections.abc import Mapping
+
+from gateway.config import Tracing
+from gateway.tracing.exporter import Exporter
+from gateway.tracing.sampler import Sampler
+from gateway.tracing.settings import settings
+
+
+class Tracer:
+    """Life: made -> begin … -> close. But for `close`, on the event loop's thread."""
+
+    def __init__(self, sampler: Sampler, exporter: Exporter) -> None:
+        self.begin = sampler.begin
+        self.ended = exporter.put
+        self.exporter = exporter
+        self.close = exporter.close
+
+
+def open_tracer(tracing: Tracing | None, environ: Mapping[str, str]) -> Tracer | None:
+    """None: nothing is traced, and nothing of OpenTelemetry imported. Raises: ConfigError."""
+    found = settings(tracing, environ)
+    if found is None:
+        return None
+    exporter = Exporter(found)
+    return Tracer(Sampler(found.ratio, exporter.put, parent_based=found.parent_based), exporter)

@@ -1,0 +1,23 @@
+"""The id by which a client and the log speak of one request: the header `x-request-id`, over HTTP as over gRPC.
+
+The client's own is kept, if it can stand in a header and a log as it is. Else one is made when it is asked for: some digits
+that no other process has, and a number.
+"""
+
+import itertools
+import os
+import re
+from typing import Final
+
+NAME: Final = b"x-request-id"
+
+_SANE: Final = re.compile(rb"[!-~]{1,128}")
+_PROCESS: Final = os.urandom(5).hex().encode()
+_numbers: Final = itertools.count(1)
+
+
+def request_id(given: bytes | None) -> bytes:
+    """given: by the client; None: it gave none. Another call makes another one."""
+    if given is not None and _SANE.fullmatch(given) is not None:
+        return given
+    return b"%b-%x" % (_PROCESS, next(_numbers))

@@ -1,0 +1,165 @@
+"""Collectors that hang, refuse, answer errors or are slow: bounded memory, nobody waits, and the end comes in time."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import pytest
+
+import gateway
+from gateway.errors import ConfigError
+from gateway.tracing.exporter import Exporter
+from gateway.tracing.settings import Settings
+from gateway.tracing.spans import span_count
+from gateway.types import RequestTrace, SpanContext
+from tests.tracing.collector import collecting
+from tests.tracing.test_traces import body, config
+
+pytestmark = pytest.mark.slow
+
+Protocol = Literal["grpc", "http"]
+TRACE = SpanContext("0af7651916cd43dd8448eb211c80319c", "1" * 16)
+QUEUED, SENT = 80, 12
+MANY = 2000
+
+
+@pytest.fixture(params=["grpc", "http"])
+def protocol(request: pytest.FixtureRequest) -> Protocol:
+    return request.param  # type: ignore[no-any-return]  # one of these
+
+
+@pytest.fixture(autouse=True)
+def timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+
+
+def settings(protocol: Protocol, endpoint: str) -> Settings:
+    return Settings(1.0, True, protocol, endpoint, QUEUED, SENT, 0.02)
+
+
+def trace() -> RequestTrace:
+    """Of four spans."""
+    times = {"arrival_ns": 1, "decoded_ns": 2, "encoding_ns": 3, "ended_ns": 4}
+    return RequestTrace(TRACE, "", lambda _: None, operation="op", **times)
+
+
+EACH = span_count(trace())
+
+
+@contextmanager
+def exporting(protocol: Protocol, endpoint: str) -> Iterator[Exporter]:
+    exporter = Exporter(settings(protocol, endpoint))
+    try:
+        yield exporter
+    finally:
+        exporter.close(0.0)
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """The address of a port that nobody listens on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def counts(exporter: Exporter) -> int:
+    return exporter.exported + exporter.failed + exporter.dropped
+
+
+def until(condition: Any) -> None:
+    end_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def test_a_collector_that_hangs_costs_a_queue_and_holds_up_nobody(protocol: Protocol, caplog: pytest.LogCaptureFixture) -> None:
+    hangs = threading.Event()
+    with collecting(protocol) as collector, exporting(protocol, collector.url) as exporter:
+        collector.answer = lambda: 503 if hangs.wait(10) else 200
+        exporter.put(trace())
+        until(lambda: collector.metadata)  # it has the first, and hangs
+        began_s = time.monotonic()
+        for _ in range(MANY):
+            exporter.put(trace())
+        assert time.monotonic() - began_s < 1.0  # a microsecond each, where a call takes a second
+        assert exporter.dropped >= MANY * EACH - QUEUED
+        closing_s = time.monotonic()
+        exporter.close(0.2)
+        assert time.monotonic() - closing_s < 2.0
+        hangs.set()
+    assert counts(exporter) >= MANY * EACH - SENT
+    assert "spans are given up at the end" in told(caplog)[-1]
+
+
+def test_a_collector_that_is_not_there_is_told_of_once(protocol: Protocol, caplog: pytest.LogCaptureFixture) -> None:
+    with refusing() as url, exporting(protocol, url) as exporter:
+        for _ in range(SENT):
+            exporter.put(trace())
+        until(lambda: exporter.failed)
+        exporter.close(5.0)
+    assert counts(exporter) == SENT * EACH
+    assert exporter.exported == 0
+    lost = [line for line in told(caplog) if "are lost" in line]
+    assert len(lost) == 1
+    assert url in lost[0]
+    assert "no reason given" not in lost[0]
+
+
+def test_what_a_collector_refuses_is_lost_and_the_next_is_tried(protocol: Protocol, caplog: pytest.LogCaptureFixture) -> None:
+    with collecting(protocol) as collector, exporting(protocol, collector.url) as exporter:
+        collector.answer = lambda: 503
+        exporter.put(trace())
+        until(lambda: exporter.failed)
+        collector.answer = lambda: 200
+        exporter.put(trace())
+        until(lambda: exporter.exported)
+        assert (exporter.exported, exporter.failed, exporter.dropped) == (EACH, EACH, 0)
+    assert len(told(caplog)) == 1
+
+
+def test_a_slow_collector_gets_what_waited_at_the_end(protocol: Protocol) -> None:
+    with collecting(protocol) as collector, exporting(protocol, collector.url) as exporter:
+        collector.answer = lambda: time.sleep(0.05) or 200
+        for _ in range(QUEUED // EACH):
+            exporter.put(trace())
+        exporter.close(5.0)
+        assert (len(collector.spans), exporter.exported, exporter.dropped) == (QUEUED, QUEUED, 0)
+        exporter.put(trace())  # after the end
+        assert exporter.dropped == EACH
+
+
+def test_requests_are_answered_while_the_collector_hangs(protocol: Protocol) -> None:
+    hangs = threading.Event()
+    with collecting(protocol) as collector:
+        collector.answer = lambda: 503 if hangs.wait(10) else 200
+        with gateway.TestClient(config(collector, sample_ratio=1)) as client:
+            answers = [client.post("/v2/models/echo/infer", json=body()) for _ in range(100)]
+            assert {answer.status_code for answer in answers} == {200}
+            until(lambda: collector.metadata)
+            assert client.post("/v2/models/echo/infer", json=body()).status_code == 200
+            closing_s = time.monotonic()
+        assert time.monotonic() - closing_s < 8.0  # two seconds for what waits, and the models
+        hangs.set()
+
+
+def test_what_the_exporter_cannot_read_of_the_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "zip")
+    with pytest.raises(ConfigError, match=r"tracing: the exporter by grpc cannot be made: .*zip"):
+        Exporter(settings("grpc", "http://127.0.0.1:1"))
+
+
+def test_the_service_is_as_the_environment_names_it(protocol: Protocol, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
+    with collecting(protocol) as collector, exporting(protocol, collector.url) as exporter:
+        exporter.put(trace())
+        assert collector.wait_for(lambda spans: spans)[0].service == "shop"

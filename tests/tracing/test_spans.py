@@ -1,0 +1,103 @@
+"""From what was noted of requests and batches to spans: pure."""
+
+from itertools import count
+from typing import Any
+
+from gateway.tracing.spans import Span, span_count, spans_of
+from gateway.types import BatchTrace, RequestTrace, SpanContext
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+OWN = SpanContext(TRACE, "1" * 16)
+OTHER = SpanContext("f" * 32, "2" * 16)
+
+
+def request(*batches: BatchTrace, **more: Any) -> RequestTrace:
+    """Read at 100, decoded at 110, its outcome known at 900, answered at 950."""
+    given = {"operation": "op", "arrival_ns": 100, "decoded_ns": 110, "encoding_ns": 900, "ended_ns": 950} | more
+    return RequestTrace(OWN, "", lambda _: None, list(batches), **given)
+
+
+def batch(at_ns: int, of: SpanContext = OTHER, **more: Any) -> BatchTrace:
+    """Closed at a time, its session 10 later and for 100, back 5 after that. of: the first request in it."""
+    own, session = SpanContext(of.trace_id, f"{at_ns:016x}"), SpanContext(of.trace_id, "5" * 16)
+    times = {"started_ns": at_ns + 10, "finished_ns": at_ns + 110, "returned_ns": at_ns + 115} | more
+    return BatchTrace(own, of.span_id, session, {}, lambda _: None, "batch", at_ns, (of, OWN), **times)
+
+
+def stages(trace: RequestTrace) -> list[tuple[str, int, int]]:
+    first, *rest = made(trace)
+    assert (first.name, first.kind) == ("op", "server")
+    assert {span.parent_id for span in rest} <= {OWN.span_id}
+    return [(span.name, span.start_ns, span.end_ns) for span in rest]
+
+
+def made(trace: RequestTrace | BatchTrace) -> list[Span]:
+    numbers = count(1)
+    spans = spans_of(trace, lambda: f"{next(numbers):016x}")
+    assert len(spans) <= span_count(trace)
+    return spans
+
+
+def test_a_request_passes_its_stations() -> None:
+    assert stages(request(batch(200))) == [
+        ("decode", 100, 110),
+        ("queue", 110, 200),
+        ("batch_wait", 200, 210),
+        ("compute", 210, 310),
+        ("encode", 900, 950),
+    ]
+
+
+def test_one_that_ran_twice_waited_twice() -> None:
+    assert stages(request(batch(200, error="backend_failed"), batch(400)))[1:-1] == [
+        ("queue", 110, 200),
+        ("batch_wait", 200, 210),
+        ("compute", 210, 310),
+        ("queue", 315, 400),
+        ("batch_wait", 400, 410),
+        ("compute", 410, 510),
+    ]
+
+
+def test_one_that_was_split_was_in_several_batches_at_once() -> None:
+    names = [name for name, _, _ in stages(request(batch(200), batch(205)))]
+    assert names == ["decode", "queue", "batch_wait", "compute", "batch_wait", "compute", "encode"]
+
+
+def test_one_that_was_shed_waited_until_then() -> None:
+    assert stages(request(error="overloaded")) == [("decode", 100, 110), ("queue", 110, 900)]
+
+
+def test_one_that_could_not_be_read_has_no_other_station() -> None:
+    assert stages(request(decoded_ns=0, error="invalid_argument")) == [("decode", 100, 900)]
+
+
+def test_one_whose_deadline_passed_while_it_ran_shows_how_far_it_came() -> None:
+    running = batch(200, started_ns=0, finished_ns=0, returned_ns=0)
+    assert stages(request(running, error="deadline_exceeded")) == [("decode", 100, 110), ("queue", 110, 200)]
+
+
+def test_what_is_the_clients_fault_is_no_fault_of_the_servers() -> None:
+    theirs, ours = (made(request(error=code))[0] for code in ("invalid_argument", "overloaded"))
+    assert (theirs.failed, theirs.attributes) == (False, {"error.type": "invalid_argument"})
+    assert (ours.failed, ours.attributes) == (True, {"error.type": "overloaded"})
+
+
+def test_a_batch_stands_in_the_trace_of_its_first_request_and_holds_what_its_session_did() -> None:
+    of_own = batch(200, of=OWN)
+    assert [name for name, _, _ in stages(request(of_own))] == ["decode", "queue", "batch_wait", "encode"]
+    whole, session = made(of_own)
+    assert (whole.parent_id, whole.start_ns, whole.end_ns, whole.links) == (OWN.span_id, 200, 315, (OWN, OWN))
+    assert (session.name, session.start_ns, session.end_ns, session.parent_id) == ("compute", 210, 310, whole.context.span_id)
+
+
+def test_others_in_a_batch_are_linked_to_it() -> None:
+    shared = batch(200)
+    links = {span.name: span.links for span in made(request(shared))}
+    assert links.pop("compute") == (shared.context,)
+    assert set(links.values()) == {()}
+
+
+def test_what_another_process_tells_of_itself_is_not_told_twice() -> None:
+    (alone,) = made(batch(200, kind="client"))
+    assert alone.kind == "client"

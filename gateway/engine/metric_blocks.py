@@ -111,6 +111,7 @@ FIELDS: Final[Mapping[str, tuple[Field, ...]]] = {
         Field("gateway_process_resident_memory_bytes"),
         Field("gateway_process_start_time_seconds"),
         Field("gateway_loop_lag_seconds"),
+        Field("gateway_trace_spans_total", ("result",)),
     ),
     "node": (
         Field("gateway_info", ("version", "python", "ray", "instance_type")),

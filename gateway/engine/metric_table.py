@@ -125,6 +125,8 @@ TABLE: Final = (
            "When the youngest of them started, since 1970", "max"),
     Metric("gateway_loop_lag_seconds", "histogram", "seconds", _ROLE, "process",
            "How much later than asked the event loop called back, once a second"),
+    Metric("gateway_trace_spans_total", "counter", "", (*_ROLE, "result"), "process",
+           "Spans of traces: exported; dropped: the queue had no room; failed: the collector did not take them"),
 )  # fmt: skip
 
 BY_NAME: Final = {metric.name: metric for metric in TABLE}

@@ -173,6 +173,10 @@ class Metrics:
         """readiness: gives name, version, and whether it serves, of each model; asked at each scrape."""
         self._readiness = readiness
 
+    def watch_spans(self, spans: Callable[[], Mapping[str, int]]) -> None:
+        """spans: gives how many there were, by result; asked at each scrape."""
+        self._process.spans = spans
+
     # telling
 
     def flush(self) -> None:
@@ -756,6 +760,7 @@ class _Process:
         self._session_pids = session_pids
         self._lag = [0] * (len(_LAG_NS) + 1)
         self._lag_ns = 0
+        self.spans: Callable[[], Mapping[str, int]] = dict  # of traces
 
     def lagged(self, lag_ns: int) -> None:
         self._lag[bisect_left(_LAG_NS, lag_ns)] += 1
@@ -763,13 +768,14 @@ class _Process:
 
     def states(self, now_ns: int) -> Iterator[tuple[Key, State]]:
         lag = [*self._lag, self._lag_ns]
-        yield self._key, [1, time.process_time_ns(), own_memory_bytes(), self._started_s, lag]
+        spans = dict(self.spans()) or None
+        yield self._key, [1, time.process_time_ns(), own_memory_bytes(), self._started_s, lag, spans]
         pids = list(self._session_pids())
         ended_ns = ended_children_cpu_ns()
         if pids or ended_ns:
             used = used_by(pids)
             cpu_ns = ended_ns + sum(one.cpu_ns for one in used)
-            yield Key("process", ("session",)), [len(used), cpu_ns, sum(one.memory_bytes for one in used), None, None]
+            yield Key("process", ("session",)), [len(used), cpu_ns, sum(one.memory_bytes for one in used), None, None, None]
 
 
 # With `metrics: off`: nothing is counted, and nothing costs more than the call.

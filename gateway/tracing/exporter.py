@@ -59,7 +59,7 @@ class Exporter:
         """Imports the SDK: some 0.3 s. Raises: ConfigError."""
         self.exported = self.dropped = self.failed = 0
         self._settings = settings
-        self._spans = _Spans()
+        self._made = _Spans()
         self._exporter = _exporter(settings)
         self._queue: deque[RequestTrace | BatchTrace] = deque()
         self._put = self._taken = 0  # spans; each is counted by one thread alone
@@ -84,6 +84,10 @@ class Exporter:
         self._queue.append(trace)
         if waiting >= self._settings.sent_spans and not self._due.is_set():
             self._due.set()
+
+    def spans(self) -> dict[str, int]:
+        """How many there were, by what became of them."""
+        return {"exported": self.exported, "dropped": self.dropped, "failed": self.failed}
 
     def close(self, timeout_s: float) -> None:
         """Send what waits, but give it up when the time is over. Blocks as long. A second call does nothing."""
@@ -125,7 +129,7 @@ class Exporter:
                 spans += spans_of(trace, span_id)
             self._sending = len(spans)
             try:
-                taken = self._spans.send(self._exporter, spans)
+                taken = self._made.send(self._exporter, spans)
             except Exception as exc:  # whatever it is, the next ones may go well
                 self._reason.text = f"{type(exc).__name__}: {exc}"
                 taken = False

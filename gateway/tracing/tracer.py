@@ -14,8 +14,8 @@ class Tracer:
     def __init__(self, sampler: Sampler, exporter: Exporter) -> None:
         self.begin = sampler.begin
         self.ended = exporter.put
-        self.exporter = exporter
         self.close = exporter.close
+        self.spans = exporter.spans
 
 
 def open_tracer(tracing: Tracing | None, environ: Mapping[str, str]) -> Tracer | None:

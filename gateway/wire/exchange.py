@@ -8,8 +8,8 @@ from typing import Final, Protocol
 from gateway.turns import beside
 from gateway.wire.compression import choose_encoding, deflate
 from gateway.wire.http_errors import error_body
+from gateway.wire.request_ids import MADE, numbers, request_id
 from gateway.wire.request_ids import NAME as REQUEST_ID
-from gateway.wire.request_ids import request_id
 from gateway.wire.tensors import Buffer
 
 JSON: Final = b"application/json"
@@ -23,6 +23,8 @@ _ONE_BUFFER: Final = (bytes, bytearray, memoryview)
 _DEFLATE_FROM_BYTES: Final = 1 << 10  # below it, the time costs more than the bytes
 _DEFLATE_INLINE_BYTES: Final = 16 << 10
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+_ID: Final = b"X-Request-Id: "
+_MADE_ID: Final = _ID + MADE + b"\r\n"
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ class Exchange:
     """
 
     __slots__ = (
-        "_request_id", "_told", "arrival_ns", "body", "compress", "compressing", "connection", "fault", "head", "headers",
+        "_own", "arrival_ns", "body", "compress", "compressing", "connection", "fault", "head", "headers",
         "held_bytes", "http_1_0", "keep_alive", "length", "method", "on_disconnect", "on_drained", "parts", "path", "pieces",
         "query",
     )  # fmt: skip
@@ -131,8 +133,7 @@ class Exchange:
         self.body = body
         self.arrival_ns = 0
         self.compress = True
-        self._told = b""
-        self._request_id = b""
+        self._own = b""  # headers of the answer, as lines, of which the first is its id; empty: not yet made
         self.on_disconnect: Callable[[], None] | None = None
         self.on_drained: Callable[[], None] | None = None
 
@@ -147,9 +148,8 @@ class Exchange:
     @property
     def request_id(self) -> bytes:
         """By which it is known in its answer and in the log: the client's own, if that is fit for it."""
-        if not self._request_id:
-            self._request_id = request_id(self.headers.get(REQUEST_ID))
-        return self._request_id
+        own = self._own_headers()
+        return own[len(_ID) : own.index(b"\r")]
 
     @property
     def encoding(self) -> bytes:
@@ -162,9 +162,15 @@ class Exchange:
         pieces = self.pieces
         return self.connection is not None and pieces is not None and (bool(pieces.held) or self.connection.unsent > 0)
 
+    def _own_headers(self) -> bytes:
+        if not self._own:
+            given = self.headers.get(REQUEST_ID)
+            self._own = _MADE_ID % next(numbers) if given is None else _ID + request_id(given) + b"\r\n"
+        return self._own
+
     def tell(self, name: bytes, value: bytes) -> None:
         """Give the answer a header, before it is begun."""
-        self._told += b"%b: %b\r\n" % (name, value)
+        self._own = self._own_headers() + b"%b: %b\r\n" % (name, value)
 
     def respond(
         self, status: int, body: Buffer | Sequence[Buffer] = b"", content_type: bytes = JSON, headers: bytes = b""
@@ -193,8 +199,8 @@ class Exchange:
             else:
                 done(work)
             return
-        self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nX-Request-Id: %b\r\n%b%b" % (
-            status, REASONS.get(status, b""), content_type, length, self.request_id, self._told, headers,
+        self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b" % (
+            status, REASONS.get(status, b""), content_type, length, self._own_headers(), headers,
         )  # fmt: skip
         self.parts = parts
         self.length = length
@@ -216,8 +222,8 @@ class Exchange:
             return
         if self.answered or self.pieces is not None:
             raise RuntimeError(f"{self!r} was answered before")
-        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nX-Request-Id: %b\r\n%b%b" % (
-            status, REASONS.get(status, b""), content_type, self.request_id, self._told, headers,
+        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n%b%b" % (
+            status, REASONS.get(status, b""), content_type, self._own_headers(), headers,
         )  # fmt: skip
         self.pieces = Pieces(head, chunked=not self.http_1_0, head_alone=self.method == b"HEAD")
         self.pieces.held_behind = held_behind

@@ -11,13 +11,15 @@ from typing import Final
 
 NAME: Final = b"x-request-id"
 
+MADE: Final = os.urandom(5).hex().encode() + b"-%x"
+"""What one that is made looks like: to be formatted with the next of the `numbers`."""
+numbers: Final = itertools.count(1)
+
 _SANE: Final = re.compile(rb"[!-~]{1,128}")
-_PROCESS: Final = os.urandom(5).hex().encode()
-_numbers: Final = itertools.count(1)
 
 
 def request_id(given: bytes | None) -> bytes:
     """given: by the client; None: it gave none. Another call makes another one."""
     if given is not None and _SANE.fullmatch(given) is not None:
         return given
-    return b"%b-%x" % (_PROCESS, next(_numbers))
+    return MADE % next(numbers)

@@ -1,6 +1,7 @@
 """Collectors that hang, refuse, answer errors or are slow: bounded memory, nobody waits, and the end comes in time."""
 
 import logging
+import re
 import socket
 import threading
 import time
@@ -138,15 +139,17 @@ def test_a_slow_collector_gets_what_waited_at_the_end(protocol: Protocol) -> Non
         assert exporter.dropped == EACH
 
 
-def test_requests_are_answered_while_the_collector_hangs(protocol: Protocol) -> None:
+def test_requests_are_answered_while_the_collector_hangs(protocol: Protocol, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", str(QUEUED))
     hangs = threading.Event()
     with collecting(protocol) as collector:
         collector.answer = lambda: 503 if hangs.wait(10) else 200
         with gateway.TestClient(config(collector, sample_ratio=1)) as client:
-            answers = [client.post("/v2/models/echo/infer", json=body()) for _ in range(100)]
+            answers = [client.post("/v2/models/echo/infer", json=body()) for _ in range(100)]  # of 7 spans each
             assert {answer.status_code for answer in answers} == {200}
             until(lambda: collector.metadata)
             assert client.post("/v2/models/echo/infer", json=body()).status_code == 200
+            assert re.search(r'gateway_trace_spans_total\{.*result="dropped".*\} [1-9]', client.get("/metrics").text)
             closing_s = time.monotonic()
         assert time.monotonic() - closing_s < 8.0  # two seconds for what waits, and the models
         hangs.set()

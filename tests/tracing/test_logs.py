@@ -24,6 +24,8 @@ def test_a_failed_request_is_one_line_that_has_its_id(client: gateway.TestClient
     for number, (method, path, sent) in enumerate(asked):
         client.request(method, path, json=sent | {"id": f"v2-{number}"}, headers={"X-Request-Id": f"x-{number}"})
     lines = said(caplog.records)
+    made = client.post(INFER, json={"inputs": []}).headers["x-request-id"]
+    assert said(caplog.records)[-1]["request_id"] == made
     assert [(line["request_id"], line["code"], line["level"]) for line in lines] == [
         ("x-0", "backend_failed", "ERROR"),
         ("x-1", "invalid_argument", "INFO"),

@@ -266,17 +266,17 @@ class InferStream:
                 break
             data, size = self._waiting
             reserved = len(data) if len(data) + 5 != size else 0  # when it was inflated
-            if not reserved and len(data) > _LONG_MESSAGE:
-                if not call.stream.reserve(len(data), self.drained):
-                    break
+            long = not reserved and len(data) > _LONG_MESSAGE
+            if long and not call.stream.reserve(len(data), self.drained):
+                break
+            self._waiting = None
+            call.stream.credit(size)
+            if long:
                 reserved = len(data)
                 if not call.stream.settle(reserved, reserved):
-                    self._waiting = None
                     call.stream.give_back(reserved)
                     call.crowded()
                     continue
-            self._waiting = None
-            call.stream.credit(size)
             inference = _Turn(self._endpoints, call, data, self.drained)
             inference.reserved = reserved
             running.append(inference)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.errors import Code, GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.generate import GenerateCodec
-from gateway.protocols.rest import ReadRegion, RestCodec, header_length
+from gateway.protocols.rest import ReadRegion, RestCodec, Slices, header_length
 from gateway.protocols.tensors import LONG_JSON_BYTES, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange
@@ -33,7 +33,7 @@ class AskedModel(Protocol):
         """Empty: the highest that is ready."""
 
 
-class RestInference(Inference[RestCodec, tuple[list[Buffer] | Iterator[bytes], int | None]]):
+class RestInference(Inference[RestCodec, tuple[list[Buffer] | Slices, int | None]]):
     """An inference that an exchange asks for."""
 
     operation = "POST /v2/models/{model}/infer"
@@ -67,7 +67,7 @@ class RestInference(Inference[RestCodec, tuple[list[Buffer] | Iterator[bytes], i
             decode = partial(codec.at_leisure().decode, body, header_bytes, exchange.arrival_ns)
             return self._endpoints.repository.long_bodies.on_thread(lambda regions: decode(regions.read), self.decoded)
 
-    def answer(self, reply: tuple[list[Buffer] | Iterator[bytes], int | None]) -> None:
+    def answer(self, reply: tuple[list[Buffer] | Slices, int | None]) -> None:
         parts, json_bytes = reply
         exchange = self._exchange
         exchange.on_disconnect = None
@@ -75,7 +75,7 @@ class RestInference(Inference[RestCodec, tuple[list[Buffer] | Iterator[bytes], i
             if exchange.encoding:
                 self._respond_whole(parts)
             else:
-                _Slices(exchange, parts).write()
+                _SliceWriter(exchange, parts).write()
             return
         if json_bytes is None:
             exchange.respond(200, parts)
@@ -86,7 +86,7 @@ class RestInference(Inference[RestCodec, tuple[list[Buffer] | Iterator[bytes], i
         self._exchange.on_disconnect = None
         respond_error(self._exchange, error)
 
-    def _respond_whole(self, slices: Iterator[bytes]) -> None:
+    def _respond_whole(self, slices: Slices) -> None:
         """Answer with all slices at once, as they are to be compressed."""
         exchange = self._exchange
 
@@ -100,13 +100,13 @@ class RestInference(Inference[RestCodec, tuple[list[Buffer] | Iterator[bytes], i
         exchange.on_disconnect = self._endpoints.repository.long_bodies.on_thread(lambda regions: list(slices), made)
 
 
-class _Slices:
+class _SliceWriter:
     """Writes a long answer slice by slice, each when the one before has left: it holds neither the loop nor memory for all."""
 
-    def __init__(self, exchange: Exchange, slices: Iterator[bytes]) -> None:
+    def __init__(self, exchange: Exchange, slices: Slices) -> None:
         self._exchange = exchange
-        self._slices = slices
-        exchange.begin(200, JSON)
+        self._slices: Iterator[bytes] = iter(slices)
+        exchange.begin(200, JSON, held_behind=slices.held_bytes)
         exchange.on_drained = self.write
         exchange.on_disconnect = self._leave
 

@@ -283,7 +283,7 @@ class RestCodec:
 
     def encode(
         self, request: InferRequest, response: InferResponse, write_region: WriteRegion
-    ) -> tuple[list[Buffer] | Iterator[bytes], int | None]:
+    ) -> "tuple[list[Buffer] | Slices, int | None]":
         """Write an answer. Returns: the body's parts, and the length of its JSON if tensors follow it, else None.
 
         Parts are views on the response's tensors; those of long JSON are made as they are asked for. Raises: InvalidArgument
@@ -325,13 +325,27 @@ class RestCodec:
             head += b',"parameters":' + orjson.dumps(response.parameters)
         binary = tail or (asked is not None and any(output.binary and output.region is None for output in asked.values()))
         if long and not binary:
-            return _sliced(head, entries, long), None
+            return Slices(_sliced(head, entries, long), sum(array.nbytes for array in long.values())), None
         if long and self._in_haste:
             raise TakesLong
         for index, array in long.items():
             entries[index] += numbers_to_json(array) + b"}"
         text = b'%b,"outputs":[%b]}' % (head, entries[0] if len(entries) == 1 else b",".join(entries))
         return ([text, *tail], len(text)) if binary else ([text], None)
+
+
+class Slices:
+    """The text of a long answer, a slice at a time. held_bytes: of the tensors that it is made of."""
+
+    def __init__(self, slices: Iterator[bytes], held_bytes: int) -> None:
+        self._slices = slices
+        self.held_bytes = held_bytes
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._slices
+
+    def __next__(self) -> bytes:
+        return next(self._slices)
 
 
 def _sliced(head: bytes, entries: list[bytes], long: Mapping[int, np.ndarray]) -> Iterator[bytes]:

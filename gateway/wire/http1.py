@@ -21,11 +21,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.config import Limits
 from gateway.wire.coding import inflate_body, is_coded
-from gateway.wire.exchange import Exchange, Handler, Pieces, Result, Run
+from gateway.wire.exchange import Exchange, Handler, Pieces, Run
+from gateway.wire.http1_bounds import BoundedHttp1Connection, Outlet
 from gateway.wire.http_errors import error_body
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, Memory
 from gateway.wire.requests import BODY, DEAF, FILLING, HEAD, IDLE, PHASES, RequestReader
@@ -39,52 +40,15 @@ _AGAIN: Final = b"Retry-After: 1\r\n"
 log = logging.getLogger(__name__)
 
 
-class Outlet(Protocol):
-    """Where a connection's bytes go, and what it asks of who owns the socket."""
-
-    @property
-    def unsent(self) -> int:
-        """Bytes that were written and wait for the client."""
-
-    def write(self, parts: list[Buffer]) -> None:
-        """Send bytes; the buffers do not change any more."""
-
-    def tell_of_every_byte(self, wanted: bool) -> None:
-        """Call `resume_writing` each time that nothing waits for the client any more; or only behind much that did."""
-
-    def pause_reading(self) -> None:
-        """Give no more bytes until `resume_reading`."""
-
-    def resume_reading(self) -> None:
-        """Give bytes again."""
-
-    def call_again(self) -> None:
-        """Call `go_on` soon, once others had their turn."""
-
-    def end(self) -> None:
-        """Nothing more is written: let the client read its answers, then close."""
-
-    def close(self) -> None:
-        """Close once what was written has left."""
-
-    def abort(self) -> None:
-        """Close at once, whatever waits to be sent."""
-
-    def run(self, work: Result, done: Callable[[Result], None]) -> None:
-        """Do work that takes long where it holds nobody up, then call done with what gives its result or raises."""
-
-
-class Http1Connection:
+class Http1Connection(BoundedHttp1Connection):
     """One connection: see the module's theory of operation.
 
     draining: set when the server is to end: the last answer closes the connection. last_arrival_ns: of a request, by `clock`.
-    held_bytes: of the requests that the handler has, and of answers that wait for their turn.
     """
 
     __slots__ = (
-        "_account", "_answered_requests", "_backlog", "_called", "_clock", "_congested", "_continue_due", "_exchanges",
-        "_gathering", "_handler", "_large_bytes", "_limits", "_outlet", "_reading", "_turn_began_ns", "_unread", "draining",
-        "held_bytes", "last_arrival_ns", "reader",
+        "_answered_requests", "_backlog", "_called", "_clock", "_continue_due", "_gathering", "_handler", "_turn_began_ns",
+        "draining", "last_arrival_ns",
     )  # fmt: skip
 
     def __init__(
@@ -99,26 +63,18 @@ class Http1Connection:
 
         memory: of the process.
         """
-        self._account = (memory or Memory()).open(self)
+        super().__init__(limits, outlet, memory)
         self.reader = RequestReader(self, limits)
         self.draining = False
         self.last_arrival_ns = clock()
         self._handler = handler
-        self._limits = limits
-        self._outlet = outlet
         self._clock = clock
-        self._exchanges: deque[Exchange] = deque()  # with the handler, or answered behind one that is not
         self._backlog: deque[Exchange] = deque()  # read, and not yet given to the handler
         self._gathering = False  # small answers wait until all that came is read, then leave in one write
-        self._unread = bytearray()  # what came and is not yet read
         self._turn_began_ns = 0  # 0: with the first request that is read
         self._called = False
-        self._reading = True
-        self._congested = False
         self._continue_due = False
         self._answered_requests = 0
-        self.held_bytes = 0  # see _hold
-        self._large_bytes = 0  # of long answers that were written since nothing waited for the client
 
     def __repr__(self) -> str:
         phase = PHASES[self.reader.phase]
@@ -363,16 +319,6 @@ class Http1Connection:
             if not self.unsent:
                 self._drained()
 
-    def _write_large(self, parts: list[Buffer], size: int) -> None:
-        """Write buffers that are held until their last byte has left."""
-        outlet = self._outlet
-        if not outlet.unsent:
-            self._large_bytes = 0
-        outlet.write(parts)
-        self._large_bytes += size
-        if outlet.unsent:
-            self._account.owe(self.held())
-
     def piece_added(self, exchange: Exchange, pieces: Pieces) -> None:
         if self._exchanges[0] is exchange and not self._gathering:
             self._write_pieces(exchange, pieces)
@@ -451,49 +397,7 @@ class Http1Connection:
             return False
         return self.reader.phase in (IDLE, DEAF)
 
-    # what is bounded
-
-    def _has_room(self) -> bool:
-        """Whether the handler may get one request more: all that a connection may make us hold is decided here."""
-        if not self._exchanges:
-            return not self._congested
-        limits = self._limits
-        few = len(self._exchanges) < limits.pipelined_requests and self.held_bytes < limits.body_bytes
-        return few and not self._congested and (self.held_bytes <= self._account.granted or self._account.ask(self.held()))
-
-    def may_hold(self, body_bytes: int) -> bool:
-        """Whether there is memory for so much of the body that is being read."""
-        return self._account.ask(self._held_besides() + body_bytes)
-
-    def held(self) -> int:
-        """Bytes that clients make this connection hold; heads, which are short, are not counted."""
-        return self._held_besides() + self.reader.body_bytes
-
-    def unfinished(self) -> int:
-        return self.reader.body_bytes
-
-    def unread(self) -> int:
-        unsent = self._outlet.unsent
-        return max(unsent, self._large_bytes) if unsent else 0
-
-    def give_way(self) -> None:
-        self.refuse(503, NO_MEMORY)
-
-    def cut(self) -> None:
-        self._outlet.abort()
-
-    def _held_besides(self) -> int:
-        """Without the body that is being read."""
-        in_pieces = sum(exchange.pieces.held_behind for exchange in self._exchanges if exchange.pieces is not None)
-        return self.held_bytes + in_pieces + len(self._unread) + self.unread()
-
-    def _hold(self, exchange: Exchange, size: int) -> None:
-        """Count what an exchange makes us hold: its body, or its answer that waits."""
-        more = size - exchange.held_bytes
-        self.held_bytes += more
-        exchange.held_bytes = size
-        if more < 0 and not self._reading:
-            self._settle()
+    # turns
 
     def _turn_is_over(self) -> bool:
         """Whether others must be let in between: no connection holds the loop for long."""

@@ -6,10 +6,11 @@ Why this is no library's: docs/decisions/grpc-listener.md. Section numbers are t
 import re
 from collections.abc import Callable
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.wire.grpc_headers import INTERNAL, RESOURCE_EXHAUSTED, fault, refusal
-from gateway.wire.http2 import BYTES_A_FRAME, FRAME_BYTES, Connection
+from gateway.wire.http2 import BYTES_A_FRAME, FRAME_BYTES
+from gateway.wire.http2_bounds import BoundedHttp2Connection, Bounds
 from gateway.wire.http2_frames import (
     CANCEL,
     DEFAULT_WINDOW,
@@ -24,7 +25,6 @@ from gateway.wire.http2_frames import (
     NO_ERROR,
     PADDED,
     PING,
-    PREFACE,
     PROTOCOL_ERROR,
     REFUSED_STREAM,
     Broken,
@@ -40,13 +40,8 @@ from gateway.wire.http2_sending import Stream
 from gateway.wire.memory import Memory
 
 MOST_STREAMS: Final = 1024  # open at once, of one connection
-# Of a connection, in messages of the longest kind: bodies of open requests, and as much of answers that wait for the client.
-MESSAGES_HELD: Final = 2
 _MOST_ABANDONED: Final = 1000  # requests taken back in the read that brought them, beyond those answered
-_AT_ONCE: Final = 4 << 20  # bytes of answers given to the transport before it has a say
 _WORK_EACH: Final = 128  # frames handled before others get their turn; new header blocks and settings count by their length
-_COPIES: Final = 3  # of a message while it is served: as it came, as protobuf holds it, and its tensors
-_LOOK_EACH: Final = 64 << 10  # received until the process is asked whether more may be held
 _LEAVE_S: Final = 1.0  # from the word that an idle connection is to be closed until it is
 _CLOCK_STEP_S: Final = 0.001  # of an event loop's clock: its timers may be early by so much
 _HTTP_1: Final = re.compile(rb"[A-Z]+( |$)")  # as a request of it begins
@@ -57,31 +52,7 @@ _OF_GRPC: Final = (
 )
 
 
-class Bounds(Protocol):
-    """What one client may ask for."""
-
-    @property
-    def header_bytes(self) -> int:
-        """Of a request."""
-
-    @property
-    def body_bytes(self) -> int:
-        """Of a message; a stream's window is as wide."""
-
-    @property
-    def header_timeout_s(self) -> float:
-        """Until the connection is HTTP/2."""
-
-    @property
-    def body_timeout_s(self) -> float:
-        """For the next part of a body, or until a client takes something of what it asked for."""
-
-    @property
-    def idle_timeout_s(self) -> float:
-        """Without a request; and until a client with requests that says nothing is asked whether it is there."""
-
-
-class ServerConnection(Connection):
+class ServerConnection(BoundedHttp2Connection):
     """Life: as of `Connection`; `expire` is to be called at `next_due`."""
 
     def __init__(
@@ -93,37 +64,14 @@ class ServerConnection(Connection):
         memory: Memory | None = None,
     ) -> None:
         """on_stream: gets each new request. now: in seconds. memory: of the process."""
-        super().__init__(wake, expected=PREFACE, header_bytes=bounds.header_bytes)
-        self._account = (memory or Memory()).open(self)
-        self._bounds = bounds
+        super().__init__(bounds, wake, memory)
         self._on_stream = on_stream
         self._now = now
-        # A whole message of the longest kind fits into a stream's window: unary calls need no credit.
-        self._receive_window = min(MOST_WINDOW, bounds.body_bytes + FRAME_BYTES)
         self._headers_of = HeaderReader(bounds.header_bytes)
         self._work_each = _WORK_EACH
-        self._streams: dict[int, Stream] = {}
         self._draining = False
         self._abandoned = 0
-        # what is held of bodies: the window is as wide as may be held, and opens when that is let go
-        held = min(MOST_WINDOW, MESSAGES_HELD * self._receive_window)
-        self._most_received = self._receive_left = held
-        self._released = 0
-        self._credit_after = held // 4
-        self._look_below = held - _LOOK_EACH  # bytes of the window, and the process is asked again
-        # beyond that, of what came compressed
-        self._reserved = 0
-        self._reserved_for: dict[Stream, int] = {}
-        self._kept = 0  # of that, what is not only reserved, and long headers
-        self._kept_for: dict[Stream, int] = {}
-        self._most_reserved = held
-        self._reserving: dict[Stream, tuple[int, Callable[[], None]]] = {}  # who waits for it, in order
-        self._calling = False
-        # of answers
-        self.room = self.room_each = _AT_ONCE
-        self.most_unsent = held
-        self._unread = 0  # with the shell
-        self._delay_from = held // 8
+        self._delay_from = self.most_unsent // 8
         self._delayed: dict[Stream, _Kept] = {}  # not begun, since so much of answers waits
         # what is waited for, until when
         self.next_due = inf  # no later than any of these
@@ -141,7 +89,7 @@ class ServerConnection(Connection):
             MAX_FRAME_SIZE: FRAME_BYTES,
             MAX_HEADER_LIST_SIZE: bounds.header_bytes,
         }
-        self._opening = settings(opening) + window_update(0, held - DEFAULT_WINDOW)
+        self._opening = settings(opening) + window_update(0, self._receive_left - DEFAULT_WINDOW)
 
     def __repr__(self) -> str:
         return f"<ServerConnection: {len(self._streams)} streams, last {self._last_stream}>"
@@ -227,23 +175,14 @@ class ServerConnection(Connection):
                 self.go_away(NO_ERROR, "nothing was asked for long (server.limits.idle_timeout_s)", MOST_WINDOW)
                 self._leave_due = now + _LEAVE_S
 
-    def _give_up(self, stream: Stream, code: int) -> None:
-        receiver = stream.receiver
-        stream.reset(code)
-        receiver.reset()
-
     # the end
 
     def lost(self) -> None:
         """Tell every handler that its client is gone."""
-        self._account.close()
         streams = list(self._streams.values())
         self._streams.clear()
         self._stalled.clear()
         self._delayed.clear()
-        self._reserving.clear()
-        self._reserved_for.clear()
-        self._kept_for.clear()
         super().lost()
         for stream in streams:
             receiver, stream.receiver = stream.receiver, NOBODY
@@ -304,128 +243,16 @@ class ServerConnection(Connection):
         elif moved or stream not in self._stalled:
             self._stalled.pop(stream, None)
             self._stalled[stream] = self._due_in(self._bounds.body_timeout_s)
-        self._account.owe(self._received() + self.unsent + self._unread)
 
     def unblocked(self, stream: Stream) -> None:
         super().unblocked(stream)
         self._stalled.pop(stream, None)
-        if not self.unsent and not self._unread:
-            self._account.paid()
-
-    def overflowed(self, stream: Stream) -> None:
-        self._give_up(stream, ENHANCE_YOUR_CALM)
-
-    def release(self, size: int) -> None:
-        self._released += size
-        if self._released >= self._credit_after or (self._receive_left < FRAME_BYTES and self._released):
-            self.write(window_update(0, self._released))
-            self._receive_left += self._released
-            self._released = 0
-            self._look_below = max(FRAME_BYTES, self._receive_left - _LOOK_EACH)
-
-    def reserve(self, stream: Stream, size: int, again: Callable[[], None]) -> bool:
-        if self._reserved and self._reserved + size > self._most_reserved:
-            self._reserving[stream] = size, again
-            return False
-        self._reserved += size
-        self._reserved_for[stream] = self._reserved_for.get(stream, 0) + size
-        return True
-
-    def settle(self, stream: Stream, reserved: int, size: int) -> bool:
-        self._unreserve(stream, reserved - size)
-        self._keep(stream, size)
-        return self._account.ask(self.held())
-
-    def _keep(self, stream: Stream, size: int) -> None:
-        self._kept += size
-        self._kept_for[stream] = self._kept_for.get(stream, 0) + size
-
-    def give_back(self, stream: Stream, size: int) -> None:
-        if kept := self._kept_for.pop(stream, 0):
-            left = max(0, kept - size)
-            self._kept -= kept - left
-            if left:
-                self._kept_for[stream] = left
-        self._unreserve(stream, size)
-
-    def _unreserve(self, stream: Stream, size: int) -> None:
-        has = self._reserved_for.get(stream, 0)
-        size = min(size, has)  # it may be over
-        if size < has:
-            self._reserved_for[stream] = has - size
-        else:
-            self._reserved_for.pop(stream, None)
-        self._reserved -= size
-        if self._calling:  # from within what is called here
-            return
-        self._calling = True
-        try:
-            while self._reserving:
-                waiting, (wanted, again) = next(iter(self._reserving.items()))
-                if self._reserved and self._reserved + wanted > self._most_reserved:
-                    break
-                del self._reserving[waiting]
-                again()
-        finally:
-            self._calling = False
-
-    def _make_room(self) -> None:
-        """The window is as good as closed. If no request in it is whole, none ever could be: the youngest goes."""
-        self.release(0)
-        holding = [stream for stream in self._streams.values() if stream.receive_window < self._receive_window]
-        if self._receive_left < FRAME_BYTES and holding and not any(stream.ended for stream in holding):
-            self._give_up(holding[-1], ENHANCE_YOUR_CALM)
-
-    # the process's memory
-
-    def pause(self, unread: int = 0) -> None:
-        super().pause()
-        self._unread = unread
-        self._account.owe(self.held())
-
-    def resume(self) -> None:
-        self._unread = 0
-        if not self.unsent:
-            self._account.paid()
-        super().resume()
-
-    def held(self) -> int:
-        """Bytes that the client makes this connection hold; of headers, the long ones."""
-        return self._received() + self.unread()
-
-    def unread(self) -> int:
-        waiting = self.unsent and sum(stream.held_to_send for stream in self._blocked)
-        return waiting + self._unread
-
-    def _received(self) -> int:
-        return _COPIES * (self._most_received - self._receive_left - self._released + self._kept)
-
-    def unfinished(self) -> int:
-        return sum(self._receive_window - stream.receive_window for stream in self._streams.values() if not stream.ended)
-
-    def give_way(self) -> None:
-        reading = [stream for stream in self._streams.values() if not stream.ended]
-        if reading:
-            self._refuse(min(reading, key=lambda stream: stream.receive_window))
-
-    def cut(self) -> None:
-        self.aborted = True
-        self.write(b"")  # the shell is to look
 
     def _refuse(self, stream: Stream) -> None:
-        """There is no memory for the rest of a request."""
         if stream in self._delayed:
             self._give_up(stream, REFUSED_STREAM)
         else:
-            stream.receiver.crowded()
-
-    def _look_at_room(self, stream: Stream) -> None:
-        """Each time that so much has come: whether it may be held. If not, this stream's request goes, unless it is whole."""
-        if self._receive_left < FRAME_BYTES:
-            self._make_room()
-        if not self._account.ask(self.held()) and not stream.ended and stream.number in self._streams:
-            self._refuse(stream)
-        self._look_below = max(FRAME_BYTES, self._receive_left - _LOOK_EACH)
+            super()._refuse(stream)
 
     def sent_all(self, stream: Stream) -> None:
         if self._abandoned:
@@ -449,11 +276,9 @@ class ServerConnection(Connection):
         """Of what most streams have no part in."""
         self.unblocked(stream)
         self._delayed.pop(stream, None)
-        self._reserving.pop(stream, None)
         if self._draining:
             self._close_if_done()
-        if stream in self._reserved_for:
-            self.give_back(stream, self._reserved_for[stream])
+        self._unhold(stream)
 
     # what comes
 
@@ -513,10 +338,7 @@ class ServerConnection(Connection):
             stream.send_headers(refused, end=True)
             return
         if long:
-            self._reserved += len(block)
-            self._reserved_for[stream] = len(block)
-            self._keep(stream, len(block))
-            self._account.ask(self.held())  # in vain, too: they are within the bounds of a connection
+            self._hold_headers(stream, len(block))
         if self.unsent > self._delay_from:
             stream.receiver = self._delayed[stream] = _Kept()
             self._postponed = True

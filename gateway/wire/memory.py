@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 FREE_BYTES: Final = 256 << 10
 STEP_BYTES: Final = 256 << 10
+_LOOKED_AT_A_TIME: Final = 32  # connections, for each that asks in vain
 UNLIMITED: Final = 1 << 62
 NO_MEMORY: Final = "all requests together hold as much memory as they may (server.limits.memory_bytes): try again"
 
@@ -51,6 +52,7 @@ class Memory:
         self.most_bytes = most_bytes
         self.granted_bytes = 0
         self._accounts: dict[Account, None] = {}  # that were granted more than is free
+        self._patience = 0  # so many who ask are refused without a look, since the last look was in vain
         self._unread: dict[Account, None] = {}  # whose answers wait for their clients; the first for longest
 
     def __repr__(self) -> str:
@@ -74,16 +76,25 @@ class Memory:
         if account.counted:
             self._unread.setdefault(account)
         if self.granted_bytes > self.most_bytes:
-            self._look()
-            while self.granted_bytes > self.most_bytes and self._one_gives_way(account, 0):
-                pass
-            for oldest in [each for each in self._unread if each is not account]:
-                if self.granted_bytes <= self.most_bytes:
-                    return
-                self._unread.pop(oldest, None)
-                if oldest.holder is not None and oldest.holder.unread() > 0:
-                    self.count(oldest, 0)
-                    oldest.holder.cut()
+            self._relieve(account)
+
+    def _relieve(self, owing: "Account") -> None:
+        """Have bodies give way to answers, then those who do not take theirs."""
+        if self._patience:
+            self._patience -= 1
+            return
+        self._look()
+        while self.granted_bytes > self.most_bytes and self._one_gives_way(owing, 0):
+            pass
+        for oldest in [each for each in self._unread if each is not owing]:
+            if self.granted_bytes <= self.most_bytes:
+                return
+            self._unread.pop(oldest, None)
+            if oldest.holder is not None and oldest.holder.unread() > 0:
+                self.count(oldest, 0)
+                oldest.holder.cut()
+        if self.granted_bytes > self.most_bytes:
+            self._patience = len(self._accounts) // _LOOKED_AT_A_TIME
 
     def paid(self, account: "Account") -> None:
         """For `Account.paid`."""
@@ -111,10 +122,14 @@ class Memory:
             self.count(account, account.held())
 
     def _make_room(self, asker: "Account", size: int) -> bool:
+        if self._patience:
+            self._patience -= 1
+            return False
         self._look()
         wanted = _counted(size)
         while self.granted_bytes - asker.counted + wanted > self.most_bytes:
             if not self._one_gives_way(asker, wanted):
+                self._patience = len(self._accounts) // _LOOKED_AT_A_TIME
                 return False
         return True
 

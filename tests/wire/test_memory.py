@@ -16,6 +16,7 @@ class Connection:
         self.account: Account = memory.open(self)
         self.body = self.answers = 0
         self.refused = self.was_cut = False
+        self.looks = 0
 
     def read(self, size: int) -> bool:
         may = self.account.ask(self.answers + size)
@@ -28,6 +29,7 @@ class Connection:
         self.account.owe(self.held())
 
     def held(self) -> int:
+        self.looks += 1
         return self.body + self.answers
 
     def unfinished(self) -> int:
@@ -141,6 +143,17 @@ def test_a_connection_that_is_gone_holds_nothing(memory: Memory, connect: Callab
     one.account.owe(MIB)
     assert not one.account.ask(8 * MIB)
     assert memory.granted_bytes == 0
+
+
+def test_who_asks_in_vain_costs_little_however_many_hold_memory() -> None:
+    memory = Memory(320 * 2 * STEP_BYTES)
+    holding = [Connection(memory) for _ in range(320)]
+    assert all(each.read(2 * STEP_BYTES) for each in holding)
+    looks = holding[0].looks
+    assert not any(Connection(memory).read(2 * STEP_BYTES) for _ in range(110))
+    assert holding[0].looks - looks == 10
+    holding[0].body = 0
+    assert any(Connection(memory).read(2 * STEP_BYTES) for _ in range(11)), "what is let go is found soon"
 
 
 def test_it_is_asked_in_steps(memory: Memory, connect: Callable[[], Connection]) -> None:

@@ -192,3 +192,17 @@ def test_long_headers_are_counted_until_their_calls_are_over() -> None:
     for number in range(1, 101, 2):
         client.connection.receive(frame(3, 0, number, struct.pack(">I", 8)))
     assert client.connection.held() == 0
+
+
+def test_what_a_long_answer_is_made_of_is_counted_while_it_is_written() -> None:
+    memory = Memory(8 * MIB)
+
+    def begin(exchange: Exchange) -> None:
+        exchange.begin(200, b"text/plain", held_behind=3 * MIB)
+        exchange.write(b"a slice")
+
+    connection, outlet = connect(begin, LIMITS, memory=memory)
+    send(connection, outlet, head(1) + b"x")
+    outlet.unsent = 7
+    connection.pause_writing()
+    assert memory.granted_bytes > 3 * MIB

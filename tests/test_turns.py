@@ -1,9 +1,9 @@
-"""Work on a thread beside a loop pauses; the same work elsewhere does not."""
+"""Work on a thread beside a loop pauses, one at a time; the same work elsewhere does not."""
 
 import threading
 import time
 
-from gateway.turns import beside_a_loop, pause
+from gateway.turns import beside, beside_a_loop, pause
 
 
 def pauses(count: int) -> float:
@@ -23,3 +23,28 @@ def test_it_pauses_on_the_thread_that_works_beside_a_loop_and_nowhere_else() -> 
         other.join()
     assert elsewhere[0] < 0.05
     assert pauses(50) < 0.05
+
+
+def test_it_pauses_for_longer_than_it_has_worked() -> None:
+    with beside_a_loop():
+        begun_s = time.thread_time()
+        while time.thread_time() < begun_s + 0.01:
+            pass
+        assert pauses(1) >= 0.02
+
+
+def test_one_works_at_a_time() -> None:
+    working: list[int] = []
+
+    def work() -> None:
+        working.append(1)
+        assert len(working) == 1
+        time.sleep(0.005)
+        working.pop()
+
+    threads = [threading.Thread(target=beside, args=(work,)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not working

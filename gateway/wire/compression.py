@@ -14,7 +14,7 @@ WINDOW_BITS: Final = {b"gzip": 31, b"deflate": 15}
 _LEVEL: Final = 1
 _MOST_MEMBERS: Final = 10_000  # of a gzip body: each takes its time, also an empty one of 20 bytes
 _LOOK_BYTES: Final = 4 << 10
-_PIECE_BYTES: Final = 256 << 10
+_PIECE_BYTES: Final = 1 << 20  # a shorter one would take the interpreter back as often
 _MEMBERS_AT_ONCE: Final = 128
 
 

@@ -16,6 +16,7 @@ import functools
 import gc
 import importlib
 import logging
+import os
 import queue
 import resource
 import signal
@@ -47,6 +48,7 @@ _LONGER_BYTES: Final = 2 << 20  # than what takes a child some tenths of a secon
 # What the child may take: lists of one number each need 40 bytes for each of JSON.
 _MEMORY_BYTES: Final = 256 << 20
 _MEMORY_PER_BYTE: Final = 64
+_NICE: Final = 10  # where processors are scarce, the loop goes first
 
 _ERRORS: Final[dict[str, type[GatewayError]]] = {
     error.__name__: error for error in (InvalidArgument, NotFound, TooLarge, Unsupported, InternalError)
@@ -301,6 +303,8 @@ def _serve(channel: socket.socket) -> None:
     # Millions of lists come and go here, none of them garbage: looking for some took most of the time.
     gc.freeze()
     gc.disable()
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
     while True:
         try:
             frame = receive(channel)

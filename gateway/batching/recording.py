@@ -68,7 +68,6 @@ class Segment(msgspec.Struct):
     state: msgspec.Raw
     keys: list[Any]
     chunks: list[msgspec.Raw]
-    after_gap: bool = False
 
 
 class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,8 +131,8 @@ class Ring:
     def overfull(self) -> bool:
         return self._bytes[-1] >= 2 * max(self.most_bytes // _SEGMENTS, 3 * self._state_bytes)
 
-    def begin(self, state: Any, *, after_gap: bool = False) -> None:
-        """Begin a segment. after_gap: something happened since the last event that is not kept.
+    def begin(self, state: Any) -> None:
+        """Begin a segment.
 
         Raises: ValueError, if the state alone takes over an eighth of the room.
         """
@@ -143,7 +142,7 @@ class Ring:
         if len(packed) * _SEGMENTS > self.most_bytes:
             raise ValueError(f"a state of {len(packed)} bytes is too much for {self.most_bytes}: raise batching.record_mib")
         self._state_bytes = len(packed)
-        self._segments.append(Segment(msgspec.Raw(packed), [], [], after_gap))
+        self._segments.append(Segment(msgspec.Raw(packed), [], []))
         self._bytes.append(len(packed))
         self.key(None)
 
@@ -203,7 +202,7 @@ class RecordedBatcher(Batcher):
         if self.ring is not None and self.ring.settings is not None:
             twin = self.ring.settings.batcher(Ring(0))
             learn_attributes(twin, twin.policy, twin.service)
-        self._begin(after_gap=False)
+        self._begin()
 
     def replayed(self, events: list[tuple[Any, ...]], number: Callable[[object], int], ragged: bool) -> None:
         """Tell its events to a list, with the numbers that objects had. For one that was read."""
@@ -235,7 +234,7 @@ class RecordedBatcher(Batcher):
         try:
             step = Batcher.step(self, now_ns, free_slots)
         except BaseException:
-            self._begin(after_gap=True)  # what it had decided until then is not known
+            self._begin()  # what it had decided until then is not known
             raise
         batches, shed, wake_at_ns = step
         if not batches and not shed:
@@ -309,14 +308,14 @@ class RecordedBatcher(Batcher):
             return
         ring.pack()
         if ring.full and (self.queue_requests < _SHORT or ring.overfull):
-            self._begin(after_gap=False)
+            self._begin()
 
-    def _begin(self, *, after_gap: bool) -> None:
+    def _begin(self) -> None:
         ring = self.ring
         if ring is None:
             return
         try:
-            ring.begin(freeze(self), after_gap=after_gap)
+            ring.begin(freeze(self))
             self._append = ring.events.append
         except Exception as exc:  # whatever it is, requests go on
             log.warning("decisions are no longer recorded: %s: %s", type(exc).__name__, exc)

@@ -47,8 +47,8 @@ class PastBatch:
 class PastRequest:
     """One request. limit_ns: until when its answer was worth something; NEVER: always. added_ns: None, if before the recording.
 
-    promised_ns: arrival + SLO, of a model that has one. own_deadline_ns: what its client set. fate: "answered", "waiting",
-    "running", "cancelled", "failed", or the class of the error it was refused with. ended_ns: when it met its fate.
+    own_deadline_ns: what its client set. fate: "answered", "waiting", "running", "cancelled", "failed", "handed over" (another
+    backend has it), or the class of the error it was refused with. ended_ns: when it met its fate.
     """
 
     number: int
@@ -67,7 +67,6 @@ class PastRequest:
     ended_ns: int | None = None
     batches: list[PastBatch] = field(default_factory=list)
     rows_left: int = 0
-    retried: bool = False
 
     @property
     def closed_ns(self) -> int | None:
@@ -120,13 +119,6 @@ def replay(recorded: dict[str, Any]) -> History:
         if history.difference is not None:
             break
     return history
-
-
-def events_of(recorded: dict[str, Any]) -> Iterator[list[Any]]:
-    """All events of a recording, in their order."""
-    for segment in recorded["segments"]:
-        for chunk in segment["chunks"]:
-            yield from chunk
 
 
 class _Replayer:
@@ -245,7 +237,7 @@ class _Replayer:
         if kind == Event.RETRIED:
             _, number, start, rows, now_ns = event
             past = self._requests[number]
-            past.retried, past.fate, past.ended_ns = True, "waiting", None
+            past.fate, past.ended_ns = "waiting", None
             past.rows_left += rows
             batcher.retry(Part(self._objects[number], start, rows), now_ns)
             return int(now_ns)

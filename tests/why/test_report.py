@@ -1,0 +1,44 @@
+"""What is said of a recording."""
+
+import pytest
+
+from gateway.batching.recorded_file import packed, unpacked
+from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
+from gateway.errors import Overloaded
+from gateway.types import InferRequest
+from gateway.why.report import answer, of_request, told
+from tests.why.recorded import MIB, MS, S
+
+
+def lane(label: str, max_queue_rows: int) -> RecordedBatcher:
+    settings = LaneSettings(label=label, policy="greedy", max_queue_rows=max_queue_rows, slo_ns=50 * MS)
+    batcher = settings.batcher(Ring(MIB, settings))
+    assert isinstance(batcher, RecordedBatcher)
+    batcher.record()
+    return batcher
+
+
+def request(own_id: str, arrival_ns: int) -> InferRequest:
+    return InferRequest("m", "1", own_id, {}, 1, arrival_ns)
+
+
+def test_what_another_backend_takes_over_is_no_miss_of_the_first() -> None:
+    first, second = lane("first", 1), lane("second", 8)
+    first.add(request("waits", S), S)
+    shed = request("shed", S + 1)
+    with pytest.raises(Overloaded):
+        first.add(shed, S + 1)
+    second.add(shed, S + 1)
+    (batch,) = second.step(S + 1, 1).batches
+    second.finished(batch, S + 5 * MS, 4 * MS, True)
+    lost = request("lost", S + 2)
+    with pytest.raises(Overloaded):
+        first.add(lost, S + 2)
+    rings = [batcher.ring for batcher in (first, second) if batcher.ring is not None]
+    data = packed("m", "1", rings, process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+    found = answer(unpacked(data, "here")[0], "here")
+    missed = {miss.request.own_id for each in found.lanes for miss in each.diagnosis.misses}
+    assert missed == {"lost"}
+    fates = [(life["backend"], life["fate"], life["cause"]) for life in of_request([found], "shed")]
+    assert fates == [("first", "handed over", None), ("second", "answered", None)]
+    assert "late or refused: 1 (33.3%)" in told([found])

@@ -31,13 +31,13 @@ class Typical:
                 taken_ns = max(1.0, float(batch.ended_ns - batch.closed_ns))
                 times[batch.group][batch.padded_rows].append(taken_ns)
                 times[_ALL][batch.padded_rows].append(taken_ns)
+        curves = learned.curves
         self._groups = {
-            group: _Sizes(of_group, learned.curves.get(group))
+            group: _Sizes(of_group, curves.get(group))
             for group, of_group in times.items()
-            if group is _ALL or sum(map(len, of_group.values())) >= _ENOUGH
+            if group is not _ALL and sum(map(len, of_group.values())) >= _ENOUGH
         }
-        if _ALL not in self._groups:
-            self._groups[_ALL] = _Sizes({}, next(iter(learned.curves.values()), None))
+        self._groups[_ALL] = _Sizes(times[_ALL], next(iter(curves.values()), None))
 
     def rows_ns(self, rows: int, group: Hashable = None) -> float:
         """Of a batch of so many padded rows. group: of its queue; one that is not known is like all together. 0: unknown."""

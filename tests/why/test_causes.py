@@ -48,6 +48,14 @@ def test_one_more_session_is_priced() -> None:
     assert was.usd_per_million == pytest.approx(0.5 * 6 / 3600 / (was.in_time * 6 * 230) * 1e6, rel=0.1)
 
 
+def test_of_few_batches_what_was_learned_before_tells_their_time() -> None:
+    scene = Scene(rps=5.0, seconds=0.6, noise=0.0)
+    diagnosis = diagnosed(scene, 1)
+    assert len(diagnosis.history.batches) < 5
+    (same,) = [case for case in what_ifs(diagnosis, partial(learned_of, scene.recorded(1))) if case.name.startswith("the same")]
+    assert same.p99_ms == pytest.approx(10.0, abs=0.1)  # 4 + 6 · 1
+
+
 def test_a_better_cap_is_found() -> None:
     _, scene = SCENES["wrong cap, too small"]
     diagnosis = diagnosed(scene, 1)

@@ -469,7 +469,10 @@ class LaneMetrics:
         """Put what was logged where it belongs: together, which takes half of what it takes one by one."""
         reasons, all_executed, sizes, last = self._reasons, self._executed, self._rows, self._last_bucket
         queue, wait, run = self._queue, self._wait, self._run
-        for reason, rows, padded, arrivals_ns, closed_ns, started_ns, finished_ns, now_ns, expected_ns, first_ns in self._log:
+        log, self._log = self._log, []
+        bisect, stage = bisect_left, _STAGE_NS
+        queue_ns = wait_ns = run_ns = busy_ns = 0
+        for reason, rows, padded, arrivals_ns, closed_ns, started_ns, finished_ns, now_ns, expected_ns, first_ns in log:
             reasons[reason] += 1
             bucket = (rows - 1).bit_length()  # the edges are powers of 2
             sizes[bucket if bucket < last else last] += 1
@@ -477,15 +480,15 @@ class LaneMetrics:
             self._padding += padded - rows
             for arrival_ns in arrivals_ns:
                 waited_ns = closed_ns - arrival_ns
-                queue[bisect_left(_STAGE_NS, waited_ns)] += 1
-                self._queue_ns += waited_ns
+                queue_ns += waited_ns
+                queue[bisect(stage, waited_ns)] += 1
             to_ns = started_ns - closed_ns
             compute_ns = finished_ns - started_ns
             requests = len(arrivals_ns)
-            wait[bisect_left(_STAGE_NS, to_ns)] += requests
-            self._wait_ns += to_ns * requests
-            run[bisect_left(_STAGE_NS, compute_ns)] += requests
-            self._run_ns += compute_ns * requests
+            wait_ns += to_ns * requests
+            wait[bisect(stage, to_ns)] += requests
+            run_ns += compute_ns * requests
+            run[bisect(stage, compute_ns)] += requests
             executed = all_executed.get(rows)
             if executed is None:
                 executed = all_executed[rows] = [0, 0, 0, 0]
@@ -493,12 +496,15 @@ class LaneMetrics:
             executed[1] += to_ns
             executed[2] += compute_ns
             executed[3] += now_ns - finished_ns
-            self._busy_ns += now_ns - closed_ns
+            busy_ns += now_ns - closed_ns
             if expected_ns:
                 self._expected_ns += expected_ns
                 # Of a decoupled model the first part is predicted.
                 self._predicted_ns += now_ns - closed_ns - (0 if first_ns is None else finished_ns - first_ns)
-        self._log.clear()
+        self._queue_ns += queue_ns
+        self._wait_ns += wait_ns
+        self._run_ns += run_ns
+        self._busy_ns += busy_ns
 
     def retried(self) -> None:
         self._retries += 1
@@ -630,23 +636,27 @@ class EndpointMetrics:
 
     def _count(self) -> None:
         """As that of a lane."""
-        log, bounds = self._log, self._bounds
-        if not log:
+        if not self._log:
             return
-        latency, decode, encode = self._latency, self._decode, self._encode
-        self._ok += len(log)
+        log, self._log = self._log, []
+        latency, decode, encode, bounds = self._latency, self._decode, self._encode, self._bounds
+        bisect, codec = bisect_left, _CODEC_NS
+        decode_ns = encode_ns = latency_ns = 0
         for arrival_ns, decoded_ns, encoding_ns, encoded_ns in log:
             took_ns = decoded_ns - arrival_ns
-            decode[bisect_left(_CODEC_NS, took_ns)] += 1
-            self._decode_ns += took_ns
+            decode_ns += took_ns
+            decode[bisect(codec, took_ns)] += 1
             took_ns = encoded_ns - encoding_ns
-            encode[bisect_left(_CODEC_NS, took_ns)] += 1
-            self._encode_ns += took_ns
+            encode_ns += took_ns
+            encode[bisect(codec, took_ns)] += 1
             took_ns = encoded_ns - arrival_ns
-            latency[bisect_left(bounds, took_ns)] += 1
-            self._latency_ns += took_ns
+            latency_ns += took_ns
+            latency[bisect(bounds, took_ns)] += 1
+        self._ok += len(log)
+        self._decode_ns += decode_ns
+        self._encode_ns += encode_ns
+        self._latency_ns += latency_ns
         self._last_s = time.time() - (time.monotonic_ns() - log[-1][3]) / 1e9
-        log.clear()
 
     def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None:
         """Note the first part of a decoupled model's answer, which is what is promised. Stamps: as in `done`."""

@@ -399,6 +399,40 @@ def test_a_scrape_is_what_there_is_and_those_who_come_meanwhile_share_the_next()
     asyncio.run(main())
 
 
+def test_text_that_has_not_changed_is_not_made_again() -> None:
+    metrics = Metrics(models(m=42))
+    count_all(metrics)
+    other = metrics.endpoint("n", "1", "rest")
+    metrics.expose()
+    before = {key: list(page.texts) for key, page in metrics._pages.items()}
+    other.done(0, 0, 0, 1)
+    metrics.expose()
+    for key_, page in metrics._pages.items():
+        if key_.kind in ("edge", "lane", "model") and key_.labels[0] == "m":
+            assert all(now is then for now, then in zip(page.texts, before[key_], strict=True))
+
+
+def test_others_have_their_turns_during_a_scrape() -> None:
+    metrics = Metrics()
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        for number in range(500):
+            metrics.endpoint(f"m{number}", "1", "rest").done(0, 0, 0, 1)
+        running = asyncio.create_task(others())
+        await metrics.scrape(b"")
+        running.cancel()
+
+    asyncio.run(main())
+    assert turns > 10  # of some 30 ms, a quarter of one at a time
+
+
 def test_lag_is_measured_while_it_publishes() -> None:
     metrics = Metrics()
 

@@ -83,7 +83,13 @@ class Dispatcher:
         now_ns = self._clock.now_ns()
         route = self.router.route(request, now_ns)
         if route.candidate is None:
-            raise self._shed(request, route, now_ns)
+            error = self._shed(request, route, now_ns)
+            try:
+                for copy in self.router.lessons():
+                    self._send_copy(copy, None, request, now_ns)
+            except BaseException:
+                log.exception("a refused request of model %s has no copies", request.model)
+            raise error
         sent = _Sent(self, request, on_done, on_part, route.candidate)
         try:
             sent.place = self._lanes[route.candidate].submit(request, sent.done, sent.part)
@@ -97,7 +103,7 @@ class Dispatcher:
                 self._rescue_later(now_ns)
             for copy in self.router.copies(request, now_ns):
                 if copy.candidate is not sent.candidate:
-                    self._send_copy(copy, sent, now_ns)
+                    self._send_copy(copy, sent, request, now_ns)
         except BaseException:
             log.exception("a request of model %s has no copies", request.model)
         return sent
@@ -268,8 +274,8 @@ class Dispatcher:
 
     # copies
 
-    def _send_copy(self, copy: Copy, sent: "_Sent", now_ns: int) -> None:
-        request = sent.request
+    def _send_copy(self, copy: Copy, sent: "_Sent | None", request: InferRequest, now_ns: int) -> None:
+        """sent: None: the request itself was refused."""
         inputs = {name: array.copy() for name, array in request.inputs.items()}
         copied = InferRequest(
             request.model,
@@ -309,7 +315,7 @@ class Dispatcher:
         self._copied.add(copied)
         self.router.sent(copy, now_ns)
         self._wake(copy.candidate, now_ns)
-        if pair is not None:
+        if pair is not None and sent is not None:
             sent.pairs += (pair,)
 
     def _count_pair(self, copy: Copy) -> Callable[[str], None]:

@@ -92,12 +92,17 @@ class Router:
         """Who gets a copy of a request that `route` has sent somewhere. To be followed by `sent` for each that was made."""
         if not self._due and not self._shadows:
             return ()
-        due, self._due = self._due, []
+        due = self.lessons()
         for candidate in self._shadows:
             if candidate.due(candidate.shadow_share or 0.0):
                 candidate.credit -= 1.0
                 if not candidate.health.ejected and candidate.lane.available and self._has_room(candidate, request, now_ns):
                     due.append(Copy(candidate, "shadow"))
+        return due
+
+    def lessons(self) -> list[Copy]:
+        """Who gets a copy of a request that `route` has refused: else nobody would find out that what was learned is over."""
+        due, self._due = self._due, []
         return due
 
     def sent(self, copy: Copy, now_ns: int) -> None:

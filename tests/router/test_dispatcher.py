@@ -1225,3 +1225,26 @@ def test_a_backend_at_zero_is_left_there_while_others_are_in_time_and_woken_when
         assert ran(fleet)[1] > 0
 
     simulated((CHEAP, DEAR), main)
+
+
+@pytest.mark.parametrize("ejected", [False, True], ids=["slow", "slow and ejected"])
+def test_after_a_slow_spell_of_all_backends_they_are_found_to_be_fast_again(ejected: bool) -> None:
+    async def main(fleet: Fleet) -> None:
+        for sessions in fleet.sessions:
+            sessions.factor = 200.0
+        if ejected:
+            fleet.sessions[0].fault = always(LOST)
+        for _ in range(100):
+            outcome = await fleet.send()
+            await asyncio.sleep(0.01)
+        assert isinstance(outcome, Overloaded)
+        for sessions in fleet.sessions:
+            sessions.factor = 1.0
+            sessions.fault = always(None)
+        for _ in range(1000):  # 10 s
+            await fleet.send()
+            await asyncio.sleep(0.01)
+        outcomes = [await fleet.send() for _ in range(10)]
+        assert all(isinstance(outcome, InferResponse) for outcome in outcomes), outcomes[0]
+
+    simulated((CHEAP, DEAR), main)

@@ -16,7 +16,6 @@ from gateway.config.server import BODIES_OF_ONE_REQUEST
 from gateway.edges.grpc_server import GrpcServer
 from gateway.edges.http_server import HttpServer
 from gateway.edges.rest_routes import RestRoutes
-from gateway.edges.status_page import has_page
 from gateway.engine.lane import Lane
 from gateway.engine.lane_opener import LaneOpener, OpenRunner
 from gateway.engine.metrics import Metrics
@@ -126,7 +125,7 @@ class Ingress:
         """Make what answers REST; it listens once it is started, and is drained with the rest. Once, if `start` has not."""
         server = self._config.server
         scrape = self.metrics.scrape if self.metrics.enabled else None
-        routes = RestRoutes(self.repository, server.limits, scrape=scrape, status_page=has_page(server))
+        routes = RestRoutes(self.repository, server.limits, scrape=scrape, status_page=server.shows_page)
         self._http = HttpServer(routes, server.limits, self._memory)
         return self._http
 

@@ -82,6 +82,13 @@ def test_the_models_are_named_with_versions_that_are_not_1_and_what_is_not_loade
     assert words == "models: a, b (version 2, 3); not loaded: c"
 
 
+def test_where_there_is_a_status_page_its_address_is_told() -> None:
+    for host, told in (("127.0.0.1", "http://127.0.0.1:80/"), ("::1", "http://[::1]:80/"), ("0.0.0.0", None)):
+        lines = ready_words(ServerSection(host=host), 80, [model("a")], []).splitlines()
+        assert (f"what goes on, in a browser: {told}" in lines) == (told is not None)
+        assert len([line for line in lines if "browser" in line]) == (told is not None)
+
+
 def test_the_shortest_request_to_a_model_that_answered_when_it_was_probed_is_shown() -> None:
     longer = TensorSpec("a longer name", "FP32", (-1, 4))
     known, refuses = model("known", inputs=(longer,)), model("m", probed=False)

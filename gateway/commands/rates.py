@@ -28,7 +28,8 @@ class BackendFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one model. in_time: the share of good answers within the SLO. None: nothing came, or no SLO or price is set.
+    """Of one model. in_time: the share within the SLO, of the requests that count for it. None: nothing came, or there is none,
+    or no price.
 
     p50_ms, p99_ms: interpolated within the histogram's bucket; inf: above its last bound. usd_per_million: of good answers.
     """
@@ -63,6 +64,8 @@ def between(then: Told | None, now: Told, span_s: float) -> Figures:
     answered = sum(now["requests"].values()) - sum(requests.values())
     ok = now["requests"].get("ok", 0) - requests.get("ok", 0)
     bounds, took = now["latency"]["bounds_ms"], _grown(then["latency"]["counts"] if then else (), now["latency"]["counts"])
+    slo, slo_before = now["slo_requests"], then["slo_requests"] if then else {}
+    met, missed = (slo[result] - slo_before.get(result, 0) for result in ("met", "missed"))
     before = {backend["name"]: backend for backend in then["backends"]} if then else {}
     grown = [(backend, _since(before.get(backend["name"], _NOT_YET), backend)) for backend in now["backends"]]
     rows, batches, padded = (sum(since[key] for _, since in grown) for key in ("batch_rows", "batches", "padding_rows"))
@@ -73,7 +76,7 @@ def between(then: Told | None, now: Told, span_s: float) -> Figures:
         ok,
         quantile(bounds, took, 0.5),
         quantile(bounds, took, 0.99),
-        within(bounds, took, now["slo_ms"]) if now["slo_ms"] is not None else None,
+        met / (met + missed) if met + missed else None,
         rows / batches if batches else None,
         padded / (rows + padded) if rows + padded else None,
         hourly / 3600 * span_s / ok * 1e6 if hourly is not None and ok > 0 else None,
@@ -103,13 +106,6 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float 
             return low + (bounds[index] - low) * (q * total - below) / count
         below += count
     return inf
-
-
-def within(bounds: Sequence[float], counts: Sequence[int], limit: float) -> float | None:
-    """The share that is at most the limit, which is a bound; None: it is none, or there are no counts."""
-    edge = next((index for index, bound in enumerate(bounds) if abs(bound - limit) <= 1e-6 * limit), None)
-    total = sum(counts)
-    return sum(counts[: edge + 1]) / total if total and edge is not None else None
 
 
 class History:

@@ -34,6 +34,7 @@ _EVERY_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
 _KEYS_S: Final = 0.1  # between looks at the keyboard, what has come, and the size of the terminal
 _WINDOWS_S: Final = (10.0, 60.0)
+_LEAST_SECONDS: Final = 0.2
 _MOST_SECONDS: Final = 60.0
 
 
@@ -53,8 +54,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    if not 1 <= arguments.seconds <= _MOST_SECONDS:
-        raise ConfigError(f"--seconds: {arguments.seconds:g}: expected 1 to {_MOST_SECONDS:g}")
+    if not _LEAST_SECONDS <= arguments.seconds <= _MOST_SECONDS:
+        raise ConfigError(f"--seconds: {arguments.seconds:g}: expected {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}")
     watched = [Watched(StatusClient(url)) for url in dict.fromkeys(arguments.urls)]
     if arguments.once or arguments.json or not sys.stdout.isatty():
         return _once(watched, arguments.seconds, as_json=arguments.json)
@@ -102,11 +103,11 @@ class StatusClient:
             if answer.status != 200:
                 raise ValueError
             status: dict[str, Any] = json.loads(body)
-            status["models"], status["time_s"], status["processes"]  # what else speaks HTTP has none
+            status["models"], status["time_s"], status["processes"], status["counted"]  # what else speaks HTTP has none
         except (ValueError, KeyError, TypeError):
             raise BackendUnreachable(
-                f"{self.url}: answers {answer.status} at {_PATH}, and no status: expected a gateway that has one; is it "
-                "another server, or an older gateway?"
+                f"{self.url}: answers {answer.status} at {_PATH}, and no status: expected the HTTP port of a "
+                "gateway (8000 unless set; 8001 is gRPC), of this version or a younger one"
             ) from None
         return status
 

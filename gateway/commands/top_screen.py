@@ -86,11 +86,17 @@ def _gateway(seen: Seen, width: int | None) -> list[Text]:
     lines += _table(rows, width, dim=bool(seen.error))
     if not seen.models:
         lines.append(Text("the configuration has no models", _OPEN))
+    elif not seen.status["counted"]:
+        lines.append(Text("nothing is counted: the configuration says `metrics: off`", _OPEN))
     elif not any(sum(model["requests"].values()) for model, _ in seen.models):
         lines.append(Text("no requests yet", _OPEN))
-    reasons = {model["reason"] for model, _ in seen.models if model["reason"]}
-    for reason in sorted(reasons):
-        lines += _wrapped(printable(reason), width, _BAD)
+    for model, _ in seen.models:
+        if model["reason"]:
+            lines += _wrapped(f"{printable(model['name'])}: {printable(model['reason'])}", width, _BAD)
+        for backend in model["backends"]:
+            if backend["detail"]:
+                said = f"{model['name']}/{backend['name']}: {backend['state']}: {backend['detail']}"
+                lines += _wrapped(printable(said), width, _style_of(backend))
     return lines
 
 
@@ -128,12 +134,14 @@ def _rows(model: Told, figures: Figures | None) -> list[dict[str, Cell]]:
     by_name: dict[str, BackendFigures] = {}
     if figures is not None:
         judged = "" if figures.in_time is None else _GOOD if figures.in_time >= _IN_TIME else _BAD
+        p99_ms = figures.p99_ms
+        p99_judged = "" if slo_ms is None or p99_ms is None else _GOOD if p99_ms <= slo_ms else _BAD
         above = model["latency"]["bounds_ms"][-1] if model["latency"]["bounds_ms"] else None
         row |= {
             "REQ/S": (short(figures.requests_per_s), ""),
             "FAIL/S": (short(figures.failed_per_s), _BAD if figures.failed_per_s else ""),
             "P50": (ms(figures.p50_ms, above), ""),
-            "P99": (ms(figures.p99_ms, above), judged),
+            "P99": (ms(p99_ms, above), p99_judged),
             "IN TIME": (percent(figures.in_time), judged),
             "ROWS/B": (_known(figures.rows_per_batch), ""),
             "$/1M": (usd(figures.usd_per_million), ""),
@@ -146,7 +154,7 @@ def _backend(backend: Told, figures: BackendFigures | None) -> dict[str, Cell]:
     role = "" if backend["role"] == "regular" else f" ({printable(backend['role'])})"
     row: dict[str, Cell] = {
         "MODEL, backend": (f"  {printable(backend['name'])}{role}", ""),
-        "STATE": (printable(backend["state"]), _BACKEND_STATES.get(backend["state"], _OPEN)),
+        "STATE": (printable(backend["state"]), _style_of(backend)),
         "REQ/S": ("", ""),
         "FAIL/S": ("", ""),
         "P50": ("", ""),
@@ -167,16 +175,20 @@ def _backend(backend: Told, figures: BackendFigures | None) -> dict[str, Cell]:
     return row
 
 
+def _style_of(backend: Told) -> str:
+    if backend["state"] == "live" and backend["detail"]:  # another process has it ejected
+        return _OPEN
+    return _BACKEND_STATES.get(backend["state"], _OPEN)
+
+
 def _busy(busy: int, sessions: int) -> Cell:
     return f"{busy}/{sessions}", _OPEN if sessions and busy >= sessions else ""
 
 
 def _table(rows: Sequence[dict[str, Cell]], width: int | None, *, dim: bool) -> list[Text]:
     """rows: by column; what is missing is not known, but of a model it has no share."""
-    full = [
-        {column: row.get(column, ("", "") if column in ("SHARE", "BATCH") else (NONE, "")) for column in _COLUMNS}
-        for row in rows
-    ]
+    unknown: dict[str, Cell] = {column: ("" if column in _OF_BACKENDS else NONE, "") for column in _COLUMNS}
+    full = [unknown | row for row in rows]
     widths = {column: max([cell_len(column), *(cell_len(row[column][0]) for row in full)]) for column in _COLUMNS}
     if width is not None:
         widths["MODEL, backend"] = min(widths["MODEL, backend"], _LONGEST_NAME)

@@ -47,6 +47,14 @@ def _host(value: object) -> object:
     return value
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 Host = Annotated[str, BeforeValidator(_host)]
 ModelName = Annotated[str, BeforeValidator(partial(_name, most=128))]
 BackendName = Annotated[str, BeforeValidator(partial(_name, most=48))]

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from gateway.config.fields import Host, Port, Strict
+from gateway.config.fields import Host, Port, Strict, is_loopback
 from gateway.documents.faults import Unfit
 
 BODIES_OF_ONE_REQUEST: Final = 4  # what it may hold, in bodies of the longest kind
@@ -54,6 +54,11 @@ class ServerSection(Strict):
     model_control: bool = False  # repository load and unload by clients
     status_page: bool | Literal["auto"] = "auto"  # at / for browsers; auto: where only who is on this machine can reach it
     limits: Limits = Limits()
+
+    @property
+    def shows_page(self) -> bool:
+        """Whether browsers get the status page: where the setting does not say, if nobody but this machine reaches it."""
+        return is_loopback(self.host) if self.status_page == "auto" else self.status_page
 
     def together(self) -> Iterable[Iterator[Unfit]]:
         """For `gateway.documents.lenient`, as all of this name."""

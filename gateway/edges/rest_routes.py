@@ -30,6 +30,7 @@ _PATHS_REMEMBERED: Final = 4096  # a client that invents paths must not fill the
 _LONGEST_REMEMBERED: Final = 512  # bytes; 4096 of 30 kB held 254 MB
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
+_Made = TypeVar("_Made")
 Action = Callable[[Exchange, "MatchedPath"], None]
 
 log = logging.getLogger(__name__)
@@ -218,7 +219,11 @@ class RestRoutes:
 
     def _tell_status(self, exchange: Exchange, route: MatchedPath) -> None:
         """Not of the protocol: counts and states, for who shows what goes on."""
-        exchange.respond(200, self._status.json(), headers=b"Cache-Control: no-store\r\n")
+
+        def told(status: bytes) -> None:
+            exchange.respond(200, status, JSON, b"Cache-Control: no-store\r\n")
+
+        self._answer(exchange, self._status.json(), told)
 
     def _models(self, exchange: Exchange, route: MatchedPath) -> None:
         """Not of the protocol."""
@@ -246,16 +251,24 @@ class RestRoutes:
 
     def _metrics(self, exchange: Exchange, route: MatchedPath) -> None:
         assert self._scrape is not None
-        scraping = self._scrape(exchange.headers.get(b"accept", b""))
+
+        def told(scraped: tuple[str, bytes]) -> None:
+            content_type, body = scraped
+            exchange.respond(200, body, content_type.encode(), b"Vary: Accept\r\n")
+
+        self._answer(exchange, self._scrape(exchange.headers.get(b"accept", b"")), told)
+
+    def _answer(self, exchange: Exchange, making: Awaitable[_Made], told: Callable[[_Made], None]) -> None:
+        """Answer once something is made. told: answers with it."""
 
         async def answer() -> None:
             try:
-                content_type, body = await scraping
+                made = await making
             except Exception:  # a fault of ours must still be an answer
-                log.exception("/metrics could not be told")
+                log.exception("%s could not be told", exchange.path.decode())
                 respond_error(exchange, InternalError("internal error"))
             else:
-                exchange.respond(200, body, content_type.encode(), b"Vary: Accept\r\n")
+                told(made)
 
         self._keep(asyncio.get_running_loop().create_task(answer()))
 

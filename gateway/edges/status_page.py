@@ -6,13 +6,10 @@ it everything but its own script and style: no other address, no frame around it
 
 import base64
 import hashlib
-import ipaddress
 import re
 from functools import cache
 from importlib.resources import files
 from typing import Final, NamedTuple
-
-from gateway.config import ServerSection
 
 HTML: Final = b"text/html; charset=utf-8"
 
@@ -48,11 +45,6 @@ def page() -> Page:
     return Page(body, headers.encode())
 
 
-def has_page(server: ServerSection) -> bool:
-    """Whether there is one: where the setting does not say, only for who is on this machine."""
-    return _is_loopback(server.host) if server.status_page == "auto" else server.status_page
-
-
 def prefers_html(accept: bytes) -> bool:
     """Whether a client says that it likes HTML better than JSON: browsers do; curl and libraries take anything."""
     liked = dict(_liked(accept.decode("latin-1").lower()))
@@ -73,13 +65,6 @@ def _liked(accept: str) -> list[tuple[str, float]]:
         weight = float(weights[0]) if weights and re.fullmatch(r"[01](\.\d{0,3})?", weights[0]) else 0.0 if weights else 1.0
         found.append((kind, weight))
     return found
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _hashes(body: bytes, tag: bytes) -> str:

@@ -159,27 +159,6 @@ Edges = Callable[[Key, Field, int], tuple[float, ...] | None]
 """The upper bounds of a histogram of so many values, in its family's unit; None: unknown, and the histogram is left out."""
 
 
-def samples_of(key: Key, state: State, edges: Edges) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Name, labels and value of each number of a block, as its text would have them."""
-    for field, value in zip(FIELDS[key.kind], state, strict=True):
-        metric = field.metric
-        if metric is None or value is None:
-            continue
-        labels = dict(zip(LABELS[key.kind], key.labels, strict=True)) | dict(field.fixed)
-        unit = 1e9 if metric.unit == "seconds" and metric.kind != "gauge" else 1
-        if isinstance(value, dict):
-            for inner, number in value.items():
-                yield metric.name, labels | dict(zip(field.inner, inner.split(SEP), strict=True)), number / unit
-        elif not isinstance(value, list):
-            yield metric.name, labels, value / unit
-        elif (bounds := edges(key, field, len(value))) is not None:
-            counts = list(accumulate(value[:-1]))
-            for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
-                yield f"{metric.name}_bucket", labels | {"le": bound}, count
-            yield f"{metric.name}_sum", labels, value[-1] / unit
-            yield f"{metric.name}_count", labels, counts[-1]
-
-
 class Page:
     """The text of one block, by place of the field. Kept from scrape to scrape."""
 

@@ -19,7 +19,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -38,7 +38,6 @@ from gateway.engine.metric_blocks import (
     heads,
     merge,
     place,
-    samples_of,
 )
 from gateway.engine.metric_files import Block, NodeFiles
 from gateway.engine.metric_table import TABLE, TRITON_TABLE
@@ -197,7 +196,7 @@ class Metrics:
                 last = self._last
                 if last is None or last[0] < came_ns or last[1] != openmetrics:
                     began_ns = time.monotonic_ns()
-                    body = await _in_slices(self._exposition(openmetrics))
+                    body = await in_slices(self._exposition(openmetrics))
                     self._last = last = (began_ns, openmetrics, body)
         finally:
             self._waiting -= 1
@@ -212,7 +211,7 @@ class Metrics:
             await asyncio.sleep(interval_s)
             self._process.lagged(time.monotonic_ns() - asked_ns - round(interval_s * 1e9))
             try:
-                await _in_slices(self._publish())
+                await in_slices(self._publish())
             except Exception:
                 log.exception("metrics are behind")
 
@@ -220,10 +219,13 @@ class Metrics:
         """Of these (model, version), over all processes of the node."""
         return _at_once(self._statistics(_at_once(self._blocks(wanted))))
 
-    def samples(self) -> Iterator[tuple[str, Mapping[str, str], float]]:
-        """Name, labels and value of every number, over all processes of the node, at once."""
-        for key, state in _at_once(self._blocks()).items():
-            yield from samples_of(key, state, self._edges)
+    async def counted(self) -> dict[Key, State]:
+        """What all processes of the node have counted, by block. In slices."""
+        return await in_slices(self._blocks())
+
+    def bounds(self, key: Key, name: str, values: Sequence[int]) -> tuple[float, ...]:
+        """Upper bounds of a histogram in a block, in its family's unit; none, if its edges are not those of this process."""
+        return self._edges(key, FIELDS[key.kind][place(key.kind, name)], len(values)) or ()
 
     # states
 
@@ -883,7 +885,7 @@ def _at_once(work: Generator[None, None, T]) -> T:
             return cast(T, end.value)
 
 
-async def _in_slices(work: Generator[None, None, T]) -> T:
+async def in_slices(work: Generator[None, None, T]) -> T:
     """Its result, with the loop free for others in between."""
     clock = time.monotonic_ns
     until_ns = clock() + _SLICE_NS

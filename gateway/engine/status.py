@@ -5,11 +5,12 @@ are not counted a second time: the numbers are those of the exposition, over all
 this process sees them.
 """
 
+import asyncio
 import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,86 +19,105 @@ import orjson
 from gateway import __version__
 from gateway.config import Backend
 from gateway.engine.lane import Lane
+from gateway.engine.metric_blocks import Key, State, place
+from gateway.engine.metrics import Metrics, in_slices
 from gateway.engine.repository import Repository, ServedModel
 from gateway.errors import without_folders
 from gateway.routing.policies import Candidate
 
 _KEPT_S: Final = 0.5  # however many look
 
+_REQUESTS: Final = place("edge", "gateway_requests_total")
+_SLO: Final = place("edge", "gateway_slo_requests_total")
+_LATENCY: Final = place("edge", "gateway_request_duration_seconds")
+_ROWS: Final = place("lane", "gateway_batch_rows")
+_EJECTED: Final = place("model", "gateway_ejected")
+_USD_PER_HOUR: Final = place("cost", "gateway_cost_usd_per_hour")
+_PROCESSES: Final = place("process", "gateway_processes")
+
+# What a lane's number is called here -> where it stands, and what one of it is.
+_LANE_NUMBERS: Final = {
+    "padding_rows": (place("lane", "gateway_padding_rows_total"), 1.0),
+    "executions": (place("lane", "gateway_executions_total"), 1.0),
+    "compute_ms": (place("lane", "gateway_compute_seconds_total"), 1e-6),
+    "queue_rows": (place("lane", "gateway_queue_rows"), 1.0),
+    "queue_requests": (place("lane", "gateway_queue_requests"), 1.0),
+    "sessions": (place("lane", "gateway_workers"), 1.0),
+    "busy": (place("lane", "gateway_busy_workers"), 1.0),
+}
+
 
 @dataclass(slots=True)
 class Histogram:
-    """How many were at most so large, by upper bound; the last is infinity."""
+    """bounds: without infinity. counts: in each bucket, with one more for what is above all bounds; both empty: none yet."""
 
-    up_to: dict[float, float] = field(default_factory=lambda: defaultdict(float))
+    bounds: tuple[float, ...] = ()
+    counts: list[int] = field(default_factory=list)
+    sum: float = 0.0
 
-    def add(self, bound: str, count: float) -> None:
-        self.up_to[float(bound)] += count
-
-    def told(self, unit: str, scale: float = 1.0) -> dict[str, list[float] | list[int]]:
-        """Bounds without the last, and how many lie in each bucket, with one more for what is above all bounds."""
-        bounds = sorted(self.up_to)
-        cumulative = [round(self.up_to[bound]) for bound in bounds]
-        counts = [above - below for above, below in zip(cumulative, [0, *cumulative], strict=False)]
-        return {unit: [round(bound * scale, 9) for bound in bounds[:-1]], "counts": counts}
+    def add(self, bounds: tuple[float, ...], values: Sequence[int]) -> None:
+        """values: counts, and the sum behind them. What has other bounds than the first that was added is left out."""
+        if not self.counts:
+            self.bounds, self.counts = bounds, [0] * (len(bounds) + 1)
+        if bounds == self.bounds and len(values) == len(self.counts) + 1:
+            self.counts = [one + other for one, other in zip(self.counts, values, strict=False)]
+            self.sum += values[-1]
 
 
 @dataclass(slots=True)
-class LaneCounts:
-    """Of one backend of one model version. What is no count is the sum over processes now."""
+class BackendCounts:
+    """Of one backend of one model version. usd_per_hour: of what is held now; None: no price is known, or nothing held."""
 
     batch_rows: Histogram = field(default_factory=Histogram)
-    numbers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    numbers: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_LANE_NUMBERS, 0.0))
+    usd_per_hour: float | None = None
 
 
 @dataclass(slots=True)
 class ModelCounts:
-    """Of one model version. requests: by the code of their answer."""
+    """Of one model version. requests: by the code of their answer. slo_requests: those that count for the SLO.
+
+    ejected: by backend, how many processes have it so.
+    """
 
     requests: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    slo_requests: dict[str, int] = field(default_factory=lambda: {"met": 0, "missed": 0})
     latency_s: Histogram = field(default_factory=Histogram)
-    lanes: dict[str, LaneCounts] = field(default_factory=lambda: defaultdict(LaneCounts))
-
-
-# Sample of the exposition -> what a lane's number is called here, and what one of it is.
-_LANE_NUMBERS: Final = {
-    "gateway_batch_rows_count": ("batches", 1.0),
-    "gateway_batch_rows_sum": ("batch_rows", 1.0),
-    "gateway_padding_rows_total": ("padding_rows", 1.0),
-    "gateway_executions_total": ("executions", 1.0),
-    "gateway_compute_seconds_total": ("compute_ms", 1e3),
-    "gateway_queue_rows": ("queue_rows", 1.0),
-    "gateway_queue_requests": ("queue_requests", 1.0),
-    "gateway_workers": ("sessions", 1.0),
-    "gateway_busy_workers": ("busy", 1.0),
-    "gateway_busy_usd_total": ("busy_usd", 1.0),
-}
-_WHOLE: Final = ("batches", "batch_rows", "padding_rows", "executions", "queue_rows", "queue_requests", "sessions", "busy")
+    backends: dict[str, BackendCounts] = field(default_factory=lambda: defaultdict(BackendCounts))
+    ejected: Mapping[str, int] = field(default_factory=dict)
 
 
 class Counts:
-    """The samples of an exposition that a status tells, by model and version."""
+    """The counts that a status tells, by model and version. processes: ingress processes that have counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self.models: dict[tuple[str, str], ModelCounts] = defaultdict(ModelCounts)
-        self.processes = 0  # of the node, that take requests
+        self.processes = 1
+        self._bounds = metrics.bounds
 
-    def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        """Take in one sample."""
-        if name == "gateway_processes" and labels["role"] == "ingress":
-            self.processes = int(value)
-        if "model" not in labels:
+    def add(self, key: Key, state: State) -> None:
+        """Take in a block of `Metrics.counted`."""
+        if key == ("process", ("ingress",)):
+            self.processes = state[_PROCESSES] or 1
+        if len(key.labels) < 2:
             return
-        key = labels["model"], labels["version"]
-        if name == "gateway_requests_total":
-            self.models[key].requests[labels["code"]] += int(value)
-        elif name == "gateway_request_duration_seconds_bucket":
-            self.models[key].latency_s.add(labels["le"], value)
-        elif name == "gateway_batch_rows_bucket":
-            self.models[key].lanes[labels["backend"]].batch_rows.add(labels["le"], value)
-        elif name in _LANE_NUMBERS:
-            number, scale = _LANE_NUMBERS[name]
-            self.models[key].lanes[labels["backend"]].numbers[number] += value * scale
+        model = self.models[key.labels[0], key.labels[1]]
+        if key.kind == "edge":
+            for code, count in state[_REQUESTS].items():
+                model.requests[code] += count
+            for result, count in (state[_SLO] or {}).items():
+                model.slo_requests[result] += count
+            latency = state[_LATENCY]
+            model.latency_s.add(self._bounds(key, "gateway_request_duration_seconds", latency), latency)
+        elif key.kind == "lane":
+            backend = model.backends[key.labels[2]]
+            backend.batch_rows.add(self._bounds(key, "gateway_batch_rows", state[_ROWS]), state[_ROWS])
+            for name, (index, scale) in _LANE_NUMBERS.items():
+                backend.numbers[name] += (state[index] or 0) * scale
+        elif key.kind == "cost":
+            model.backends[key.labels[2]].usd_per_hour = state[_USD_PER_HOUR]
+        elif key.kind == "model":
+            model.ejected = state[_EJECTED] or {}
 
 
 class Status:
@@ -105,22 +125,34 @@ class Status:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self._json = b""
+        self._making: asyncio.Task[bytes] | None = None
         self._until_s = 0.0
 
-    def json(self) -> bytes:
-        """The status, at most half a second old."""
+    async def json(self) -> bytes:
+        """The status, at most half a second old: all who look share one."""
         now_s = time.monotonic()
-        if now_s >= self._until_s:
-            counts = Counts()
-            for name, labels, value in self._repository.metrics.samples():
-                counts.add(name, labels, value)
-            self._json = orjson.dumps(describe_status(self._repository, counts, time.time()))
+        if self._making is None or now_s >= self._until_s:
+            self._making = asyncio.get_running_loop().create_task(self._make())
             self._until_s = now_s + _KEPT_S
-        return self._json
+        return await asyncio.shield(self._making)
+
+    async def _make(self) -> bytes:
+        return await in_slices(self._made(await self._repository.metrics.counted()))
+
+    def _made(self, counted: Mapping[Key, State]) -> Generator[None, None, bytes]:
+        repository = self._repository
+        counts = Counts(repository.metrics)
+        for key, state in counted.items():
+            counts.add(key, state)
+            yield
+        models = []
+        for served in repository.all_models():
+            models.append(_model(served, counts.models[served.name, served.version]))
+            yield
+        return orjson.dumps(_describe(repository, counts.processes, models, time.time()))
 
 
-def describe_status(repository: Repository, counts: Counts, now_s: float) -> dict[str, Any]:
+def _describe(repository: Repository, processes: int, models: list[dict[str, Any]], now_s: float) -> dict[str, Any]:
     """now_s: Unix time."""
     server = repository.server_metadata()
     return {
@@ -130,16 +162,18 @@ def describe_status(repository: Repository, counts: Counts, now_s: float) -> dic
         "time_s": round(now_s, 3),
         "host": socket.gethostname(),
         "process": os.getpid(),
-        "processes": max(1, counts.processes),
+        "processes": processes,
+        "counted": repository.metrics.enabled,
         "ready": repository.ready(),
-        "models": [_model(served, counts.models[served.name, served.version]) for served in repository.all_models()],
+        "models": models,
     }
 
 
 def _model(served: ServedModel, counts: ModelCounts) -> dict[str, Any]:
     slo = served.config.slo
-    backends = [_backend(served, backend, counts.lanes[backend.label]) for backend in served.config.backends]
+    backends = [_backend(served, backend, counts) for backend in served.config.backends]
     prices = [backend["usd_per_hour"] for backend in backends if backend["usd_per_hour"] is not None]
+    latency = counts.latency_s
     return {
         "name": served.name,
         "version": served.version,
@@ -149,18 +183,18 @@ def _model(served: ServedModel, counts: ModelCounts) -> dict[str, Any]:
         "slo_ms": slo.p99_ms if slo else None,
         "decoupled": served.spec.decoupled,
         "requests": counts.requests,
-        "latency": counts.latency_s.told("bounds_ms", 1e3),
+        "slo_requests": counts.slo_requests,
+        "latency": {"bounds_ms": [round(bound * 1e3, 9) for bound in latency.bounds], "counts": latency.counts},
         "usd_per_hour": sum(prices) if prices else None,
         "backends": backends,
     }
 
 
-def _backend(served: ServedModel, backend: Backend, counts: LaneCounts) -> dict[str, Any]:
+def _backend(served: ServedModel, backend: Backend, of_model: ModelCounts) -> dict[str, Any]:
     label = backend.label
-    state, detail = _state(served, label)
-    numbers = {number: counts.numbers[number] for number, _ in _LANE_NUMBERS.values()}
-    numbers |= {number: round(numbers[number]) for number in _WHOLE}
-    per_session = (backend.usd_per_hour or 0.0) / backend.sessions
+    counts = of_model.backends[label]
+    state, detail = _state(served, label, of_model.ejected.get(label, 0))
+    sizes = counts.batch_rows
     return {
         "name": label,
         "kind": backend.kind,  # type: ignore[attr-defined]  # every kind adds its literal
@@ -168,14 +202,16 @@ def _backend(served: ServedModel, backend: Backend, counts: LaneCounts) -> dict[
         "role": "shadow" if backend.shadow_share else "canary" if backend.canary_share else "regular",
         "state": state,
         "detail": detail,
-        "usd_per_hour": numbers["sessions"] * per_session if backend.usd_per_hour else None,
-        "batch_sizes": counts.batch_rows.told("bounds"),
-        **numbers,
+        "usd_per_hour": counts.usd_per_hour,
+        "batches": sum(sizes.counts),
+        "batch_rows": round(sizes.sum),
+        "batch_sizes": {"bounds": sizes.bounds, "counts": sizes.counts},
+        **{name: number if name == "compute_ms" else round(number) for name, number in counts.numbers.items()},
     }
 
 
-def _state(served: ServedModel, label: str) -> tuple[str, str]:
-    """One word for a backend as this process sees it, and what is to be said beside."""
+def _state(served: ServedModel, label: str, ejected: int) -> tuple[str, str]:
+    """One word for a backend as this process sees it, and what is to be said beside. ejected: in so many processes."""
     if label in served.missing:
         return "missing", without_folders(served.missing[label])
     candidates: tuple[Candidate, ...] = served.dispatcher.router.candidates if served.dispatcher is not None else ()
@@ -183,15 +219,15 @@ def _state(served: ServedModel, label: str) -> tuple[str, str]:
     lane = next((lane for lane in served.lanes if lane.name.rsplit("/", 1)[1] == label), None)
     if found is None or lane is None:
         return "not loaded", ""
-    return state_of(lane, found)
+    return state_of(lane, found, ejected)
 
 
-def state_of(lane: Lane, candidate: Candidate) -> tuple[str, str]:
-    """Of a backend that is loaded."""
+def state_of(lane: Lane, candidate: Candidate, ejected: int) -> tuple[str, str]:
+    """Of a backend that is loaded. ejected: in so many processes of the node."""
     if candidate.health.ejected:
         return "ejected", str(candidate.health).removeprefix("ejected ")
     if lane.runner.cold:
         return "asleep", "scaled to zero; a request starts it"
     if not lane.available:
         return "down", "no live session"
-    return "live", ""
+    return "live", f"ejected in {ejected} other process{'es' * (ejected > 1)} of the node" if ejected else ""

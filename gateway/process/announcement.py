@@ -79,6 +79,7 @@ def ready_words(server: ServerSection, http: int | None, models: Sequence[ReadyM
     lines = [f"models: {named(titles) or 'none'}" + (f"; not loaded: {named(left_out)}" if left_out else "")]
     if http is not None:
         url = own_url(server, http)
+        lines += [f"what goes on, in a browser: {url}/"] if server.shows_page else []
         commands = [(not model.probed, len(text), text) for model in models if (text := curl_command(url, model, server))]
         untried, length, command = min(commands, default=(False, 0, ""))
         if 0 < length <= _LONGEST:

@@ -129,8 +129,8 @@ def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it
         asking.join()
         assert [status for status, _ in answers] == [200]
         assert not [each for each in started if each.is_running()]
-        models, how, command = out.splitlines()
-        assert (models, how) == ("models: m", "try it:")
+        models, page, how, command = out.splitlines()
+        assert (models, page, how) == ("models: m", f"what goes on, in a browser: http://127.0.0.1:{port}/", "try it:")
         assert command.startswith(f"  curl -sS http://127.0.0.1:{port}/v2/models/m/infer -d ")
         assert "stopping: requests in flight have up to 10 s; Ctrl-C again ends at once" in told.splitlines()
         assert "model m version 1 is ready on m:1/synthetic" in told  # an ingress replica's

@@ -18,7 +18,6 @@ from gateway.clock import LoopClock
 from gateway.config import Backend, ModelSection, parse_config
 from gateway.edges.http_server import HttpServer
 from gateway.edges.rest_routes import RestRoutes
-from gateway.edges.status_page import has_page
 from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metrics import Metrics
 from gateway.engine.repository import Repository, RepositoryControl
@@ -108,7 +107,7 @@ def serving(
             return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
 
         config = parse_config(yaml.safe_load(text), source="models.yaml")
-        metrics = Metrics()
+        metrics = Metrics(config.models, enabled=config.metrics.enabled)
         regions = SharedMemoryRegions(directory / "regions")
         repository = Repository(
             config,
@@ -120,7 +119,7 @@ def serving(
         )
         await repository.start()
         limits = config.server.limits
-        routes = RestRoutes(repository, limits, scrape=metrics.scrape, status_page=has_page(config.server))
+        routes = RestRoutes(repository, limits, scrape=metrics.scrape, status_page=config.server.shows_page)
         server = HttpServer(routes, limits)
         return Served(repository, server, await server.start("127.0.0.1", port), loop)
 

@@ -102,6 +102,7 @@ def test_it_is_one_process_that_says_what_it_loads_where_it_is_and_how_to_ask(tm
         ready = process.stdout.readline()
         assert ready.startswith("gateway ready http=127.0.0.1:")
         assert process.stdout.readline() == "models: m\n"
+        assert process.stdout.readline() == f"what goes on, in a browser: http://{ready.split()[2].removeprefix('http=')}/\n"
         assert process.stdout.readline() == "try it:\n"
         assert asked(process.stdout.readline().strip(), tmp_path) == "200"
         assert not any("raylet" in child.name() for child in psutil.Process(process.pid).children(recursive=True))

@@ -1,15 +1,19 @@
 """`GET /v2/status`, the page at `/`, and who gets which."""
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.config import ServerSection
-from gateway.edges.status_page import has_page, page, prefers_html
+from gateway.config import ServerSection, parse_config
+from gateway.edges.status_page import page, prefers_html
+from gateway.engine.metrics import Metrics
 from gateway.engine.status import Counts
+from gateway.errors import ConfigError
 from tests.rest_routes.serving import Served, serving
 from tests.rest_routes.test_routes import ask as get
 from tests.status.watching import EJECTS, HOSTILE, HOSTILE_BACKEND, MODELS, ask, body, status
@@ -49,6 +53,7 @@ def test_the_status_counts_what_was_asked_and_says_who_serves_it(served: Served)
     assert model["requests"]["invalid_argument"] - before["requests"].get("invalid_argument", 0) == 1
     latency = model["latency"]
     assert sum(latency["counts"]) == model["requests"]["ok"]
+    assert model["slo_requests"] == {"met": model["requests"]["ok"], "missed": 0}
     assert len(latency["counts"]) == len(latency["bounds_ms"]) + 1
     assert 250.0 in latency["bounds_ms"]
     cheap, dear = model["backends"]
@@ -75,13 +80,26 @@ def test_the_status_of_one_moment_serves_all_who_look(served: Served) -> None:
     assert len(answers) <= 3
 
 
-def test_counts_of_processes_and_protocols_are_added_up() -> None:
-    counts = Counts()
-    for protocol, up_to in (("rest", (1.0, 3.0, 3.0)), ("grpc", (0.0, 1.0, 4.0))):
-        for bound, value in zip(("0.1", "0.25", "+Inf"), up_to, strict=True):
-            labels = {"model": "m", "version": "1", "protocol": protocol, "le": bound}
-            counts.add("gateway_request_duration_seconds_bucket", labels, value)
-    assert counts.models["m", "1"].latency_s.told("bounds_ms", 1e3) == {"bounds_ms": [100.0, 250.0], "counts": [1, 3, 3]}
+def test_counts_of_protocols_are_added_up() -> None:
+    metrics = Metrics()
+    for protocol, milliseconds in (("rest", (1, 2, 200)), ("grpc", (2, 20_000))):
+        endpoint = metrics.endpoint("m", "1", protocol)
+        for each in milliseconds:
+            endpoint.done(0, 0, 0, each * 1_000_000)
+    counts = Counts(metrics)
+    for key, state in asyncio.run(metrics.counted()).items():
+        counts.add(key, state)
+    latency = counts.models["m", "1"].latency_s
+    assert counts.models["m", "1"].requests == {"ok": 5}
+    found = {bound: count for bound, count in zip((*latency.bounds, None), latency.counts, strict=True) if count}
+    assert found == {0.001: 1, 0.0025: 2, 0.25: 1, None: 1}
+
+
+def test_without_metrics_the_status_says_that_nothing_is_counted(tmp_path: Path) -> None:
+    with serving(tmp_path, "metrics: off\nmodels: [{name: m, backends: [{kind: synthetic}]}]") as running:
+        told = status(running)
+        assert told["counted"] is False
+        assert (told["models"][0]["state"], told["models"][0]["latency"]) == ("READY", {"bounds_ms": [], "counts": []})
 
 
 # the page
@@ -151,7 +169,14 @@ def test_the_page_may_ask_nobody_but_the_gateway_and_no_text_becomes_markup() ->
     ],
 )
 def test_the_page_is_there_on_loopback_or_where_it_is_switched_on(host: str, setting: bool | str, there: bool) -> None:
-    assert has_page(ServerSection.model_validate({"host": host, "status_page": setting})) == there
+    assert ServerSection.model_validate({"host": host, "status_page": setting}).shows_page == there
+
+
+def test_another_word_for_the_setting_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"server\.status_page: 'loopback': expected true or false or 'auto'"):
+        parse_config(
+            {"server": {"status_page": "loopback"}, "models": [{"name": "m", "backends": [{"kind": "synthetic"}]}]}, source="x"
+        )
 
 
 def test_without_the_page_a_browser_gets_the_index(tmp_path: Any) -> None:

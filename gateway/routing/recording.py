@@ -33,6 +33,7 @@ class RoutingEvent(IntEnum):
     WOKEN     candidate, now_ns
     LIVES     candidate, now_ns
     EXPLAINED  now_ns, rows, what was seen
+    TAUGHT    the copies of a refused request: (candidate, why, expected_ns)
     """
 
     ROUTED = 0
@@ -44,6 +45,7 @@ class RoutingEvent(IntEnum):
     WOKEN = 6
     LIVES = 7
     EXPLAINED = 8
+    TAUGHT = 9
 
 
 class SeenLane:
@@ -154,9 +156,14 @@ class RecordedRouter(Router):
     def copies(self, request: InferRequest, now_ns: int) -> Sequence[Copy]:
         copies = Router.copies(self, request, now_ns)
         if copies or self._shadows:
-            told = [(copy.candidate.label, copy.why, copy.expected_ns) for copy in copies]
-            kind = int(RoutingEvent.COPIED)
+            kind, told = int(RoutingEvent.COPIED), _told(copies)
             self._append((kind, now_ns, request.arrival_ns, request.deadline_ns, request.rows, self._taken(), told))
+        return copies
+
+    def lessons(self) -> list[Copy]:
+        copies = Router.lessons(self)
+        if copies:
+            self._append((int(RoutingEvent.TAUGHT), _told(copies)))
         return copies
 
     def sent(self, copy: Copy, now_ns: int) -> None:
@@ -217,6 +224,10 @@ class RecordedRouter(Router):
         except Exception as exc:  # whatever it is, requests go on
             log.warning("routing is no longer recorded: %s: %s", type(exc).__name__, exc)
             self.ring, self._append = None, _dropped
+
+
+def _told(copies: Sequence[Copy]) -> list[tuple[str, str, float]]:
+    return [(copy.candidate.label, copy.why, copy.expected_ns) for copy in copies]
 
 
 def _dropped(event: tuple[Any, ...]) -> None: ...

@@ -82,6 +82,8 @@ def _replay(router: RecordedRouter, said: SaidLane, by_label: dict[str, Candidat
         _, now_ns, arrival_ns, deadline_ns, rows, seen, _ = event
         said.say(seen)
         router.copies(request_like(arrival_ns, rows, deadline_ns, 0, None, "", None), now_ns)
+    elif kind == RoutingEvent.TAUGHT:
+        router.lessons()
     elif kind == RoutingEvent.SENT:
         _, label, why, expected_ns, now_ns = event
         router.sent(Copy(by_label[label], why, expected_ns), now_ns)

@@ -92,7 +92,7 @@ class Router:
         """Who gets a copy of a request that `route` has sent somewhere. To be followed by `sent` for each that was made."""
         if not self._due and not self._shadows:
             return ()
-        due = self.lessons()
+        due = self._taken_due()
         for candidate in self._shadows:
             if candidate.due(candidate.shadow_share or 0.0):
                 candidate.credit -= 1.0
@@ -102,8 +102,7 @@ class Router:
 
     def lessons(self) -> list[Copy]:
         """Who gets a copy of a request that `route` has refused: else nobody would find out that what was learned is over."""
-        due, self._due = self._due, []
-        return due
+        return self._taken_due()
 
     def sent(self, copy: Copy, now_ns: int) -> None:
         """A copy waits in the candidate's lane."""
@@ -193,6 +192,10 @@ class Router:
             "reason": route.reason,
             "lanes": lanes,
         }
+
+    def _taken_due(self) -> list[Copy]:
+        due, self._due = self._due, []
+        return due
 
     def _by_price(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         return sorted(candidates, key=lambda candidate: (candidate.usd_per_row, candidate.worker_usd_per_hour))

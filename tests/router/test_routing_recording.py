@@ -24,6 +24,12 @@ CASES: dict[str, tuple[Any, float, Any, dict[str, Any]]] = {
     "overload": ((CPU, INF2), 4000.0, (), {}),
     "a backend fails and comes back": (FLEET, 1000.0, ((0.3, failing(6, FAILS)), (0.6, failing(6, None))), {}),
     "a backend slows down": (FLEET, 1000.0, ((0.3, slower(6, 30.0)), (1.0, slower(6, 1.0))), {}),
+    "all slow down, and are fast again": (
+        (CPU, GPU),
+        300.0,
+        ((0.2, slower(0, 300.0)), (0.2, slower(1, 300.0)), (0.9, slower(0, 1.0)), (0.9, slower(1, 1.0))),
+        {},
+    ),
     "canary and shadow": (MIXED, 300.0, (), {}),
     "round robin": (FLEET, 800.0, (), {"routing": {"policy": "round_robin"}}),
     "power of two": (FLEET, 800.0, (), {"routing": {"policy": "power_of_two"}, "seed": 7}),

@@ -12,7 +12,7 @@ HOSTILE_BACKEND = HOSTILE[:45]
 MODELS = f"""
 models:
   - name: quick
-    slo: {{p99_ms: 250}}
+    slo: {{p99_ms: 5000}}
     max_rows: 8
     inputs: [{{name: INPUT0, datatype: FP32, shape: [-1, 4]}}, {{name: MASK, datatype: BOOL, shape: [-1, 2], optional: true}}]
     outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}}]

@@ -12,9 +12,12 @@ from gateway.types import BatchTrace, SpanContext, TraceEnded
 
 def batch_begun(batch: Batch) -> None:
     """A batch is closed: note it with its traced requests, if there are any."""
-    traces = {part.request.trace: None for part in batch.parts if part.request.trace is not None}
-    if not traces:
+    for part in batch.parts:  # of most batches, no request is traced
+        if part.request.trace is not None:
+            break
+    else:
         return
+    traces = {part.request.trace: None for part in batch.parts if part.request.trace is not None}
     links = tuple(trace.context for trace in traces)
     first = next(iter(traces))
     batch.trace = _noted(first.context, first.ended, "batch", batch.closed_ns, links)

@@ -36,7 +36,7 @@ _THEIR_LOGS: Final = (
 )
 _TRACES_PATH: Final = "/v1/traces"
 _TOLD_EVERY_S: Final = 60.0
-_AT_ONCE: Final = 16  # spans: 0.2 ms
+_AT_ONCE: Final = 64  # spans: 0.8 ms
 _PAUSE_S: Final = 0.0005
 
 T = TypeVar("T")

@@ -19,7 +19,13 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 # Debian package -> the program of it that tests run.
-_PROGRAMS = {"curl": "curl", "chromium-driver": "chromedriver", "nodejs": "node", "nghttp2-client": "h2load"}
+_PROGRAMS = {
+    "curl": "curl",
+    "chromium-driver": "chromedriver",
+    "nodejs": "node",
+    "nghttp2-client": "h2load",
+    "prometheus": "promtool",
+}
 
 _status = pytest.StashKey[int]()
 _lost = pytest.StashKey[bool]()

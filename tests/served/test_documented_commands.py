@@ -125,6 +125,7 @@ BENCHMARKS = (
     "python -m benchmarks.recommend measured configs/loadtests/minilm-space.yaml --out DIR",
     "python -m benchmarks.recommend simulated",
     "python -m benchmarks.searches --out DIR",
+    "python -m benchmarks.observability",
     "python -m benchmarks.routing",
     "python -m benchmarks.routing --real",
     "python -m benchmarks.scrape",

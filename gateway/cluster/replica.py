@@ -294,6 +294,8 @@ class Replica:
         except (ConfigError, OSError) as exc:  # batches run all the same
             log.warning("%s: what this replica costs is not counted: %s", self._name, exc)
             return
+        if self._tracer is not None:
+            self._metrics.watch_spans(self._tracer.spans)
         cost = self._metrics.cost(model.name, model.version, backend.label, backend.usd_per_hour, backend.sessions)
         cost.measure(self._busy_ns)
         cost.hold()

@@ -211,9 +211,12 @@ class Inference(ABC, Generic[C, Reply]):
 
     def _answered(self, endpoint: Endpoint[C], encoding_ns: int) -> None:
         encoded_ns = time.monotonic_ns()
-        endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, encoded_ns)
-        if self._trace is not None:
-            self._end_trace(self._trace, None, encoding_ns, encoded_ns)
+        trace = self._trace
+        if trace is None:
+            endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, encoded_ns)
+            return
+        endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, encoded_ns, trace.context.trace_id)
+        self._end_trace(trace, None, encoding_ns, encoded_ns)
 
     def _fail(self, outcome: GatewayError, encoding_ns: int) -> None:
         endpoint = self._endpoint
@@ -340,7 +343,8 @@ class StreamedInference(Inference[C, Reply]):
         if self._part_ns:
             endpoint.metrics.part(made_ns - self._part_ns)
         else:
-            endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made_ns, time.monotonic_ns())
+            trace_id = "" if self._trace is None else self._trace.context.trace_id
+            endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made_ns, time.monotonic_ns(), trace_id)
         self._part_ns = made_ns
         if left:
             place.taken()

@@ -221,6 +221,16 @@ def test_an_answer_in_parts_is_one_trace(traced: tuple[gateway.TestClient, Colle
 
 
 @pytest.mark.slow
+def test_the_latency_of_a_traced_request_names_its_trace(traced: tuple[gateway.TestClient, Collector]) -> None:
+    client, _ = traced
+    by_rest(client, "echo", SAMPLED)
+    metrics = client.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
+    named = [line for line in metrics.splitlines() if f'trace_id="{TRACE}"' in line]
+    assert named
+    assert all(line.startswith("gateway_request_duration_seconds_bucket") for line in named)
+
+
+@pytest.mark.slow
 def test_nothing_of_opentelemetry_is_imported_unasked() -> None:
 
     code = "import sys, gateway.ingress; sys.exit('opentelemetry' in sys.modules)"

@@ -215,7 +215,7 @@ def look(told: Told, prometheus: Prometheus) -> None:
 
 @contextlib.contextmanager
 def overloaded(stage: Stage) -> Iterator[None]:
-    with Load(stage.port, "busy", 300, threads=24):
+    with Load(stage.port, "busy", 80, threads=16):
         yield
 
 
@@ -241,9 +241,8 @@ def drifting(stage: Stage) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost(stage: Stage) -> Iterator[None]:
-    """The session ends, and takes its time to open anew, while requests wait."""
-    infer(stage.port, "fragile", _EXIT)
-    with Load(stage.port, "fragile", 5, threads=5):
+    """The sessions of both ingress processes end, and take their time to open anew, while requests wait."""
+    with Load(stage.port, "fragile", 20, odd=_EXIT, every=1, threads=10), Load(stage.port, "fragile", 5, threads=5):
         yield
 
 
@@ -325,7 +324,7 @@ def write(folder: Path) -> None:
     ]
     models = [
         {"name": "pair", "slo": {"p99_ms": 1000}, "backends": pair},
-        synthetic("busy", {"placement": "replicas", "fixed_ms": 30, "row_ms": 5}, slo={"p99_ms": 150}),
+        synthetic("busy", {"placement": "replicas", "fixed_ms": 30, "row_ms": 20}, slo={"p99_ms": 150}),
         {
             "name": "drifting",
             "slo": {"p99_ms": 2000},

@@ -82,6 +82,7 @@ def count_all(metrics: Metrics) -> None:
     cost.measure(lambda: 1_000)
     cost.hold()
     metrics.watch_models(lambda: [("m", "1", True)])
+    metrics.watch_spans(lambda: {"sent": 3})
 
 
 def test_every_metric_of_the_table_is_told_in_both_formats_of_the_types_and_units_it_has_there() -> None:

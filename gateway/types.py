@@ -1,7 +1,7 @@
 """The words the gateway's parts speak to each other in: requests, responses, and what is asked of an output."""
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -126,6 +126,7 @@ class BatchTrace:
     ended: "TraceEnded"
     name: str
     closed_ns: int
+    _: KW_ONLY
     links: tuple[SpanContext, ...] = ()
     kind: Literal["internal", "client", "server"] = "internal"
     started_ns: int = 0
@@ -147,6 +148,7 @@ class RequestTrace:
     context: SpanContext
     parent_id: str
     ended: "TraceEnded"
+    _: KW_ONLY
     batches: list[BatchTrace] = field(default_factory=list)
     operation: str = ""
     error: str = ""

@@ -13,9 +13,6 @@ LARGE = {
     "gateway.edges.rest_routes", "gateway.protocols.rest", "gateway.wire.http1", "gateway.wire.http2_server",
     "gateway.engine.metrics", "gateway.cluster.replica", "gateway.engine.repository",
 }  # fmt: skip
-# Records of the gateway that still take more by position; loadtest's are not held to it.
-LONG_RECORDS = {"PastBatch", "PastRequest", "History", "Figures", "LaneGauges", "Metrics", "ModelRecording", "Span"}
-NAMED_TWICE = {"Lane", "Seen", "History", "_Head", "Page"}
 
 
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
@@ -67,8 +64,7 @@ def test_no_module_and_no_class_is_too_long_to_be_read_at_once() -> None:
 
 def test_nothing_is_made_of_more_than_seven_values_by_position() -> None:
     for module, cls in classes():
-        if cls.name in LONG_RECORDS:
-            continue
+        # Records of loadtest are not held to it.
         record = 0 if module.startswith("loadtest.") else generated(cls)
         assert max(written(cls), record) <= BY_POSITION, f"{module}.{cls.name}: give the others by name"
 
@@ -81,4 +77,4 @@ def test_few_reach_into_what_another_module_keeps_to_itself() -> None:
 def test_a_class_of_the_gateway_or_its_backends_has_its_name_to_itself() -> None:
     trees = [tree for module, tree in modules().items() if not module.startswith("loadtest.")]
     names = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
-    assert {name for name, count in names.items() if count > 1} <= NAMED_TWICE
+    assert {name for name, count in names.items() if count > 1} == set()

@@ -22,7 +22,7 @@ class LaneRecording(msgspec.Struct):
         return {"dropped": self.dropped, "segments": self.segments}
 
 
-class ModelRecording(msgspec.Struct):
+class ModelRecording(msgspec.Struct, kw_only=True):
     """Of one model in one process. now_ns, unix_s: the same moment by the process's clock and by everybody's.
 
     process: a name that no other process has; processes: how many serve the model side by side. routing: for `replay_routing`;

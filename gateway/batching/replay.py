@@ -18,7 +18,7 @@ from gateway.types import InferRequest
 _KEY = 8  # where the number of a shape key stands in an arrival: its own in each segment
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class PastBatch:
     """One batch that was closed. Times: `Clock.now_ns` of the process that recorded it.
 
@@ -43,7 +43,7 @@ class PastBatch:
     ok: bool = True
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class PastRequest:
     """One request. limit_ns: until when its answer was worth something; NEVER: always. added_ns: None, if before the recording.
 
@@ -89,7 +89,7 @@ class Difference:
         return f"segment {self.segment}, event {self.event} ({kind}): recorded {self.recorded}, replayed {self.replayed}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class History:
     """What a replay gives. decisions: that were compared. difference: None, if all came out the same.
 
@@ -250,18 +250,18 @@ class _Replayer:
         self, number: int, request: InferRequest, batcher: RecordedBatcher, now_ns: int | None, reserved_ns: int
     ) -> PastRequest:
         past = PastRequest(
-            number,
-            request.id,
-            request.arrival_ns,
-            request.rows,
-            request.deadline_ns,
-            deadline_of(request, batcher.slo_ns),
-            request.priority,
-            request.shape_key,
-            [(name, array.shape, array.dtype.str) for name, array in request.inputs.items()] or None,
-            now_ns,
-            reserved_ns,
-            batcher.queue_rows,
+            number=number,
+            own_id=request.id,
+            arrival_ns=request.arrival_ns,
+            rows=request.rows,
+            own_deadline_ns=request.deadline_ns,
+            limit_ns=deadline_of(request, batcher.slo_ns),
+            priority=request.priority,
+            shape_key=request.shape_key,
+            widths=[(name, array.shape, array.dtype.str) for name, array in request.inputs.items()] or None,
+            added_ns=now_ns,
+            reserved_ns=reserved_ns,
+            queued_rows=batcher.queue_rows,
             rows_left=request.rows,
         )
         self._requests[number] = past
@@ -279,17 +279,17 @@ class _Replayer:
             bound_ns = likely_ns * curve.spread
         requests = [self._past(part.request) for part in batch.parts]
         past = PastBatch(
-            number,
-            batch.closed_ns,
-            batch.reason,
-            batch.rows,
-            batch.padded_rows,
-            batch.busy,
-            workers,
-            batch.group,
-            likely_ns,
-            bound_ns,
-            requests,
+            number=number,
+            closed_ns=batch.closed_ns,
+            reason=batch.reason,
+            rows=batch.rows,
+            padded_rows=batch.padded_rows,
+            busy=batch.busy,
+            workers=workers,
+            group=batch.group,
+            likely_ns=likely_ns,
+            bound_ns=bound_ns,
+            requests=requests,
         )
         for request in requests:
             request.batches.append(past)

@@ -26,7 +26,7 @@ class BackendFigures:
     batch_ms: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Of one model. in_time: the share within the SLO, of the requests that count for it. None: nothing came, or there is none,
     or no price.
@@ -71,16 +71,16 @@ def between(then: Told | None, now: Told, span_s: float) -> Figures:
     rows, batches, padded = (sum(since[key] for _, since in grown) for key in ("batch_rows", "batches", "padding_rows"))
     hourly = now["usd_per_hour"]
     return Figures(
-        span_s,
-        answered,
-        ok,
-        quantile(bounds, took, 0.5),
-        quantile(bounds, took, 0.99),
-        met / (met + missed) if met + missed else None,
-        rows / batches if batches else None,
-        padded / (rows + padded) if rows + padded else None,
-        hourly / 3600 * span_s / ok * 1e6 if hourly is not None and ok > 0 else None,
-        tuple(
+        span_s=span_s,
+        answered=answered,
+        ok=ok,
+        p50_ms=quantile(bounds, took, 0.5),
+        p99_ms=quantile(bounds, took, 0.99),
+        in_time=met / (met + missed) if met + missed else None,
+        rows_per_batch=rows / batches if batches else None,
+        padding=padded / (rows + padded) if rows + padded else None,
+        usd_per_million=hourly / 3600 * span_s / ok * 1e6 if hourly is not None and ok > 0 else None,
+        backends=tuple(
             BackendFigures(
                 backend["name"],
                 since["batch_rows"] / rows if rows else None,
@@ -108,7 +108,7 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float 
     return inf
 
 
-class History:
+class Statuses:
     """Statuses of one gateway, oldest first."""
 
     def __init__(self) -> None:

@@ -22,11 +22,11 @@ from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConne
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from gateway.commands.rates import Figures, History, Told
+from gateway.commands.rates import Figures, Statuses, Told
 from gateway.errors import BackendUnreachable, ConfigError
 
 if TYPE_CHECKING:
-    from gateway.commands.top_screen import Seen
+    from gateway.commands.top_screen import Shown
 
 _DEFAULT: Final = "http://127.0.0.1:8000"
 _PATH: Final = "/v2/status"
@@ -130,7 +130,7 @@ class Watched:
     """One gateway, as far as it is known. heard_s, silent_s: when it answered last, and since when it does not (monotonic)."""
 
     client: StatusClient
-    history: History = field(default_factory=History)
+    statuses: Statuses = field(default_factory=Statuses)
     heard_s: float | None = None
     silent_s: float | None = None
     error: str = ""
@@ -140,16 +140,16 @@ class Watched:
             self.error = found.message
             self.silent_s = self.silent_s if self.silent_s is not None else now_s
         else:
-            self.history.add(found)
+            self.statuses.add(found)
             self.heard_s, self.silent_s, self.error = now_s, None, ""
 
-    def seen(self, span_s: float, now_s: float) -> "Seen":
-        from gateway.commands.top_screen import Seen
+    def seen(self, span_s: float, now_s: float) -> "Shown":
+        from gateway.commands.top_screen import Shown
 
-        status = self.history.last if self.heard_s is not None else None
-        models = [(model, self.history.figures(model, span_s)) for model in status["models"]] if status is not None else []
+        status = self.statuses.last if self.heard_s is not None else None
+        models = [(model, self.statuses.figures(model, span_s)) for model in status["models"]] if status is not None else []
         silent_s = now_s - self.silent_s if self.silent_s is not None else 0.0
-        return Seen(self.client.url, status, models, self.error, silent_s)
+        return Shown(self.client.url, status, models, self.error, silent_s)
 
 
 def _once(watched: Sequence[Watched], seconds: float, *, as_json: bool) -> int:
@@ -184,9 +184,9 @@ def _document(watched: Watched, seconds: float) -> dict[str, Any]:
     """For programs. What is not known is null; a percentile above the histogram's last bound too, which stands beside it."""
     if watched.error:
         return {"url": watched.client.url, "error": watched.error}
-    status = watched.history.last
+    status = watched.statuses.last
     head = {key: status[key] for key in ("version", "host", "process", "processes", "ready")}
-    models = [_model_document(model, watched.history.figures(model, seconds)) for model in status["models"]]
+    models = [_model_document(model, watched.statuses.figures(model, seconds)) for model in status["models"]]
     return {"url": watched.client.url, "error": None, **head, "models": models}
 
 

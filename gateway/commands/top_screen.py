@@ -40,7 +40,7 @@ _OF_BACKENDS: Final = ("SHARE", "BATCH")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Shown:
     """A gateway as it is to be shown. status: the last; None: it never answered. silent_s: how long it has not."""
 
     url: str
@@ -50,7 +50,7 @@ class Seen:
     silent_s: float
 
 
-def screen(seen: Sequence[Seen], span_s: float, width: int, height: int) -> Group:
+def screen(seen: Sequence[Shown], span_s: float, width: int, height: int) -> Group:
     """All of them, and which keys there are, in so many columns and lines."""
     lines: list[Text] = []
     for each in seen:
@@ -69,12 +69,12 @@ def screen(seen: Sequence[Seen], span_s: float, width: int, height: int) -> Grou
     return Group(*lines, *(Text() for _ in range(room - len(lines))), foot)
 
 
-def table(seen: Seen) -> str:
+def table(seen: Shown) -> str:
     """One of them as plain text, whatever width it takes."""
     return "\n".join(line.plain.rstrip() for line in _gateway(seen, None))
 
 
-def _gateway(seen: Seen, width: int | None) -> list[Text]:
+def _gateway(seen: Shown, width: int | None) -> list[Text]:
     lines = [_head(seen)]
     if seen.error:
         lines += _wrapped(printable(seen.error.removeprefix(f"{seen.url}: ")), width, _BAD)
@@ -100,7 +100,7 @@ def _gateway(seen: Seen, width: int | None) -> list[Text]:
     return lines
 
 
-def _head(seen: Seen) -> Text:
+def _head(seen: Shown) -> Text:
     line = Text(printable(seen.url), "bold")
     status = seen.status
     if status is None:

@@ -273,7 +273,7 @@ class Lane:
             self.batcher.queue_requests,
             self.runner.free_slots + running,
             running,
-            learned,
+            service_s=learned,
             oldest_ns=now_ns - oldest_ns if oldest_ns is not None else 0,
             running_ns=sum(now_ns - batch.closed_ns for batch in self.runs.running),
             shifts=sum(curve.resets for curve in service.curves.values()),

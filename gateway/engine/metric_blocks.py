@@ -5,7 +5,7 @@ is a histogram (the count of each bucket, of what lies beyond the last edge, and
 joined by SEP, to numbers; or None, where there is nothing to tell. Times of counters and histograms are integer nanoseconds.
 Blocks of equal kind and labels are merged, be they of one process or of several: so a sum is exact.
 
-A page is the text of one block, by family; what has not changed since the last scrape is not written again.
+A `BlockText` is that of one block, by family; what has not changed since the last scrape is not written again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -159,7 +159,7 @@ Edges = Callable[[Key, Field, int], tuple[float, ...] | None]
 """The upper bounds of a histogram of so many values, in its family's unit; None: unknown, and the histogram is left out."""
 
 
-class Page:
+class BlockText:
     """The text of one block, by place of the field. Kept from scrape to scrape."""
 
     __slots__ = ("_forms", "_labels", "_state", "key", "texts")

@@ -20,8 +20,9 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from gateway import __version__
 from gateway.batching.batch import Batch
@@ -29,9 +30,9 @@ from gateway.config import ModelSection
 from gateway.engine.metric_blocks import (
     FIELDS,
     SEP,
+    BlockText,
     Field,
     Key,
-    Page,
     State,
     counters_only,
     escaped,
@@ -114,7 +115,7 @@ class Metrics:
         self._process = _Process(role, instance_type, session_pids)
         self._readiness: Callable[[], Iterable[tuple[str, str, bool]]] = tuple
         self._starting = True
-        self._pages: dict[Key, Page] = {}
+        self._pages: dict[Key, BlockText] = {}
         self._heads = {form: dict(heads(TABLE, openmetrics=form)) for form in (False, True)}
         self._order = _order()
         self._turn = asyncio.Lock()
@@ -320,12 +321,12 @@ class Metrics:
         for key, state in blocks.items():
             page = self._pages.get(key)
             if page is None:
-                page = self._pages[key] = Page(key)
+                page = self._pages[key] = BlockText(key)
             page.update(state, self._edges)
             yield
         for key in self._pages.keys() - blocks.keys():
             del self._pages[key]
-        by_kind: dict[str, list[Page]] = defaultdict(list)
+        by_kind: dict[str, list[BlockText]] = defaultdict(list)
         for page in self._pages.values():
             by_kind[page.key.kind].append(page)
         texts: list[str] = []
@@ -345,7 +346,7 @@ class Metrics:
             yield
         return b"".join(encoded)
 
-    def _page_text(self, page: Page, index: int, openmetrics: bool) -> str:
+    def _page_text(self, page: BlockText, index: int, openmetrics: bool) -> str:
         if openmetrics and index == _LATENCY and page.key.kind == "edge":
             model, version, protocol = page.key.labels
             endpoint = self._endpoints.get((model, version, protocol))
@@ -394,7 +395,8 @@ class Metrics:
         return "".join(texts)
 
 
-class LaneGauges(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LaneGauges:
     """The state of a lane.
 
     service_s: bucket, rows, expected and pessimistic time of a batch. oldest_ns: how long the oldest has waited. running_ns:
@@ -406,6 +408,7 @@ class LaneGauges(NamedTuple):
     queue_requests: int
     workers: int  # that can run batches
     busy_workers: int
+    _: KW_ONLY
     service_s: tuple[tuple[str, int, float, float], ...] = ()
     oldest_ns: int = 0
     running_ns: int = 0

@@ -64,7 +64,7 @@ def _noted(
     context = within(parent)
     session = within(context)
     kind: Literal["internal", "server"] = "internal" if links else "server"
-    return BatchTrace(context, parent.span_id, session, _told(session), ended, name, closed_ns, links, kind)
+    return BatchTrace(context, parent.span_id, session, _told(session), ended, name, closed_ns, links=links, kind=kind)
 
 
 def _end(trace: BatchTrace, started_ns: int, finished_ns: int, returned_ns: int, error: GatewayError | None) -> None:

@@ -6,7 +6,8 @@ it, linked to all of them; within it is what its session did, which is that requ
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Literal, NamedTuple
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Final, Literal
 
 from gateway.errors import Code
 from gateway.types import BatchTrace, RequestTrace, SpanContext
@@ -23,7 +24,8 @@ _FAULTS: Final = frozenset(
 )  # fmt: skip
 
 
-class Span(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Span:
     """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process."""
 
     name: str
@@ -31,8 +33,9 @@ class Span(NamedTuple):
     parent_id: str
     start_ns: int
     end_ns: int
+    _: KW_ONLY
     kind: Kind = "internal"
-    attributes: Mapping[str, str | int] = {}
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
     links: tuple[SpanContext, ...] = ()
     failed: bool = False
     remote: bool = False
@@ -57,8 +60,8 @@ def _of_request(trace: RequestTrace, new_id: Callable[[], str]) -> Iterator[Span
         trace.parent_id,
         trace.arrival_ns,
         trace.ended_ns,
-        "server",
-        attributes,
+        kind="server",
+        attributes=attributes,
         failed=error in _FAULTS,
         remote=bool(trace.parent_id),
     )
@@ -100,9 +103,9 @@ def _of_batch(trace: BatchTrace) -> Iterator[Span]:
         trace.parent_id,
         trace.closed_ns,
         trace.returned_ns,
-        trace.kind,
-        attributes,
-        trace.links,
+        kind=trace.kind,
+        attributes=attributes,
+        links=trace.links,
         failed=bool(error),
         remote=trace.kind == "server",
     )

@@ -62,7 +62,7 @@ def count_all(metrics: Metrics) -> None:
     """Something on every recorder."""
     lane = metrics.lane("m", "1", "cpu", max_rows=32)
     learned = (("64", 1, 0.001, 0.002), ("64", 32, 0.01, 0.02))
-    lane.watch(lambda: LaneGauges(3, 2, 4, 1, learned, oldest_ns=7 * MS, shifts=1, cold_start_ns=9_000 * MS))
+    lane.watch(lambda: LaneGauges(3, 2, 4, 1, service_s=learned, oldest_ns=7 * MS, shifts=1, cold_start_ns=9_000 * MS))
     lane.batch_done(batch(expected_ns=MS), Execution(6 * MS, 9 * MS), 10 * MS, failed=False)
     lane.batch_done(batch(), Execution(6 * MS, 9 * MS, error=BackendFailed("")), 10 * MS, failed=True)
     lane.retried()

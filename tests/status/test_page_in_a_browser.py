@@ -222,7 +222,7 @@ def test_page_and_terminal_reckon_alike(shown: Browser, served: Served) -> None:
     figures = between(then["models"][0], now["models"][0], now["time_s"] - then["time_s"])
     assert figures.p99_ms is not None
     text = page().body.decode()
-    reckoning = text[text.index("const sum =") : text.index("class History")]
+    reckoning = text[text.index("const sum =") : text.index("class Statuses")]
     arguments = f"{json.dumps(then['models'][0])}, {json.dumps(now['models'][0])}, {figures.span_s}"
     ours = shown.script(f"(() => {{ {reckoning}; return between({arguments}) }})()")
     for key in ("answered", "ok", "p50_ms", "p99_ms", "in_time", "rows_per_batch", "padding", "usd_per_million"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.commands.rates import History, between, quantile
+from gateway.commands.rates import Statuses, between, quantile
 
 
 def backend(name: str = "one", **fields: Any) -> dict[str, Any]:
@@ -90,37 +90,37 @@ def test_a_quantile_lies_in_the_bucket_that_has_it(counts: list[int], q: float) 
 
 
 def test_a_window_goes_back_as_far_as_it_says_or_as_far_as_there_is() -> None:
-    history = History()
+    statuses = Statuses()
     for second in range(100):
         now = model(ok=second * second, counts=(second * second, 0, 0, 0))
-        history.add(status(1000.0 + second, now))
+        statuses.add(status(1000.0 + second, now))
         if second == 0:
-            assert history.figures(now, 10) is None
+            assert statuses.figures(now, 10) is None
         elif second == 4:
-            figures = history.figures(now, 10)
+            figures = statuses.figures(now, 10)
             assert figures is not None
             assert (figures.span_s, figures.requests_per_s) == (4, 4)
     for span_s in (10, 60):
-        figures = history.figures(now, span_s)
+        figures = statuses.figures(now, span_s)
         assert figures is not None
         assert (figures.span_s, figures.answered) == (span_s, 99**2 - (99 - span_s) ** 2)
 
 
 def test_after_a_pause_in_which_nobody_looked_a_window_is_not_stretched_over_it() -> None:
-    history = History()
-    history.add(status(0.0, model(ok=1)))
-    history.add(status(300.0, model(ok=1000)))
-    assert history.figures(history.last["models"][0], 10) is None
+    statuses = Statuses()
+    statuses.add(status(0.0, model(ok=1)))
+    statuses.add(status(300.0, model(ok=1000)))
+    assert statuses.figures(statuses.last["models"][0], 10) is None
 
 
 def test_counts_that_fall_are_those_of_a_gateway_that_was_started_again() -> None:
-    history = History()
-    history.add(status(0.0, model(ok=100, counts=(100, 0, 0, 0))))
-    history.add(status(1.0, model(ok=110, counts=(110, 0, 0, 0))))
+    statuses = Statuses()
+    statuses.add(status(0.0, model(ok=100, counts=(100, 0, 0, 0))))
+    statuses.add(status(1.0, model(ok=110, counts=(110, 0, 0, 0))))
     again = model(ok=3, counts=(3, 0, 0, 0))
-    history.add(status(2.0, again))
-    assert history.figures(again, 10) is None
-    history.add(status(3.0, model(ok=5, counts=(5, 0, 0, 0))))
-    figures = history.figures(history.last["models"][0], 10)
+    statuses.add(status(2.0, again))
+    assert statuses.figures(again, 10) is None
+    statuses.add(status(3.0, model(ok=5, counts=(5, 0, 0, 0))))
+    figures = statuses.figures(statuses.last["models"][0], 10)
     assert figures is not None
     assert figures.answered == 2

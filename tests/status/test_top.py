@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import main
-from gateway.commands.top_screen import Seen, ms, percent, screen, short, usd
+from gateway.commands.top_screen import Shown, ms, percent, screen, short, usd
 from tests.rest_routes.serving import Served, serving
 from tests.router.test_explain import answering, answering_grpc
 from tests.status.test_rates import backend, model
@@ -144,7 +144,7 @@ def test_what_is_no_address_is_told(capsys: pytest.CaptureFixture[str], argument
 
 def lines(width: int, height: int, *models: dict[str, object], error: str = "", status: bool = True) -> list[str]:
     told = {"version": "1", "host": "h", "process": 7, "processes": 1, "ready": True, "counted": True, "models": models}
-    seen = Seen("http://g", told if status else None, [(each, None) for each in models], error, 3.0)
+    seen = Shown("http://g", told if status else None, [(each, None) for each in models], error, 3.0)
     return [line.plain for line in screen([seen], 10.0, width, height).renderables]  # type: ignore[union-attr]
 
 

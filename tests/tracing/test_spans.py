@@ -14,14 +14,14 @@ OTHER = SpanContext("f" * 32, "2" * 16)
 def request(*batches: BatchTrace, **more: Any) -> RequestTrace:
     """Read at 100, decoded at 110, its outcome known at 900, answered at 950."""
     given = {"operation": "op", "arrival_ns": 100, "decoded_ns": 110, "encoding_ns": 900, "ended_ns": 950} | more
-    return RequestTrace(OWN, "", lambda _: None, list(batches), **given)
+    return RequestTrace(OWN, "", lambda _: None, batches=list(batches), **given)
 
 
 def batch(at_ns: int, of: SpanContext = OTHER, **more: Any) -> BatchTrace:
     """Closed at a time, its session 10 later and for 100, back 5 after that. of: the first request in it."""
     own, session = SpanContext(of.trace_id, f"{at_ns:016x}"), SpanContext(of.trace_id, "5" * 16)
     times = {"started_ns": at_ns + 10, "finished_ns": at_ns + 110, "returned_ns": at_ns + 115} | more
-    return BatchTrace(own, of.span_id, session, {}, lambda _: None, "batch", at_ns, (of, OWN), **times)
+    return BatchTrace(own, of.span_id, session, {}, lambda _: None, "batch", at_ns, links=(of, OWN), **times)
 
 
 def stages(trace: RequestTrace) -> list[tuple[str, int, int]]:

@@ -48,7 +48,7 @@ _LONGER_BYTES: Final = 2 << 20  # than what takes a child some tenths of a secon
 # What the child may take: lists of one number each need 40 bytes for each of JSON.
 _MEMORY_BYTES: Final = 256 << 20
 _MEMORY_PER_BYTE: Final = 64
-_NICE: Final = 10  # where processors are scarce, the loop goes first
+_NICE: Final = 5  # where processors are scarce, the loop goes first
 
 _ERRORS: Final[dict[str, type[GatewayError]]] = {
     error.__name__: error for error in (InvalidArgument, NotFound, TooLarge, Unsupported, InternalError)

@@ -10,7 +10,6 @@ MODULE_LINES, CLASS_LINES, BY_POSITION, REACHES = 500, 400, 7, 30
 
 # Being parted; no more may come.
 LARGE = {
-    "gateway.edges.rest_routes", "gateway.protocols.rest", "gateway.wire.http1", "gateway.wire.http2_server",
     "gateway.engine.metrics", "gateway.cluster.replica", "gateway.engine.repository",
 }  # fmt: skip
 

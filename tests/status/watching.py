@@ -14,6 +14,7 @@ models:
   - name: quick
     slo: {{p99_ms: 5000}}
     max_rows: 8
+    routing: {{ejection: {{pause_s: 5}}}}
     inputs: [{{name: INPUT0, datatype: FP32, shape: [-1, 4]}}, {{name: MASK, datatype: BOOL, shape: [-1, 2], optional: true}}]
     outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}}]
     backends:

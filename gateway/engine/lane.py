@@ -25,8 +25,8 @@ from gateway.clock import Clock
 from gateway.engine.failed_requests import fields_of
 from gateway.engine.failure_log import FailureLog
 from gateway.engine.killers import Killers
-from gateway.engine.metrics import LaneGauges, LaneMetrics
 from gateway.engine.place import OnDone, OnPart, Place
+from gateway.engine.recorders import LaneGauges, LaneMetrics
 from gateway.engine.runner import BatchRunner, Execution
 from gateway.engine.runs import LaneObserver, Runs
 from gateway.errors import (

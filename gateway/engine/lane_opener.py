@@ -18,8 +18,9 @@ from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.clock import Clock
 from gateway.config import Backend, ModelSection
 from gateway.engine.lane import Lane
-from gateway.engine.metrics import Cost, Metrics
+from gateway.engine.metrics import Metrics
 from gateway.engine.probes import probe
+from gateway.engine.recorders import Cost
 from gateway.engine.runner import BatchRunner
 from gateway.errors import BackendFailed, ConfigError, GatewayError
 

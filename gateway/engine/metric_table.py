@@ -1,7 +1,7 @@
 """Every metric there is: name, type, unit, labels, station and meaning. The exposition, docs/metrics.md and the tests read it.
 
-A new metric is one entry here, and a value of the same name in what the recorder gives (`gateway.engine.metrics`). Names end in
-their unit, counters in `_total`; label values come from the configuration or from fixed lists, never from a client.
+A new metric is one entry here, and a value of the same name in what the recorder gives (`gateway.engine.recorders`). Names end
+in their unit, counters in `_total`; label values come from the configuration or from fixed lists, never from a client.
 """
 
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
 from gateway.clock import Clock, Timer
-from gateway.engine.metrics import LaneMetrics
+from gateway.engine.recorders import LaneMetrics
 from gateway.engine.runner import BatchRunner, Execution
 from gateway.errors import BackendFailed, Cancelled, GatewayError, InternalError
 from gateway.tracing.batches import batch_begun, batch_ended

@@ -20,7 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import ModelSection, parse_config
 from gateway.engine.metric_table import BY_NAME, TRITON_TABLE
-from gateway.engine.metrics import FLUSH_INTERVAL_S, LaneGauges, Metrics
+from gateway.engine.metrics import FLUSH_INTERVAL_S, Metrics
+from gateway.engine.recorders import LaneGauges
 from gateway.engine.runner import Execution
 from gateway.errors import BackendFailed, Code
 from loadtest.verdict.statistics import percentiles
@@ -292,7 +293,8 @@ def process_began_s(pid: int) -> float:
 PROGRAM = textwrap.dedent("""
     import sys, time
     from pathlib import Path
-    from gateway.engine.metrics import LaneGauges, Metrics
+    from gateway.engine.metrics import Metrics
+    from gateway.engine.recorders import LaneGauges
     metrics = Metrics(directory=Path(sys.argv[1]))
     metrics.endpoint("m", "1", "rest").done(0, 0, 0, 1000)
     lane = metrics.lane("m", "1", "cpu")
@@ -406,10 +408,10 @@ def test_text_that_has_not_changed_is_not_made_again() -> None:
     count_all(metrics)
     other = metrics.endpoint("n", "1", "rest")
     metrics.expose()
-    before = {key: list(page.texts) for key, page in metrics._pages.items()}
+    before = {key: list(page.texts) for key, page in metrics._text._texts.items()}
     other.done(0, 0, 0, 1)
     metrics.expose()
-    for key_, page in metrics._pages.items():
+    for key_, page in metrics._text._texts.items():
         if key_.kind in ("edge", "lane", "model") and key_.labels[0] == "m":
             assert all(now is then for now, then in zip(page.texts, before[key_], strict=True))
 

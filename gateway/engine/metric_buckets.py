@@ -1,0 +1,44 @@
+"""The histograms' buckets: where their edges are, for who counts into them and for who writes them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from gateway.engine.metric_blocks import Field, Key
+
+_LATENCY_S: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+_CODEC_S: Final = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.001, 0.005, 0.025)
+_STAGE_S: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+_LAG_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5)
+ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def _ns(bounds_s: Iterable[float]) -> tuple[int, ...]:
+    return tuple(round(bound * 1e9) for bound in bounds_s)
+
+
+CODEC_NS: Final = _ns(_CODEC_S)
+STAGE_NS: Final = _ns(_STAGE_S)
+LAG_NS: Final = _ns(_LAG_S)
+
+_CODED: Final = ((("stage", "decode"),), (("stage", "encode"),))
+
+
+def latency_edges_ns(slo_ns: int | None) -> tuple[int, ...]:
+    """A model's objective is an edge."""
+    return tuple(sorted({*_ns(_LATENCY_S), *(() if slo_ns is None else (slo_ns,))}))
+
+
+def edges(slo_ns: Mapping[tuple[str, str], int], key: Key, field: Field, length: int) -> tuple[float, ...] | None:
+    """Of a histogram whose value is so long. slo_ns: by model and version. None: it was counted by others."""
+    found: tuple[float, ...]
+    if field.name == "gateway_request_duration_seconds":
+        found = tuple(bound / 1e9 for bound in latency_edges_ns(slo_ns.get((key.labels[0], key.labels[1]))))
+    elif field.name == "gateway_batch_rows":
+        found = ROWS[: length - 2]
+    elif field.name == "gateway_loop_lag_seconds":
+        found = _LAG_S
+    else:
+        found = _CODEC_S if field.fixed in _CODED else _STAGE_S
+    return found if len(found) == length - 2 else None

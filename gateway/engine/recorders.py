@@ -1,0 +1,466 @@
+"""What counts: recorders of lanes, models, endpoints, prices and the process, on attributes and lists.
+
+What comes with every request is logged as a tuple, and counted 64 at a time, or when somebody asks for the state.
+"""
+
+import platform
+import sys
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Final
+
+from gateway import __version__
+from gateway.batching.batch import Batch
+from gateway.engine.metric_blocks import SEP, Key, State
+from gateway.engine.metric_buckets import CODEC_NS, LAG_NS, ROWS, STAGE_NS, latency_edges_ns
+from gateway.engine.model_statistics import OK
+from gateway.engine.process_facts import age_s, ended_children_cpu_ns, own_memory_bytes, used_by
+from gateway.engine.runner import Execution
+from gateway.errors import Cancelled, Code
+
+_LOGGED: Final = 64  # events, until they are counted
+
+# An SLO is not missed by what the client got wrong, or did not wait for.
+_CLIENTS: Final = frozenset(
+    code.value
+    for code in (
+        Code.INVALID_ARGUMENT, Code.ALREADY_EXISTS, Code.NOT_FOUND, Code.UNAUTHENTICATED, Code.FORBIDDEN, Code.TOO_LARGE,
+        Code.CANCELLED, Code.UNSUPPORTED,
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LaneGauges:
+    """The state of a lane.
+
+    service_s: bucket, rows, expected and pessimistic time of a batch. oldest_ns: how long the oldest has waited. running_ns:
+    since when batches have been running, all together. shifts: of the speed, that the service model has followed.
+    cold_start_ns: how long the last start from zero took; None: there was none.
+    """
+
+    queue_rows: int
+    queue_requests: int
+    workers: int  # that can run batches
+    busy_workers: int
+    _: KW_ONLY
+    service_s: tuple[tuple[str, int, float, float], ...] = ()
+    oldest_ns: int = 0
+    running_ns: int = 0
+    shifts: int = 0
+    cold_start_ns: int | None = None
+
+
+_IDLE: Final = LaneGauges(0, 0, 0, 0)
+
+
+class LaneMetrics:
+    """Counted by one lane."""
+
+    __slots__ = (
+        "_busy_ns", "_dropped", "_ended", "_executed", "_expected_ns", "_failed", "_gauges", "_last_bucket", "_log", "_padding",
+        "_predicted_ns", "_queue", "_queue_ns", "_reasons", "_retries", "_rows", "_rows_failed", "_rows_sum", "_run", "_run_ns",
+        "_wait", "_wait_ns", "key", "labels",
+    )  # fmt: skip
+
+    def __init__(self, labels: tuple[str, str, str], max_rows: int, ended: Callable[["LaneMetrics", State], None]) -> None:
+        """ended: told with the last state."""
+        self.labels = labels
+        self.key = Key("lane", labels)
+        self._ended = ended
+        self._gauges: Callable[[], LaneGauges] | None = None
+        self._last_bucket = bisect_left(ROWS, max(1, max_rows)) + 1
+        self._rows = [0] * (self._last_bucket + 1)
+        self._rows_sum = self._rows_failed = self._padding = 0
+        self._log: list[tuple[str, int, int, Sequence[int], int, int, int, int, int, int | None]] = []
+        self._queue, self._wait, self._run = ([0] * (len(STAGE_NS) + 1) for _ in range(3))
+        self._queue_ns = self._wait_ns = self._run_ns = 0
+        self._reasons: dict[str, int] = defaultdict(int)
+        self._executed: dict[int, list[int]] = {}  # rows -> executions, ns to, in and from the workers
+        self._busy_ns = self._predicted_ns = self._expected_ns = 0
+        self._retries = self._failed = self._dropped = 0
+
+    def watch(self, gauges: Callable[[], LaneGauges] | None) -> None:
+        """gauges: asked at each scrape; None: the lane is gone."""
+        if gauges is None:
+            state = self.state()
+            self._gauges = None
+            self._ended(self, state)
+        self._gauges = gauges
+
+    def batch_done(self, batch: Batch, execution: Execution, now_ns: int, *, failed: bool) -> None:
+        """Count a batch that has ended, from its arrivals on. now_ns: when what the execution gave was here."""
+        parts = batch.parts
+        arrivals_ns = (parts[0].request.arrival_ns,) if len(parts) == 1 else [part.request.arrival_ns for part in parts]
+        log = self._log
+        log.append(
+            (
+                batch.reason, batch.rows, batch.padded_rows, arrivals_ns, batch.closed_ns, execution.started_ns,
+                execution.finished_ns, now_ns, 0 if failed else batch.expected_ns, execution.first_part_ns,
+            )
+        )  # fmt: skip
+        if failed:
+            self._failed += not isinstance(execution.error, Cancelled)
+            self._rows_failed += batch.rows
+        if len(log) >= _LOGGED:
+            self._count()
+
+    def _count(self) -> None:
+        """Put what was logged where it belongs: together, which takes half of what it takes one by one."""
+        reasons, all_executed, sizes, last = self._reasons, self._executed, self._rows, self._last_bucket
+        queue, wait, run = self._queue, self._wait, self._run
+        log, self._log = self._log, []
+        bisect, stage = bisect_left, STAGE_NS
+        queue_ns = wait_ns = run_ns = busy_ns = 0
+        for reason, rows, padded, arrivals_ns, closed_ns, started_ns, finished_ns, now_ns, expected_ns, first_ns in log:
+            reasons[reason] += 1
+            bucket = (rows - 1).bit_length()  # the edges are powers of 2
+            sizes[bucket if bucket < last else last] += 1
+            self._rows_sum += rows
+            self._padding += padded - rows
+            for arrival_ns in arrivals_ns:
+                waited_ns = closed_ns - arrival_ns
+                queue_ns += waited_ns
+                queue[bisect(stage, waited_ns)] += 1
+            to_ns = started_ns - closed_ns
+            compute_ns = finished_ns - started_ns
+            requests = len(arrivals_ns)
+            wait_ns += to_ns * requests
+            wait[bisect(stage, to_ns)] += requests
+            run_ns += compute_ns * requests
+            run[bisect(stage, compute_ns)] += requests
+            executed = all_executed.get(rows)
+            if executed is None:
+                executed = all_executed[rows] = [0, 0, 0, 0]
+            executed[0] += 1
+            executed[1] += to_ns
+            executed[2] += compute_ns
+            executed[3] += now_ns - finished_ns
+            busy_ns += now_ns - closed_ns
+            if expected_ns:
+                self._expected_ns += expected_ns
+                # Of a decoupled model the first part is predicted.
+                self._predicted_ns += now_ns - closed_ns - (0 if first_ns is None else finished_ns - first_ns)
+        self._queue_ns += queue_ns
+        self._wait_ns += wait_ns
+        self._run_ns += run_ns
+        self._busy_ns += busy_ns
+
+    def retried(self) -> None:
+        self._retries += 1
+
+    def dropped(self) -> None:
+        self._dropped += 1
+
+    def busy_ns(self) -> int:
+        """Time of sessions with a batch, of those that still run up to now."""
+        self._count()
+        return self._busy_ns + (self._gauges().running_ns if self._gauges is not None else 0)
+
+    def state(self) -> State:
+        self._count()
+        gauges = self._gauges() if self._gauges is not None else _IDLE
+        here = self._gauges is not None
+        service = {
+            SEP.join((bucket, str(rows), estimate)): value
+            for bucket, rows, expected_s, pessimistic_s in gauges.service_s
+            for estimate, value in (("expected", expected_s), ("p90", pessimistic_s))
+        }
+        totals = [sum(column) for column in zip(*self._executed.values(), strict=True)] or [0, 0, 0, 0]
+        return [
+            gauges.queue_rows if here else None,
+            gauges.queue_requests if here else None,
+            gauges.oldest_ns / 1e9 if here else None,
+            gauges.workers if here else None,
+            gauges.busy_workers if here else None,
+            service or None,
+            gauges.cold_start_ns / 1e9 if gauges.cold_start_ns is not None else None,
+            dict(self._reasons),
+            [*self._rows, self._rows_sum],
+            self._padding,
+            self._busy_ns + gauges.running_ns,
+            totals[1],
+            totals[2],
+            totals[3],
+            self._retries,
+            totals[0],
+            self._failed,
+            {"expected": self._expected_ns, "actual": self._predicted_ns} if self._expected_ns else None,
+            gauges.shifts,
+            self._rows_sum - self._rows_failed,
+            self._dropped,
+            [*self._queue, self._queue_ns],
+            [*self._wait, self._wait_ns],
+            [*self._run, self._run_ns],
+            {str(rows): list(counts) for rows, counts in self._executed.items()},
+        ]
+
+
+class RoutingMetrics:
+    """Counted by the dispatcher of one model, by backend."""
+
+    def __init__(self, labels: tuple[str, str], slo_ns: int | None, ended: Callable[["RoutingMetrics", State], None]) -> None:
+        self.key = Key("model", labels)
+        self._slo_s = slo_ns / 1e9 if slo_ns is not None else None
+        self._ended = ended
+        self._routed: dict[tuple[str, str], int] = defaultdict(int)
+        self._copies: dict[tuple[str, str, str], int] = defaultdict(int)
+        self._busy_usd: dict[str, float] = defaultdict(float)
+        self._ejections: dict[str, int] = defaultdict(int)
+        self._ejected: dict[str, int] = {}
+
+    def routed(self, backend: str, reason: str) -> None:
+        self._routed[backend, reason] += 1
+
+    def copied(self, backend: str, why: str, result: str) -> None:
+        self._copies[backend, why, result] += 1
+
+    def busy(self, backend: str, usd: float) -> None:
+        self._busy_usd[backend] += usd
+
+    def ejected(self, backend: str) -> None:
+        self._ejections[backend] += 1
+        self._ejected[backend] = 1
+
+    def back(self, backend: str) -> None:
+        self._ejected[backend] = 0
+
+    def close(self) -> None:
+        self._ended(self, self.state())
+
+    def state(self) -> State:
+        return [
+            self._slo_s,
+            {SEP.join(key): count for key, count in self._routed.items()},
+            {SEP.join(key): count for key, count in self._copies.items()},
+            dict(self._ejections),
+            dict(self._ejected) or None,
+            dict(self._busy_usd),
+        ]
+
+
+class EndpointMetrics:
+    """Counted by one protocol's edge for one model. exemplars: by bucket of the latency, as OpenMetrics has them."""
+
+    __slots__ = (
+        "_bounds", "_decode", "_decode_ns", "_encode", "_encode_ns", "_failed", "_failed_ns", "_gaps", "_gaps_ns", "_last_s",
+        "_latency", "_latency_ns", "_log", "_ok", "_parts", "_slo_bucket", "exemplars", "key",
+    )  # fmt: skip
+
+    def __init__(self, labels: tuple[str, str, str], slo_ns: int | None) -> None:
+        self.key = Key("edge", labels)
+        self.exemplars: dict[int, str] = {}
+        self._bounds = latency_edges_ns(slo_ns)
+        self._log: list[tuple[int, int, int, int]] = []
+        self._slo_bucket = self._bounds.index(slo_ns) if slo_ns is not None else None
+        self._latency = [0] * (len(self._bounds) + 1)
+        self._decode, self._encode = ([0] * (len(CODEC_NS) + 1) for _ in range(2))
+        self._latency_ns = self._decode_ns = self._encode_ns = 0
+        self._gaps: list[int] | None = None  # of a decoupled model only
+        self._gaps_ns = self._parts = 0
+        self._ok = 0
+        self._failed: dict[str, int] = defaultdict(int)
+        self._failed_ns = 0
+        self._last_s: float | None = None
+
+    def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None:
+        """Count a success. Stamps: whole request read, decoded, outcome known, answer encoded. trace_id: of a sampled trace."""
+        log = self._log
+        log.append((arrival_ns, decoded_ns, encoding_ns, encoded_ns))
+        if trace_id:
+            latency_ns = encoded_ns - arrival_ns
+            bucket = bisect_left(self._bounds, latency_ns)
+            self.exemplars[bucket] = f'{{trace_id="{trace_id}"}} {latency_ns / 1e9} {time.time():.3f}'
+        if len(log) >= _LOGGED:
+            self._count()
+
+    def _count(self) -> None:
+        """As that of a lane."""
+        if not self._log:
+            return
+        log, self._log = self._log, []
+        latency, decode, encode, bounds = self._latency, self._decode, self._encode, self._bounds
+        bisect, codec = bisect_left, CODEC_NS
+        decode_ns = encode_ns = latency_ns = 0
+        for arrival_ns, decoded_ns, encoding_ns, encoded_ns in log:
+            took_ns = decoded_ns - arrival_ns
+            decode_ns += took_ns
+            decode[bisect(codec, took_ns)] += 1
+            took_ns = encoded_ns - encoding_ns
+            encode_ns += took_ns
+            encode[bisect(codec, took_ns)] += 1
+            took_ns = encoded_ns - arrival_ns
+            latency_ns += took_ns
+            latency[bisect(bounds, took_ns)] += 1
+        self._ok += len(log)
+        self._decode_ns += decode_ns
+        self._encode_ns += encode_ns
+        self._latency_ns += latency_ns
+        self._last_s = time.time() - (time.monotonic_ns() - log[-1][3]) / 1e9
+
+    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None:
+        """Note the first part of a decoupled model's answer, which is what is promised. Stamps: as in `done`."""
+        self.done(arrival_ns, decoded_ns, encoding_ns, encoded_ns, trace_id)
+        self._ok -= 1  # that is for `finished` to say
+
+    def part(self, gap_ns: int) -> None:
+        """Note a further part, so long after the one before it."""
+        if self._gaps is None:
+            self._gaps = [0] * (len(STAGE_NS) + 1)
+        self._gaps[bisect_left(STAGE_NS, gap_ns)] += 1
+        self._gaps_ns += gap_ns
+        self._parts += 1
+
+    def finished(self) -> None:
+        """Count a success that came in parts."""
+        self._ok += 1
+        if self._gaps is None:
+            self._gaps = [0] * (len(STAGE_NS) + 1)
+
+    def failed(self, code: Code, arrival_ns: int, answered_ns: int) -> None:
+        """Count an error."""
+        self._failed[code.value] += 1
+        self._failed_ns += answered_ns - arrival_ns
+
+    def state(self) -> State:
+        self._count()
+        return [
+            {OK: self._ok, **self._failed} if self._ok or self.key.labels[0] else dict(self._failed),
+            [*self._latency, self._latency_ns],
+            self._failed_ns,
+            self._attained(),
+            self._last_s,
+            [*self._decode, self._decode_ns],
+            [*self._encode, self._encode_ns],
+            sum(self._latency) + self._parts if self._gaps is not None else None,
+            [*self._gaps, self._gaps_ns] if self._gaps is not None else None,
+        ]
+
+    def _attained(self) -> dict[str, int] | None:
+        if self._slo_bucket is None:
+            return None
+        met = sum(self._latency[: self._slo_bucket + 1])
+        failed = sum(count for code, count in self._failed.items() if code not in _CLIENTS)
+        return {"met": met, "missed": sum(self._latency) - met + failed}
+
+
+class Cost:
+    """What a backend costs whose sessions this process holds: its price, for as long as it is held; and how much of that ran.
+
+    It is held from when its load begins until it is unloaded, and through a reload; what the process holds from its start is
+    held since the operating system made the process. Who counts what ran: lanes, or `measure`.
+    """
+
+    def __init__(self, labels: tuple[str, str, str], usd_per_hour: float | None, sessions: int, born_ns: int | None) -> None:
+        """born_ns: when the process began, if it holds the backend since; None: it is from the first `hold` on."""
+        self.key = Key("cost", labels)
+        self.lanes: list[LaneMetrics] = []
+        self.ended_busy_ns = 0
+        self._usd_per_ns = (usd_per_hour or 0.0) / 3600e9
+        self._usd_per_hour = usd_per_hour
+        self._sessions = sessions
+        self._born_ns = born_ns
+        self._holders = 0
+        self._since_ns = self._held_ns = 0
+        self._idle_usd = 0.0
+        self._measure: Callable[[], int] | None = None
+
+    def hold(self) -> None:
+        if not self._holders:
+            self._since_ns = time.monotonic_ns() if self._born_ns is None else self._born_ns
+            self._born_ns = None
+        self._holders += 1
+
+    def release(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self._held_ns += time.monotonic_ns() - self._since_ns
+
+    def measure(self, busy_ns: Callable[[], int]) -> None:
+        """busy_ns: all the time that sessions ran, of a process that is a replica of the backend."""
+        self._measure = busy_ns
+
+    def state(self, now_ns: int) -> State:
+        held_ns = self._held_ns + (now_ns - self._since_ns if self._holders else 0)
+        busy_ns = self.ended_busy_ns + sum(lane.busy_ns() for lane in self.lanes)
+        if self._measure is not None:
+            busy_ns += self._measure()
+        busy_usd = busy_ns * self._usd_per_ns / self._sessions
+        self._idle_usd = max(self._idle_usd, held_ns * self._usd_per_ns - busy_usd)  # a counter never goes back
+        priced = self._usd_per_hour is not None
+        return [
+            {"busy": busy_usd, "idle": self._idle_usd} if priced else None,
+            (self._usd_per_hour if self._holders else 0.0) if priced else None,
+            int(self._measure is not None) or None,
+        ]
+
+
+class ProcessMetrics:
+    """What the operating system says of this process, and of those that hold sessions for it."""
+
+    def __init__(self, role: str, instance_type: str, session_pids: Callable[[], Iterable[int]]) -> None:
+        age = age_s()
+        self.born_ns = time.monotonic_ns() - round(age * 1e9)
+        ray = sys.modules.get("ray")
+        self.info = {
+            SEP.join((__version__, platform.python_version(), getattr(ray, "__version__", "") if ray else "", instance_type)): 1
+        }
+        self._key = Key("process", (role,))
+        self._started_s = time.time() - age
+        self._session_pids = session_pids
+        self._lag = [0] * (len(LAG_NS) + 1)
+        self._lag_ns = 0
+        self.spans: Callable[[], Mapping[str, int]] = dict  # of traces
+
+    def lagged(self, lag_ns: int) -> None:
+        self._lag[bisect_left(LAG_NS, lag_ns)] += 1
+        self._lag_ns += max(0, lag_ns)
+
+    def states(self, now_ns: int) -> Iterator[tuple[Key, State]]:
+        lag = [*self._lag, self._lag_ns]
+        spans = dict(self.spans()) or None
+        yield self._key, [1, time.process_time_ns(), own_memory_bytes(), self._started_s, lag, spans]
+        pids = list(self._session_pids())
+        ended_ns = ended_children_cpu_ns()
+        if pids or ended_ns:
+            used = used_by(pids)
+            cpu_ns = ended_ns + sum(one.cpu_ns for one in used)
+            yield Key("process", ("session",)), [len(used), cpu_ns, sum(one.memory_bytes for one in used), None, None, None]
+
+
+# With `metrics: off`: nothing is counted, and nothing costs more than the call.
+
+
+class NoLaneMetrics(LaneMetrics):
+    __slots__ = ()
+
+    def batch_done(self, batch: Batch, execution: Execution, now_ns: int, *, failed: bool) -> None: ...
+
+    def retried(self) -> None: ...
+
+    def dropped(self) -> None: ...
+
+
+class NoRoutingMetrics(RoutingMetrics):
+    def routed(self, backend: str, reason: str) -> None: ...
+
+    def copied(self, backend: str, why: str, result: str) -> None: ...
+
+    def busy(self, backend: str, usd: float) -> None: ...
+
+
+class NoEndpointMetrics(EndpointMetrics):
+    __slots__ = ()
+
+    def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None: ...
+
+    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None: ...
+
+    def part(self, gap_ns: int) -> None: ...
+
+    def finished(self) -> None: ...
+
+    def failed(self, code: Code, arrival_ns: int, answered_ns: int) -> None: ...

@@ -5,7 +5,6 @@ again when an ingress attends.
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
 import os
@@ -19,11 +18,12 @@ import msgspec
 import ray
 
 from backends.base import LastPart, ModelSpec, Tensors, trace_of, words_of
-from gateway.batching.leases import Lease, Leases
-from gateway.clock import LoopClock, Timer
-from gateway.cluster.channel import Answer, ChannelServer, Running, Tenant
+from gateway.batching.leases import Lease
+from gateway.clock import LoopClock
+from gateway.cluster.attendance import Attendance
+from gateway.cluster.channel import Answer, ChannelServer, Running
 from gateway.cluster.channel_connection import check_size
-from gateway.cluster.link import ATTEND_S, attend_answer, channel_answer
+from gateway.cluster.link import attend_answer, channel_answer
 from gateway.config import Backend, ModelSection, Tracing
 from gateway.engine.metrics import Metrics
 from gateway.engine.runner import Execution
@@ -39,8 +39,6 @@ from gateway.types import BatchTrace
 from gateway.wire.frames import decode_frame, encode_frame
 from gateway.wire.tensors import Buffer
 
-# An ingress that does not come back to `attend` no longer has a share after this.
-_FORGET_S: Final = 3.0
 _HORIZON_WITHOUT_SLO_MS: Final = 50.0
 # How long the end waits for spans to be sent.
 _TRACES_SENT_S: Final = 1.0
@@ -116,17 +114,10 @@ class Replica:
         self._name = f"{model.name}:{model.version}/{backend.label}"
         self._tracer = open_tracer(tracing, os.environ)
         self._running: set[_Asked] = set()
-        self._channel = ChannelServer(self._begin, self._let_in)
+        horizon_ns = round((model.slo.p99_ms if model.slo else _HORIZON_WITHOUT_SLO_MS) / 2 * 1e6)
+        self._attendance = Attendance(horizon_ns, self._clock, sessions=self._sessions, count=self._count_all_spent)
+        self._channel = ChannelServer(self._begin, self._attendance.let_in)
         self._channel_host = channel_host
-        # who sends
-        self._attending: dict[str, int] = {}  # ingress -> its open calls
-        self._leaving: dict[str, asyncio.TimerHandle] = {}
-        self._changed = asyncio.Event()
-        # what they may send
-        self._leases = Leases(round((model.slo.p99_ms if model.slo else _HORIZON_WITHOUT_SLO_MS) / 2 * 1e6))
-        self._tell: dict[str, Callable[[int, int, bool], None]] = {}  # by the channel, where there is one
-        self._lives = False  # whether any session does, as it was told
-        self._dealing: Timer | None = None
         # since the last report to the autoscaler
         self._busy_s = 0.0
         self._all_busy_s = 0.0  # ever
@@ -174,40 +165,31 @@ class Replica:
     async def attend(self, question: bytes) -> bytes:
         """Tell the caller's slots and the model's spec, once the slots are not those it knows or a while has passed."""
         ingress, known = _question.decode(question)
-        self._enter(ingress, known)
-        fault, lives = "", self._lives
+        attendance = self._attendance
+        attendance.enter(ingress, known)
+        fault, lives = "", attendance.lives
         try:
             if not self._loaded:
                 fault = await self._load()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ATTEND_S):
-                    while not fault and ingress in self._attending and self._knows(ingress, known) and lives == self._lives:
-                        await self._changed.wait()
+            if not fault:
+                await attendance.news(ingress, known, lives=lives)
         except asyncio.CancelledError:  # the connection has ended
-            self._leave(ingress)
+            attendance.leave(ingress)
             raise
-        if ingress in self._attending:
-            self._attending[ingress] -= 1
-            if not self._attending[ingress]:
-                self._leaving[ingress] = self._loop.call_later(_FORGET_S, self._forget, ingress)
-        lease = self._leases.of.get(ingress)
-        return attend_answer(lease.told if lease else 0, self._content, self._spec, fault, lives=self._lives)
-
-    def _knows(self, ingress: str, known: int | None) -> bool:
-        """Whether an ingress was told by its channel, or by `attend`, what there is to tell."""
-        return known is not None and (ingress in self._tell or known == self._leases.of[ingress].told)
+        attendance.answered(ingress)
+        return attend_answer(attendance.slots(ingress), self._content, self._spec, fault, lives=attendance.lives)
 
     async def want(self, question: bytes) -> bytes:
         """An ingress that has no channel, and no slot, tells how many batches wait there."""
         ingress, batches = _wish.decode(question)
-        self._wanted(ingress, batches)
+        self._attendance.wanted(ingress, batches)
         return b""
 
     async def release(self, ingress: bytes) -> bytes:
         """An ingress has unloaded the model: if no other attends, return when its memory is free."""
-        self._forget(ingress.decode())
+        self._attendance.forget(ingress.decode())
         async with self._changing:
-            if self._loaded and not self._attending:
+            if self._loaded and self._attendance.empty:
                 self._loaded = False
                 pool, self._pool = self._pool, self._new_pool()
                 await pool.close()
@@ -227,8 +209,8 @@ class Replica:
         now_s = time.monotonic()
         elapsed_s, self._reported_s = now_s - self._reported_s, now_s
         busy_s, self._busy_s = self._busy_s, 0.0
-        self._deal()  # or what an ingress wanted, and does not need any more, would count
-        queued = sum(lease.wants for lease in self._leases.of.values())
+        self._attendance.deal()  # or what an ingress wanted, and does not need any more, would count
+        queued = sum(lease.wants for lease in self._attendance.leases.of.values())
         return {"busy": busy_s / max(elapsed_s, 1e-6), "queued": queued}
 
     def __del__(self) -> Coroutine[Any, Any, None] | None:
@@ -246,8 +228,7 @@ class Replica:
         """End the sessions; nobody waits any more for what they may run. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            if self._dealing is not None:
-                self._dealing.cancel()
+            self._attendance.close()
             await self._channel.close()
             if self._loading is not None:
                 self._loading.cancel()
@@ -259,7 +240,7 @@ class Replica:
     # the model
 
     async def _open(self) -> None:
-        self._pool.on_change = self._deal
+        self._pool.on_change = self._attendance.deal
         self._spec = await self._pool.open()
         self._loaded = True
 
@@ -282,7 +263,7 @@ class Replica:
                     self._pool = self._new_pool()
         finally:
             self._loading = None
-        self._deal()
+        self._attendance.deal()
         return fault
 
     # what it costs
@@ -361,7 +342,7 @@ class Replica:
             on_end(Execution(received_ns, received_ns, error=error, session_lost=True))
             return Running()
         now_ns = self._clock.now_ns()
-        lease = self._leases.begin(extra["ingress"], extra["left_rows"] / max(1, extra["rows"]), now_ns)
+        lease = self._attendance.leases.begin(extra["ingress"], extra["left_rows"] / max(1, extra["rows"]), now_ns)
         answers = part if self._spec.decoupled else None
         asked = _Asked(
             inputs=inputs,
@@ -377,7 +358,7 @@ class Replica:
         self._count_busy()
         self._running.add(asked)
         self._pool.start(asked, self._ended, None if asked.part is None else self._part_made)
-        self._deal()
+        self._attendance.deal()
         return Running(functools.partial(self._pool.cancel, asked), functools.partial(self._pool.taken, asked))
 
     def _check_parts(self, expected: bool, part: Answer | None) -> None:
@@ -409,8 +390,8 @@ class Replica:
         self._running.discard(asked)
         now_ns = self._clock.now_ns()
         self._count_spent(asked, now_ns)
-        self._leases.end(asked.lease, execution.finished_ns - execution.started_ns, now_ns)
-        self._deal()
+        self._attendance.leases.end(asked.lease, execution.finished_ns - execution.started_ns, now_ns)
+        self._attendance.deal()
         if asked.fault is not None:
             execution = msgspec.structs.replace(execution, error=asked.fault)
         asked.on_end(execution)
@@ -431,84 +412,10 @@ class Replica:
         asked.lease.spent_ns += now_ns - asked.counted_ns
         asked.counted_ns = now_ns
 
-    # attendance
+    def _count_all_spent(self, now_ns: int) -> None:
+        for asked in self._running:
+            self._count_spent(asked, now_ns)
 
-    def _deal(self) -> None:
-        """Lease the live sessions to the ingresses, and tell those for whom that changes something."""
-        now_ns = self._clock.now_ns()
-        if self._leases.count_due(now_ns):
-            for asked in self._running:
-                self._count_spent(asked, now_ns)
-            self._leases.count(now_ns)
-        sessions = self._pool.free_slots + self._pool.busy
-        changed, again_ns = self._leases.deal(sessions, self._pool.busy, now_ns)
-        if bool(sessions) != self._lives:
-            self._lives = bool(sessions)
-            changed = list(self._leases.of)
-        for ingress in changed:
-            self._tell_slots(ingress)
-        if changed:
-            self._changed.set()
-            self._changed = asyncio.Event()
-        if self._dealing is not None:
-            self._dealing.cancel()
-        self._dealing = self._clock.call_at(again_ns, self._deal) if again_ns is not None and not self._closed else None
-
-    def _tell_slots(self, ingress: str) -> None:
-        if ingress in self._tell:
-            lease = self._leases.of[ingress]
-            self._tell[ingress](lease.told, lease.number, self._lives)
-
-    def _let_in(self, ingress: str, tell: Callable[[int, int, bool], None]) -> Tenant:
-        """An ingress has opened a channel: from now on it is told its slots there."""
-        self._tell[ingress] = tell
-
-        def known(number: int) -> None:
-            self._leases.know(ingress, number)
-            self._deal()
-
-        def gone() -> None:
-            if self._tell.get(ingress) is tell:
-                del self._tell[ingress]
-                if ingress in self._leases.of:
-                    self._leases.of[ingress].ordered = False
-
-        if ingress in self._leases.of:
-            self._leases.of[ingress].ordered = True
-            self._tell_slots(ingress)
-        return Tenant(functools.partial(self._wanted, ingress), known, gone)
-
-    def _wanted(self, ingress: str, batches: float) -> None:
-        if ingress in self._leases.of:
-            self._leases.of[ingress].wants = batches
-            self._deal()
-
-    def _enter(self, ingress: str, known: int | None) -> None:
-        """known: how many slots an ingress that has no channel knows of."""
-        if ingress in self._leaving:
-            self._leaving.pop(ingress).cancel()
-        self._attending[ingress] = self._attending.get(ingress, 0) + 1
-        lease = self._leases.of.get(ingress)
-        if lease is None:
-            lease = self._leases.enter(ingress, self._clock.now_ns())
-            lease.ordered = ingress in self._tell
-            self._tell_slots(ingress)
-        elif known == lease.told and not lease.ordered:
-            self._leases.know(ingress, lease.number)
-        self._deal()
-
-    def _leave(self, ingress: str) -> None:
-        if ingress in self._attending:
-            self._attending[ingress] -= 1
-            if not self._attending[ingress]:
-                self._forget(ingress)
-
-    def _forget(self, ingress: str) -> None:
-        timer = self._leaving.pop(ingress, None)
-        if timer is not None:
-            timer.cancel()
-        self._attending.pop(ingress, None)
-        self._leases.leave(ingress)
-        if ingress in self._tell:
-            self._tell[ingress](0, 0, self._lives)
-        self._deal()
+    def _sessions(self) -> tuple[int, int]:
+        """That are free, and that run a batch."""
+        return self._pool.free_slots, self._pool.busy

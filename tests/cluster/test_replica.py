@@ -355,7 +355,7 @@ def test_a_long_stream_counts_as_busy_while_it_runs_and_is_waited_for_at_the_end
         await asyncio.sleep(0.3)
         assert (await replica.record_autoscaling_stats())["busy"] == pytest.approx(1.0, abs=0.01)
         assert await attend(replica, "b", None, platform="python") == 0
-        assert replica._leases.of["a"].told == 2  # though nothing of its has ended yet, it has all the work
+        assert replica._attendance.leases.of["a"].told == 2  # though nothing of its has ended yet, it has all the work
         ending = asyncio.ensure_future(replica._end())
         await asyncio.sleep(0.05)
         assert not ending.done()

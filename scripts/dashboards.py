@@ -72,7 +72,7 @@ def _slo_share(by: str, where: str) -> str:
 
 
 def _busy_share(by: str, where: str) -> str:
-    workers = f"sum by ({by}) (max_over_time(gateway_workers{{{where}}}[$__rate_interval]))"
+    workers = f"sum by ({by}) (avg_over_time(gateway_workers{{{where}}}[$__rate_interval]))"
     return _ratio(_rate("gateway_worker_busy_seconds_total", by, where), workers)
 
 

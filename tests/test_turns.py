@@ -1,5 +1,6 @@
-"""Work on a thread beside a loop pauses, one at a time; the same work elsewhere does not."""
+"""Work on a thread beside a loop pauses, and takes turns with other such work; the same work elsewhere does not."""
 
+import contextlib
 import threading
 import time
 
@@ -48,3 +49,27 @@ def test_one_works_at_a_time() -> None:
     for thread in threads:
         thread.join()
     assert not working
+
+
+def test_short_work_does_not_wait_for_the_end_of_long_work() -> None:
+    done: list[str] = []
+    begun = threading.Event()
+
+    def long() -> None:
+        begun.set()
+        for _ in range(100):
+            pause()
+        done.append("long")
+
+    working = threading.Thread(target=beside, args=(long,))
+    working.start()
+    begun.wait()
+    beside(lambda: done.append("short"))
+    working.join()
+    assert done == ["short", "long"]
+
+
+def test_work_that_fails_gives_its_turn_on() -> None:
+    with contextlib.suppress(ValueError), beside_a_loop():
+        raise ValueError
+    assert beside(lambda: 1) == 1

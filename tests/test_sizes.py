@@ -8,9 +8,6 @@ from tests.test_floors import modules
 
 MODULE_LINES, CLASS_LINES, BY_POSITION, REACHES = 500, 400, 7, 30
 
-# Being parted; no more may come.
-LARGE = {"gateway.engine.repository"}
-
 
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
     for module, tree in modules().items():
@@ -53,10 +50,10 @@ def reaches(tree: ast.Module) -> Iterator[str]:
 def test_no_module_and_no_class_is_too_long_to_be_read_at_once() -> None:
     for module, tree in modules().items():
         lines = max((node.end_lineno or 0 for node in tree.body), default=0)
-        assert lines <= MODULE_LINES or module in LARGE, f"{module}: {lines} lines, expected at most {MODULE_LINES}"
+        assert lines <= MODULE_LINES, f"{module}: {lines} lines, expected at most {MODULE_LINES}"
     for module, cls in classes():
         lines = (cls.end_lineno or 0) - cls.lineno + 1
-        assert lines <= CLASS_LINES or module in LARGE, f"{module}.{cls.name}: {lines} lines, expected at most {CLASS_LINES}"
+        assert lines <= CLASS_LINES, f"{module}.{cls.name}: {lines} lines, expected at most {CLASS_LINES}"
 
 
 def test_nothing_is_made_of_more_than_seven_values_by_position() -> None:

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from gateway.engine.failed_requests import FailedRequests
 from gateway.engine.place import OnPart, Place
 from gateway.engine.recorders import EndpointMetrics
-from gateway.engine.repository import Repository, ServedModel
+from gateway.engine.repository import Repository
+from gateway.engine.served_model import ServedModel
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import Cancelled, Code, GatewayError, InternalError, Unsupported, shortened
 from gateway.protocols.tensors import TakesLong

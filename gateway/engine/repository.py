@@ -14,15 +14,14 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from backends.base import ModelSpec
 from gateway.batching.recorded_file import packed
 from gateway.batching.recording import ring_of
 from gateway.clock import Clock
-from gateway.config import Config, ModelSection, Ragged
+from gateway.config import Config, ModelSection
 from gateway.engine.descriptions import describe_config, describe_metadata, describe_server, describe_statistics
 from gateway.engine.dispatcher import Dispatcher
 from gateway.engine.lane import Lane
@@ -30,6 +29,7 @@ from gateway.engine.lane_opener import LaneOpener, Opened, close_all
 from gateway.engine.long_bodies import LongBodies
 from gateway.engine.metrics import Metrics
 from gateway.engine.place import OnDone, OnPart, Place
+from gateway.engine.served_model import ServedModel
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import (
     BackendFailed,
@@ -57,44 +57,6 @@ class RepositoryControl(Protocol):
     async def publish(self, name: str, loaded: bool) -> None:
         """Return once every process has applied it. Raises: GatewayError, the first that a process met."""
         ...
-
-
-@dataclass(slots=True, eq=False)
-class ServedModel:
-    """One model version. wanted: whether it should be loaded. lanes, dispatcher: empty and None unless READY.
-
-    leaving: lanes that get no new requests, and answer those they have.
-    missing: backends that could not be loaded, by label, and why; each is tried again by one of `joining`.
-    """
-
-    config: ModelSection
-    _: KW_ONLY
-    wanted: bool = False
-    state: str = "UNAVAILABLE"
-    reason: str = ""
-    spec: ModelSpec = field(default_factory=lambda: ModelSpec("", (), (), 0))
-    lanes: tuple[Lane, ...] = ()
-    dispatcher: Dispatcher | None = None
-    leaving: tuple[Lane, ...] = ()
-    missing: dict[str, str] = field(default_factory=dict)
-    joining: list[asyncio.Task[None]] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return self.config.name
-
-    @property
-    def all_lanes(self) -> tuple[Lane, ...]:
-        """Wherever a request of it may be."""
-        return self.lanes + self.leaving
-
-    @property
-    def version(self) -> str:
-        return self.config.version
-
-    @property
-    def ragged(self) -> Ragged | None:
-        return self.config.ragged
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,8 @@ from gateway.config import Backend
 from gateway.engine.lane import Lane
 from gateway.engine.metric_blocks import Key, State, place
 from gateway.engine.metrics import Metrics, in_slices
-from gateway.engine.repository import Repository, ServedModel
+from gateway.engine.repository import Repository
+from gateway.engine.served_model import ServedModel
 from gateway.errors import without_folders
 from gateway.routing.policies import Candidate
 

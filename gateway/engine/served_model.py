@@ -1,0 +1,47 @@
+"""One model version as its process serves it: its state, and the lanes that its requests may be in."""
+
+import asyncio
+from dataclasses import KW_ONLY, dataclass, field
+
+from backends.base import ModelSpec
+from gateway.config import ModelSection, Ragged
+from gateway.engine.dispatcher import Dispatcher
+from gateway.engine.lane import Lane
+
+
+@dataclass(slots=True, eq=False)
+class ServedModel:
+    """One model version. wanted: whether it should be loaded. lanes, dispatcher: empty and None unless READY.
+
+    leaving: lanes that get no new requests, and answer those they have.
+    missing: backends that could not be loaded, by label, and why; each is tried again by one of `joining`.
+    """
+
+    config: ModelSection
+    _: KW_ONLY
+    wanted: bool = False
+    state: str = "UNAVAILABLE"
+    reason: str = ""
+    spec: ModelSpec = field(default_factory=lambda: ModelSpec("", (), (), 0))
+    lanes: tuple[Lane, ...] = ()
+    dispatcher: Dispatcher | None = None
+    leaving: tuple[Lane, ...] = ()
+    missing: dict[str, str] = field(default_factory=dict)
+    joining: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def all_lanes(self) -> tuple[Lane, ...]:
+        """Wherever a request of it may be."""
+        return self.lanes + self.leaving
+
+    @property
+    def version(self) -> str:
+        return self.config.version
+
+    @property
+    def ragged(self) -> Ragged | None:
+        return self.config.ragged

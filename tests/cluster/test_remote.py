@@ -40,13 +40,13 @@ pytestmark = [
 
 MISBEHAVING = {
     "kind": "python",
-    "model": f"{Path(__file__).parent.parent / 'engine' / 'misbehaving.py'}:ModelSection",
+    "model": f"{Path(__file__).parent.parent / 'engine' / 'misbehaving.py'}:Model",
     "sessions": 2,
     "hang_timeout_s": 1.0,
 }
 
 
-STREAMING = {"kind": "python", "model": f"{Path(__file__).parent / 'streaming.py'}:ModelSection", "placement": "replicas"}
+STREAMING = {"kind": "python", "model": f"{Path(__file__).parent / 'streaming.py'}:Model", "placement": "replicas"}
 
 
 @functools.cache

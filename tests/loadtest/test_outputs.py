@@ -282,7 +282,7 @@ def test_a_cliff_is_named_in_words_and_drawn() -> None:
     named = "A has a cliff between 467/s and 489/s: p99 about 49.0 ms below it, 210 ms above"
     for form in ("text", "md", "html"):
         assert named in forms.render(cliffed, form)
-    assert 'class="region"' in forms.render(cliffed, "html")
+    assert 'class="axis-span"' in forms.render(cliffed, "html")
 
 
 def test_junit_fails_only_where_the_state_says_so(name: str) -> None:

@@ -4,10 +4,10 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol
 from urllib.parse import quote
 
-from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
+from gateway.engine.inference import C, Endpoint, Endpoints, Inference, StreamedInference
 from gateway.errors import Code, GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.rest import ReadRegion, RestCodec, Slices, header_length
@@ -33,7 +33,27 @@ class AskedModel(Protocol):
         """Empty: the highest that is ready."""
 
 
-class RestInference(Inference[RestCodec, tuple[list[Buffer] | Slices, int | None]]):
+class _OfExchange(Generic[C]):
+    """What inferences that an exchange asks for have in common."""
+
+    __slots__ = ()
+
+    _asked: AskedModel
+    _exchange: Exchange
+
+    @property
+    def caller(self) -> Exchange:
+        return self._exchange
+
+    def about(self, code: Code | None) -> dict[str, str | int]:
+        """Of the semantic conventions for HTTP what the span's name does not say: each costs a microsecond."""
+        return {"http.response.status_code": 200 if code is None else STATUS[code]}
+
+    def find(self, endpoints: Endpoints[C]) -> Endpoint[C]:
+        return endpoints.find(self._asked.name, self._asked.version)
+
+
+class RestInference(_OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffer] | Slices, int | None]]):
     """An inference that an exchange asks for."""
 
     operation = "POST /v2/models/{model}/infer"
@@ -44,16 +64,6 @@ class RestInference(Inference[RestCodec, tuple[list[Buffer] | Slices, int | None
         super().__init__(endpoints, exchange.arrival_ns)
         self._exchange = exchange
         self._asked = asked
-
-    @property
-    def caller(self) -> Exchange:
-        return self._exchange
-
-    def about(self, code: Code | None) -> dict[str, str | int]:
-        return _about(code)
-
-    def find(self, endpoints: Endpoints[RestCodec]) -> Endpoint[RestCodec]:
-        return endpoints.find(self._asked.name, self._asked.version)
 
     def decode(self, codec: RestCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange
@@ -129,7 +139,7 @@ class _SliceWriter:
         self._slices = iter(())
 
 
-class _Generating(StreamedInference[GenerateCodec, bytes]):
+class _Generating(_OfExchange[GenerateCodec], StreamedInference[GenerateCodec, bytes]):
     """An inference by the generate extension that an exchange asks for."""
 
     __slots__ = ("_asked", "_exchange")
@@ -138,16 +148,6 @@ class _Generating(StreamedInference[GenerateCodec, bytes]):
         super().__init__(endpoints, exchange.arrival_ns)
         self._exchange = exchange
         self._asked = asked
-
-    @property
-    def caller(self) -> Exchange:
-        return self._exchange
-
-    def about(self, code: Code | None) -> dict[str, str | int]:
-        return _about(code)
-
-    def find(self, endpoints: Endpoints[GenerateCodec]) -> Endpoint[GenerateCodec]:
-        return endpoints.find(self._asked.name, self._asked.version)
 
     def decode(self, codec: GenerateCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange
@@ -234,11 +234,6 @@ class GenerateStream(_Generating):
         if not self._begun:
             self._begun = True
             self._exchange.begin(200, _EVENTS, _NOT_KEPT)
-
-
-def _about(code: Code | None) -> dict[str, str | int]:
-    """Of the semantic conventions for HTTP what the span's name does not say: each costs a microsecond."""
-    return {"http.response.status_code": 200 if code is None else STATUS[code]}
 
 
 def _event(data: bytes) -> bytes:

@@ -21,6 +21,7 @@ from gateway.turns import beside
 from gateway.wire.compression import inflate
 from gateway.wire.http2_headers import Headers, header_block
 from gateway.wire.http2_receiver import Receiver
+from gateway.wire.long_message import LongMessage
 from gateway.wire.memory import NO_MEMORY
 from gateway.wire.request_ids import NAME as REQUEST_ID
 from gateway.wire.request_ids import request_id
@@ -31,6 +32,7 @@ _MOST_INFLATED: Final = 1032  # times its length, by deflate's best
 # So a message of 4 KiB inflates to 4 MiB at most: some milliseconds. More is done off the loop.
 _INFLATE_INLINE_BYTES: Final = 4 << 10
 _MOST_BYTES: Final = 1 << 31  # of a message
+_LONG_BYTES: Final = 64 << 10  # once so much is here of a message, there is memory for the whole
 _LONGEST_TEXT: Final = 6 << 10  # of an error, quoted: clients refuse metadata of more than 8 KiB
 _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -130,8 +132,8 @@ class GrpcCall:
     """One RPC. over: answered or cancelled; nothing more is sent."""
 
     __slots__ = (
-        "_begun", "_buffer", "_ended", "_handler", "_held", "_inflating", "_most_bytes", "_request_id", "_timeout_s", "_told",
-        "arrival_ns", "over", "stream",
+        "_begun", "_buffer", "_ended", "_handler", "_held", "_inflating", "_long", "_most_bytes", "_request_id", "_timeout_s",
+        "_told", "arrival_ns", "over", "stream",
     )  # fmt: skip
 
     def __init__(self, stream: CallStream, most_bytes: int) -> None:
@@ -142,6 +144,7 @@ class GrpcCall:
         self._begun = False
         self._most_bytes = most_bytes
         self._buffer: bytearray | None = None  # most messages come whole
+        self._long: LongMessage | None = None  # the one that is coming, if it is long
         self._held = False
         self._inflating = False  # and therefore held
         self._ended = False  # by the client, while held
@@ -264,8 +267,8 @@ class GrpcCall:
             if self._held:
                 self._ended = True
             elif self._handler is not None:
-                if self._buffer:
-                    raise InvalidArgument(f"the call ends within a message, {len(self._buffer)} bytes after its begin")
+                if self._in_part:
+                    raise InvalidArgument(f"the call ends within a message, {self._in_part} bytes after its begin")
                 self._handler.end()
         except GatewayError as exc:
             self.end_with(exc)
@@ -278,7 +281,7 @@ class GrpcCall:
         self.end_with(InternalError("internal error"))
 
     def late(self) -> None:
-        if not self._held and (self._buffer or isinstance(self._handler, OneMessage)):
+        if not self._held and (self._in_part or isinstance(self._handler, OneMessage)):
             self.end_with(DeadlineExceeded("the message did not end in time (server.limits.body_timeout_s)"))
 
     def cut_off(self) -> None:
@@ -317,6 +320,11 @@ class GrpcCall:
             except BaseException:
                 self.failed()
 
+    @property
+    def _in_part(self) -> int:
+        """How many bytes are here of a message that is not whole, or is not told yet."""
+        return len(self._buffer or b"") + (0 if self._long is None else 5 + self._long.bytes_here)
+
     def _cut(self, data: bytes) -> None:
         handler = self._handler
         if handler is None:
@@ -324,14 +332,18 @@ class GrpcCall:
         if (
             not self._buffer
             and not self._held
+            and self._long is None
             and len(data) >= 5
             and int.from_bytes(data[1:5]) == len(data) - 5 <= self._most_bytes
         ):  # one whole message, as most are
-            if data[0]:
-                self._inflate(data[0], data[5:], len(data))
-            else:
-                handler.message(data[5:], len(data))
+            self._message(data[0], data[5:])
             return
+        if self._long is not None:
+            data = self._long.fill(data)
+            if not self._long.whole:
+                return
+            long, self._long = self._long, None
+            self._message(long.flag, long.data)
         if self._buffer is None:
             self._buffer = bytearray()
         buffer = self._buffer
@@ -340,17 +352,26 @@ class GrpcCall:
             size = int.from_bytes(buffer[1:5])
             if size > self._most_bytes:
                 raise TooLarge(f"a message of {size} bytes, expected at most {self._most_bytes} (server.limits.body_bytes)")
+            flag = buffer[0]
             if len(buffer) < size + 5:
+                if len(buffer) > _LONG_BYTES:
+                    self._long = LongMessage(flag, size)
+                    self._long.fill(bytes(buffer[5:]))
+                    buffer.clear()
                 return
             message = bytes(memoryview(buffer)[5 : size + 5])
-            flag = buffer[0]
             del buffer[: size + 5]
-            if flag:
-                self._inflate(flag, message, size + 5)
-            else:
-                handler.message(message, size + 5)
+            self._message(flag, message)
 
-    def _inflate(self, flag: int, message: bytes, size: int) -> None:
+    def _message(self, flag: int, message: Buffer) -> None:
+        """Tell a whole message."""
+        assert self._handler is not None
+        if flag:
+            self._inflate(flag, message)
+        else:
+            self._handler.message(message, len(message) + 5)
+
+    def _inflate(self, flag: int, message: Buffer) -> None:
         """Tell a compressed message, and hold the call until then: long work is done off the loop, what is much may wait."""
         encoding = self.stream.headers.get(b"grpc-encoding", b"identity")
         if flag != 1:
@@ -358,12 +379,13 @@ class GrpcCall:
         if encoding == b"identity":  # grpc/doc/compression.md
             raise InternalError("a message is flagged as compressed, but its call has no grpc-encoding")
         self._held = self._inflating = True
-        self._begin_inflating(encoding, message, size)
+        self._begin_inflating(encoding, message)
 
-    def _begin_inflating(self, encoding: bytes, message: bytes, size: int) -> None:
+    def _begin_inflating(self, encoding: bytes, message: Buffer) -> None:
         most = min(self._most_bytes, _MOST_INFLATED * (len(message) + 1))
-        if not self.stream.reserve(most, partial(self._begin_inflating, encoding, message, size)):
+        if not self.stream.reserve(most, partial(self._begin_inflating, encoding, message)):
             return
+        size = len(message) + 5
         work = partial(inflate, encoding, message, self._most_bytes, lambda: not self.over)
         if len(message) <= _INFLATE_INLINE_BYTES:
             self._inflated(work, size, most)

@@ -16,6 +16,7 @@ from gateway.wire.http2_server import ServerConnection
 from gateway.wire.memory import Memory
 
 _WRITE_PIECE: Final = 1 << 16  # longer bodies are handed to the transport as they are, not joined
+_FULL_READ_BYTES: Final = 128 << 10  # there is more behind it, and uvloop would read 32 times before others have their turn
 
 
 class Http2Connection(asyncio.Protocol):
@@ -65,7 +66,8 @@ class Http2Connection(asyncio.Protocol):
         core = self._core
         core.receive(data)
         self._flush()
-        if core.more and self._transport is not None and not self._transport.is_closing():
+        more = core.more or len(data) >= _FULL_READ_BYTES
+        if more and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             self._loop.call_soon(self._read_on)
 

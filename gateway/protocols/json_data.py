@@ -5,6 +5,7 @@ of its datatype's kind, which is where a wrong element is found, and packed into
 and written as these words, which JSON lacks and every v2 client has.
 """
 
+import codecs
 import json
 import re
 import struct
@@ -38,7 +39,7 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 _SLICE: Final = 1 << 13  # numbers: a millisecond or two at worst
 _MANY_TEXTS: Final = 1 << 13  # elements of an answer
-_LONG_TEXT: Final = 1 << 20  # characters, or bytes; a text is written in pieces of so many
+_LONG_TEXT: Final = 1 << 20  # bytes, or characters; a text is read and written in pieces of so many
 
 # datatype -> struct format, and what its JSON elements are
 _FORMATS: Final = {
@@ -202,17 +203,21 @@ def to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: bool = Fal
 def _texts_to_json(texts: np.ndarray) -> bytes:
     """Elements, with commas between."""
     pause()
-    strings = [element if isinstance(element, str) else bytes(element).decode() for element in texts]
-    if sum(map(len, strings)) <= _LONG_TEXT:
-        return orjson.dumps(strings)[1:-1]
-    return b",".join(map(_text_to_json, strings))
+    if sum(map(len, texts)) > _LONG_TEXT:
+        return b",".join(map(_text_to_json, texts))
+    return orjson.dumps([element if isinstance(element, str) else bytes(element).decode() for element in texts])[1:-1]
 
 
-def _text_to_json(text: str) -> bytes:
-    """In pieces, since each holds the interpreter until it is written."""
+def _text_to_json(text: str | Buffer) -> bytes:
+    """In pieces, since each holds the interpreter until it is read and written."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    view = text if isinstance(text, str) else memoryview(text)
     pieces = []
-    for at in range(0, len(text), _LONG_TEXT):
-        pieces.append(orjson.dumps(text[at : at + _LONG_TEXT])[1:-1])
+    for at in range(0, len(view), _LONG_TEXT):
+        piece = view[at : at + _LONG_TEXT]
+        if not isinstance(piece, str):
+            piece = decoder.decode(piece, at + _LONG_TEXT >= len(view))
+        pieces.append(orjson.dumps(piece)[1:-1])
         pause()
     return b'"%b"' % b"".join(pieces)
 

@@ -201,3 +201,15 @@ async def test_a_drain_lets_the_last_answer_leave_whole() -> None:
     assert wire.closed
     assert wire.sent.endswith(frame(HEADERS, 5, 1, end))
     assert len(wire.sent) > 9_000_000
+
+
+@in_simulated_time
+async def test_behind_a_full_read_others_have_their_turn() -> None:
+    connection, wire = connected()
+    connection.data_received(frame(PING, 0, 0, bytes(8)) * 3)
+    assert wire.reading
+    connection.data_received(frame(0xEE, 0, 0, bytes(16_000)) * 9)
+    assert not wire.reading
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert wire.reading

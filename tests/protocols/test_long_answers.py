@@ -104,8 +104,10 @@ def test_slices_make_the_same_json() -> None:
 def test_bytes_that_are_no_text_are_told_wherever_they_stand() -> None:
     many = texts(10_000).reshape(-1)
     many[9_999] = b"\xff"
-    with pytest.raises(InvalidArgument, match="output 't' holds bytes that are no UTF-8 text"):
-        to_json("t", "BYTES", many)
+    cut_short = texts(1, b"a" * (2 << 20) + b"\xc3").reshape(-1)
+    for odd in (many, cut_short):
+        with pytest.raises(InvalidArgument, match="output 't' holds bytes that are no UTF-8 text"):
+            to_json("t", "BYTES", odd)
 
 
 def test_several_outputs_that_are_long_together_come_in_slices() -> None:

@@ -23,6 +23,7 @@ models:
     backends: [{kind: synthetic, fixed_ms: 20, row_ms: 0}]
   - name: slower
     max_rows: 0
+    batching: {probe_s: 0}
     inputs: [{name: INPUT0, datatype: FP32, shape: [-1]}]
     outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1]}]
     backends: [{kind: synthetic, fixed_ms: 200, row_ms: 0}]
@@ -69,10 +70,10 @@ async def test_what_is_whole_is_answered_before_a_stream_that_holds_too_much_end
 
     def ask(address: str) -> grpc.RpcError:
         # Not by grpc.aio: where the stream ends while it sends, it may tell that it could not send, and not why.
-        with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            for reply in stub.ModelStreamInfer(messages("slower", 30), timeout=20):
-                ids.append(reply.infer_response.id)
+        with grpc.insecure_channel(address) as channel:
+            replies = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(messages("slower", 30), timeout=20)
+            with pytest.raises(grpc.RpcError) as caught:
+                ids.extend(reply.infer_response.id for reply in replies)
         return caught.value
 
     async with listening(Memory(1 << 20)) as address:

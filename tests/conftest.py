@@ -4,9 +4,12 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
+import warnings
 from typing import Any
 
 import pytest
+import uvloop
 
 # No test reads the prices that the user of this machine has fetched, nor leaves any.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # one of which has it from the process that started it
@@ -17,6 +20,25 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # one of which has it from the proc
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+_uvloop_close = uvloop.Loop.close
+_closing = threading.Lock()  # `catch_warnings` is of the process
+
+
+def _close(loop: uvloop.Loop) -> None:
+    """Close a loop, then warn of what was left open on it.
+
+    uvloop warns first. Where warnings are errors it then leaves the socket open and waits until it is closed: for ever, and why
+    the test had left it open is never told.
+    """
+    with _closing, warnings.catch_warnings(record=True) as left:
+        warnings.simplefilter("always", ResourceWarning)
+        _uvloop_close(loop)
+    for each in left:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+uvloop.Loop.close = _close  # type: ignore[method-assign]  # of all loops that tests make
 
 # Debian package -> the program of it that tests run.
 _PROGRAMS = {

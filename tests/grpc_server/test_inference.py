@@ -118,13 +118,12 @@ async def test_the_deadline_of_the_call_reaches_the_queue() -> None:
 
 @on_loop
 async def test_the_timeout_parameter_is_a_deadline() -> None:
-    async with serving(SLOW) as served:
+    async with serving(SLOW.replace("fixed_ms: 200", "fixed_ms: 600")) as served:
         busy = served.stub.ModelInfer(infer_request("slow"))
         await until_pending(served, 1)
-        started = monotonic()
         late = await failure(served.stub.ModelInfer(infer_request("slow", timeout=20_000)))
         assert late.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-        assert monotonic() - started < 0.15  # long before the 200 ms that are ahead of it are over
+        assert not busy.done()  # long before what is ahead of it is over
         await busy
 
 
@@ -172,7 +171,7 @@ async def test_a_stream_answers_in_order_and_goes_on_after_errors() -> None:
 
 @on_loop
 async def test_requests_of_one_stream_run_together() -> None:
-    async with serving(SLOW.replace("max_rows: 1\n    batching: {max_queue_rows: 3}", "max_rows: 8")) as served:
+    async with serving(SLOW.replace("max_rows: 1\n    batching: {max_queue_rows: 3, probe_s: 0}", "max_rows: 8")) as served:
         started = monotonic()
         answers = [answer async for answer in served.stub.ModelStreamInfer(iter([infer_request("slow")] * 8))]
         assert len(answers) == 8

@@ -111,7 +111,7 @@ async def test_a_message_of_millions_of_fields_is_refused_before_it_is_parsed(bo
 
 @on_loop
 async def test_others_are_answered_while_a_long_message_is_decoded() -> None:
-    """A bound far above what a busy machine adds, and far below the seconds that decoding takes."""
+    """In a small part of the time that decoding takes."""
     tensor = pb.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="INT32", shape=[1])
     contents = b"\x12" + _length(16_000_000) + b"\1" * 16_000_000  # int_contents, packed
     inner = tensor.SerializeToString() + b"\x2a" + _length(len(contents)) + contents
@@ -119,13 +119,14 @@ async def test_others_are_answered_while_a_long_message_is_decoded() -> None:
     async with serving(MODELS) as served:
         await served.stub.ModelInfer(wide(), timeout=20)  # the process is there
         bombing = asyncio.ensure_future(failure(served, bomb))
-        slowest = 0.0
+        slowest, began = 0.0, time.monotonic()
         while not bombing.done():
             begun = time.monotonic()
             await served.stub.ModelInfer(wide(4), timeout=20)
             slowest = max(slowest, time.monotonic() - begun)
+        took = time.monotonic() - began
         assert (await bombing).details() == "input 'INPUT0': got 16000000 elements, expected 1 for INT32 [1]"
-        assert slowest < 0.5
+        assert slowest < max(0.5, took / 4)  # a busy machine slows down both
 
 
 def _length(size: int) -> bytes:

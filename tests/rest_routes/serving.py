@@ -46,7 +46,7 @@ models:
     {FAST}
   - name: slow
     max_rows: 1
-    batching: {{max_queue_rows: 3}}
+    batching: {{max_queue_rows: 3, probe_s: 0}}
     inputs: [{{name: INPUT0, datatype: FP32, shape: [-1, 4]}}]
     outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}}]
     backends: [{{kind: synthetic, fixed_ms: 150, row_ms: 0}}]

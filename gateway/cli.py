@@ -1,4 +1,4 @@
-"""`gateway serve | init | check | compile | predict | route | top | why | examples`: alone reads arguments and environment."""
+"""`gateway serve`, `init`, `check` and the other commands: alone reads arguments and environment."""
 
 import argparse
 import os
@@ -12,6 +12,8 @@ from gateway.commands.check import add_parser as add_check_parser
 from gateway.commands.examples import add_parser as add_examples_parser
 from gateway.commands.explain import add_parser as add_route_parser
 from gateway.commands.predict import add_parser as add_predict_parser
+from gateway.commands.sagemaker import add_parser as add_sagemaker_parser
+from gateway.commands.sagemaker import sagemaker
 from gateway.commands.serve import serve
 from gateway.commands.top import add_parser as add_top_parser
 from gateway.commands.why import add_parser as add_why_parser
@@ -56,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
+    add_sagemaker_parser(commands).set_defaults(run=_sagemaker)
     _add_init(commands)
     build = add_command(
         commands,
@@ -191,6 +194,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     ray = config.ray.model_copy(update={"address": arguments.ray_address} if arguments.ray_address else {})
     config = config.model_copy(update={"server": listening(config.server, given, called=_flag), "ray": ray})
     return serve(config, on_ray=uses_ray(config, asked=asked, refused=arguments.no_ray), speech=speech(arguments))
+
+
+def _sagemaker(arguments: argparse.Namespace) -> int:
+    return sagemaker(arguments, os.environ)
 
 
 def _flag(key: str) -> str:

@@ -18,8 +18,8 @@ from gateway.wire.http_errors import STATUS, error_body
 from gateway.wire.tensors import Buffer
 
 _BINARY: Final = b"application/octet-stream"
-_EVENTS: Final = b"text/event-stream; charset=utf-8"
-_NOT_KEPT: Final = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"  # nor by proxies: nginx would gather the events
+EVENTS: Final = b"text/event-stream; charset=utf-8"
+NOT_KEPT: Final = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"  # nor by proxies: nginx would gather the events
 
 
 class AskedModel(Protocol):
@@ -33,7 +33,7 @@ class AskedModel(Protocol):
         """Empty: the highest that is ready."""
 
 
-class _OfExchange(Generic[C]):
+class OfExchange(Generic[C]):
     """What inferences that an exchange asks for have in common."""
 
     __slots__ = ()
@@ -53,7 +53,7 @@ class _OfExchange(Generic[C]):
         return endpoints.find(self._asked.name, self._asked.version)
 
 
-class RestInference(_OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffer] | Slices, int | None]]):
+class RestInference(OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffer] | Slices, int | None]]):
     """An inference that an exchange asks for."""
 
     operation = "POST /v2/models/{model}/infer"
@@ -139,7 +139,7 @@ class _SliceWriter:
         self._slices = iter(())
 
 
-class _Generating(_OfExchange[GenerateCodec], StreamedInference[GenerateCodec, bytes]):
+class _Generating(OfExchange[GenerateCodec], StreamedInference[GenerateCodec, bytes]):
     """An inference by the generate extension that an exchange asks for."""
 
     __slots__ = ("_asked", "_exchange")
@@ -211,11 +211,11 @@ class GenerateStream(_Generating):
     def answer(self, reply: bytes) -> None:
         exchange = self._ended()
         exchange.compress = False  # as where there are more of them
-        exchange.respond(200, _event(reply), _EVENTS, _NOT_KEPT)
+        exchange.respond(200, event(reply), EVENTS, NOT_KEPT)
 
     def part(self, reply: bytes) -> bool:
         self._begin()
-        self._exchange.write(_event(reply))
+        self._exchange.write(event(reply))
         return not self._exchange.backlog
 
     def finish(self) -> None:
@@ -227,16 +227,16 @@ class GenerateStream(_Generating):
             super().refuse(error)
             return
         exchange = self._ended()
-        exchange.write(_event(error_body(error.words)))
+        exchange.write(event(error_body(error.words)))
         exchange.finish()
 
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
-            self._exchange.begin(200, _EVENTS, _NOT_KEPT)
+            self._exchange.begin(200, EVENTS, NOT_KEPT)
 
 
-def _event(data: bytes) -> bytes:
+def event(data: bytes) -> bytes:
     """A server-sent event. data: JSON without line ends."""
     return b"data: %b\n\n" % data
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qs, unquote
 
@@ -10,6 +10,7 @@ import msgspec
 import orjson
 
 from gateway.config import Limits
+from gateway.edges.container_routes import ContainerRoutes
 from gateway.edges.rest_inference import Generate, GenerateStream, RestInference, respond_error
 from gateway.edges.status_page import HTML, page, prefers_html
 from gateway.engine.descriptions import describe_welcome
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 class MatchedPath(NamedTuple):
     """What a path means. name: of the model or region, unquoted; empty where the path has none."""
 
-    methods: dict[bytes, Action]
+    methods: Mapping[bytes, Action]
     name: str = ""
     version: str = ""
 
@@ -90,6 +91,7 @@ class RestRoutes:
                 served.name, served.version, served.spec, served.ragged, limits.json_depth, in_haste=True
             ),
         )
+        self._container = ContainerRoutes(repository, self._endpoints, limits.json_depth)
         self._api_generation = -1
         self._api_json = b""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -174,8 +176,6 @@ class RestRoutes:
                 return MatchedPath(_get(self._welcome))
             case ["openapi.json"]:
                 return MatchedPath(_get(self._api))
-            case ["ping"]:
-                return MatchedPath(_get(self._ping))
             case ["metrics"] if self._scrape is not None:
                 return MatchedPath(_get(self._metrics))
             case ["v2"] | ["v2", ""]:
@@ -198,6 +198,8 @@ class RestRoutes:
                 return MatchedPath(self._region_actions[kind][verb], name)
             case ["v2", *rest] if (key := "/".join(rest)) in self._server_actions:
                 return MatchedPath(self._server_actions[key])
+        if (found := self._container.match(parts)) is not None:
+            return MatchedPath(*found)
         raise NotFound("Not Found: no such path; GET / says what is here")
 
     # the server
@@ -245,9 +247,6 @@ class RestRoutes:
     def _ready(self, exchange: Exchange, route: MatchedPath) -> None:
         ready = self._repository.ready()
         _respond_json(exchange, {"ready": ready}, 200 if ready else 503)
-
-    def _ping(self, exchange: Exchange, route: MatchedPath) -> None:
-        exchange.respond(200 if self._repository.ready() else 503)
 
     def _metrics(self, exchange: Exchange, route: MatchedPath) -> None:
         assert self._scrape is not None

@@ -1,9 +1,9 @@
 """What takes long to decode is decoded in processes of its own, one body after another.
 
 A parser holds the interpreter until it is done, on whatever thread: 22 MB of JSON take 0.5 s, and no other client is answered
-meanwhile. So JSON longer than `LONG_JSON_BYTES`, and what is longer than `LONG_BYTES` in protobuf, goes to a child, with what
-the codec knows of the model, and comes back as raw tensors, or as the error that the codec raised. A thread copies the bytes;
-while it waits for them, the interpreter is free. What takes long in steps (`TakesLong`) is done by the thread itself.
+meanwhile. So JSON longer than `LONG_JSON_BYTES`, long CSV, and what is longer than `LONG_BYTES` in protobuf, goes to a child,
+with what the codec knows of the model, and comes back as raw tensors, or as the error that the codec raised. A thread copies
+the bytes; while it waits for them, the interpreter is free. What takes long in steps (`TakesLong`) the thread does itself.
 
 There are two children, so that what is long does not wait for what is much longer. Each starts with the first body for it, and
 ends after a while without any. One that dies, or takes too long and is killed, costs the request that it had; the next one
@@ -23,6 +23,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -34,6 +35,8 @@ from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
 from gateway.process.child import Child, ChildLost, receive, send, serve
 from gateway.protocols.generate import GenerateCodec
+from gateway.protocols.invocations import FormCodec, FormRequest
+from gateway.protocols.media import Form
 from gateway.protocols.rest import RestCodec
 from gateway.protocols.tensors import shape_key
 from gateway.turns import beside_a_loop
@@ -117,6 +120,13 @@ class LongBodies:
         """Likewise, for the generate extension."""
         return self._put(codec, body, {"reader": "generate", "json_depth": codec.json_depth, "arrival_ns": arrival_ns}, done)
 
+    def form(
+        self, codec: FormCodec, body: Buffer, form: Form, answer: str, arrival_ns: int, done: Decoded
+    ) -> Callable[[], None]:
+        """Likewise, for other forms than v2. answer: as `FormCodec.decode` takes it."""
+        about = {"json_depth": codec.json_depth, "form": form, "answer": answer, "arrival_ns": arrival_ns}
+        return self._put(codec, body, {"reader": "form", **about}, done)
+
     def message(
         self, codec: BodyCodec, data: Buffer, arrival_ns: int, remaining_s: float | None, done: Decoded
     ) -> Callable[[], None]:
@@ -160,7 +170,10 @@ class LongBodies:
             if "error" in answer:
                 raise _ERRORS[answer["error"]](answer["message"])
             parameters = answer["parameters"]
-            return InferRequest(
+            made: Callable[..., InferRequest] = InferRequest
+            if "form" in answer:
+                made = partial(FormRequest, form=answer["form"])
+            return made(
                 codec.model, codec.version, answer["id"], inputs, answer["rows"], about["arrival_ns"],
                 msgspec.convert(answer["outputs"], tuple[OutputRequest, ...]), parameters=parameters,
                 deadline_ns=answer["deadline_ns"], priority=answer["priority"],
@@ -270,6 +283,9 @@ def _read(about: Mapping[str, Any], body: memoryview) -> InferRequest:
         case "generate":
             generate = GenerateCodec(*model, None, about["json_depth"])
             return generate.decode(body, about["arrival_ns"])
+        case "form":
+            codec = FormCodec(*model, None, about["json_depth"])
+            return codec.decode(body, Form(*about["form"]), about["answer"], about["arrival_ns"], read_region)
         case "message":
             grpc = importlib.import_module("gateway.protocols.grpc")  # takes long, and few need it
             request: InferRequest = grpc.GrpcCodec(*model, None).decode(
@@ -296,6 +312,8 @@ def _decoded(frame: Buffer) -> Sequence[Buffer]:
         "id": request.id, "rows": request.rows, "outputs": request.outputs, "parameters": request.parameters,
         "deadline_ns": request.deadline_ns, "priority": request.priority,
     }  # fmt: skip
+    if isinstance(request, FormRequest):
+        extra["form"] = request.form
     return encode_frame(request.inputs, extra)
 
 

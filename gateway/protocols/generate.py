@@ -10,7 +10,6 @@ lists, which state their shape. Less is, as in `infer`: what was misspelt, or gi
 """
 
 import copy
-from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ import orjson
 from backends.base import ModelSpec, Tensors, TensorSpec
 from gateway.config import Ragged
 from gateway.errors import InvalidArgument, instead, shortened
-from gateway.protocols.json_data import depth_of, lists_from_json, parse, tensor_of_elements, to_json
+from gateway.protocols.json_data import depth_of, even_sizes, lists_from_json, parse, tensor_of_elements, to_json
 from gateway.protocols.rest import WriteRegion, take_ours
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_generate_text
 from gateway.protocols.tensors import (
@@ -31,6 +30,7 @@ from gateway.protocols.tensors import (
     check_texts,
     count_rows,
     deadline_after,
+    filled,
     shape_key,
 )
 from gateway.types import InferRequest, InferResponse, ParameterValue
@@ -133,7 +133,7 @@ class GenerateCodec:
             field = msgspec.Raw(b"[%b]" % bytes(field)) if type(field) is msgspec.Raw else [field]
         lists, depth = lists_from_json(name, datatype, field, self.json_depth)
         if depth == 1:
-            shape = _filled(spec.shape, len(lists))
+            shape = filled(spec.shape, len(lists))
             flat = lists
             if shape is None:
                 noun = "element" if len(flat) == 1 else "elements"
@@ -141,7 +141,7 @@ class GenerateCodec:
                     f"input '{name}' of model '{self.model}': {len(flat)} {noun} cannot be made {datatype} {list(spec.shape)}"
                 )
         else:
-            sizes, flat = _sizes(name, lists, depth)
+            sizes, flat = even_sizes(name, lists, depth)
             shape = [1] * (len(spec.shape) - depth) + sizes
         check_input(self.spec, self.model, name, datatype, shape)
         if datatype == "BYTES":
@@ -175,36 +175,6 @@ class GenerateCodec:
             text = to_json(name, self.spec.output_by_name[name].datatype, array, in_haste=in_haste)
             fields.setdefault(name, text[1:-1] if array.size == 1 else text)
         return b"{%b}" % b",".join([b"%b:%b" % (orjson.dumps(name), text) for name, text in fields.items()])
-
-
-def _filled(shape: Sequence[int], count: int) -> list[int] | None:
-    """A shape of so many elements: the innermost open size holds all, other open ones are 1. None: there is no such shape."""
-    for size in shape:
-        if size >= 0:
-            if not size or count % size:
-                return None
-            count //= size
-    filled = list(shape)
-    for axis in reversed(range(len(shape))):
-        if shape[axis] < 0:
-            filled[axis] = count
-            count = 1
-    return filled if count == 1 else None
-
-
-def _sizes(name: str, lists: list[Any], depth: int) -> tuple[list[int], list[Any]]:
-    """The sizes of nested lists, and their elements in row-major order. Raises: InvalidArgument, if they are not even."""
-    sizes = []
-    level = [lists]
-    for _ in range(depth):
-        lengths = {len(each) for each in level}
-        if len(lengths) > 1:
-            raise InvalidArgument(
-                f"input '{name}': lists of {min(lengths)} and of {max(lengths)} side by side, expected equal ones"
-            )
-        sizes.append(max(lengths, default=0))
-        level = list(chain.from_iterable(level))
-    return sizes, level
 
 
 def _parsed(field: _Field) -> Any:

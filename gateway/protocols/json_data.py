@@ -5,6 +5,7 @@ of its datatype's kind, which is where a wrong element is found, and packed into
 and written as these words, which JSON lacks and every v2 client has.
 """
 
+import base64
 import codecs
 import json
 import re
@@ -22,6 +23,7 @@ import orjson
 from backends.datatypes import NUMPY
 from gateway.errors import InvalidArgument
 from gateway.garbage import collecting_nothing
+from gateway.protocols.smallest import WITHOUT_JSON
 from gateway.protocols.tensors import TakesLong, check_count, out_of_range
 from gateway.turns import SLICE, pause
 from gateway.wire.tensors import Buffer, shaped
@@ -40,6 +42,7 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _SLICE: Final = 1 << 13  # numbers: a millisecond or two at worst
 _MANY_TEXTS: Final = 1 << 13  # elements of an answer
 _LONG_TEXT: Final = 1 << 20  # bytes, or characters; a text is read and written in pieces of so many
+_MANY_NESTED: Final = 1 << 16  # numbers of an answer: some milliseconds
 
 # datatype -> struct format, and what its JSON elements are
 _FORMATS: Final = {
@@ -158,6 +161,21 @@ def depth_of(data: Any) -> int:
     return depth
 
 
+def even_sizes(name: str, lists: list[Any], depth: int) -> tuple[list[int], list[Any]]:
+    """The sizes of nested lists, and their elements in row-major order. Raises: InvalidArgument, if they are not even."""
+    sizes = []
+    level = [lists]
+    for _ in range(depth):
+        lengths = {len(each) for each in level}
+        if len(lengths) > 1:
+            raise InvalidArgument(
+                f"input '{name}': lists of {min(lengths)} and of {max(lengths)} side by side, expected equal ones"
+            )
+        sizes.append(max(lengths, default=0))
+        level = list(chain.from_iterable(level))
+    return sizes, level
+
+
 def _elements(text: bytes) -> int | None:
     """How many elements lists have that hold neither text nor objects; None: they do hold such.
 
@@ -236,6 +254,52 @@ def slices_to_json(array: np.ndarray) -> Iterator[bytes]:
     for at in range(0, flat.size, _SLICE):
         yield _slice_to_json(flat[at : at + _SLICE])[1:-1]
         pause()
+
+
+def nested_to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: bool = False) -> bytes:
+    """Nested JSON lists; of a tensor without dimensions its element. BYTES is text; of a name that ends in `_bytes` it is b64.
+
+    Raises: InvalidArgument, for bytes that are no text; TakesLong, in haste.
+    """
+    if datatype == "BYTES":
+        if in_haste and (array.size > _MANY_TEXTS or sum(map(len, array.flat)) > _LONG_TEXT):
+            raise TakesLong
+        write: Callable[[np.ndarray], bytes] = partial(_nested_texts, name)
+    else:
+        if in_haste and array.size > _MANY_NESTED:
+            raise TakesLong
+        write = _slice_to_json
+        if datatype in WITHOUT_JSON:
+            array = array.astype(np.float32)
+    if not array.ndim:
+        return write(array.reshape(1))[1:-1]
+    return _nested_to_json(np.ascontiguousarray(array), write)
+
+
+def _nested_to_json(array: np.ndarray, write: Callable[[np.ndarray], bytes]) -> bytes:
+    if array.size <= _SLICE:
+        text = write(array)
+        pause()
+        return text
+    per_row = array.size // len(array)
+    if per_row > _SLICE:
+        return b"[%b]" % b",".join([_nested_to_json(row, write) for row in array])
+    step = _SLICE // per_row
+    return b"[%b]" % b",".join([_nested_to_json(array[at : at + step], write)[1:-1] for at in range(0, len(array), step)])
+
+
+def _nested_texts(name: str, array: np.ndarray) -> bytes:
+    elements = [element if isinstance(element, str) else bytes(element) for element in array.flat]
+    written = np.empty(len(elements), object)
+    try:
+        if name.endswith("_bytes"):
+            raw = (element.encode() if isinstance(element, str) else element for element in elements)
+            written[:] = [{"b64": base64.b64encode(element).decode()} for element in raw]
+        else:
+            written[:] = [element if isinstance(element, str) else element.decode() for element in elements]
+        return orjson.dumps(written.reshape(array.shape).tolist())
+    except (UnicodeDecodeError, TypeError) as exc:
+        raise InvalidArgument(f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})") from exc
 
 
 def _slice_to_json(flat: np.ndarray) -> bytes:

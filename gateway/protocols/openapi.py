@@ -11,6 +11,7 @@ import numpy as np
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway import __version__
+from gateway.protocols.media import GIVEN, TAKEN
 from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs, smallest_generate, smallest_request, smallest_shape
 
 Schema = dict[str, Any]
@@ -26,6 +27,9 @@ _SERVER: Final = {
     "/": ("get", "What is here", "Object"),
     "/openapi.json": ("get", "This document", "Object"),
     "/ping": ("get", "Whether every model that should be is ready, by the status alone", ""),
+    "/v1/models": ("get", "The names of all models, as KServe v1 lists them", "Object"),
+    "/v1/models/{model}": ("get", "Whether a model is ready, as KServe v1 and TF Serving say it", "Object"),
+    "/v1/models/{model}/versions/{version}": ("get", "The same of one version", "Object"),
     "/v2": ("get", "Name, version and extensions of the server", "Object"),
     "/v2/health/live": ("get", "Whether the server runs", "Object"),
     "/v2/health/ready": ("get", "Whether every model that should be is ready", "Object"),
@@ -67,6 +71,10 @@ def describe_api(models: Sequence[tuple[str, str, ModelSpec]], *, metrics: bool)
     """The document. models: name, version and tensors of those that are ready, of each name the version that is the default
     first. metrics: whether there is /metrics."""
     paths: dict[str, Any] = {path: _path(path, *operation) for path, operation in _SERVER.items()}
+    paths["/ping"] |= _path("/ping", "post", "The same, for SageMaker", "")
+    paths["/invocations"] = _invocation("/invocations", "Inference, as SageMaker asks for it")
+    for path in ("/v1/models/{model}:predict", "/v1/models/{model}/versions/{version}:predict"):
+        paths[path] = _invocation(path, "Inference, as KServe v1 and TF Serving ask for it")
     if metrics:
         paths["/metrics"] = {"get": {"summary": "Metrics, for Prometheus", "responses": {"200": _text(), "default": _ERROR}}}
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
@@ -96,7 +104,7 @@ def describe_api(models: Sequence[tuple[str, str, ModelSpec]], *, metrics: bool)
         "info": {
             "title": "serving-gateway",
             "version": __version__,
-            "description": "The Open Inference Protocol v2 over REST.",
+            "description": "The Open Inference Protocol v2 over REST; beside it SageMaker's container contract, and KServe v1.",
         },
         "servers": [{"url": "/"}],
         "paths": paths,
@@ -118,9 +126,7 @@ def _path(path: str, method: str, summary: str, answer: str) -> dict[str, Any]:
             operation["responses"]["200"] = {"description": "Done", "content": content}
         else:
             operation["responses"]["200"] = _events("Object") if answer == "Events" else _answer(answer)
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in re.findall("{(.*?)}", path)
-    ]
+    parameters = _path_parameters(path)
     if path.endswith("/route"):
         parameters.append({"name": "rows", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 1}})
     if parameters:
@@ -130,6 +136,36 @@ def _path(path: str, method: str, summary: str, answer: str) -> dict[str, Any]:
         needed = path.endswith(("/infer", "/generate", "/generate_stream"))
         operation["requestBody"] = {"required": needed, "content": {_JSON: {"schema": _ref(body)}}}
     return {method: operation}
+
+
+def _invocation(path: str, summary: str) -> dict[str, Any]:
+    """By any form of body and answer."""
+    request, response = [_ref("V1Request")], [_ref("V1Response")]
+    parameters = _path_parameters(path)
+    if not parameters:
+        request.append(_ref("InferenceRequest"))
+        response.append(_ref("InferenceResponse"))
+        headers = ("X-Amzn-SageMaker-Target-Model", "X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id")
+        parameters = [{"name": name, "in": "header", "required": False, "schema": {"type": "string"}} for name in headers]
+    taken: dict[str, Any] = {media: {} for media in TAKEN} | {_JSON: {"schema": {"anyOf": request}}}
+    given: dict[str, Any] = {media: {} for media in GIVEN} | {_JSON: {"schema": {"anyOf": response}}}
+    refused = {"415": "Content-Type is not taken", "406": "Nothing of Accept is given", "503": "Too full, or too late"}
+    error = {_JSON: {"schema": _ref("Error")}}
+    return {
+        "post": {
+            "summary": summary,
+            "parameters": parameters,
+            "requestBody": {"required": True, "content": taken},
+            "responses": {"200": {"description": "The answer", "content": given}, "default": _ERROR}
+            | {status: {"description": words, "content": error} for status, words in refused.items()},
+        }
+    }
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in re.findall("{(.*?)}", path)
+    ]
 
 
 def _infer(name: str, version: str, spec: ModelSpec, key: str, operation: str) -> dict[str, Any]:
@@ -206,6 +242,17 @@ def _common_schemas() -> dict[str, Schema]:
             "type": "object",
             "required": ["model_name", "model_version", "outputs"],
             "properties": {"outputs": {"type": "array", "items": _ref("Tensor")}},
+        },
+        "V1Request": {
+            "type": "object",
+            "description": "Rows, or columns: the one input, or objects by input",
+            "anyOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
+            "properties": {"instances": {"type": "array"}, "inputs": {}},
+        },
+        "V1Response": {
+            "type": "object",
+            "anyOf": [{"required": ["predictions"]}, {"required": ["outputs"]}],
+            "properties": {"predictions": {"type": "array"}, "outputs": {}},
         },
     }
     return schemas | {datatype: _data(datatype) for datatype in NUMPY if datatype not in WITHOUT_JSON}

@@ -23,6 +23,7 @@ from gateway.wire.tensors import check_bytes
 
 # As in Triton: integers, FP32 and FP64.
 _SCORES: Final = frozenset(dtype for name, dtype in NUMPY.items() if name not in ("BOOL", "BYTES", "FP16", "BF16"))
+_FLOATS: Final = frozenset(("FP16", "BF16", "FP32", "FP64"))
 
 
 # Parameters of the protocol and its extensions, of an input or output.
@@ -252,3 +253,42 @@ def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool,
 def datatypes_of(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
     """The v2 datatype of each array."""
     return {name: datatype_of(array) for name, array in tensors.items()}
+
+
+def filled(shape: Sequence[int], count: int) -> list[int] | None:
+    """A shape of so many elements: the innermost open size holds all, other open ones are 1. None: there is no such shape."""
+    for size in shape:
+        if size >= 0:
+            if not size or count % size:
+                return None
+            count //= size
+    filled = list(shape)
+    for axis in reversed(range(len(shape))):
+        if shape[axis] < 0:
+            filled[axis] = count
+            count = 1
+    return filled if count == 1 else None
+
+
+def cast(name: str, datatype: str, array: np.ndarray) -> np.ndarray:
+    """An input's elements as its datatype has them, where each is the same value there; numbers with a fraction may be rounded.
+
+    Raises: InvalidArgument.
+    """
+    want = NUMPY[datatype]
+    if array.dtype == want:
+        return array
+    if datatype == "BYTES" and array.dtype.kind in "SU":
+        elements = np.empty(array.size, want)
+        elements[:] = [element.encode() if isinstance(element, str) else element for element in array.reshape(-1).tolist()]
+        return elements.reshape(array.shape)
+    fraction = datatype in _FLOATS
+    if array.dtype.kind not in ("fiu" if fraction else "iu" if "INT" in datatype else ""):
+        raise InvalidArgument(f"input '{name}': got {array.dtype}, expected {datatype}")
+    with np.errstate(all="ignore"):
+        made = array.astype(want)
+    lost = np.isfinite(array) & ~np.isfinite(made) if fraction else made != array
+    if lost.any():
+        index = int(np.flatnonzero(lost)[0])
+        raise InvalidArgument(f"input '{name}': element {index} is {array.reshape(-1)[index]}, which {datatype} cannot hold")
+    return made

@@ -76,7 +76,9 @@ def test_the_api_is_valid_openapi(served: Served) -> None:
 
 def test_the_api_names_every_path_that_is_served_and_no_other(served: Served) -> None:
     routes = RestRoutes(served.repository, Limits(), scrape=lambda accept: pytest.fail("is not asked"))
-    expected = {"/", "/openapi.json", "/ping", "/metrics"}
+    expected = {"/", "/openapi.json", "/ping", "/metrics", "/invocations", "/v1/models"}
+    for at in ("/v1/models/{model}", "/v1/models/{model}/versions/{version}"):
+        expected |= {at, f"{at}:predict"}
     expected |= {f"/v2/{key}".rstrip("/") for key in routes._server_actions}
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         expected |= {f"{prefix}/{key}".rstrip("/") for key in routes._model_actions}
@@ -89,8 +91,7 @@ def test_the_api_names_every_path_that_is_served_and_no_other(served: Served) ->
         expected |= {f"{prefix}/{verb}" for prefix in (at, f"{at}/versions/{served_model.version}") for verb in verbs}
     paths = api(served)["paths"]
     assert set(paths) == expected
-    for path, operations in paths.items():
-        (method,) = operations
+    for path, method in [(path, method) for path, operations in paths.items() for method in operations]:
         model = "later" if "repository" in path else "echo"
         at = path.replace("{model}", model).replace("{version}", "1").replace("{region}", "r")
         answer = ask(served, method.upper(), at)

@@ -183,6 +183,7 @@ NOT_RUN = {
         "gateway compile",
         "gateway init",
         "gateway route explain",
+        "gateway sagemaker",
         "gateway serve",
         "gateway serve --no-ray",
         "gateway serve --ray",

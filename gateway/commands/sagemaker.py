@@ -1,0 +1,67 @@
+"""`gateway sagemaker`: serves as SageMaker runs a container. Where it listens and what it serves is SageMaker's to say."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from gateway.commands.serve import serve
+from gateway.config import Config, listening
+from gateway.configuring.need_of_ray import need_of_ray
+from gateway.configuring.package import read_package
+from gateway.errors import ConfigError
+from gateway.garbage import collecting_seldom
+from gateway.process.command_line import add_command, speech
+
+MODEL: Final = "/opt/ml/model"
+BIND_TO_PORT: Final = "SAGEMAKER_BIND_TO_PORT"
+
+_HOST: Final = "0.0.0.0"  # as the platform reaches a container from outside of it
+_PORT: Final = 8080
+_DRAIN_S: Final = 25.0  # what is left is killed 30 s behind SIGTERM
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add `sagemaker` to the command line."""
+    command = add_command(
+        commands,
+        "sagemaker",
+        "serve as a container of SageMaker does",
+        "gateway sagemaker",
+        "gateway sagemaker serve --model models",
+        more=f"Listens on all addresses, at port {_PORT} or {BIND_TO_PORT}, and opens no other port. Serves a folder: by its "
+        "gateway.yaml, or else the models in it, as `gateway serve FOLDER` does. SIGTERM drains within 30 s.",
+    )
+    command.add_argument("verb", nargs="?", choices=("serve",), default="serve", help="as SageMaker starts a container")
+    command.add_argument("--host", default=_HOST, help=f"address to listen on, instead of {_HOST}")
+    command.add_argument("--model", type=Path, metavar="FOLDER", default=Path(MODEL), help=f"instead of {MODEL}")
+    return command
+
+
+def sagemaker(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Serve until a signal ends it. Returns the exit code. Raises: GatewayError, OSError."""
+    with collecting_seldom():
+        config = contained(read_package(arguments.model), environment, host=arguments.host)
+    return serve(config, on_ray=False, speech=speech(arguments))
+
+
+def contained(config: Config, environment: Mapping[str, str], *, host: str = _HOST) -> Config:
+    """A configuration as the environment wants it: one listener, in one process. Raises: ConfigError."""
+    need, instead = need_of_ray(config)
+    if need:
+        raise ConfigError(f"{need}, which needs Ray, but a container of SageMaker is one process: {instead}")
+    given = {
+        "host": host,
+        "http_port": port_of(environment),
+        "grpc_port": None,  # nobody could reach it
+        "drain_timeout_s": min(config.server.drain_timeout_s, _DRAIN_S),
+    }
+    return config.model_copy(update={"server": listening(config.server, given)})
+
+
+def port_of(environment: Mapping[str, str]) -> int:
+    """Raises: ConfigError."""
+    text = environment.get(BIND_TO_PORT, "").strip() or str(_PORT)
+    if not (text.isascii() and text.isdigit() and int(text) < 65536):
+        raise ConfigError(f"{BIND_TO_PORT}: got {text!r}, expected a port, 0 (any free one) to 65535")
+    return int(text)

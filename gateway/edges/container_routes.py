@@ -1,0 +1,183 @@
+"""What containers are asked beside v2: SageMaker's /ping and /invocations, and the v1 of TF Serving and KServe."""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from gateway.edges.invocations import BinaryInvocation, Invocation, Prediction
+from gateway.edges.rest_inference import AskedModel
+from gateway.engine.inference import Endpoints
+from gateway.engine.repository import Repository
+from gateway.errors import InvalidArgument, NotFound
+from gateway.protocols.invocations import FormCodec
+from gateway.protocols.media import GIVEN, TAKEN, Form, answer_of, attributes_of, form_of
+from gateway.protocols.rest import RestCodec
+from gateway.wire.exchange import Exchange
+from gateway.wire.http_errors import error_body
+from gateway.wire.request_ids import NAME as REQUEST_ID
+
+Action = Callable[[Exchange, AskedModel], None]
+
+_TARGET_MODEL: Final = b"x-amzn-sagemaker-target-model"
+_ATTRIBUTES: Final = b"x-amzn-sagemaker-custom-attributes"
+_INFERENCE_ID: Final = b"x-amzn-sagemaker-inference-id"
+_TRACEPARENT: Final = b"traceparent"
+_ARCHIVE: Final = ".tar.gz"  # a target model is named as its package is
+_JSON_BYTES: Final = b"inference-header-content-length"
+_AS_V2: Final = frozenset(("", "json", "raw"))  # answers of a binary request that are one, too
+_PREDICT: Final = ":predict"
+_STATES: Final = {"READY": "AVAILABLE", "LOADING": "LOADING", "UNLOADING": "UNLOADING"}
+
+
+class Asked(NamedTuple):
+    """A model. version: empty: the highest that is ready."""
+
+    name: str
+    version: str = ""
+
+
+class ContainerRoutes:
+    """A part of `RestRoutes`."""
+
+    def __init__(self, repository: Repository, v2: Endpoints[RestCodec], json_depth: int) -> None:
+        """v2: the models, as that protocol speaks of them."""
+        self._repository = repository
+        self._v2 = v2
+        self._endpoints = Endpoints(
+            repository,
+            "rest",
+            lambda served: FormCodec(served.name, served.version, served.spec, served.ragged, json_depth, in_haste=True),
+        )
+        self._generation = -1
+        self._names: list[str] = []  # of the models that are wanted, in this generation
+
+    def match(self, parts: list[str]) -> tuple[dict[bytes, Action], str, str] | None:
+        """What a path means, as `MatchedPath` holds it. parts: unquoted. None: nothing."""
+        match parts:
+            case ["ping"]:
+                return {b"GET": self._ping, b"HEAD": self._ping, b"POST": self._ping}, "", ""
+            case ["invocations"]:
+                return {b"POST": self._invoke}, "", ""
+            case ["v1", "models"] | ["v1", "models", ""]:
+                return {b"GET": self._models, b"HEAD": self._models}, "", ""
+            case ["v1", "models", name] if name:
+                return self._of_model(name, "")
+            case ["v1", "models", name, "versions", version] if name and version:
+                version, predict, rest = version.partition(_PREDICT)
+                return None if rest else self._of_model(name + predict, version)
+        return None
+
+    def _of_model(self, name: str, version: str) -> tuple[dict[bytes, Action], str, str]:
+        if name.endswith(_PREDICT):
+            return {b"POST": self._predict}, name.removesuffix(_PREDICT), version
+        return {b"GET": self._model, b"HEAD": self._model}, name, version
+
+    def _ping(self, exchange: Exchange, route: AskedModel) -> None:
+        exchange.respond(200 if self._repository.ready() else 503)
+
+    # SageMaker
+
+    def _invoke(self, exchange: Exchange, route: AskedModel) -> None:
+        self._start(exchange, self._asked(exchange), Invocation)
+
+    def _asked(self, exchange: Exchange) -> Asked:
+        """The model: by its own header, by Custom-Attributes, or the only one. Tells in the answer what comes back there.
+
+        Raises: InvalidArgument, NotFound.
+        """
+        headers = exchange.headers
+        if _INFERENCE_ID in headers:
+            headers.setdefault(REQUEST_ID, headers[_INFERENCE_ID])
+            exchange.tell(b"X-Amzn-SageMaker-Inference-Id", headers[_INFERENCE_ID])
+        version = name = ""
+        if _ATTRIBUTES in headers:
+            told = attributes_of(headers[_ATTRIBUTES])
+            name, version = told.get("model", ""), told.get("version", "")
+            if "traceparent" in told:
+                headers.setdefault(_TRACEPARENT, told["traceparent"].encode())
+            if "request_id" in told:
+                headers.setdefault(REQUEST_ID, told["request_id"].encode())
+            exchange.tell(b"X-Amzn-SageMaker-Custom-Attributes", headers[_ATTRIBUTES])
+        if _TARGET_MODEL in headers:
+            name = headers[_TARGET_MODEL].decode("utf-8", "replace").removesuffix(_ARCHIVE)
+        return Asked(name or self._the_only_model(), version)
+
+    def _the_only_model(self) -> str:
+        """Raises: InvalidArgument, if there are several; NotFound, if there is none."""
+        repository = self._repository
+        if repository.generation != self._generation:
+            self._generation = repository.generation
+            known = repository.all_models()
+            wanted = [served for served in known if served.wanted] or known
+            self._names = list(dict.fromkeys(served.name for served in wanted))
+        names = self._names
+        if len(names) == 1:
+            return names[0]
+        if not names:
+            raise NotFound("no model is loaded")
+        listed = ", ".join(f"'{name}'" for name in names[:10])
+        raise InvalidArgument(
+            f"which of {len(names)} models ({listed})? Name one in the header X-Amzn-SageMaker-Target-Model, or in "
+            f"X-Amzn-SageMaker-Custom-Attributes: model={names[0]}"
+        )
+
+    # TF Serving and KServe v1
+
+    def _models(self, exchange: Exchange, route: AskedModel) -> None:
+        _respond_json(exchange, {"models": [model["name"] for model in self._repository.models()]})
+
+    def _model(self, exchange: Exchange, route: AskedModel) -> None:
+        repository, name, version = self._repository, route.name, route.version
+        rows = [row for row in repository.index() if row["name"] == name and version in ("", row["version"])]
+        if not rows:
+            repository.model(name, version)  # which is not found
+        told: list[dict[str, Any]] = [
+            {
+                "version": row["version"],
+                "state": _STATES.get(row["state"], "END"),
+                "status": {"error_code": "OK", "error_message": row.get("reason", "")},
+            }
+            for row in rows
+        ]
+        ready = repository.model_ready(name, version)
+        _respond_json(exchange, {"name": name, "ready": ready, "model_version_status": told})
+
+    def _predict(self, exchange: Exchange, route: AskedModel) -> None:
+        self._start(exchange, route, Prediction)
+
+    # inference
+
+    def _start(self, exchange: Exchange, asked: AskedModel, kind: type[Invocation]) -> None:
+        headers = exchange.headers
+        form = form_of(headers.get(b"content-type", b""))
+        if form is None:
+            got = headers[b"content-type"].decode("latin-1")
+            taken = ", ".join((*TAKEN, "image/*, audio/* and video/*"))
+            exchange.respond(415, error_body(f"Content-Type: {got[:100]!r} is not taken; expected one of {taken}"))
+            return
+        answer = answer_of(headers.get(b"accept", b""))
+        if answer is None:
+            got, given = headers[b"accept"].decode("latin-1"), ", ".join(GIVEN)
+            exchange.respond(406, error_body(f"Accept: {got[:100]!r}: nothing of it is given; expected one of {given}"))
+            return
+        json_bytes = form.header or headers.get(_JSON_BYTES)
+        if json_bytes is not None and answer in _AS_V2:
+            headers[_JSON_BYTES] = json_bytes
+            binary = BinaryInvocation(self._v2, exchange, asked)
+            exchange.on_disconnect = binary.cancel
+            binary.start()
+            return
+        if json_bytes is not None:
+            form = Form("v2", json_bytes)
+        elif kind is Prediction and form.kind == "json":
+            form = Form("v1")
+        inference = kind(self._endpoints, exchange, asked, form, answer)
+        exchange.on_disconnect = inference.cancel
+        exchange.on_drained = inference.drained
+        inference.start()
+
+
+def _respond_json(exchange: Exchange, value: object) -> None:
+    exchange.compress = False  # as all that is no inference
+    exchange.respond(200, orjson.dumps(value))

@@ -1,0 +1,157 @@
+"""Inferences that containers are asked for: by SageMaker's /invocations, and by KServe v1's :predict."""
+
+from collections.abc import Callable
+from functools import partial
+
+from gateway.edges.rest_inference import (
+    EVENTS,
+    NOT_KEPT,
+    AskedModel,
+    OfExchange,
+    RestInference,
+    event,
+    respond_error,
+)
+from gateway.engine.inference import Endpoints, StreamedInference
+from gateway.errors import Code, GatewayError, InvalidArgument
+from gateway.protocols.invocations import FormCodec, FormReply, binary_headers, event_of
+from gateway.protocols.media import Form
+from gateway.protocols.rest import ReadRegion, Slices
+from gateway.protocols.tensors import TakesLong
+from gateway.types import InferRequest
+from gateway.wire.exchange import JSON, Exchange
+from gateway.wire.http_errors import STATUS, error_body
+from gateway.wire.tensors import Buffer
+
+_TOO_LATE = 503  # not 504: who calls containers tries these again
+
+
+def refuse(exchange: Exchange, error: GatewayError) -> None:
+    """Answer with an error."""
+    if error.code is Code.DEADLINE_EXCEEDED:
+        exchange.respond(_TOO_LATE, error_body(error.words), JSON, b"Retry-After: 1\r\n")
+    else:
+        respond_error(exchange, error)
+
+
+def _status(code: Code | None) -> int:
+    if code is None:
+        return 200
+    return _TOO_LATE if code is Code.DEADLINE_EXCEEDED else STATUS[code]
+
+
+class BinaryInvocation(RestInference):
+    """One whose body is v2 with binary tensors: as `infer`, but for how the answer says so."""
+
+    operation = "POST /invocations"
+
+    __slots__ = ()
+
+    def about(self, code: Code | None) -> dict[str, str | int]:
+        return {"http.response.status_code": _status(code)}
+
+    def answer(self, reply: tuple[list[Buffer] | Slices, int | None]) -> None:
+        parts, json_bytes = reply
+        if json_bytes is None or not isinstance(parts, list):
+            super().answer(reply)
+            return
+        exchange = self._exchange
+        exchange.on_disconnect = None
+        exchange.respond(200, parts, *binary_headers(json_bytes))
+
+    def refuse(self, error: GatewayError) -> None:
+        self._exchange.on_disconnect = None
+        refuse(self._exchange, error)
+
+
+class Invocation(OfExchange[FormCodec], StreamedInference[FormCodec, FormReply]):
+    """One of any other form. Answered in parts, by server-sent events, where the client asks for these."""
+
+    operation = "POST /invocations"
+
+    __slots__ = ("_answer", "_asked", "_begun", "_exchange", "_form", "_reply")
+
+    def __init__(self, endpoints: Endpoints[FormCodec], exchange: Exchange, asked: AskedModel, form: Form, answer: str) -> None:
+        """form: of the body. answer: as `FormCodec.decode` takes it."""
+        super().__init__(endpoints, exchange.arrival_ns)
+        self._exchange = exchange
+        self._asked = asked
+        self._form = form
+        self._answer = answer
+        self._begun = False
+        self._reply: FormReply | None = None  # the one part of a decoupled model
+
+    def about(self, code: Code | None) -> dict[str, str | int]:
+        return {"http.response.status_code": _status(code)}
+
+    def decode(self, codec: FormCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
+        exchange, form, answer = self._exchange, self._form, self._answer
+        body, arrival_ns, long_bodies = exchange.body, exchange.arrival_ns, self._endpoints.repository.long_bodies
+        if codec.parses_long(body, form):
+            return long_bodies.form(codec, body, form, answer, arrival_ns, self.decoded)
+        try:
+            return codec.decode(body, form, answer, arrival_ns, read_region)
+        except TakesLong:
+            decode = partial(codec.at_leisure().decode, body, form, answer, arrival_ns)
+            return long_bodies.on_thread(lambda regions: decode(regions.read), self.decoded)
+
+    def answer(self, reply: FormReply) -> None:
+        if self._answer == "events":
+            data = event(event_of(reply))
+            exchange = self._ended()
+            exchange.compress = False  # as where there are more of them
+            exchange.respond(200, data, EVENTS, NOT_KEPT)
+        else:
+            self._ended().respond(200, reply.parts, reply.content_type, reply.headers)
+
+    def part(self, reply: FormReply) -> bool:
+        if self._answer == "events":
+            data = event(event_of(reply))
+            self._begin()
+            self._exchange.write(data)
+            return not self._exchange.backlog
+        if self._reply is not None:
+            raise self._not_one("more than one")
+        self._reply = reply
+        return True
+
+    def finish(self) -> None:
+        if self._answer == "events":
+            self._begin()
+            self._ended().finish()
+        elif self._reply is None:
+            raise self._not_one("no")
+        else:
+            self.answer(self._reply)
+
+    def refuse(self, error: GatewayError) -> None:
+        exchange = self._ended()
+        if self._begun:
+            exchange.write(event(error_body(error.words)))
+            exchange.finish()
+        else:
+            refuse(exchange, error)
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._exchange.begin(200, EVENTS, NOT_KEPT)
+
+    def _ended(self) -> Exchange:
+        """The exchange, which need not tell this any more."""
+        self._exchange.on_disconnect = self._exchange.on_drained = None
+        return self._exchange
+
+    def _not_one(self, parts: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"model '{self._asked.name}' gave {parts} part of an answer: to have any number of them, ask with the header "
+            "Accept: text/event-stream"
+        )
+
+
+class Prediction(Invocation):
+    """One of KServe v1."""
+
+    operation = "POST /v1/models/{model}:predict"
+
+    __slots__ = ()

@@ -1,0 +1,157 @@
+"""Bodies of SageMaker's /invocations and of KServe v1's :predict, pure: each form of request and answer, for one model version.
+
+JSON is v2 or v1 by what is in it, and is answered likewise. What else can be sent is answered with `predictions`. Accept asks
+for another form.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from backends.base import ModelSpec, Tensors
+from gateway.config import Ragged
+from gateway.errors import InvalidArgument
+from gateway.protocols import v1
+from gateway.protocols.media import TRITON, Form
+from gateway.protocols.plain_forms import from_csv, from_npy, from_raw, to_csv, to_npy, to_raw
+from gateway.protocols.rest import ReadRegion, RestCodec, WriteRegion, header_length
+from gateway.protocols.tensors import LONG_JSON_BYTES, TakesLong, count_rows, shape_key
+from gateway.types import InferRequest, InferResponse
+from gateway.wire.tensors import Buffer
+
+_JSON: Final = b"application/json"
+_LONG_CSV_BYTES: Final = 64 << 10  # 4 ms
+_BY_ITSELF: Final = frozenset(("", "json", "events"))  # answers that are as the request was
+
+_Encode = Callable[[ModelSpec, Tensors, bool], tuple[list[Buffer], bytes]]
+
+
+class FormRequest(InferRequest, kw_only=True, eq=False):
+    """A request whose answer is no v2. form: of the answer, one of _ENCODE."""
+
+    form: str
+
+
+class FormReply(NamedTuple):
+    """An answer. headers: more of them, as lines."""
+
+    parts: list[Buffer]
+    content_type: bytes
+    headers: bytes = b""
+
+
+def binary_headers(json_bytes: int) -> tuple[bytes, bytes]:
+    """Content-Type and headers of a v2 answer with tensors behind its JSON."""
+    return b"%b;json-header-size=%d" % (TRITON.encode(), json_bytes), b"Inference-Header-Content-Length: %d\r\n" % json_bytes
+
+
+class FormCodec:
+    """Reads requests of any form for one model version and writes their answers, or the parts of one."""
+
+    def __init__(
+        self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None, json_depth: int, *, in_haste: bool = False
+    ) -> None:
+        """json_depth: the deepest nesting of lists. in_haste: what takes long is to be refused with `TakesLong`."""
+        self._in_haste = in_haste
+        self._v2 = RestCodec(model, version, spec, ragged, json_depth, in_haste=in_haste)
+        self.model = model
+        self.version = version
+        self.spec = spec
+        self.ragged = ragged
+        self.json_depth = json_depth
+
+    def at_leisure(self) -> "FormCodec":
+        """The same, not in haste."""
+        other = copy.copy(self)
+        other._in_haste = False
+        other._v2 = self._v2.at_leisure()
+        return other
+
+    def parses_long(self, body: Buffer, form: Form) -> bool:
+        """Whether a parser would hold the interpreter for long."""
+        if form.kind in ("npy", "raw", "text"):
+            return False
+        return len(body) > (_LONG_CSV_BYTES if form.kind == "csv" else LONG_JSON_BYTES)
+
+    def decode(self, body: Buffer, form: Form, answer: str, arrival_ns: int, read_region: ReadRegion) -> InferRequest:
+        """Read and validate one request. answer: the form that is asked for, of `media.GIVEN`, or "".
+
+        Raises: InvalidArgument, NotFound (a region); TakesLong, in haste.
+        """
+        spec, model, kind = self.spec, self.model, form.kind
+        written = "rows"
+        match kind:
+            case "csv":
+                inputs = from_csv(spec, model, body, titled=form.titled)
+            case "npy":
+                inputs = from_npy(spec, model, body, in_haste=self._in_haste)
+            case "raw" | "text":
+                inputs = from_raw(spec, model, body, text=kind == "text")
+            case _:
+                message = v1.peek(body) if kind == "v1" or (kind == "json" and len(body)) else None
+                if message is None or (kind == "json" and v1.is_v2(message)):
+                    return self._decode_v2(body, form, answer, arrival_ns, read_region)
+                inputs, written = v1.read(message, spec, model, self.json_depth, in_haste=self._in_haste)
+        return FormRequest(
+            model, self.version, "", inputs, count_rows(spec, model, inputs), arrival_ns,
+            shape_key=shape_key(spec, self.ragged, inputs), form=written if answer in _BY_ITSELF else answer,
+        )  # fmt: skip
+
+    def _decode_v2(self, body: Buffer, form: Form, answer: str, arrival_ns: int, read_region: ReadRegion) -> InferRequest:
+        request = self._v2.decode(body, header_length(form.header, len(body)), arrival_ns, read_region)
+        if answer in _BY_ITSELF:
+            return request
+        fields: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
+        return FormRequest(**fields, form=answer)
+
+    def encode(self, request: InferRequest, response: InferResponse, write_region: WriteRegion) -> FormReply:
+        """Write an answer, or a part of one. Raises: InvalidArgument, for outputs without that form; TakesLong, in haste."""
+        if isinstance(request, FormRequest):
+            return FormReply(*_ENCODE[request.form](self.spec, response.outputs, self._in_haste))
+        parts, json_bytes = self._v2.encode(request, response, write_region)
+        if not isinstance(parts, list):
+            if self._in_haste:
+                raise TakesLong
+            parts = list(parts)
+        return FormReply(parts, _JSON) if json_bytes is None else FormReply(parts, *binary_headers(json_bytes))
+
+
+def event_of(reply: FormReply) -> bytes:
+    """What an event holds. Raises: InvalidArgument, if that is no JSON."""
+    if reply.content_type != _JSON:
+        raise InvalidArgument("text/event-stream: events hold JSON: ask for no binary outputs")
+    return b"".join(reply.parts)
+
+
+def _rows(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
+    return [v1.written(spec, outputs, by_row=True, in_haste=in_haste)], _JSON
+
+
+def _columns(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
+    return [v1.written(spec, outputs, by_row=False, in_haste=in_haste)], _JSON
+
+
+def _csv(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
+    return [to_csv(spec, outputs, quoted=True, in_haste=in_haste)], b"text/csv; charset=utf-8"
+
+
+def _text(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
+    return [to_csv(spec, outputs, quoted=False, in_haste=in_haste)], b"text/plain; charset=utf-8"
+
+
+def _npy(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
+    return to_npy(outputs, in_haste=in_haste), b"application/x-npy"
+
+
+def _raw(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
+    return to_raw(outputs, in_haste=in_haste), b"application/octet-stream"
+
+
+_ENCODE: Final[dict[str, _Encode]] = {
+    "rows": _rows,
+    "columns": _columns,
+    "csv": _csv,
+    "npy": _npy,
+    "raw": _raw,
+    "text": _text,
+}

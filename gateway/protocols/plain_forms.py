@@ -1,0 +1,272 @@
+"""Tensors as CSV, npy, raw bytes and text, pure: what names neither inputs nor datatypes, which are the model's.
+
+CSV: a row of the model is a line. The columns of several inputs stand side by side, in the model's order, as many as a row of
+each has elements; those of several outputs likewise. npy: the array of the one input or output; never a pickle. Raw: its bytes,
+row by row; of BYTES one element. Text: one element of BYTES; an answer has a line for each.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from backends.base import ModelSpec, Tensors, TensorSpec
+from backends.datatypes import NUMPY, datatype_of
+from gateway.errors import InvalidArgument
+from gateway.protocols.json_data import nested_to_json, tensor_of_elements
+from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs
+from gateway.protocols.tensors import TakesLong, cast, check_input, check_texts, check_written, filled
+from gateway.turns import SLICE, pause
+from gateway.wire.tensors import Buffer, shaped, tensor_from_bytes, tensor_to_bytes
+
+_HEAD_BYTES: Final = 16 << 10  # of an npy; numpy's own limit is 10 000
+_LONG_BYTES: Final = 4 << 20  # copied or converted: a few milliseconds
+_MANY_LINES: Final = 1 << 10
+_BOOLS: Final = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+# from CSV
+
+
+def from_csv(spec: ModelSpec, model: str, body: Buffer, *, titled: bool) -> Tensors:
+    """titled: the first line has names, which are passed over. Raises: InvalidArgument."""
+    try:
+        text = bytes(body).decode("utf-8-sig")
+        lines = [line for line in csv.reader(io.StringIO(text, newline=""), strict=True) if line][int(titled) :]
+    except UnicodeDecodeError as exc:
+        raise InvalidArgument(f"text/csv: no UTF-8 text: {exc.reason} at byte {exc.start}") from exc
+    except csv.Error as exc:
+        raise InvalidArgument(f"text/csv: {exc}") from exc
+    if not lines:
+        raise InvalidArgument("text/csv: the body has no line of values: expected one for each row")
+    width = len(lines[0])
+    for number, line in enumerate(lines, 1):
+        if len(line) != width:
+            raise InvalidArgument(f"text/csv: line {number} has {len(line)} columns, the first has {width}: expected as many")
+    needed = needed_inputs(spec)
+    widths = [width] if len(needed) == 1 else [prod(max(size, 1) for size in _per_row(spec, tensor)) for tensor in needed]
+    if sum(widths) != width:
+        columns = ", ".join(f"{count} of '{tensor.name}'" for tensor, count in zip(needed, widths, strict=True))
+        raise InvalidArgument(f"text/csv: got {width} columns, expected {sum(widths)}: {columns}")
+    inputs: Tensors = {}
+    at = 0
+    for tensor, count in zip(needed, widths, strict=True):
+        shape = _shape_of(spec, model, tensor, len(lines), count)
+        check_input(spec, model, tensor.name, tensor.datatype, shape)
+        if tensor.datatype == "BYTES":
+            check_texts(tensor.name, shape, in_haste=False)
+        flat = _values(tensor, [field for line in lines for field in line[at : at + count]], at, count)
+        if tensor.datatype in WITHOUT_JSON:
+            inputs[tensor.name] = cast(tensor.name, tensor.datatype, tensor_of_elements(tensor.name, "FP32", shape, flat))
+        else:
+            inputs[tensor.name] = tensor_of_elements(tensor.name, tensor.datatype, shape, flat)
+        at += count
+    return inputs
+
+
+def _per_row(spec: ModelSpec, tensor: TensorSpec) -> tuple[int, ...]:
+    return tensor.shape[1:] if spec.max_rows else tensor.shape
+
+
+def _shape_of(spec: ModelSpec, model: str, tensor: TensorSpec, lines: int, columns: int) -> list[int]:
+    """Of so many lines and columns."""
+    if spec.max_rows:
+        per_row = filled(tensor.shape[1:], columns)
+        found = None if per_row is None else [lines, *per_row]
+    else:
+        found = [lines, columns] if len(tensor.shape) == 2 else filled(tensor.shape, lines * columns)
+    if found is None:
+        raise InvalidArgument(
+            f"text/csv: {lines} lines of {columns} columns cannot be made input '{tensor.name}' of model '{model}', "
+            f"{tensor.datatype} {list(tensor.shape)}"
+        )
+    return found
+
+
+def _values(tensor: TensorSpec, fields: list[str], at: int, count: int) -> list[Any]:
+    """at, count: where its columns are, for a message. Raises: InvalidArgument."""
+    datatype = tensor.datatype
+    if datatype == "BYTES":
+        return fields
+    read: Callable[[str], Any] = _bool if datatype == "BOOL" else _integer if "INT" in datatype else float
+    try:
+        return list(map(read, fields))
+    except ValueError:
+        index = next(index for index, field in enumerate(fields) if not _readable(read, field))
+    raise InvalidArgument(
+        f"text/csv: line {index // count + 1}, column {at + index % count + 1}: got {fields[index][:40]!r}, expected {datatype}"
+    )
+
+
+def _readable(read: Callable[[str], Any], field: str) -> bool:
+    try:
+        read(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _bool(field: str) -> bool:
+    found = _BOOLS.get(field.strip().lower())
+    if found is None:
+        raise ValueError
+    return found
+
+
+def _integer(field: str) -> int:
+    """Tables write whole numbers as `1.0`, too."""
+    try:
+        return int(field)
+    except ValueError:
+        value = float(field)
+    if not value.is_integer():
+        raise ValueError
+    return int(value)
+
+
+# to CSV and text
+
+
+def to_csv(spec: ModelSpec, outputs: Tensors, *, quoted: bool, in_haste: bool) -> bytes:
+    """A line for each row. quoted: text that would be read as something else. Raises: InvalidArgument; TakesLong, in haste."""
+    columns = [_lines(spec, name, array, quoted=quoted, in_haste=in_haste) for name, array in outputs.items()]
+    counts = {len(lines) for lines in columns}
+    if len(counts) > 1:
+        raise InvalidArgument(f"outputs of {min(counts)} and of {max(counts)} rows have no common lines: ask for JSON")
+    return b"".join([b",".join(line) + b"\n" for line in zip(*columns, strict=True)])
+
+
+def _lines(spec: ModelSpec, name: str, array: np.ndarray, *, quoted: bool, in_haste: bool) -> list[bytes]:
+    if spec.max_rows:
+        table = array.reshape(len(array), prod(array.shape[1:]))
+    else:
+        table = array if array.ndim == 2 else array.reshape(1, array.size)
+    if in_haste and len(table) > _MANY_LINES:
+        raise TakesLong
+    datatype = spec.output_by_name[name].datatype
+    if datatype != "BYTES":
+        if not table.size:
+            return [b""] * len(table)
+        return nested_to_json(name, datatype, table, in_haste=in_haste)[2:-2].split(b"],[")
+    check_written(table, in_haste=in_haste)
+    lines = []
+    for number, row in enumerate(table):
+        texts = [element.encode() if isinstance(element, str) else bytes(element) for element in row]
+        lines.append(b",".join([_quoted(text) for text in texts] if quoted else texts))
+        if not number % SLICE:
+            pause()
+    return lines
+
+
+def _quoted(text: bytes) -> bytes:
+    odd = any(mark in text for mark in (b",", b'"', b"\r", b"\n")) or not text
+    return b'"%b"' % text.replace(b'"', b'""') if odd else text
+
+
+# npy
+
+
+def from_npy(spec: ModelSpec, model: str, body: Buffer, *, in_haste: bool) -> Tensors:
+    """Raises: InvalidArgument; TakesLong, in haste."""
+    tensor = _one_input(spec, model, "application/x-npy")
+    head = io.BytesIO(bytes(memoryview(body)[:_HEAD_BYTES]))
+    try:
+        version = np.lib.format.read_magic(head)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, by_column, dtype = read(head)
+    except Exception as exc:  # whatever numpy makes of what is none
+        raise InvalidArgument(f"application/x-npy: no npy file: {exc}") from exc
+    if dtype.kind not in "biufSU" or not dtype.itemsize:
+        raise InvalidArgument(f"application/x-npy: an array of {dtype}: expected numbers, bool, or text of fixed length")
+    content = memoryview(body)[head.tell() :]
+    expected = prod(shape) * dtype.itemsize
+    if len(content) != expected:
+        raise InvalidArgument(f"application/x-npy: {len(content)} bytes behind the head, expected {expected} ({dtype} {shape})")
+    want = NUMPY[tensor.datatype]
+    texts = dtype.kind in "SU"
+    if texts:
+        check_texts(tensor.name, shape, in_haste=in_haste)
+    elif in_haste and len(content) > _LONG_BYTES and (by_column or dtype != want):
+        raise TakesLong
+    fitting = [1, *shape] if spec.max_rows and len(shape) == len(tensor.shape) - 1 else [*shape]
+    check_input(spec, model, tensor.name, tensor.datatype, fitting)
+    flat = np.frombuffer(content, dtype) if len(content) else np.empty(0, dtype)
+    array = shaped(tensor.name, flat, shape[::-1]).T if by_column else shaped(tensor.name, flat, shape)
+    return {tensor.name: cast(tensor.name, tensor.datatype, np.ascontiguousarray(array)).reshape(fitting)}
+
+
+def to_npy(outputs: Tensors, *, in_haste: bool) -> list[Buffer]:
+    """Raises: InvalidArgument; TakesLong, in haste."""
+    name, array = _one_output(outputs, "application/x-npy")
+    datatype = datatype_of(array)
+    if datatype == "BYTES" or array.dtype.hasobject:
+        raise InvalidArgument(f"output '{name}' is BYTES, which has no npy form: ask for JSON or text/csv")
+    if datatype == "BF16":  # which numpy knows only where ml_dtypes is loaded
+        if in_haste and array.nbytes > _LONG_BYTES:
+            raise TakesLong
+        array = array.astype(np.float32)
+    head = io.BytesIO()
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+    return [head.getvalue(), tensor_to_bytes(array)]
+
+
+# raw bytes
+
+
+def from_raw(spec: ModelSpec, model: str, body: Buffer, *, text: bool) -> Tensors:
+    """text: it goes to BYTES only. Raises: InvalidArgument."""
+    media = "text/plain" if text else "application/octet-stream"
+    tensor = _one_input(spec, model, media)
+    name, datatype = tensor.name, tensor.datatype
+    shape = [1 if size < 0 else size for size in tensor.shape]
+    if datatype == "BYTES":
+        if prod(shape) != 1:
+            raise InvalidArgument(f"{media}: the body is one element, but input '{name}' is BYTES {list(tensor.shape)}")
+        elements = np.empty(1, NUMPY["BYTES"])
+        elements[0] = bytes(body)
+        return {name: elements.reshape(shape)}
+    if text:
+        raise InvalidArgument(f"{media}: input '{name}' of model '{model}' is {datatype}: expected text/csv or JSON")
+    variable = [axis for axis, size in enumerate(tensor.shape) if size < 0]
+    if spec.max_rows and len(variable) > 1:
+        variable = variable[1:]  # of one row
+    if len(variable) > 1:
+        raise InvalidArgument(
+            f"{media}: {len(body)} bytes have no one shape for input '{name}', {datatype} {list(tensor.shape)}: send an npy"
+        )
+    step = prod(shape) * NUMPY[datatype].itemsize
+    for axis in variable:
+        shape[axis] = len(body) // step if step else 0
+    return {name: tensor_from_bytes(name, datatype, shape, body)}
+
+
+def to_raw(outputs: Tensors, *, in_haste: bool) -> list[Buffer]:
+    """Of BYTES its one element. Raises: InvalidArgument; TakesLong, in haste."""
+    name, array = _one_output(outputs, "application/octet-stream")
+    if array.dtype.kind not in "OSU":
+        check_written(array, in_haste=in_haste)
+        return [tensor_to_bytes(array)]
+    if array.size != 1:
+        raise InvalidArgument(f"output '{name}' has {array.size} elements of BYTES, expected one, as no JSON is asked for")
+    (element,) = array.flat
+    return [element.encode() if isinstance(element, str) else bytes(element)]
+
+
+def _one_input(spec: ModelSpec, model: str, media: str) -> TensorSpec:
+    needed: Sequence[TensorSpec] = needed_inputs(spec)
+    if len(needed) != 1:
+        names = ", ".join(f"'{tensor.name}'" for tensor in needed)
+        raise InvalidArgument(f"{media} holds one tensor, but model '{model}' has {len(needed)} inputs: {names}; send JSON")
+    return needed[0]
+
+
+def _one_output(outputs: Tensors, media: str) -> tuple[str, np.ndarray]:
+    if len(outputs) != 1:
+        names = ", ".join(f"'{name}'" for name in outputs)
+        raise InvalidArgument(f"{media} holds one tensor, but there are {len(outputs)} outputs: {names}; ask for JSON")
+    ((name, array),) = outputs.items()
+    return name, array

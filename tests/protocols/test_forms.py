@@ -1,0 +1,133 @@
+"""Forms of bodies, and the headers that name them, without a socket."""
+
+import io
+import json
+import random
+
+import numpy as np
+import pytest
+
+from backends.base import ModelSpec, TensorSpec
+from gateway.errors import InvalidArgument
+from gateway.protocols.invocations import FormCodec, FormRequest
+from gateway.protocols.media import Form, answer_of, attributes_of, form_of
+from gateway.protocols.tensors import TakesLong
+from gateway.types import InferRequest, InferResponse
+
+FLOATS = ModelSpec("", (TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "FP32", (-1, 3)),), 64)
+MIXED = ModelSpec(
+    "",
+    (TensorSpec("t", "BYTES", (-1, 1)), TensorSpec("n", "INT64", (-1,))),
+    (TensorSpec("s", "BYTES", (-1, 1)), TensorSpec("m", "INT64", (-1,))),
+    64,
+)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "form"),
+    [
+        (b"", Form("json")),
+        (b"application/json", Form("json")),
+        (b"Application/JSON; charset=utf-8", Form("json")),
+        (b"text/csv;header=present", Form("csv", titled=True)),
+        (b"text/csv; header = absent", Form("csv")),
+        (b"image/jpeg", Form("raw")),
+        (b"application/vnd.sagemaker-triton.binary+json;json-header-size=12", Form("v2", b"12")),
+        (b"application/vnd.sagemaker-triton.binary+json", Form("v2")),
+        (b"application/json;json-header-size=12", Form("json")),
+        (b"application/x-www-form-urlencoded", None),
+        (b"\xff", None),
+    ],
+)
+def test_a_content_type_names_a_form(content_type: bytes, form: Form | None) -> None:
+    assert form_of(content_type) == form
+
+
+@pytest.mark.parametrize(
+    ("accept", "answer"),
+    [
+        (b"", ""),
+        (b"*/*", ""),
+        (b"application/json", "json"),
+        (b"text/csv;q=0.5, application/x-npy;q=0.9", "npy"),
+        (b"text/html, */*;q=0.1", ""),
+        (b"text/csv, application/json", "csv"),
+        (b"text/event-stream", "events"),
+        (b"text/csv;q=0", None),
+        (b"text/csv;q=much", None),
+        (b"text/html", None),
+    ],
+)
+def test_the_answer_is_what_the_client_likes_most(accept: bytes, answer: str | None) -> None:
+    assert answer_of(accept) == answer
+
+
+def test_custom_attributes_are_pairs_of_which_ours_are_taken() -> None:
+    assert attributes_of(b"c000b4f9-df62") == {}
+    assert attributes_of(b"Model=a=b; other=1,version = 2") == {"model": "a=b", "version": "2"}
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+SENT = [
+    (FLOATS, "json", json.dumps({"instances": [[1, 2, 3], [4, 5, 6]]}).encode()),
+    (FLOATS, "json", json.dumps({"inputs": {"x": [[1, 2, 3]]}}).encode()),
+    (FLOATS, "csv", b"1,2,3\n4,5,6\n"),
+    (FLOATS, "npy", npy(np.ones((2, 3), np.float32))),
+    (FLOATS, "raw", bytes(24)),
+    (MIXED, "v1", json.dumps({"instances": [{"t": {"b64": "aGk="}, "n": 1}, {"t": "b", "n": 2}]}).encode()),
+    (MIXED, "csv", b'"a,b",1\nc,2\n'),
+]
+
+
+@pytest.mark.parametrize("answer", ["", "csv", "npy", "raw", "text"])
+@pytest.mark.parametrize(("spec", "kind", "body"), SENT)
+def test_a_body_with_odd_bytes_is_read_or_refused(spec: ModelSpec, kind: str, body: bytes, answer: str) -> None:
+    codec = FormCodec("m", "1", spec, None, 8)
+    names = dict(zip((tensor.name for tensor in spec.inputs), (tensor.name for tensor in spec.outputs), strict=True))
+    draw = random.Random(f"{kind} {answer}")
+    read = 0
+    for trial in range(120):
+        odd = bytearray(body)
+        for _ in range(draw.randrange(4) if trial else 0):
+            at = draw.randrange(len(odd))
+            match draw.randrange(3):
+                case 0:
+                    odd[at] = draw.randrange(256)
+                case 1:
+                    del odd[at : at + draw.randrange(1, 4)]
+                case _:
+                    odd[at:at] = draw.choice((b"[", b"}", b'"', b"1e999", b"NaN", b"-", b"\x00", b"\n", b","))
+            if not odd:
+                break
+        try:
+            request = codec.decode(bytes(odd), Form(kind), answer, 0, lambda ref: b"")
+            assert isinstance(request, InferRequest)
+            read += 1
+            outputs = {names[name]: array for name, array in request.inputs.items()}
+            codec.encode(request, InferResponse("m", "1", "", outputs), lambda ref, data: None)
+        except InvalidArgument:
+            assert trial or answer in ("npy", "raw")  # which not every model has an answer for
+    assert read
+
+
+def test_what_takes_long_is_not_done_in_haste() -> None:
+    codec = FormCodec("m", "1", FLOATS, None, 8, in_haste=True)
+    array = np.ones((1 << 19, 3))
+    with pytest.raises(TakesLong):
+        codec.decode(npy(array), Form("npy"), "", 0, lambda ref: b"")
+    at_leisure = codec.at_leisure()
+    request = at_leisure.decode(npy(array), Form("npy"), "", 0, lambda ref: b"")
+    assert isinstance(request, FormRequest)
+    response = InferResponse("m", "1", "", {"y": request.inputs["x"]})
+    with pytest.raises(TakesLong):
+        codec.encode(request, response, lambda ref, data: None)
+    (text,) = at_leisure.encode(request, response, lambda ref, data: None).parts
+    assert len(text) > 6 << 20
+    assert codec.parses_long(b"1" * (1 << 17), Form("csv"))
+    assert not codec.parses_long(b"1" * (1 << 17), Form("json"))
+    assert not codec.parses_long(b"1" * (1 << 24), Form("raw"))

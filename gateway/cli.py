@@ -1,4 +1,4 @@
-"""`gateway serve | init | check | compile | predict | route | top | why | examples`: alone reads arguments and environment."""
+"""`gateway serve | init | check | compile | predict | route | top | why | key | …`: alone reads arguments and environment."""
 
 import argparse
 import os
@@ -11,6 +11,7 @@ import shtab
 from gateway.commands.check import add_parser as add_check_parser
 from gateway.commands.examples import add_parser as add_examples_parser
 from gateway.commands.explain import add_parser as add_route_parser
+from gateway.commands.key import add_parser as add_key_parser
 from gateway.commands.predict import add_parser as add_predict_parser
 from gateway.commands.serve import serve
 from gateway.commands.top import add_parser as add_top_parser
@@ -81,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
         command.epilog = examples(*typed)
         command.formatter_class = Paragraphs
     add_why_parser(commands)
+    add_key_parser(commands)
     add_examples_parser(commands)
     add_speech(root, quiet="only warnings and errors; serve: and the ready line")
     return root

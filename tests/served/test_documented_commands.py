@@ -181,6 +181,7 @@ NOT_RUN = {
         "gateway check",
         "gateway compile",
         "gateway init",
+        "gateway key",
         "gateway route explain",
         "gateway serve",
         "gateway serve --no-ray",

@@ -20,6 +20,7 @@ from backends.base import (
     checked_outputs,
     words_of,
 )
+from backends.digests import check_digest
 from backends.discovery import Found
 
 
@@ -68,7 +69,7 @@ BACKENDS: Final[dict[str, Kind]] = {
     ),
 }
 
-_SHARED: Final = {"cast_outputs": True}  # options of `load` below, whatever the kind
+_SHARED: Final = {"cast_outputs": True, "sha256": None}  # options of `load` below, whatever the kind
 
 
 def defaults(kind: str) -> dict[str, Any]:
@@ -82,7 +83,8 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
     """Load a model into this process; its sessions' outputs are checked against its spec.
 
     options: the backend's own, `gateway.config.Backend.options()`. `cast_outputs` among them, true by default: outputs of
-    another datatype are brought to the declared one where that is safe.
+    another datatype are brought to the declared one where that is safe. `sha256`: of the file that `model` names, which is
+    looked at before anything of it is run; None: of any.
     spec: what the operator declared; inputs or outputs left empty, and everything if None, are read from the artifact. What is
     declared is checked against the artifact where that can tell. Its platform is ignored.
     max_rows: the most rows one execution takes, where no spec says so.
@@ -92,7 +94,10 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
         raise LoadFailed(f"unknown backend kind {kind!r}, expected one of {', '.join(BACKENDS)}")
     options = dict(options)
     cast = bool(options.pop("cast_outputs", _SHARED["cast_outputs"]))
+    sha256 = options.pop("sha256", None)
     declared = spec if spec is not None else ModelSpec(platform="", inputs=(), outputs=(), max_rows=max_rows)
+    if sha256 is not None:
+        check_digest(options["model"], sha256)
     try:
         model: Model = import_module(BACKENDS[kind].loads).load(declared, **options)
     except BackendError:

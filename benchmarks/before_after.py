@@ -4,6 +4,7 @@
     python -m benchmarks.before_after ../before . --pairs 10 --requests 200000 [--protocol grpc]
 
     python -m benchmarks.before_after . . --after-config FILE      one checkout, two configurations
+    python -m benchmarks.before_after . . --after-config FILE --after-ca ca.pem --after-key KEY      where it has TLS, asks keys
 
 Each run starts `gateway serve --no-ray configs/examples/linear.yaml` of one checkout in a process of its own (artifacts and
 interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for all of them, over REST with JSON
@@ -17,11 +18,12 @@ import asyncio
 import json
 import os
 import re
+import ssl
 import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 import uvloop
@@ -63,7 +65,10 @@ class Asking(asyncio.Protocol):
 
     request = REQUEST
 
-    def __init__(self, left: list[int], done: asyncio.Future[None]) -> None:
+    def __init__(self, left: list[int], done: asyncio.Future[None], key: bytes) -> None:
+        """key: shown with each request, unless it is empty."""
+        if key:
+            self.request = self.request.replace(b"Host: x\r\n", b"Host: x\r\nX-Api-Key: %b\r\n" % key)
         self._left = left
         self._done = done
         self._answer = b""
@@ -103,7 +108,8 @@ class AskingBinary(Asking):
 class AskingGrpc(asyncio.Protocol):
     """The same over gRPC."""
 
-    def __init__(self, left: list[int], done: asyncio.Future[None]) -> None:
+    def __init__(self, left: list[int], done: asyncio.Future[None], key: bytes) -> None:
+        self._headers = GRPC_HEADERS + (header_block((b"x-api-key", key)) if key else b"")
         self._left = left
         self._done = done
         self._core = ClientConnection(self, self._flush)
@@ -122,7 +128,7 @@ class AskingGrpc(asyncio.Protocol):
             self._transport.close()
             return
         self._left[0] -= 1
-        self._core.ask(GRPC_HEADERS, GRPC_MESSAGE)
+        self._core.ask(self._headers, GRPC_MESSAGE)
 
     def data_received(self, data: bytes) -> None:
         self._core.receive(data)
@@ -156,16 +162,31 @@ class AskingGrpc(asyncio.Protocol):
 ASKING: Final = {"rest-json": Asking, "rest-binary": AskingBinary, "grpc": AskingGrpc}
 
 
-async def ask(protocol: type[Asking] | type[AskingGrpc], host: str, port: int, requests: int, connections: int) -> None:
+class Locks(NamedTuple):
+    """What a client needs of a gateway that is locked. ca: of its certificate; None: it speaks no TLS."""
+
+    ca: Path | None
+    key: str
+
+    def tls(self, protocol: str) -> ssl.SSLContext | None:
+        if self.ca is None:
+            return None
+        context = ssl.create_default_context(cafile=self.ca)
+        context.set_alpn_protocols(["h2" if protocol == "grpc" else "http/1.1"])
+        return context
+
+
+async def ask(protocol: str, host: str, port: int, locks: Locks, requests: int, connections: int) -> None:
+    asking, tls, key = ASKING[protocol], locks.tls(protocol), locks.key.encode()
     loop = asyncio.get_running_loop()
     left = [requests]
     ends = [loop.create_future() for _ in range(connections)]
     for end in ends:
-        await loop.create_connection(lambda end=end: protocol(left, end), host, port)  # type: ignore[misc]
+        await loop.create_connection(lambda end=end: asking(left, end, key), host, port, ssl=tls)  # type: ignore[misc]
     await asyncio.gather(*ends)
 
 
-def cpu_us_per_request(checkout: Path, config: Path, protocol: str, requests: int, connections: int) -> float:
+def cpu_us_per_request(checkout: Path, config: Path, locks: Locks, protocol: str, requests: int, connections: int) -> float:
     """One run. Raises: RuntimeError, if the gateway does not start."""
     command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", "--http-port", "0", "--grpc-port", "0"]
     here = Path.cwd()
@@ -180,13 +201,12 @@ def cpu_us_per_request(checkout: Path, config: Path, protocol: str, requests: in
     assert server.stdout is not None
     try:
         ready = re.search(rf"{'grpc' if protocol == 'grpc' else 'http'}=([\d.]+):(\d+)", server.stdout.readline())
-        asking = ASKING[protocol]
         if ready is None:
             raise RuntimeError(f"the gateway of {checkout} did not start")
         host, port = ready[1], int(ready[2])
-        uvloop.run(ask(asking, host, port, requests // 100, connections))
+        uvloop.run(ask(protocol, host, port, locks, requests // 100, connections))
         before_s = _cpu_s(server.pid)
-        uvloop.run(ask(asking, host, port, requests, connections))
+        uvloop.run(ask(protocol, host, port, locks, requests, connections))
         return (_cpu_s(server.pid) - before_s) / requests * 1e6
     finally:
         server.terminate()
@@ -206,6 +226,9 @@ def main() -> None:
     linear = Path("configs/examples/linear.yaml")
     parser.add_argument("--before-config", type=Path, default=linear, help="which serves the model linear")
     parser.add_argument("--after-config", type=Path, default=linear)
+    for name in ("before", "after"):
+        parser.add_argument(f"--{name}-ca", type=Path, help="the authority of its certificate, where it speaks TLS")
+        parser.add_argument(f"--{name}-key", default="", help="the key that is shown, where one is asked for")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--protocol", choices=sorted(ASKING), default="rest-json")
     parser.add_argument("--requests", type=int, default=200_000)
@@ -218,6 +241,7 @@ def main() -> None:
             name: cpu_us_per_request(
                 getattr(arguments, name),
                 getattr(arguments, f"{name}_config"),
+                Locks(getattr(arguments, f"{name}_ca"), getattr(arguments, f"{name}_key")),
                 arguments.protocol,
                 arguments.requests,
                 arguments.connections,

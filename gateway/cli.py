@@ -11,6 +11,7 @@ import shtab
 from gateway.commands.check import add_parser as add_check_parser
 from gateway.commands.examples import add_parser as add_examples_parser
 from gateway.commands.explain import add_parser as add_route_parser
+from gateway.commands.key import add_parser as add_key_parser
 from gateway.commands.predict import add_parser as add_predict_parser
 from gateway.commands.sagemaker import add_parser as add_sagemaker_parser
 from gateway.commands.sagemaker import sagemaker
@@ -84,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
         command.epilog = examples(*typed)
         command.formatter_class = Paragraphs
     add_why_parser(commands)
+    add_key_parser(commands)
     add_examples_parser(commands)
     add_speech(root, quiet="only warnings and errors; serve: and the ready line")
     return root

@@ -14,7 +14,8 @@ GatewayError
 ├── Unavailable              the load or the state of the server: never executed, safe to retry
 │   ├── NotReady             the model is not loaded (yet)
 │   ├── Overloaded           queue full, or shed because it would be late
-│   └── BackendUnreachable
+│   ├── BackendUnreachable
+│   └── Limited              the key has asked as much as it may
 ├── DeadlineExceeded         too late; may have been executed
 ├── BackendFailed            the model
 └── InternalError            us
@@ -46,6 +47,7 @@ class Code(enum.Enum):
     FORBIDDEN = "forbidden"
     TOO_LARGE = "too_large"
     OVERLOADED = "overloaded"
+    LIMITED = "limited"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     CANCELLED = "cancelled"
     BACKEND_FAILED = "backend_failed"
@@ -164,6 +166,10 @@ class Overloaded(Unavailable):
 
 class BackendUnreachable(Unavailable):
     code = Code.BACKEND_UNREACHABLE
+
+
+class Limited(Unavailable):
+    code = Code.LIMITED
 
 
 class DeadlineExceeded(GatewayError):

@@ -7,9 +7,11 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict
 
 from backends.base import ModelSpec
+from gateway.access.doors import Doors
+from gateway.access.usage import SharedUsage
 from gateway.clock import Clock, LoopClock
 from gateway.config import Backend, Config, Limits, ModelSection
 from gateway.config.server import BODIES_OF_ONE_REQUEST
@@ -24,10 +26,11 @@ from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.engine.workers import WorkerPool
 from gateway.errors import NotReady
 from gateway.process.announcement import ReadyModel
+from gateway.process.certificates import Certificates
 from gateway.process.child import living_pids
 from gateway.process.machine import memory_bytes
 from gateway.process.ports import PortClaims
-from gateway.process.run_dir import make_run_dir
+from gateway.process.run_dir import make_run_dir, private_directory
 from gateway.tracing.tracer import open_tracer
 from gateway.wire.memory import Memory
 
@@ -43,6 +46,13 @@ class Ports(NamedTuple):
 
     http: int | None
     grpc: int | None
+
+
+class _How(TypedDict):
+    """How both listeners listen."""
+
+    reuse_port: bool
+    certificates: Certificates | None
 
 
 class Ingress:
@@ -65,6 +75,8 @@ class Ingress:
         side by side; None: it listens alone.
         """
         self._config = config
+        self._run_dir = run_dir
+        self._doors: Doors | None = None
         self._clock = LoopClock(asyncio.get_running_loop())
         self.metrics = Metrics(
             config.models,
@@ -104,6 +116,10 @@ class Ingress:
     async def start(self) -> Ports:
         """Load the models, then listen. Raises: OSError, if a port is taken, which is tested first; GatewayError."""
         server = self._config.server
+        how: _How = {"reuse_port": self._reuse_port, "certificates": None}
+        if server.http_port is not None or server.grpc_port is not None:  # what is wrong here is told before models are loaded
+            how["certificates"] = Certificates(server.tls) if server.tls is not None else None
+            self._asked_keys()
         self._claims.claim()
         await self.repository.start()
         self.metrics.started()
@@ -111,12 +127,12 @@ class Ingress:
         http = grpc = None
         if server.http_port is not None:
             try:
-                http = await self.rest_listener().start(server.host, server.http_port, reuse_port=self._reuse_port)
+                http = await self.rest_listener().start(server.host, server.http_port, **how)
             except OSError as exc:
                 raise self._claims.cannot_listen("http", exc) from exc
         if server.grpc_port is not None:
             try:
-                grpc = await self.grpc_listener().start(server.host, server.grpc_port, reuse_port=self._reuse_port)
+                grpc = await self.grpc_listener().start(server.host, server.grpc_port, **how)
             except OSError as exc:
                 raise self._claims.cannot_listen("grpc", exc) from exc
         return Ports(http, grpc)
@@ -125,14 +141,27 @@ class Ingress:
         """Make what answers REST; it listens once it is started, and is drained with the rest. Once, if `start` has not."""
         server = self._config.server
         scrape = self.metrics.scrape if self.metrics.enabled else None
-        routes = RestRoutes(self.repository, server.limits, scrape=scrape, status_page=server.shows_page)
+        routes = RestRoutes(
+            self.repository, server.limits, scrape=scrape, status_page=server.shows_page, doors=self._asked_keys()
+        )
         self._http = HttpServer(routes, server.limits, self._memory)
         return self._http
 
     def grpc_listener(self) -> GrpcServer:
         """Likewise for gRPC."""
-        self._grpc = GrpcServer(self.repository, self._config.server.limits, self._memory)
+        self._grpc = GrpcServer(self.repository, self._config.server.limits, self._memory, self._asked_keys())
         return self._grpc
+
+    def _asked_keys(self) -> Doors | None:
+        """Who asks for keys, the same for both listeners; None: nobody. Raises: ConfigError."""
+        access = self._config.server.access
+        if access is not None and self._doors is None:
+            usage = None
+            if self._reuse_port:  # others listen beside it
+                directory = private_directory(self._run_dir / "keys")
+                usage = SharedUsage(directory, self._config.server.ingress_replicas)
+            self._doors = Doors(access, os.environ, usage)
+        return self._doors
 
     async def drain(self) -> None:
         """Stop accepting, answer what is in flight within drain_timeout_s, then close everything.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -35,7 +35,9 @@ class OutputRequest:
 
 
 class Caller(Protocol):
-    """A request as it came over the wire, and the way to its answer."""
+    """A request as it came over the wire, and the way to its answer. key: whose it is, where keys are asked for: `access`."""
+
+    key: Any
 
     @property
     def headers(self) -> Mapping[bytes, bytes]:

@@ -18,6 +18,7 @@ GATEWAY = (
     ("wire",),
     ("batching", "protocols"),
     ("process", "routing", "tracing"),
+    ("access",),
     ("configuring", "engine", "why"),
     ("edges",),
     ("ingress",),

@@ -29,10 +29,11 @@ from gateway.config.file import (
     parse_config,
 )
 from gateway.config.model import Batching, DeclaredTensor, Ejection, ModelSection, Ragged, Routing, Slo, tensor_specs
-from gateway.config.server import Limits, MetricsSection, Ray, ServerSection
+from gateway.config.server import AccessSection, Limits, MetricsSection, Ray, ServerSection, TlsSection
 from gateway.config.tracing import Tracing
 
 __all__ = [
+    "AccessSection",
     "AnyBackend",
     "Autoscaling",
     "Backend",
@@ -55,6 +56,7 @@ __all__ = [
     "Slo",
     "Synthetic",
     "TensorRt",
+    "TlsSection",
     "Torch",
     "Tracing",
     "Triton",

@@ -135,11 +135,21 @@ def _device(value: object) -> object:
 Device = Annotated[str, BeforeValidator(_device)]
 
 
+def _sha256(value: object) -> object:
+    if value is not None and (not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value)):
+        raise Unfit(expected="64 hexadecimal digits in quotes, as `sha256sum FILE` prints them")
+    return value
+
+
+Sha256 = Annotated[str | None, BeforeValidator(_sha256)]
+
+
 class Torch(Backend):
     """TorchScript (.pt), torch.export (.pt2), an AOTInductor package (.pt2), or a factory `module:callable`."""
 
     kind: Literal["torch"]
     model: str
+    sha256: Sha256 = _TORCH["sha256"]  # of that file; another is not loaded
     build: Build | None = None  # of a .pt2 file by AOTInductor
     factory_options: dict[str, Any] = _TORCH["factory_options"]
     precision: Literal["fp32", "bf16", "int8"] = _TORCH["precision"]
@@ -155,6 +165,7 @@ class OnnxRuntime(Backend):
 
     kind: Literal["onnxruntime"]
     model: str
+    sha256: Sha256 = _ONNXRUNTIME["sha256"]  # of that file; another is not loaded
     build: Build | None = None
     threads: int = Field(default=_ONNXRUNTIME["threads"], ge=1)
     device: Literal["cpu", "cuda"] = _ONNXRUNTIME["device"]
@@ -166,6 +177,7 @@ class Python(Backend):
 
     kind: Literal["python"]
     model: str
+    sha256: Sha256 = _PYTHON["sha256"]  # of that file; another is not run
     class_options: dict[str, Any] = _PYTHON["class_options"]
     cast_outputs: bool = _PYTHON["cast_outputs"]  # float64, and integers that fit, to what is declared; False: they are errors
 
@@ -191,6 +203,7 @@ class TensorRt(Backend):
 
     kind: Literal["tensorrt"]
     model: str  # the .onnx file
+    sha256: Sha256 = _TENSORRT["sha256"]  # of it; another is not loaded
     build: Build | None = None
     engines: str | None = _TENSORRT["engines"]  # where what is built is kept; None: beside it
     device: int = Field(default=_TENSORRT["device"], ge=0)

@@ -69,7 +69,11 @@ def located(document: object, folder: Path) -> object:
         return document
     found = dict(document)
     if "server" in found:
-        found["server"] = _counted(found["server"], ("run_dir", "state_dir"), folder)
+        found["server"] = server = _counted(found["server"], ("run_dir", "state_dir"), folder)
+        if isinstance(server, dict):
+            files = {"tls": ("certificate", "key", "client_ca"), "access": ("keys",)}
+            parts = {part: _counted(server[part], keys, folder) for part, keys in files.items() if part in server}
+            found["server"] = server | parts
     if isinstance(models := found.get("models"), list):
         found["models"] = [
             {**model, "backends": [located_backend(backend, folder) for backend in model["backends"]]}

@@ -1,9 +1,9 @@
 """The sections `server`, `metrics` and `ray`: the listeners, the processes that own them, what they count, and Ray."""
 
 from collections.abc import Iterable, Iterator
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.config.fields import Host, Port, Strict, is_loopback
 from gateway.documents.faults import Unfit
@@ -38,6 +38,36 @@ class Limits(Strict):
             yield Unfit("is too little", expected=expected, remedy=remedy, at=("memory_bytes",))
 
 
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, float) else value  # 1.3 without quotes
+
+
+class TlsSection(Strict):
+    """TLS on both listeners. The files are PEM, and read again when they change."""
+
+    certificate: str  # the server's, and behind it those that vouch for it
+    key: str  # its private key
+    client_ca: str | None = None  # authorities: clients must show a certificate of one of them; None: none is asked for
+    minimum_version: Annotated[Literal["1.2", "1.3"], BeforeValidator(_as_text)] = "1.2"
+
+
+class AccessSection(Strict):
+    """Who may ask what: each request shows a key, of a file that `gateway key` makes lines for."""
+
+    keys: str | None = None  # the file; read again when it changes
+    keys_variable: str | None = None  # an environment variable that holds what such a file does
+    open: tuple[Literal["infer", "metrics", "status"], ...] = ()  # what needs no key
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        """For `gateway.documents.lenient`, as all of this name."""
+        return (self._no_keys(),)
+
+    def _no_keys(self) -> Iterator[Unfit]:
+        if self.keys is None and self.keys_variable is None:
+            remedy = "name one; `gateway key NAME` prints what to write into it"
+            yield Unfit("there are no keys", expected="a file, or keys_variable", remedy=remedy, at=("keys",))
+
+
 class ServerSection(Strict):
     """The listeners and the processes that own them."""
 
@@ -53,6 +83,8 @@ class ServerSection(Strict):
     system_shared_memory: bool = True
     model_control: bool = False  # repository load and unload by clients
     status_page: bool | Literal["auto"] = "auto"  # at / for browsers; auto: where only who is on this machine can reach it
+    tls: TlsSection | None = None  # None: neither listener speaks TLS
+    access: AccessSection | None = None  # None: no key is asked for
     limits: Limits = Limits()
 
     @property

@@ -14,9 +14,21 @@ from typing import Final, NamedTuple, TypeVar
 from backends.check import checked
 from backends.mistakes import Mistake, Wanted
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
-from gateway.config import Backend, Config, DeclaredTensor, ModelSection, config_as_far_as_valid, tensor_specs
+from gateway.access.doors import keys_of
+from gateway.config import (
+    AccessSection,
+    Backend,
+    Config,
+    DeclaredTensor,
+    ModelSection,
+    TlsSection,
+    config_as_far_as_valid,
+    tensor_specs,
+)
 from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit
 from gateway.documents.reader import Document, read
+from gateway.errors import ConfigError
+from gateway.process.certificates import contexts
 from gateway.tracing.exporter import REMEDY, installed
 
 T = TypeVar("T")
@@ -147,9 +159,32 @@ def _unless_unknown(read: Callable[[], T]) -> T:
 
 
 def _of_server(document: Document, config: Config) -> Iterator[Fault]:
-    """Directories that cannot be made or written to."""
+    """Directories that cannot be made or written to; certificates and keys that cannot be used."""
     for key in ("run_dir", "state_dir"):
         yield from as_far_as_known(_of_directory(document, key, getattr(config.server, key)))
+    yield from as_far_as_known(_of_tls(document, config.server.tls), _of_access(document, config.server.access))
+
+
+def _of_tls(document: Document, tls: TlsSection | None) -> Iterator[Fault]:
+    if tls is None:
+        return
+    # What is NOT_KNOWN raises here, before a file is looked for.
+    section = TlsSection(certificate=str(tls.certificate), key=str(tls.key), client_ca=tls.client_ca and str(tls.client_ca))
+    try:
+        contexts(section)
+    except ConfigError as exc:
+        at, _, found = exc.message.partition(": ")
+        yield document.fault(tuple(at.split(".")), found, value=False)
+
+
+def _of_access(document: Document, access: AccessSection | None) -> Iterator[Fault]:
+    """The file; the environment that is served in may be another."""
+    if access is None or access.keys is None:
+        return
+    try:
+        keys_of(AccessSection(keys=str(access.keys)), {})
+    except ConfigError as exc:
+        yield document.fault(("server", "access", "keys"), "; ".join(exc.message.splitlines()), value=False)
 
 
 def _of_tracing(document: Document, config: Config) -> Iterator[Fault]:

@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from gateway.access.rules import INFER, MODELS, OPEN
 from gateway.edges.invocations import BinaryInvocation, Invocation, Prediction
 from gateway.edges.rest_inference import AskedModel
 from gateway.engine.inference import Endpoints
@@ -48,19 +49,20 @@ class ContainerRoutes:
             repository,
             "rest",
             lambda served: FormCodec(served.name, served.version, served.spec, served.ragged, json_depth, in_haste=True),
+            v2.doors,
         )
         self._generation = -1
         self._names: list[str] = []  # of the models that are wanted, in this generation
 
-    def match(self, parts: list[str]) -> tuple[dict[bytes, Action], str, str] | None:
+    def match(self, parts: list[str]) -> tuple[dict[bytes, Action], str, str, str] | None:
         """What a path means, as `MatchedPath` holds it. parts: unquoted. None: nothing."""
         match parts:
             case ["ping"]:
-                return {b"GET": self._ping, b"HEAD": self._ping, b"POST": self._ping}, "", ""
+                return {b"GET": self._ping, b"HEAD": self._ping, b"POST": self._ping}, "", "", OPEN
             case ["invocations"]:
-                return {b"POST": self._invoke}, "", ""
+                return {b"POST": self._invoke}, "", "", INFER
             case ["v1", "models"] | ["v1", "models", ""]:
-                return {b"GET": self._models, b"HEAD": self._models}, "", ""
+                return {b"GET": self._models, b"HEAD": self._models}, "", "", MODELS
             case ["v1", "models", name] if name:
                 return self._of_model(name, "")
             case ["v1", "models", name, "versions", version] if name and version:
@@ -68,10 +70,10 @@ class ContainerRoutes:
                 return None if rest else self._of_model(name + predict, version)
         return None
 
-    def _of_model(self, name: str, version: str) -> tuple[dict[bytes, Action], str, str]:
+    def _of_model(self, name: str, version: str) -> tuple[dict[bytes, Action], str, str, str]:
         if name.endswith(_PREDICT):
-            return {b"POST": self._predict}, name.removesuffix(_PREDICT), version
-        return {b"GET": self._model, b"HEAD": self._model}, name, version
+            return {b"POST": self._predict}, name.removesuffix(_PREDICT), version, INFER
+        return {b"GET": self._model, b"HEAD": self._model}, name, version, INFER
 
     def _ping(self, exchange: Exchange, route: AskedModel) -> None:
         exchange.respond(200 if self._repository.ready() else 503)
@@ -116,10 +118,11 @@ class ContainerRoutes:
             return names[0]
         if not names:
             raise NotFound("no model is loaded")
-        listed = ", ".join(f"'{name}'" for name in names[:10])
+        # Which there are is not for every key.
+        listed = "" if self._v2.doors is not None else " ({})".format(", ".join(map(repr, names[:10])))
         raise InvalidArgument(
-            f"which of {len(names)} models ({listed})? Name one in the header X-Amzn-SageMaker-Target-Model, or in "
-            f"X-Amzn-SageMaker-Custom-Attributes: model={names[0]}"
+            f"which of {len(names)} models{listed}? Name one in the header X-Amzn-SageMaker-Target-Model, or in "
+            "X-Amzn-SageMaker-Custom-Attributes: model=NAME"
         )
 
     # TF Serving and KServe v1

@@ -129,12 +129,14 @@ class OneMessage(ABC):
 
 
 class GrpcCall:
-    """One RPC. over: answered or cancelled; nothing more is sent."""
+    """One RPC. over: answered or cancelled; nothing more is sent. key: whose call it is, where keys are asked for."""
 
     __slots__ = (
         "_begun", "_buffer", "_ended", "_handler", "_held", "_inflating", "_long", "_most_bytes", "_request_id", "_timeout_s",
-        "_told", "arrival_ns", "over", "stream",
+        "_told", "arrival_ns", "key", "over", "stream",
     )  # fmt: skip
+
+    key: Any
 
     def __init__(self, stream: CallStream, most_bytes: int) -> None:
         """most_bytes: the longest message, compressed or not."""

@@ -55,7 +55,7 @@ class _OfMessage:
         parts = parts_of(data) if len(data) > LONG_BYTES else None
         self._parts_of_data = parts  # type: ignore[misc]  # among the slots of those that inherit
         message = self._message = parse(data if parts is None else parts.head)  # type: ignore[misc]  # likewise
-        return endpoints.find(message.model_name, message.model_version)
+        return endpoints.find(message.model_name, message.model_version, self.call)
 
     def decode(self, codec: GrpcCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         arrival_ns = self._arrival_ns

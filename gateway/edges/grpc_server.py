@@ -16,15 +16,19 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.access.doors import Doors
+from gateway.access.rules import ADMIN, INFER, MODELS, OPEN
 from gateway.config import Limits
 from gateway.edges.grpc_call import ENCODINGS, CallStream, GrpcCall, OneMessage, parser
 from gateway.edges.grpc_inference import InferCall, InferStream
 from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall
 from gateway.edges.http2 import Http2Connection
 from gateway.edges.http_server import last_words_s
+from gateway.edges.tls import Tls, within
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
-from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.errors import Code, GatewayError, NotFound, NotReady, Unsupported
+from gateway.process.certificates import HTTP2, Certificates
 from gateway.protocols.grpc import GrpcCodec
 from gateway.wire.http2_headers import header_block
 from gateway.wire.memory import Memory
@@ -39,6 +43,12 @@ _DRAIN_IDLE_S: Final = 1.0
 # Their messages are the same, field by field.
 _REFLECTION: Final = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 
+# Of keys, where they are asked for; what is not listed needs ADMIN.
+_NEEDS: Final = {
+    "ServerLive": OPEN, "ServerReady": OPEN, "ServerMetadata": INFER, "ModelReady": INFER, "ModelMetadata": INFER,
+    "ModelConfig": INFER, "ModelStatistics": INFER, "RepositoryIndex": MODELS,
+}  # fmt: skip
+
 _GRPC: Final = re.compile(rb"application/grpc($|[+; ])", re.IGNORECASE)  # and not gRPC-Web, whose answers have another form
 _NOT_GRPC: Final = header_block(status=415)
 
@@ -46,10 +56,14 @@ _NOT_GRPC: Final = header_block(status=415)
 class GrpcServer:
     """Life: start -> drain. On the event loop it was made on."""
 
-    def __init__(self, repository: Repository, limits: Limits, memory: Memory | None = None) -> None:
+    def __init__(
+        self, repository: Repository, limits: Limits, memory: Memory | None = None, doors: Doors | None = None
+    ) -> None:
         """limits: body_bytes is the longest message, header_bytes the most metadata of a call, header_timeout_s how long a
-        connection may take to become HTTP/2. memory: what bounds it beside other listeners of this process."""
+        connection may take to become HTTP/2. memory: what bounds it beside other listeners of this process. doors: who asks for
+        keys; None: nobody."""
         self._limits = limits
+        self._doors = doors
         self._memory = memory or Memory()
         self._repository = repository
         self._connections: set[Http2Connection] = set()
@@ -60,12 +74,17 @@ class GrpcServer:
         self._next_look: asyncio.TimerHandle | None = None
         self._ready = False  # as watchers were told
         self._listener: asyncio.Server | None = None
+        self._needs: dict[bytes, str] = {f"/{_HEALTH}/{method}".encode(): OPEN for method in ("Check", "Watch")}
         self._calls = self._table()
 
-    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
-        """Listen; returns the port, which is a free one for 0. Raises: OSError, if the port is taken."""
+    async def start(self, host: str, port: int, *, reuse_port: bool = False, certificates: Certificates | None = None) -> int:
+        """Listen; returns the port, which is a free one for 0. certificates: of TLS; None: without. Raises: OSError, if the
+        port is taken.
+        """
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._connect, host, port, backlog=2048, reuse_port=reuse_port)
+        tls = None if certificates is None else Tls(certificates, HTTP2, self._limits.header_timeout_s)
+        connect = within(tls, self._connect, loop)
+        self._listener = await loop.create_server(connect, host, port, backlog=2048, reuse_port=reuse_port)
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def drain(self, timeout_s: float, give_up: Callable[[], None] = lambda: None) -> None:
@@ -124,12 +143,15 @@ class GrpcServer:
                 continue
             path = f"/{_SERVICE}/{method.name}".encode()
             parse = parser(GetMessageClass(method.input_type))
-            calls[path] = self._unary(parse, getattr(servicer, method.name))
+            calls[path] = self._unary(parse, getattr(servicer, method.name), _NEEDS.get(method.name, ADMIN))
+            self._needs[path] = _NEEDS.get(method.name, ADMIN)
         endpoints = Endpoints(
             repository,
             _PROTOCOL,
             lambda served: GrpcCodec(served.name, served.version, served.spec, served.ragged, in_haste=True),
+            self._doors,
         )
+        self._endpoints = endpoints
         calls[f"/{_SERVICE}/ModelInfer".encode()] = lambda call: call.listen(InferCall(call, endpoints))
         calls[f"/{_SERVICE}/ModelStreamInfer".encode()] = lambda call: call.listen(InferStream(call, endpoints, self._streams))
 
@@ -140,7 +162,7 @@ class GrpcServer:
             return reply
 
         parse_check = parser(health_pb2.HealthCheckRequest)
-        calls[f"/{_HEALTH}/Check".encode()] = self._unary(parse_check, check)
+        calls[f"/{_HEALTH}/Check".encode()] = self._unary(parse_check, check, OPEN)
         calls[f"/{_HEALTH}/Watch".encode()] = lambda call: call.listen(
             HealthWatch(call, parse_check, self._begin_watch, self._watches.discard)
         )
@@ -196,16 +218,49 @@ class GrpcServer:
             call.fail(Unsupported("unknown grpc-encoding, expected identity, gzip or deflate"))
         else:
             timeout = headers.get(b"grpc-timeout")
-            if timeout is not None:
-                try:
+            try:
+                if timeout is not None:
                     call.set_timeout(timeout)
-                except InvalidArgument as exc:
-                    call.fail(exc)
-                    return
+                if self._doors is not None:  # before its messages come
+                    self._doors.meet(call)
+                    self._doors.check(call, self._needs.get(path, INFER))
+            except GatewayError as exc:
+                self._refuse(call, exc)
+                return
             begin(call)
 
-    def _unary(self, parse: Callable[[Buffer], Any], act: Callable[[Any], Awaitable[Message]]) -> Callable[[GrpcCall], None]:
-        return lambda call: call.listen(_TaskCall(call, parse, act, self._tasks))
+    def _refuse(self, call: GrpcCall, error: GatewayError) -> None:
+        call.fail(error)
+        if error.code in (Code.UNAUTHENTICATED, Code.FORBIDDEN):
+            now_ns = time.monotonic_ns()
+            took_ns = now_ns - call.arrival_ns
+            self._endpoints.nowhere.failed(error.code, call.arrival_ns, now_ns)
+            self._endpoints.failures.tell(
+                error, model="", version="", protocol=_PROTOCOL, caller=call, trace=None, took_ns=took_ns, now_ns=now_ns
+            )
+
+    def _unary(
+        self, parse: Callable[[Buffer], Any], act: Callable[[Any], Awaitable[Message]], needs: str
+    ) -> Callable[[GrpcCall], None]:
+        return lambda call: call.listen(_TaskCall(call, parse, self._guarded(call, act, needs), self._tasks))
+
+    def _guarded(
+        self, call: GrpcCall, act: Callable[[Any], Awaitable[Message]], needs: str
+    ) -> Callable[[Any], Awaitable[Message]]:
+        """The same, for whose key allows it."""
+        doors = self._doors
+        if doors is None:
+            return act
+
+        async def guarded(message: Any) -> Message:
+            name = getattr(message, "name", None)  # of a model, where it needs INFER; empty for all of them
+            doors.check(call, MODELS if needs == INFER and name == "" else needs, name or "")
+            try:
+                return await act(message)
+            except NotFound as exc:
+                raise doors.veiled(call, exc) from None
+
+        return guarded
 
 
 class _TaskCall(OneMessage):

@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from gateway.config import Limits
+from gateway.edges.tls import Tls, within
+from gateway.process.certificates import HTTP, Certificates
 from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.memory import Memory
@@ -62,12 +64,14 @@ class HttpServer:
     def __repr__(self) -> str:
         return f"<HttpServer: {len(self.connections)} connections{', draining' if self.draining else ''}>"
 
-    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
-        """Listen. Returns the port: 0 asks for any that is free. reuse_port: others listen there, too. Raises: OSError."""
+    async def start(self, host: str, port: int, *, reuse_port: bool = False, certificates: Certificates | None = None) -> int:
+        """Listen. Returns the port: 0 asks for any that is free. reuse_port: others listen there, too. certificates: of TLS;
+        None: without. Raises: OSError.
+        """
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            lambda: HttpConnection(self, loop), host, port, backlog=2048, reuse_port=reuse_port, start_serving=True
-        )
+        tls = None if certificates is None else Tls(certificates, HTTP, self.limits.header_timeout_s)
+        connect = within(tls, lambda: HttpConnection(self, loop), loop)
+        self._listener = await loop.create_server(connect, host, port, backlog=2048, reuse_port=reuse_port, start_serving=True)
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def drain(self, timeout_s: float, give_up: Callable[[], None] = lambda: None) -> None:

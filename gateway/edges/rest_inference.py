@@ -50,7 +50,7 @@ class OfExchange(Generic[C]):
         return {"http.response.status_code": 200 if code is None else STATUS[code]}
 
     def find(self, endpoints: Endpoints[C]) -> Endpoint[C]:
-        return endpoints.find(self._asked.name, self._asked.version)
+        return endpoints.find(self._asked.name, self._asked.version, self._exchange)
 
 
 class RestInference(OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffer] | Slices, int | None]]):
@@ -244,6 +244,8 @@ def event(data: bytes) -> bytes:
 def respond_error(exchange: Exchange, error: GatewayError) -> None:
     """Answer with an error; one that is safe to retry says when."""
     headers = b""
-    if isinstance(error, Unavailable):
+    if error.code is Code.UNAUTHENTICATED:
+        headers = b"WWW-Authenticate: Bearer\r\n"
+    elif isinstance(error, Unavailable):
         headers = b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_after_s or 1.0))
     exchange.respond(STATUS[error.code], error_body(error.words), JSON, headers)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qs, unquote
@@ -9,6 +10,8 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 import orjson
 
+from gateway.access.doors import Doors
+from gateway.access.rules import ADMIN, INFER, METRICS, MODELS, OPEN, STATUS
 from gateway.config import Limits
 from gateway.edges.container_routes import ContainerRoutes
 from gateway.edges.rest_inference import Generate, GenerateStream, RestInference, respond_error
@@ -17,7 +20,7 @@ from gateway.engine.descriptions import describe_welcome
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
 from gateway.engine.status import Status
-from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
+from gateway.errors import Code, GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.openapi import describe_api
 from gateway.protocols.rest import RestCodec
@@ -38,11 +41,21 @@ log = logging.getLogger(__name__)
 
 
 class MatchedPath(NamedTuple):
-    """What a path means. name: of the model or region, unquoted; empty where the path has none."""
+    """What a path means. name: of the model or region, unquoted; empty where the path has none. needs: of a key's scopes."""
 
     methods: Mapping[bytes, Action]
     name: str = ""
     version: str = ""
+    needs: str = INFER
+
+
+# Of keys, where they are asked for; what is not listed needs INFER.
+_SERVER_NEEDS: Final = {
+    "models": MODELS, "models/stats": MODELS, "repository/index": MODELS, "status": STATUS, "health/live": OPEN,
+    "health/ready": OPEN, "systemsharedmemory/status": ADMIN, "systemsharedmemory/unregister": ADMIN,
+    "cudasharedmemory/status": ADMIN, "cudasharedmemory/unregister": ADMIN, "logging": ADMIN, "trace/setting": ADMIN,
+}  # fmt: skip
+_MODEL_NEEDS: Final = {"route": STATUS, "why": STATUS, "trace/setting": ADMIN}
 
 
 class _ModelControl(msgspec.Struct):
@@ -69,12 +82,14 @@ class RestRoutes:
         *,
         scrape: Callable[[bytes], Awaitable[tuple[str, bytes]]] | None = None,
         status_page: bool = False,
+        doors: Doors | None = None,
     ) -> None:
         """scrape: gives content type and body of /metrics, by the client's Accept; None: there is no such path.
 
-        status_page: for browsers, at /.
+        status_page: for browsers, at /. doors: who asks for keys; None: nobody.
         """
         self._repository = repository
+        self._doors = doors
         self._scrape = scrape
         self._page = page() if status_page else None
         self._status = Status(repository)
@@ -83,6 +98,7 @@ class RestRoutes:
             repository,
             "rest",
             lambda served: RestCodec(served.name, served.version, served.spec, served.ragged, limits.json_depth, in_haste=True),
+            doors,
         )
         self._generate_endpoints = Endpoints(
             repository,
@@ -90,6 +106,7 @@ class RestRoutes:
             lambda served: GenerateCodec(
                 served.name, served.version, served.spec, served.ragged, limits.json_depth, in_haste=True
             ),
+            doors,
         )
         self._container = ContainerRoutes(repository, self._endpoints, limits.json_depth)
         self._api_generation = -1
@@ -139,9 +156,14 @@ class RestRoutes:
     def __call__(self, exchange: Exchange) -> None:
         """Answer an exchange, now or later."""
         route = self._routes.get(exchange.path)
+        doors = self._doors
         try:
+            if doors is not None:
+                doors.meet(exchange)
             if route is None:
                 route = self._remember(exchange.path)
+            if doors is not None:
+                doors.check(exchange, route.needs, route.name)
             action = route.methods.get(exchange.method)
             if action is None:
                 allowed = b"Allow: " + b", ".join(route.methods) + b"\r\n"
@@ -150,7 +172,19 @@ class RestRoutes:
             else:
                 action(exchange, route)
         except GatewayError as exc:
-            respond_error(exchange, exc)
+            respond_error(exchange, exc if doors is None else self._refused(exchange, exc, doors))
+
+    def _refused(self, exchange: Exchange, error: GatewayError, doors: Doors) -> GatewayError:
+        """The error as the client may read it. Who was refused is counted, and the log tells of some."""
+        error = doors.veiled(exchange, error)
+        if error.code in (Code.UNAUTHENTICATED, Code.FORBIDDEN):
+            now_ns = time.monotonic_ns()
+            took_ns = now_ns - exchange.arrival_ns
+            self._endpoints.nowhere.failed(error.code, exchange.arrival_ns, now_ns)
+            self._endpoints.failures.tell(
+                error, model="", version="", protocol="rest", caller=exchange, trace=None, took_ns=took_ns, now_ns=now_ns
+            )
+        return error
 
     # paths
 
@@ -165,7 +199,7 @@ class RestRoutes:
     def _parse(self, path: bytes) -> MatchedPath:
         """Raises: NotFound."""
         if path == b"*":
-            return MatchedPath({b"OPTIONS": self._options})
+            return MatchedPath({b"OPTIONS": self._options}, needs=OPEN)
         # Split before unquoting: a quoted slash belongs to a name.
         try:
             parts = [unquote(part, errors="strict") for part in path.decode("ascii").split("/")[1:]]
@@ -173,31 +207,31 @@ class RestRoutes:
             raise InvalidArgument("the path is not percent-quoted UTF-8") from None
         match parts:
             case [""]:
-                return MatchedPath(_get(self._welcome))
+                return MatchedPath(_get(self._welcome), needs=OPEN)  # which asks itself
             case ["openapi.json"]:
-                return MatchedPath(_get(self._api))
+                return MatchedPath(_get(self._api), needs=MODELS)
             case ["metrics"] if self._scrape is not None:
-                return MatchedPath(_get(self._metrics))
+                return MatchedPath(_get(self._metrics), needs=METRICS)
             case ["v2"] | ["v2", ""]:
                 return MatchedPath(self._server_actions[""])
             case ["v2", "models", ""]:
-                return MatchedPath(self._server_actions["models"])
+                return MatchedPath(self._server_actions["models"], needs=MODELS)
             case ["v2", "models", name, "versions", version, *rest] if name and version:
                 if not _is_version(version):
                     self._repository.model(name, version)  # which is not found
                 actions, key = self._model_actions, "/".join(rest)
                 if key in actions and (key or not rest):
-                    return MatchedPath(actions[key], name, version)
+                    return MatchedPath(actions[key], name, version, _MODEL_NEEDS.get(key, INFER))
             case ["v2", "models", name, *rest] if name and (name != "stats" or rest):
                 actions, key = self._model_actions, "/".join(rest)
                 if key in actions and (key or not rest):
-                    return MatchedPath(actions[key], name)
+                    return MatchedPath(actions[key], name, needs=_MODEL_NEEDS.get(key, INFER))
             case ["v2", "repository", "models", name, verb] if name and verb in self._control_actions:
-                return MatchedPath(self._control_actions[verb], name)
+                return MatchedPath(self._control_actions[verb], name, needs=ADMIN)
             case ["v2", kind, "region", name, verb] if name and verb in self._region_actions.get(kind, ()):
-                return MatchedPath(self._region_actions[kind][verb], name)
+                return MatchedPath(self._region_actions[kind][verb], name, needs=ADMIN)
             case ["v2", *rest] if (key := "/".join(rest)) in self._server_actions:
-                return MatchedPath(self._server_actions[key])
+                return MatchedPath(self._server_actions[key], needs=_SERVER_NEEDS.get(key, INFER))
         if (found := self._container.match(parts)) is not None:
             return MatchedPath(*found)
         raise NotFound("Not Found: no such path; GET / says what is here")
@@ -212,7 +246,11 @@ class RestRoutes:
 
     def _welcome(self, exchange: Exchange, route: MatchedPath) -> None:
         """Not of the protocol: for whoever looks at the address; in a browser it is a page."""
-        if self._page is not None and prefers_html(exchange.headers.get(b"accept", b"")):
+        as_page = self._page is not None and prefers_html(exchange.headers.get(b"accept", b""))
+        if self._doors is not None:
+            self._doors.check(exchange, STATUS if as_page else MODELS)
+        if as_page:
+            assert self._page is not None
             exchange.respond(200, self._page.body, HTML, self._page.headers)
             return
         metrics = self._scrape is not None

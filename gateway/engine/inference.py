@@ -14,13 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from gateway.access.doors import Doors
+from gateway.access.rules import INFER
 from gateway.engine.failed_requests import FailedRequests
 from gateway.engine.place import OnPart, Place
 from gateway.engine.recorders import EndpointMetrics
 from gateway.engine.repository import Repository
 from gateway.engine.served_model import ServedModel
 from gateway.engine.shared_memory import SharedMemoryRegions
-from gateway.errors import Cancelled, Code, GatewayError, InternalError, Unsupported, shortened
+from gateway.errors import Cancelled, Code, GatewayError, InternalError, NotFound, Unsupported, shortened
 from gateway.protocols.tensors import TakesLong
 from gateway.types import Caller, InferRequest, InferResponse, RegionRef, RequestTrace
 from gateway.wire.tensors import Buffer
@@ -60,27 +62,35 @@ class Endpoint(Generic[C]):
 class Endpoints(Generic[C]):
     """The models of a repository for one protocol: each is looked for once, until a model is loaded or unloaded."""
 
-    def __init__(self, repository: Repository, protocol: str, codec: Callable[[ServedModel], C]) -> None:
-        """protocol: what its requests are counted under."""
+    def __init__(
+        self, repository: Repository, protocol: str, codec: Callable[[ServedModel], C], doors: Doors | None = None
+    ) -> None:
+        """protocol: what its requests are counted under. doors: who asks for keys; None: nobody."""
         self.repository = repository
         self.protocol = protocol
         self.tracer = repository.tracer
         self.failures = FailedRequests()
+        self.doors = doors
         self._codec = codec
         self._found: dict[tuple[str, str], Endpoint[C]] = {}
         self._generation = -1
         # Not counted under the name that was asked for: a client could fill the memory with names.
         self.nowhere = repository.metrics.endpoint("", "", protocol)
 
-    def find(self, name: str, version: str) -> Endpoint[C]:
-        """version: empty means the highest that is ready. Raises: NotFound, NotReady."""
+    def find(self, name: str, version: str, caller: Caller) -> Endpoint[C]:
+        """version: empty means the highest that is ready. Raises: NotFound, NotReady; what the doors raise."""
+        if self.doors is not None:
+            self.doors.check(caller, INFER, name)
         repository = self.repository
         if repository.generation != self._generation:
             self._found.clear()
             self._generation = repository.generation
         found = self._found.get((name, version))
         if found is None:
-            served = repository.model(name, version)
+            try:
+                served = repository.model(name, version)
+            except NotFound as exc:
+                raise exc if self.doors is None else self.doors.veiled(caller, exc) from None
             metrics = repository.metrics.endpoint(served.name, served.version, self.protocol)
             found = self._found[name, version] = Endpoint(served, self._codec(served), metrics)
         return found
@@ -92,7 +102,9 @@ class Inference(ABC, Generic[C, Reply]):
     operation: ClassVar[str]
     """What a trace calls it: of a few words, without the model's name."""
 
-    __slots__ = ("_arrival_ns", "_decoded_ns", "_endpoint", "_endpoints", "_give_up_decoding", "_place", "_request", "_trace")
+    __slots__ = (
+        "_arrival_ns", "_decoded_ns", "_endpoint", "_endpoints", "_give_up_decoding", "_leave", "_place", "_request", "_trace",
+    )  # fmt: skip
 
     def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
         self._endpoints = endpoints
@@ -103,6 +115,7 @@ class Inference(ABC, Generic[C, Reply]):
         self._place: Place | None = None
         self._give_up_decoding: Callable[[], object] | None = None  # or encoding
         self._trace: RequestTrace | None = None
+        self._leave: Callable[[], None] | None = None  # tells that it is over, where its key is counted
 
     # what a protocol gives
 
@@ -147,6 +160,8 @@ class Inference(ABC, Generic[C, Reply]):
             if endpoint is not self._endpoint:  # or models have changed meanwhile: begin anew
                 decoded = None
             self._endpoint = endpoint
+            if endpoints.doors is not None and self._leave is None:
+                self._leave = endpoints.doors.enter(self.caller)
             on_part = self._parts(endpoint) if endpoint.served.spec.decoupled else None
             request = decoded or self.decode(endpoint.codec, repository.regions.read)
             if not isinstance(request, InferRequest):
@@ -211,6 +226,8 @@ class Inference(ABC, Generic[C, Reply]):
         self._fail(outcome, encoding_ns)
 
     def _answered(self, endpoint: Endpoint[C], encoding_ns: int) -> None:
+        if self._leave is not None:
+            self._over()
         encoded_ns = time.monotonic_ns()
         trace = self._trace
         if trace is None:
@@ -219,7 +236,13 @@ class Inference(ABC, Generic[C, Reply]):
         endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, encoded_ns, trace.context.trace_id)
         self._end_trace(trace, None, encoding_ns, encoded_ns)
 
+    def _over(self) -> None:
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
     def _fail(self, outcome: GatewayError, encoding_ns: int) -> None:
+        self._over()
         endpoint = self._endpoint
         metrics = self._endpoints.nowhere if endpoint is None else endpoint.metrics
         metrics.failed(outcome.code, self._arrival_ns, encoding_ns)
@@ -371,6 +394,7 @@ class StreamedInference(Inference[C, Reply]):
                 self._fault = InternalError("internal error")
             else:
                 self._place = None
+                self._over()
                 self._endpoint.metrics.finished()
                 if self._trace is not None:
                     now_ns = time.monotonic_ns()

@@ -37,6 +37,7 @@ class Server:
 
     def __init__(self, config: Config) -> None:
         self._host = config.server.host
+        self._scheme = "http" if config.server.tls is None else "https"
         self._hosted = Hosted(config)
 
     def __repr__(self) -> str:
@@ -45,7 +46,7 @@ class Server:
     @property
     def rest_url(self) -> str:
         """Such as http://127.0.0.1:8000, without a slash at the end. Raises: ConfigError, if there is no such listener."""
-        return f"http://{self._address(self._hosted.ports.http, 'http_port')}"
+        return f"{self._scheme}://{self._address(self._hosted.ports.http, 'http_port')}"
 
     @property
     def grpc_target(self) -> str:

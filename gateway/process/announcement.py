@@ -89,8 +89,9 @@ def ready_words(server: ServerSection, http: int | None, models: Sequence[ReadyM
 
 def own_url(server: ServerSection, port: int) -> str:
     """Where this machine reaches a server's HTTP; without a slash at the end."""
+    scheme = "http" if server.tls is None else "https"
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def named(names: Iterable[str]) -> str:
@@ -109,7 +110,7 @@ def curl_command(url: str, model: ReadyModel, server: ServerSection) -> str | No
     if sum(prod(shape) for _, shape in inputs) > min(_ELEMENTS, server.limits.body_bytes // _ELEMENT_BYTES):
         return None
     if spec.decoupled:
-        return _stream_command(url, model)
+        return _stream_command(url, model, server)
     body = _Word()
     body.text('{"inputs": [')
     binary_bytes = 0
@@ -131,7 +132,7 @@ def curl_command(url: str, model: ReadyModel, server: ServerSection) -> str | No
     else:
         body.text('], "parameters": {"binary_data_output": true}}' if unreadable else "]}")
     address = f"{url}/v2/models/{quote(model.name, safe='')}/infer"
-    curl = f"curl -sS {shlex.quote(address)}"
+    curl = f"curl -sS{_key_of(server)} {shlex.quote(address)}"
     if unreadable and not readable:
         curl += " --output answer.bin"
     if binary_bytes:
@@ -140,7 +141,12 @@ def curl_command(url: str, model: ReadyModel, server: ServerSection) -> str | No
     return _sent(body, curl)
 
 
-def _stream_command(url: str, model: ReadyModel) -> str | None:
+def _key_of(server: ServerSection) -> str:
+    """What a command needs besides, where a key is asked for."""
+    return "" if server.access is None or "infer" in server.access.open else " -H 'X-Api-Key: KEY'"
+
+
+def _stream_command(url: str, model: ReadyModel, server: ServerSection) -> str | None:
     """For a decoupled model: shows each part when it comes; None: the model takes or gives what JSON lacks."""
     spec = model.spec
     if any(tensor.datatype in WITHOUT_JSON for tensor in (*needed_inputs(spec), *spec.outputs)):
@@ -158,7 +164,7 @@ def _stream_command(url: str, model: ReadyModel) -> str | None:
             body.text("]")
     body.text("}")
     address = f"{url}/v2/models/{quote(model.name, safe='')}/generate_stream"
-    return _sent(body, f"curl -sS -N {shlex.quote(address)}")
+    return _sent(body, f"curl -sS -N{_key_of(server)} {shlex.quote(address)}")
 
 
 def _sent(body: "_Word", curl: str) -> str:

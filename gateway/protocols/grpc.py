@@ -52,6 +52,7 @@ STATUS: Final[dict[Code, StatusCode]] = {
     Code.FORBIDDEN: StatusCode.PERMISSION_DENIED,
     Code.TOO_LARGE: StatusCode.INVALID_ARGUMENT,
     Code.OVERLOADED: StatusCode.UNAVAILABLE,
+    Code.LIMITED: StatusCode.RESOURCE_EXHAUSTED,
     Code.DEADLINE_EXCEEDED: StatusCode.DEADLINE_EXCEEDED,
     Code.CANCELLED: StatusCode.CANCELLED,
     Code.BACKEND_FAILED: StatusCode.INTERNAL,

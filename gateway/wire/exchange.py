@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from gateway.turns import beside
 from gateway.wire.compression import choose_encoding, deflate
@@ -16,9 +16,9 @@ JSON: Final = b"application/json"
 REASONS: Final = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found",
     405: b"Method Not Allowed", 406: b"Not Acceptable", 408: b"Request Timeout", 409: b"Conflict", 413: b"Content Too Large",
-    415: b"Unsupported Media Type", 417: b"Expectation Failed", 431: b"Request Header Fields Too Large",
-    499: b"Client Closed Request", 500: b"Internal Server Error", 501: b"Not Implemented", 503: b"Service Unavailable",
-    504: b"Gateway Timeout", 507: b"Insufficient Storage",
+    415: b"Unsupported Media Type", 417: b"Expectation Failed", 429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large", 499: b"Client Closed Request", 500: b"Internal Server Error", 501: b"Not Implemented",
+    503: b"Service Unavailable", 504: b"Gateway Timeout", 507: b"Insufficient Storage",
 }  # fmt: skip
 _ONE_BUFFER: Final = (bytes, bytearray, memoryview)
 _DEFLATE_FROM_BYTES: Final = 1 << 10  # below it, the time costs more than the bytes
@@ -102,6 +102,7 @@ class Exchange:
     arrival_ns: `time.monotonic_ns` when the message was complete.
     on_disconnect: set by the handler that waits; called once if the client goes away first. Then `respond` does nothing.
     compress: whether the answer may be, if the client accepts it; the handler may say no. One in pieces never is.
+    key: whose request it is, by the `access` rules; set by the handler, and there only where keys are asked for.
     on_drained: set by a handler that writes pieces; called each time that `backlog` has become false.
 
     The connection's alone: connection (None, once nobody waits), keep_alive, http_1_0; fault: no request, but what was wrong
@@ -111,9 +112,11 @@ class Exchange:
 
     __slots__ = (
         "_own", "arrival_ns", "body", "compress", "compressing", "connection", "fault", "head", "headers",
-        "held_bytes", "http_1_0", "keep_alive", "length", "method", "on_disconnect", "on_drained", "parts", "path", "pieces",
-        "query",
+        "held_bytes", "http_1_0", "keep_alive", "key", "length", "method", "on_disconnect", "on_drained", "parts", "path",
+        "pieces", "query",
     )  # fmt: skip
+
+    key: Any
 
     def __init__(
         self, connection: Answering, method: bytes, target: bytes, headers: dict[bytes, bytes], body: Buffer, keep_alive: bool

@@ -11,7 +11,7 @@ import functools
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -76,11 +76,13 @@ def usual() -> Config:
     return config(port=free_port(), ingress_replicas=2, replicas=2, sessions=2, faults={"fail": 101.0, "lose": 102.0})
 
 
-def request(port: int, method: str, path: str, body: object = None) -> tuple[int, Any]:
+def request(
+    port: int, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+) -> tuple[int, Any]:
     """One request on a connection of its own: status and decoded body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        connection.request(method, path, None if body is None else json.dumps(body))
+        connection.request(method, path, None if body is None else json.dumps(body), headers or {})
         response = connection.getresponse()
         text = response.read()
     finally:

@@ -5,6 +5,9 @@ import os
 import signal
 import time
 import urllib.request
+from collections import Counter
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,8 @@ from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
+from gateway.access.rules import digest_of
+from gateway.config import parse_config
 from tests.cluster.conftest import LOOPBACK, Gateway, config, free_port, request, usual
 from tests.cluster.lives import Lives, told
 from tests.cluster.load import GrpcLoad, Load, infer_body
@@ -98,6 +103,18 @@ def test_unload_and_load_reach_every_ingress_and_free_the_replica(cluster: Clust
     assert request(port, "POST", "/v2/repository/models/m/load", {})[0] == 200
     assert seen() == {200}
     assert (sessions(), gateway.infer("m", [ROW])[0]) == (loaded, 200)
+
+
+def test_what_a_key_may_ask_holds_over_both_ingresses(cluster: Cluster, tmp_path: Path) -> None:
+    port, keys = free_port(), tmp_path / "keys.yaml"
+    keys.write_text(f"keys: [{{name: few, hash: 'sha256:{digest_of(b'few').hex()}', requests_per_s: 0.001, burst: 20}}]")
+    document = config(port=port, ingress_replicas=2, replicas=1).model_dump(mode="json", exclude_none=True)
+    document["server"]["access"] = {"keys": str(keys)}
+    Gateway(parse_config(document, source="test"))
+    ask = partial(request, port, "POST", "/v2/models/m/infer", infer_body([ROW]), {"X-Api-Key": "few"})
+    # Each has a connection of its own, so that both ingresses get some.
+    assert Counter(ask()[0] for _ in range(60)) == {200: 20, 429: 40}
+    assert request(port, "GET", "/v2/models/m")[0] == 401
 
 
 def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:

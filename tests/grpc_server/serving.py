@@ -26,6 +26,7 @@ from gateway.engine.metrics import Metrics
 from gateway.engine.repository import Repository, RepositoryControl
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.engine.workers import WorkerPool
+from gateway.process.certificates import Certificates
 
 CONTROLLED = "server: {model_control: true}\n"  # before the models: clients may load and unload them
 MODELS = """
@@ -104,7 +105,14 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(text: str = MODELS, *, control: RepositoryControl | None = None) -> AsyncIterator[Served]:
+async def serving(
+    text: str = MODELS,
+    *,
+    control: RepositoryControl | None = None,
+    certificates: Certificates | None = None,
+    credentials: grpc.ChannelCredentials | None = None,
+) -> AsyncIterator[Served]:
+    """credentials: of the channel, where the server has certificates."""
     clock = LoopClock(asyncio.get_running_loop())
 
     def open_runner(model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
@@ -124,9 +132,15 @@ async def serving(text: str = MODELS, *, control: RepositoryControl | None = Non
         )
         await repository.start()
         server = GrpcServer(repository, config.server.limits)
-        port = await server.start("127.0.0.1", 0)
+        port = await server.start("127.0.0.1", 0, certificates=certificates)
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        address = f"127.0.0.1:{port}"
+        made = (
+            grpc.aio.insecure_channel(address, options=options)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, options=options)
+        )
+        async with made as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             try:
                 yield Served(f"127.0.0.1:{port}", repository, server, channel, stub)

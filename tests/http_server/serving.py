@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import uvloop
 
 from gateway.config import Limits
 from gateway.edges.http_server import HttpServer
+from gateway.process.certificates import Certificates
 from gateway.wire.exchange import Exchange, Handler
 
 TIMEOUT_S = 10.0
@@ -34,8 +36,10 @@ class Answer:
 class Client:
     """A connection that sends raw bytes and reads whole responses."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        if tls is not None:  # an end without a word of TLS is an error
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost", suppress_ragged_eofs=False)
         self._read = self.socket.makefile("rb")
 
     def send(self, data: bytes) -> None:
@@ -105,8 +109,8 @@ class Served:
     loop: asyncio.AbstractEventLoop
     clients: list[Client] = field(default_factory=list)
 
-    def connect(self) -> Client:
-        client = Client(self.port)
+    def connect(self, tls: ssl.SSLContext | None = None) -> Client:
+        client = Client(self.port, tls)
         self.clients.append(client)
         return client
 
@@ -137,13 +141,17 @@ class Served:
 
 @contextmanager
 def serving(
-    handler: Handler, *, new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop, **limits: Any
+    handler: Handler,
+    *,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+    certificates: Certificates | None = None,
+    **limits: Any,
 ) -> Iterator[Served]:
     loop = new_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     server = HttpServer(handler, Limits(**limits))
-    port = asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", 0), loop).result(TIMEOUT_S)
+    port = asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", 0, certificates=certificates), loop).result(TIMEOUT_S)
     served = Served(server, port, loop)
     try:
         yield served

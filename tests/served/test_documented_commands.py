@@ -182,6 +182,7 @@ NOT_RUN = {
         "gateway check",
         "gateway compile",
         "gateway init",
+        "gateway key",
         "gateway route explain",
         "gateway sagemaker",
         "gateway serve",

@@ -1,0 +1,1 @@
+"""Who may ask what: keys, what they allow, and how much of it."""

@@ -1,0 +1,346 @@
+"""TLS between a socket and a connection of ours, which sees a transport like any other, with the bytes that are meant.
+
+The event loops have their own, which would not do: it hides what the socket's transport holds, so that answers nobody reads
+would not count as held; it cannot end one direction alone, which lets a client read an answer that came before it had sent all
+(RFC 9112, section 9.6); and it encrypts an answer of any length at once.
+
+Here a long answer is encrypted piece by piece, as the socket takes it, and the sizes that the connection is told are of all
+that waits. What the connection writes before the handshake has ended waits for that end, so it can be told of the socket at
+once: it counts, and is counted, from the first byte on.
+"""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, cast
+
+from gateway.engine.failure_log import FailureLog
+from gateway.process.certificates import Certificates
+from gateway.wire.tensors import Buffer
+
+# OpenSSL keeps buffers as large as what they once held: 64 KiB of each way, for as long as a connection lasts.
+_READ_BYTES: Final = 64 << 10
+_PIECE_BYTES: Final = 64 << 10
+_AHEAD_BYTES: Final = 256 << 10  # encrypted, and not taken by the socket
+_USUAL_HIGH_BYTES: Final = 64 << 10  # asyncio's
+_CLOSE: Final = "close"
+_EOF: Final = "eof"
+
+log = logging.getLogger(__name__)
+
+
+class Tls:
+    """What the connections of one listener share."""
+
+    def __init__(self, certificates: Certificates, protocol: str, handshake_s: float) -> None:
+        """protocol: of `certificates`. handshake_s: how long a handshake may take."""
+        self.certificates = certificates
+        self.protocol = protocol
+        self.handshake_s = handshake_s
+        # Reads of all connections land here, one at a time; so does what they mean, for connections without a buffer.
+        self.encrypted = memoryview(bytearray(_READ_BYTES))
+        self.plain = memoryview(bytearray(_READ_BYTES))
+        self._failures = FailureLog()
+
+    def tell(self, peer: object, exc: ssl.SSLError) -> None:
+        """Log that a handshake has failed, if there were not too many."""
+        left_out = self._failures.take(time.monotonic_ns())
+        if left_out is not None:
+            others = f" ({left_out} like it before are left out)" if left_out else ""
+            said = getattr(exc, "verify_message", "") or (exc.reason or "").lower().replace("_", " ")
+            address = peer[0] if isinstance(peer, tuple) else peer
+            log.info("TLS handshake with %s failed%s: %s", address, others, said)
+
+
+def within(
+    tls: Tls | None, connection: Callable[[], asyncio.BufferedProtocol | asyncio.Protocol], loop: asyncio.AbstractEventLoop
+) -> Callable[[], asyncio.BaseProtocol]:
+    """What makes the protocol of each new socket. tls: None for none."""
+    return connection if tls is None else lambda: TlsConnection(connection(), tls, loop)
+
+
+class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
+    """The protocol of a socket, and the transport of the connection within."""
+
+    __slots__ = (
+        "_deadline", "_delivering", "_ended", "_ending", "_held", "_high", "_incoming", "_inner", "_loop", "_low", "_open",
+        "_outgoing", "_paused", "_pending", "_pending_bytes", "_session", "_socket", "_tls",
+    )  # fmt: skip
+
+    def __init__(self, inner: asyncio.BufferedProtocol | asyncio.Protocol, tls: Tls, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._inner = inner
+        self._tls = tls
+        self._loop = loop
+        self._socket: asyncio.Transport
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._session: ssl.SSLObject | None = None  # None: not a byte has come
+        self._open = False  # the handshake is done
+        self._deadline: asyncio.TimerHandle | None = None  # of the handshake
+        self._pending: deque[Buffer] = deque()  # written, and not yet encrypted
+        self._pending_bytes = 0
+        self._high, self._low = _USUAL_HIGH_BYTES, _USUAL_HIGH_BYTES // 4
+        self._held = False  # the connection within was told to pause writing
+        self._paused = False  # it wants no more bytes
+        self._delivering = False
+        self._ending = ""  # what is to follow what waits: _EOF or _CLOSE
+        self._ended = False  # the client was told that nothing follows, or cannot be
+
+    def __repr__(self) -> str:
+        return f"<TlsConnection of {self._inner!r}{'' if self._open else ', in handshake'}>"
+
+    # the socket's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._socket = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._socket.set_write_buffer_limits(high=self._high)
+        self._deadline = self._loop.call_later(self._tls.handshake_s, self.abort)
+        self._inner.connection_made(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._handshake_over()
+        self._ended = True
+        self._pending.clear()
+        self._pending_bytes = 0
+        # They hold each other: free both now, not when the collector comes by.
+        inner, self._inner = self._inner, asyncio.Protocol()
+        inner.connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """Without a word of TLS before it: the client is gone. Returning None closes the socket."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._tls.encrypted
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._ended or (self._ending and self._open):  # nobody wants it any more
+            return
+        self._incoming.write(self._tls.encrypted[:nbytes])
+        if self._open:
+            self._deliver()
+        elif self._shaken():
+            self._send()
+            self._deliver()
+
+    def pause_writing(self) -> None:
+        """Sizes are looked at where they change."""
+
+    def resume_writing(self) -> None:
+        self._send()
+
+    # handshake
+
+    def _shaken(self) -> bool:
+        """Go on with the handshake. Whether it is done."""
+        session = self._session
+        if session is None:
+            tls = self._tls
+            context = tls.certificates.context(tls.protocol)
+            session = self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        try:
+            session.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return False
+        except ssl.SSLError as exc:
+            self._tls.tell(self._socket.get_extra_info("peername"), exc)
+            self._fail()
+            return False
+        self._open = True
+        self._handshake_over()
+        self._flush()
+        return True
+
+    def _handshake_over(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _fail(self) -> None:
+        """Tell the client what is wrong with what it sent, as TLS says it, and close."""
+        self._ended = True
+        self._flush()
+        self._socket.close()
+
+    def _flush(self) -> None:
+        if self._outgoing.pending:
+            self._socket.write(self._outgoing.read())
+
+    # what comes
+
+    def _deliver(self) -> None:
+        """Give the connection what is there."""
+        session = self._session
+        if self._delivering or session is None:
+            return
+        self._delivering = True
+        try:
+            while not (self._paused or self._ended or self._ending) and (self._incoming.pending or session.pending()):
+                inner = self._inner
+                if isinstance(inner, asyncio.BufferedProtocol):
+                    size = self._read_into(session, cast(memoryview, inner.get_buffer(-1)))
+                    if size:
+                        inner.buffer_updated(size)
+                else:
+                    size = self._read_into(session, self._tls.plain)
+                    if size:
+                        inner.data_received(bytes(self._tls.plain[:size]))
+                if not size:
+                    break
+        finally:
+            self._delivering = False
+        if self._outgoing.pending and not self._ended:  # an answer of TLS's own, such as to new keys
+            self._flush()
+        if self._pending:
+            self._send()
+
+    def _read_into(self, session: ssl.SSLObject, room: memoryview) -> int:
+        """Decrypt what is there, as far as there is room. 0: not a byte, or the client ends."""
+        size = 0
+        try:
+            while size < len(room) and (self._incoming.pending or session.pending()):
+                count = cast(int, session.read(len(room) - size, room[size:]))
+                if not count:
+                    self._leave_after(size)
+                    break
+                size += count
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self._leave_after(size)
+        except ssl.SSLError:  # a record that was changed on its way, or is none
+            self._fail()
+            return 0
+        return size
+
+    def _leave_after(self, size: int) -> None:
+        """The client has said that it sends no more. size: of what it said before, which is to be given first."""
+        if size:
+            self._loop.call_soon(self._client_ended)
+        else:
+            self._client_ended()
+
+    def _client_ended(self) -> None:
+        if not self._ended:
+            self._inner.eof_received()
+            self.close()
+
+    # the connection's calls
+
+    def write(self, data: Buffer) -> None:
+        if not self._ending and not self._ended:
+            self._add(data)
+            self._send()
+
+    def writelines(self, list_of_data: Iterable[Buffer]) -> None:
+        if not self._ending and not self._ended:
+            for data in list_of_data:
+                self._add(data)
+            self._send()
+
+    def write_eof(self) -> None:
+        """Nothing is written any more; the client is told once all has left. What comes from it is dropped."""
+        if not self._ending:
+            self._ending = _EOF
+            self._send()
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        before, self._ending = self._ending, _CLOSE
+        if self._ended or not self._open:
+            self._ended = True
+            self._socket.close()
+        elif before != _CLOSE:
+            self._send()
+
+    def abort(self) -> None:
+        self._ended = True
+        self._socket.abort()
+
+    def is_closing(self) -> bool:
+        return self._ending == _CLOSE or self._socket.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._socket.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        return self._pending_bytes + self._socket.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = _USUAL_HIGH_BYTES if high is None else high
+        self._low = self._high // 4 if low is None else low
+        # The socket must tell in time of what lets the connection write again.
+        self._socket.set_write_buffer_limits(high=min(self._high, _AHEAD_BYTES))
+        self._control()
+
+    def pause_reading(self) -> None:
+        self._paused = True
+        if not self._socket.is_closing():
+            self._socket.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._paused = False
+        if not self._socket.is_closing():
+            self._socket.resume_reading()
+        if not self._delivering:
+            self._loop.call_soon(self._deliver)
+
+    # what leaves
+
+    def _add(self, data: Buffer) -> None:
+        if len(data):
+            self._pending.append(data)
+            self._pending_bytes += len(data)
+
+    def _send(self) -> None:
+        """Encrypt and send what waits, as far as the socket takes it; then do what is to follow."""
+        session, pending, sock = self._session, self._pending, self._socket
+        if self._ended or not self._open or session is None:
+            return
+        try:
+            while pending and sock.get_write_buffer_size() < _AHEAD_BYTES:
+                data = pending[0]
+                count = session.write(data if len(data) <= _PIECE_BYTES else memoryview(data)[:_PIECE_BYTES])
+                if count == len(data):
+                    pending.popleft()
+                else:
+                    pending[0] = memoryview(data)[count:]
+                self._pending_bytes -= count
+                sock.write(self._outgoing.read())
+        except ssl.SSLWantReadError:  # for new keys; `_deliver` goes on
+            pass
+        except ssl.SSLError:  # it has ended beneath us
+            self._fail()
+            return
+        if self._ending and not pending:
+            self._end(session)
+        self._control()
+
+    def _end(self, session: ssl.SSLObject) -> None:
+        """Say that nothing follows. The client need not say so as well."""
+        self._ended = True
+        with contextlib.suppress(ssl.SSLError):  # it has not yet, or has sent more
+            session.unwrap()
+        self._flush()
+        if self._ending == _CLOSE:
+            self._socket.close()
+        else:
+            self._socket.write_eof()
+
+    def _control(self) -> None:
+        """Tell the connection whether it may write."""
+        size = self.get_write_buffer_size()
+        if self._held:
+            if size <= self._low:
+                self._held = False
+                self._inner.resume_writing()
+        elif size > self._high:
+            self._held = True
+            self._inner.pause_writing()

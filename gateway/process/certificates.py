@@ -1,0 +1,77 @@
+"""What the listeners show and ask for by TLS: certificates of files, which are read again when they change."""
+
+import ssl
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gateway.config import TlsSection
+from gateway.errors import ConfigError
+from gateway.process.watched_files import WatchedFiles
+
+HTTP: Final = "http/1.1"
+HTTP2: Final = "h2"
+# Of TLS 1.2: keys of a session that the certificate's does not give away, and encryption that notices what was changed. All of
+# TLS 1.3's are like that.
+_CIPHERS: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
+_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+_REASONS: Final = {
+    "KEY_VALUES_MISMATCH": "the key is not the certificate's",
+    "EE_KEY_TOO_SMALL": "the certificate's key is too short: expected RSA of 2048 bits or more, or an elliptic curve",
+    "CA_MD_TOO_WEAK": "the certificate is signed by a weak digest: expected SHA-256 or better",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "client_ca holds no certificate in PEM",
+}
+_FILES: Final = ("certificate", "key", "client_ca")
+
+
+class Certificates:
+    """Of both listeners of a process, on its event loop."""
+
+    def __init__(self, section: TlsSection, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """Raises: ConfigError, if the files cannot be used."""
+        paths = [path for key in _FILES if (path := getattr(section, key)) is not None]
+        self._files = WatchedFiles(paths, lambda: contexts(section), name="certificates", clock=clock)
+
+    def context(self, protocol: str) -> ssl.SSLContext:
+        """For a connection that begins. protocol: HTTP or HTTP2."""
+        return self._files.current()[protocol]
+
+
+def contexts(section: TlsSection) -> dict[str, ssl.SSLContext]:
+    """For connections of either protocol. Raises: ConfigError, if the files cannot be used."""
+    for key in _FILES:
+        path = getattr(section, key)
+        if path is not None:
+            try:
+                with open(path, "rb") as file:
+                    file.read(1)
+            except OSError as exc:
+                raise ConfigError(f"server.tls.{key}: '{path}': cannot be read: {exc.strerror}") from exc
+    try:
+        return {protocol: _context(section, protocol) for protocol in (HTTP, HTTP2)}
+    except ssl.SSLError as exc:
+        raise ConfigError(f"server.tls: {_REASONS.get(exc.reason or '', _unnamed(exc))}") from exc
+
+
+def _context(section: TlsSection, protocol: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[section.minimum_version]
+    context.set_ciphers(_CIPHERS)
+    # A client that asks for new keys without end would cost us more than itself.
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE | ssl.OP_NO_COMPRESSION
+    context.set_alpn_protocols([protocol])
+    context.load_cert_chain(section.certificate, section.key, _no_passphrase)
+    if section.client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(section.client_ca)
+    return context
+
+
+def _no_passphrase() -> str:
+    """Else OpenSSL would ask for one on the terminal."""
+    raise ConfigError("server.tls.key: the key is encrypted: expected one without a passphrase, which only this user can read")
+
+
+def _unnamed(exc: ssl.SSLError) -> str:
+    why = f" ({exc.reason.lower().replace('_', ' ')})" if exc.reason else ""
+    return f"the files cannot be used{why}: expected certificates, and the key of the first, in PEM"

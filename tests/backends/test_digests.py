@@ -1,0 +1,48 @@
+"""A file is loaded only if it is the one that is meant."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+import backends
+from backends.base import LoadFailed
+from gateway.config import parse_config
+from gateway.errors import ConfigError
+
+CODE = """
+from pathlib import Path
+Path(__file__).with_suffix(".ran").touch()
+
+class Model:
+    inputs = (("INPUT0", "FP32", (-1, 1)),)
+    outputs = (("OUTPUT0", "FP32", (-1, 1)),)
+
+    def predict(self, inputs):
+        return {"OUTPUT0": inputs["INPUT0"]}
+"""
+
+
+def test_the_file_that_is_meant_is_loaded_and_no_other_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(CODE)
+    options = {"model": f"{path}:Model", "sha256": hashlib.sha256(CODE.encode()).hexdigest()}
+    with pytest.raises(LoadFailed, match=f"expected {'0' * 64}: it is not the file that is meant"):
+        backends.load("python", options | {"sha256": "0" * 64})
+    assert not path.with_suffix(".ran").exists()
+    backends.load("python", options).close()
+    assert path.with_suffix(".ran").exists()
+
+
+def test_what_is_no_file_has_no_digest() -> None:
+    with pytest.raises(LoadFailed, match="its sha256 cannot be known: No such file"):
+        backends.load("python", {"model": "some.module:Model", "sha256": "0" * 64})
+
+
+def test_the_configuration_takes_only_a_digest() -> None:
+    backend = {"kind": "onnxruntime", "model": "m.onnx"}
+    for wrong in ("sha256:" + "0" * 64, "0" * 63, "g" * 64, 5):
+        with pytest.raises(ConfigError, match=r"backends\[0\]\.sha256: .*64 hexadecimal digits"):
+            parse_config({"models": [{"name": "m", "backends": [{**backend, "sha256": wrong}]}]}, source="test")
+    (model,) = parse_config({"models": [{"name": "m", "backends": [{**backend, "sha256": "0" * 64}]}]}, source="test").models
+    assert model.backends[0].options()["sha256"] == "0" * 64

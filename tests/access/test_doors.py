@@ -208,6 +208,9 @@ REST = {
     ("POST", "/v2/systemsharedmemory/unregister"): {"admin"},
     ("POST", "/v2/systemsharedmemory/region/r/unregister"): {"admin"},
     ("GET", "/v2/cudasharedmemory/status"): {"admin"},
+    ("GET", "/v1/models"): {"all", "admin"},
+    ("GET", "/v1/models/mine"): {"all", "mine", "admin"},
+    ("GET", "/v1/models/other/versions/1"): {"all", "admin"},
 }
 
 
@@ -222,6 +225,17 @@ def test_each_path_is_for_whose_key_allows_it(client: gateway.TestClient, asked:
             assert answer.status_code == (401 if name in (None, "old") else 403), (name, answer.text)
             assert answer.json()["error"]
             assert (answer.headers["WWW-Authenticate"] == "Bearer") == (answer.status_code == 401)
+
+
+def test_invocations_are_for_whose_key_is_for_the_model(client: gateway.TestClient) -> None:
+    for name, model, status in (
+        ("mine", "mine", 200), ("mine", "other", 403), ("all", "other", 200), ("scraper", "mine", 403), (None, "mine", 401),
+        ("mine", "", 400),
+    ):  # fmt: skip
+        target = {"X-Amzn-SageMaker-Target-Model": model} if model else {}
+        answer = client.post("/invocations", json=INPUT, headers=bearer(name) | target)
+        assert answer.status_code == status, (name, model, answer.text)
+        assert model == "other" or "other" not in answer.text
 
 
 def test_what_does_not_exist_names_no_model_to_whom_it_is_none_of_business(client: gateway.TestClient) -> None:

@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -98,10 +98,9 @@ class Prometheus:
         self._port = port
 
     def ask(self, query: str) -> list[dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
-        connection.request("GET", "/api/v1/query?" + urllib.parse.urlencode({"query": query}))
-        found = json.loads(connection.getresponse().read())
-        connection.close()
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)) as connection:
+            connection.request("GET", "/api/v1/query?" + urllib.parse.urlencode({"query": query}))
+            found = json.loads(connection.getresponse().read())
         if found["status"] != "success":
             raise SystemExit(f"{query}: {found}")
         result: list[dict[str, Any]] = found["data"]["result"]
@@ -310,7 +309,8 @@ def free_port() -> int:
         return port
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, names: Sequence[str]) -> None:
+    """What the scenarios of these names need."""
     (folder / "model.py").write_text(_MODEL)
     (folder / "parts.py").write_text(_PARTS)
 
@@ -331,7 +331,7 @@ def write(folder: Path) -> None:
             "batching": {"max_rows": 1},
             "backends": [{**steered, "class_options": {"flag": f"{folder}/none"}}],
         },
-        synthetic("fragile", {"isolation": "process", "load_ms": 8000, "faults": {"exit": _EXIT}}),
+        synthetic("fragile", {"isolation": "process", "load_ms": 8000 if "lost" in names else 0, "faults": {"exit": _EXIT}}),
         synthetic("failing", {"faults": {"fail": _FAIL}}),
         synthetic("spare", {}),
         {"name": "parts", "backends": [{"kind": "python", "model": f"{folder}/parts.py:Parts"}]},
@@ -407,7 +407,7 @@ def run(names: list[str], well_s: float, clear_s: float) -> Told:
     told = Told(asked, silent=set(asked))
     with tempfile.TemporaryDirectory(prefix="observed-") as made, contextlib.ExitStack() as stack:
         folder = Path(made)
-        write(folder)
+        write(folder, names)
         (folder / "targets.yml").write_text("[]")
         _, port = stack.enter_context(gateway(folder / "gateway.yaml", "--ray-address", "local"))
         prometheus = stack.enter_context(watched(folder))

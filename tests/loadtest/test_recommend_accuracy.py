@@ -68,7 +68,7 @@ def document(folder: Path, *options: dict[str, Any], **keys: Any) -> dict[str, A
         "launcher": {"kind": "local", "stands_for": {"c7i.large": [0]}},
         "payload": {"protocol": "rest-binary", "files": [f"{folder}/requests.jsonl"]},
         "candidates": candidates,
-        "budget": {"minutes": 0.3},
+        "budget": {"minutes": 0.2},
         **keys,
     }
 

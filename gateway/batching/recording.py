@@ -9,10 +9,11 @@ theirs while they live.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -174,17 +175,64 @@ class Ring:
         return {**settings, "dropped": self.dropped, "segments": list(self._segments)}
 
 
-class RecordedBatcher(Batcher):
+class Recorded(ABC):
+    """What decides, and tells a ring. Where that cannot keep it, nothing is kept any more, and requests go on.
+
+    Whatever comes again and again is followed by `_room`, or the events that are not packed yet would know no bound.
+    """
+
+    WHAT: ClassVar[str]  # is recorded, in the log's words
+    ring: Ring | None
+    _append: Callable[[tuple[Any, ...]], object]
+
+    @abstractmethod
+    def _frozen(self) -> Any:
+        """What a segment begins with, as `freeze` gives it."""
+
+    def _is_long(self, ring: Ring) -> bool:
+        """Whether the last segment has its length."""
+        return ring.full
+
+    def _room(self) -> None:
+        """Pack what there is, if it is much, and begin anew where a segment is long enough."""
+        ring = self.ring
+        if ring is None or len(ring.events) < _PACKED:
+            return
+        try:
+            ring.pack()
+        except Exception as exc:
+            self._give_up(exc)
+            return
+        if self._is_long(ring):
+            self._begin()
+
+    def _begin(self) -> None:
+        ring = self.ring
+        if ring is None:
+            return
+        try:
+            ring.begin(self._frozen())
+            self._append = ring.events.append
+        except Exception as exc:
+            self._give_up(exc)
+
+    def _give_up(self, exc: Exception) -> None:
+        log.warning("%s no longer recorded: %s: %s", self.WHAT, type(exc).__name__, exc)
+        self.ring, self._append = None, _dropped
+
+
+class RecordedBatcher(Recorded, Batcher):
     """Life: as a `Batcher`; `record` once it has learned what is to be learned before traffic. Until then nothing is kept."""
 
+    WHAT = "decisions are"
     NOT_KEPT = frozenset(("ring", "_widths_of", "_deciding", "_append", "_number", "_lives"))  # is no state
 
     def __init__(self, policy: Policy, *, ring: Ring, ragged: Ragged | None = None, **settings: Any) -> None:
         super().__init__(policy, ragged=ragged, **settings)
-        self.ring: Ring | None = ring
+        self.ring = ring
         self._widths_of = ragged
         self._deciding = False
-        self._append: Callable[[tuple[Any, ...]], object] = _dropped
+        self._append = _dropped
         self._number: Callable[[object], int] = id
         self._lives: Callable[[], bool] = _always
 
@@ -223,6 +271,7 @@ class RecordedBatcher(Batcher):
         undone = Batcher.cancel(self, request, reserved_ns)
         if not self._deciding:
             self._append((int(Event.CANCELLED), self._number(request), reserved_ns, undone))
+            self._room()  # clients may come and go for as long as one batch runs
         return undone
 
     def retry(self, part: Part, now_ns: int) -> None:
@@ -301,25 +350,11 @@ class RecordedBatcher(Batcher):
         known = ring.keys.get(shape_key)
         return ring.key(shape_key) if known is None else known
 
-    def _room(self) -> None:
-        """After an event that comes once per batch: pack what there is, and begin anew where a segment is long enough."""
-        ring = self.ring
-        if ring is None or len(ring.events) < _PACKED:
-            return
-        ring.pack()
-        if ring.full and (self.queue_requests < _SHORT or ring.overfull):
-            self._begin()
+    def _frozen(self) -> Any:
+        return freeze(self)
 
-    def _begin(self) -> None:
-        ring = self.ring
-        if ring is None:
-            return
-        try:
-            ring.begin(freeze(self))
-            self._append = ring.events.append
-        except Exception as exc:  # whatever it is, requests go on
-            log.warning("decisions are no longer recorded: %s: %s", type(exc).__name__, exc)
-            self.ring, self._append = None, _dropped
+    def _is_long(self, ring: Ring) -> bool:
+        return ring.full and (self.queue_requests < _SHORT or ring.overfull)
 
 
 def ring_of(batcher: Batcher) -> Ring | None:

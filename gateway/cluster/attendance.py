@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.batching.leases import Leases
 from gateway.clock import LoopClock, Timer
-from gateway.cluster.channel import Tenant
+from gateway.cluster.channel import Standing, Tell, Tenant
 from gateway.cluster.link import ATTEND_S
 
 # An ingress that does not come back to `attend` no longer has a share after this.
@@ -16,21 +16,23 @@ _FORGET_S: Final = 3.0
 
 
 class Attendance:
-    """On the replica's event loop. leases: who may send how much. lives: whether any session does, as it was told."""
+    """On the replica's event loop. leases: who may send how much."""
 
     def __init__(
         self, horizon_ns: int, clock: LoopClock, *, sessions: Callable[[], tuple[int, int]], count: Callable[[int], None]
     ) -> None:
         """horizon_ns: as for `Leases`. sessions: how many are free, and how many run. count: what runs, up to a time."""
         self.leases = Leases(horizon_ns)
-        self.lives = False
         self._clock = clock
         self._sessions = sessions
         self._count = count
         self._attending: dict[str, int] = {}  # ingress -> its open calls
         self._leaving: dict[str, Timer] = {}
         self._changed = asyncio.Event()
-        self._tell: dict[str, Callable[[int, int, bool], None]] = {}  # by the channel, where there is one
+        self._tell: dict[str, Tell] = {}  # by the channel, where there is one
+        self._answered: dict[str, Standing] = {}  # by a call
+        self._live = 0  # sessions
+        self._counts = ""  # the ingress that counts them: the first that attends
         self._dealing: Timer | None = None
         self._closed = False
 
@@ -61,16 +63,17 @@ class Attendance:
             self.leases.know(ingress, lease.number)
         self.deal()
 
-    async def news(self, ingress: str, known: int | None, *, lives: bool) -> None:
-        """Return once an ingress that calls is to be told something else than this, has left, or a while has passed."""
+    async def news(self, ingress: str, known: int | None) -> None:
+        """Return once an ingress that calls is to be told something new, has left, or a while has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ATTEND_S):
-                while ingress in self._attending and self._knows(ingress, known) and lives == self.lives:
+                while ingress in self._attending and self._knows(ingress, known):
                     await self._changed.wait()
 
     def answered(self, ingress: str) -> None:
         """Its call ends, and the next is to come soon."""
         if ingress in self._attending:
+            self._answered[ingress] = self.standing(ingress)
             self._attending[ingress] -= 1
             if not self._attending[ingress]:
                 soon_ns = self._clock.now_ns() + round(_FORGET_S * 1e9)
@@ -89,12 +92,13 @@ class Attendance:
         if timer is not None:
             timer.cancel()
         self._attending.pop(ingress, None)
+        self._answered.pop(ingress, None)
         self.leases.leave(ingress)
         if ingress in self._tell:
-            self._tell[ingress](0, 0, self.lives)
+            self._tell[ingress](0, 0, Standing(self._live > 0, 0))
         self.deal()
 
-    def let_in(self, ingress: str, tell: Callable[[int, int, bool], None]) -> Tenant:
+    def let_in(self, ingress: str, tell: Tell) -> Tenant:
         """An ingress has opened a channel: from now on it is told its slots there."""
         self._tell[ingress] = tell
 
@@ -120,6 +124,10 @@ class Attendance:
         lease = self.leases.of.get(ingress)
         return lease.told if lease else 0
 
+    def standing(self, ingress: str) -> Standing:
+        """What else it is to know."""
+        return Standing(self._live > 0, self._live if ingress == self._counts else 0)
+
     def wanted(self, ingress: str, batches: float) -> None:
         """So many batches wait there."""
         if ingress in self.leases.of:
@@ -134,8 +142,9 @@ class Attendance:
             self.leases.count(now_ns)
         free, busy = self._sessions()
         changed, again_ns = self.leases.deal(free + busy, busy, now_ns)
-        if bool(free + busy) != self.lives:
-            self.lives = not self.lives
+        counts = next(iter(self.leases.of), "")
+        if (free + busy, counts) != (self._live, self._counts):
+            self._live, self._counts = free + busy, counts
             changed = list(self.leases.of)
         for ingress in changed:
             self._tell_slots(ingress)
@@ -149,8 +158,11 @@ class Attendance:
     def _tell_slots(self, ingress: str) -> None:
         if ingress in self._tell:
             lease = self.leases.of[ingress]
-            self._tell[ingress](lease.told, lease.number, self.lives)
+            self._tell[ingress](lease.told, lease.number, self.standing(ingress))
 
     def _knows(self, ingress: str, known: int | None) -> bool:
         """Whether it was told by its channel, or by a call, what there is to tell."""
-        return known is not None and (ingress in self._tell or known == self.leases.of[ingress].told)
+        if known is None:
+            return False
+        answered = self._answered.get(ingress)
+        return ingress in self._tell or (known, answered) == (self.leases.of[ingress].told, self.standing(ingress))

@@ -41,7 +41,7 @@ from gateway.cluster.channel_connection import (
 from gateway.wire.tensors import Buffer
 
 _WANTED: Final = struct.Struct("<d")
-_SLOTS_TOLD: Final = struct.Struct("<I?")
+_SLOTS_TOLD: Final = struct.Struct("<I?I")
 _MOST_UNKNOWN: Final = 64  # connections
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,19 @@ Run = Callable[[Buffer, Answer, Answer], Running]
 OnPart = Callable[[Buffer], None]
 
 
+class Standing(NamedTuple):
+    """What an ingress is told beside its slots. lives: whether any session does. counted: how many of them it counts in its
+    metrics: all, or none, as one ingress counts them for all. Leases move faster than metrics are published.
+    """
+
+    lives: bool = False
+    counted: int = 0
+
+
+Tell = Callable[[int, int, Standing], None]
+"""Gets how many slots an ingress has, the number of this telling, and how things stand."""
+
+
 class Tenant(NamedTuple):
     """What becomes of an ingress's channel at its replica. want: it has so many batches that wait. known: it knows what it was
     told, by number. gone: the channel has ended."""
@@ -85,8 +98,8 @@ class Tenant(NamedTuple):
     gone: Callable[[], None]
 
 
-Enter = Callable[[str, Callable[[int, int, bool], None]], Tenant]
-"""An ingress has said its name: gets that, and where it is told its slots, a number, and whether any session lives."""
+Enter = Callable[[str, Tell], Tenant]
+"""An ingress has said its name: gets that, and where it is told its slots."""
 
 
 class PendingAnswer(NamedTuple):
@@ -109,7 +122,7 @@ class Channel(ChannelConnection):
         self._numbers = 0
         self._asked: dict[int, tuple[asyncio.Future[Buffer], OnPart | None]] = {}
         self.on_end: Callable[[], None] = _nothing
-        self.on_slots: Callable[[int, bool], None] = lambda slots, lives: None
+        self.on_slots: Callable[[int, Standing], None] = lambda slots, standing: None
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.is_open = False
 
@@ -173,7 +186,8 @@ class Channel(ChannelConnection):
 
     def frame(self, kind: int, number: int, payload: Buffer) -> None:
         if kind == SLOTS:
-            self.on_slots(*_SLOTS_TOLD.unpack(payload))
+            slots, lives, counted = _SLOTS_TOLD.unpack(payload)
+            self.on_slots(slots, Standing(lives, counted))
             # Once whoever was told has had the chance to send a batch.
             self._loop.call_soon(self._loop.call_soon, self._knows, number)
             return
@@ -340,9 +354,9 @@ class _Incoming(ChannelConnection):
         self._server._connections.discard(self)
         self._server.changed()
 
-    def _tell_slots(self, slots: int, number: int, lives: bool) -> None:
+    def _tell_slots(self, slots: int, number: int, standing: Standing) -> None:
         if not self._transport.is_closing():
-            self._send(SLOTS, number, (_SLOTS_TOLD.pack(slots, lives),))
+            self._send(SLOTS, number, (_SLOTS_TOLD.pack(slots, *standing),))
 
     def _part(self, number: int, pieces: Sequence[Buffer]) -> None:
         if number in self.running:

@@ -18,7 +18,7 @@ from gateway.cluster.arena import SHARED_FROM_BYTES, Arena, Offer, Window
 from gateway.errors import BackendFailed
 from gateway.wire.tensors import Buffer
 
-VERSION: Final = 3
+VERSION: Final = 4
 TOKEN_BYTES: Final = 32
 
 _HEAD: Final = struct.Struct("<QIB")

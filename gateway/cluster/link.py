@@ -19,7 +19,7 @@ from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defin
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from backends.base import ModelSpec, TensorSpec, words_of
-from gateway.cluster.channel import Addresses, Channel, ChannelLost, OnPart, PendingAnswer
+from gateway.cluster.channel import Addresses, Channel, ChannelLost, OnPart, PendingAnswer, Standing
 from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import InternalError
 from gateway.wire.tensors import Buffer
@@ -34,6 +34,7 @@ _LOOK_S: Final = 0.1  # how late it is told that a call has taken too long, at m
 _LOOK_MOST_S: Final = 1.0
 # On top of the hang timeout that the replica itself keeps: for its queue and the way.
 CALL_MARGIN_S: Final = 10.0
+_UNKNOWN: Final = Standing()
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Link:
     """The connection to one replica.
 
     busy: batches of ours there. used_s: when the last one ended, made_s: when this was made, by the loop's time. leased: how
-    many it lets us have. lives: whether it has a session, be it leased to others. up: it answers. listed: Serve means it to
+    many it lets us have. standing: what else it has told. up: it answers. listed: Serve means it to
     stay. fault: why it could not load its model again, if so.
     no_channel: why there is none, where the model needs one: each batch fails for it.
 
@@ -121,7 +122,7 @@ class Link:
     fault: str = ""
     no_channel: str = ""
     leased: int = 0
-    lives: bool = False
+    standing: Standing = _UNKNOWN
     content: str = ""
     spec: ModelSpec = field(init=False)
     made_s: float = field(init=False)
@@ -163,6 +164,11 @@ class Link:
         return self.leased if self.up else 0
 
     @property
+    def sessions(self) -> int:
+        """That we are to count."""
+        return self.standing.counted if self.up else 0
+
+    @property
     def free(self) -> int:
         return max(0, self.slots - self.busy)
 
@@ -180,8 +186,8 @@ class Link:
         with contextlib.suppress(LinkLost, InternalError):  # `attend` finds out as well
             await self._request(_WANT, msgspec.msgpack.encode((self.ingress, 1.0)), _PING_S)
 
-    def _told_slots(self, slots: int, lives: bool) -> None:
-        self.leased, self.lives = slots, lives
+    def _told_slots(self, slots: int, standing: Standing) -> None:
+        self.leased, self.standing = slots, standing
         if slots:
             self._wanted = False
         self.on_change()
@@ -303,7 +309,8 @@ class Link:
             question = msgspec.msgpack.encode((self.ingress, known))
             try:
                 answer = await self._request(_ATTEND, question, ATTEND_S + CALL_MARGIN_S)
-                slots, self.content, spec, self.fault, lives = _attendance_decoder.decode(answer)
+                told = _attendance_decoder.decode(answer)
+                self.content, self.fault = told.content, told.fault
             except (LinkLost, InternalError, msgspec.MsgspecError) as exc:
                 log.debug("%s: %s", self.replica_id, exc)
                 known = None
@@ -316,11 +323,12 @@ class Link:
                 self._set_up(False, changed=True)
                 await asyncio.sleep(_RETRY_LOAD_S)
                 continue
-            known = slots
-            self.spec = ModelSpec(*msgspec.structs.astuple(spec))
+            known = told.slots
+            self.spec = ModelSpec(*msgspec.structs.astuple(told.spec))
             has_channel = self._channel is not None and self._channel.is_open
             if not has_channel:
-                self.leased, self.lives, self._wanted = slots, lives, self._wanted and not slots
+                self.leased, self._wanted = told.slots, self._wanted and not told.slots
+                self.standing = Standing(told.lives, told.counted)
             if not has_channel and (self._opening is None or self._opening.done()):
                 self._opening = asyncio.get_running_loop().create_task(self._open_channel())
                 if self.spec.decoupled and not self.no_channel:
@@ -406,13 +414,13 @@ class Link:
         return True
 
 
-def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str = "", *, lives: bool) -> bytes:
+def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str, standing: Standing) -> bytes:
     """What `attend` of a replica returns.
 
-    slots: leased to the ingress that asks. fault: why there is no model; else empty. lives: whether any session does.
+    slots: leased to the ingress that asks. fault: why there is no model; else empty.
     """
     told = _Spec(spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes, spec.reads_parameters, spec.decoupled)
-    return msgspec.msgpack.encode((slots, content, told, fault, lives))
+    return msgspec.msgpack.encode((slots, content, told, fault, *standing))
 
 
 def channel_answer(token: bytes, endpoints: Addresses) -> bytes:
@@ -435,7 +443,18 @@ class _Spec(msgspec.Struct, array_like=True):
     decoupled: bool = False
 
 
-_attendance_decoder = msgspec.msgpack.Decoder(tuple[int, str, _Spec, str, bool])
+class _Attended(msgspec.Struct, array_like=True):
+    """What `attend_answer` has written, also by another version."""
+
+    slots: int
+    content: str
+    spec: _Spec
+    fault: str
+    lives: bool
+    counted: int = 0
+
+
+_attendance_decoder = msgspec.msgpack.Decoder(_Attended)
 
 
 def _metadata(method: str) -> bytes:

@@ -133,6 +133,10 @@ class RemoteRunner:
         return sum(link.free for link in self._usable)
 
     @property
+    def sessions(self) -> int:
+        return sum(link.sessions for link in self._links.values())
+
+    @property
     def slots(self) -> int:
         return sum(link.slots for link in self._usable)
 
@@ -142,7 +146,7 @@ class RemoteRunner:
 
     @property
     def lives(self) -> bool:
-        return any(link.up and link.lives for link in self._usable)
+        return any(link.up and link.standing.lives for link in self._usable)
 
     @property
     def cold(self) -> bool:

@@ -167,17 +167,17 @@ class Replica:
         ingress, known = _question.decode(question)
         attendance = self._attendance
         attendance.enter(ingress, known)
-        fault, lives = "", attendance.lives
+        fault = ""
         try:
             if not self._loaded:
                 fault = await self._load()
             if not fault:
-                await attendance.news(ingress, known, lives=lives)
+                await attendance.news(ingress, known)
         except asyncio.CancelledError:  # the connection has ended
             attendance.leave(ingress)
             raise
         attendance.answered(ingress)
-        return attend_answer(attendance.slots(ingress), self._content, self._spec, fault, lives=attendance.lives)
+        return attend_answer(attendance.slots(ingress), self._content, self._spec, fault, attendance.standing(ingress))
 
     async def want(self, question: bytes) -> bytes:
         """An ingress that has no channel, and no slot, tells how many batches wait there."""

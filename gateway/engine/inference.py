@@ -316,11 +316,12 @@ class StreamedInference(Inference[C, Reply]):
     A decoupled model: `part` …, then `finish`, or `refuse`, which may come behind parts. Any other: `answer` or `refuse`.
     """
 
-    __slots__ = ("_fault", "_last", "_part_ns", "_untaken")
+    __slots__ = ("_fault", "_in_time", "_last", "_part_ns", "_untaken")
 
     def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
         super().__init__(endpoints, arrival_ns)
         self._fault: GatewayError | None = None  # why the rest of the parts is not wanted
+        self._in_time: bool | None = None  # the first part was within the SLO; None: there was none
         self._last = False  # the model has said that the part in hand is its last
         self._part_ns = 0  # when the last part was there; 0: none was
         self._untaken = 0  # parts that wait for the client
@@ -368,7 +369,8 @@ class StreamedInference(Inference[C, Reply]):
             endpoint.metrics.part(made_ns - self._part_ns)
         else:
             trace_id = "" if self._trace is None else self._trace.context.trace_id
-            endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made_ns, time.monotonic_ns(), trace_id)
+            encoded_ns = time.monotonic_ns()
+            self._in_time = endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made_ns, encoded_ns, trace_id)
         self._part_ns = made_ns
         if left:
             place.taken()
@@ -395,7 +397,7 @@ class StreamedInference(Inference[C, Reply]):
             else:
                 self._place = None
                 self._over()
-                self._endpoint.metrics.finished()
+                self._endpoint.metrics.finished(self._in_time)
                 if self._trace is not None:
                     now_ns = time.monotonic_ns()
                     self._end_trace(self._trace, None, now_ns, now_ns)

@@ -271,7 +271,7 @@ class Lane:
         return LaneGauges(
             self.batcher.queue_rows,
             self.batcher.queue_requests,
-            self.runner.free_slots + running,
+            self.runner.sessions,
             running,
             service_s=learned,
             oldest_ns=now_ns - oldest_ns if oldest_ns is not None else 0,

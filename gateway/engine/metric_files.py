@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,6 +22,7 @@ import msgspec
 
 FORMAT: Final = 1
 _ENDED: Final = "ended"
+_TOUCHED_S: Final = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ class NodeFiles:
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._written = b""
         self._told = False  # that a file could not be written
+        self._seen: list[Published] | None = None  # of the others, when it was looked last
+        self._young_until_s = 0.0
         self._read: dict[
             str, tuple[tuple[int, int], list[Block]]
         ] = {}  # name -> what told this state of it from others, and it
@@ -53,6 +57,7 @@ class NodeFiles:
 
     def publish(self, blocks: Sequence[Block]) -> None:
         """Replace what the others see of this process, if it has changed."""
+        self._keep_young()
         content = msgspec.msgpack.encode((FORMAT, blocks))
         if content == self._written:
             return
@@ -68,13 +73,19 @@ class NodeFiles:
 
     def others(self) -> list[Published]:
         """What every other process has published, those that have ended among them."""
+        # What was seen before, while one that starts makes one file of several: it may take long, or be stopped.
+        how = fcntl.LOCK_SH if self._seen is None else fcntl.LOCK_SH | fcntl.LOCK_NB
+        with contextlib.suppress(OSError), self._whole(how):
+            self._seen = self._look()
+        return self._seen or []
+
+    def _look(self) -> list[Published]:
         found = []
-        with self._shared():
-            names = self._names()
-            for name in names:
-                blocks = self._blocks(name)
-                if blocks is not None:
-                    found.append(Published(blocks, name != _ENDED and self._lives(name)))
+        names = self._names()
+        for name in names:
+            blocks = self._blocks(name)
+            if blocks is not None:
+                found.append(Published(blocks, name != _ENDED and self._lives(name)))
         for gone in self._read.keys() - names:
             del self._read[gone]
         return found
@@ -94,16 +105,13 @@ class NodeFiles:
 
     @contextlib.contextmanager
     def folding(self) -> Iterator[None]:
-        """Nobody reads or folds meanwhile."""
+        """Nobody folds meanwhile, and what others read is from before."""
         with self._whole(fcntl.LOCK_EX):
             yield
 
     def close(self) -> None:
         """As if the process had ended."""
         os.close(self._lock)
-
-    def _shared(self) -> contextlib.AbstractContextManager[None]:
-        return self._whole(fcntl.LOCK_SH)
 
     @contextlib.contextmanager
     def _whole(self, how: int) -> Iterator[None]:
@@ -119,6 +127,15 @@ class NodeFiles:
             handle = os.open(self._directory / name, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(handle, fcntl.LOCK_EX)
         return handle
+
+    def _keep_young(self) -> None:
+        """Touch what is here, now and then: what nobody has for days, as locks, is removed from /tmp by some systems."""
+        if time.monotonic() < self._young_until_s:
+            return
+        self._young_until_s = time.monotonic() + _TOUCHED_S
+        for path in self._directory.glob("*.*"):
+            with contextlib.suppress(OSError):
+                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # which tells readers what is new
 
     def _names(self) -> set[str]:
         found = {entry.name.removesuffix(".blocks") for entry in os.scandir(self._directory) if entry.name.endswith(".blocks")}

@@ -79,7 +79,8 @@ TABLE: Final = (
     Metric("gateway_batch_rows", "histogram", "rows", _LANE, "4", "Rows of a batch, without padding"),
     Metric("gateway_padding_rows_total", "counter", "rows", _LANE, "4", "Rows executed that belong to no request"),
     # workers
-    Metric("gateway_workers", "gauge", "", _LANE, "5", "Sessions that can run batches"),
+    Metric("gateway_workers", "gauge", "", _LANE, "5",
+           "Sessions that can run batches, each counted by one process, whichever it is leased to"),
     Metric("gateway_busy_workers", "gauge", "", _LANE, "5", "Sessions that run a batch"),
     Metric("gateway_worker_busy_seconds_total", "counter", "seconds", _LANE, "5",
            "Time of sessions with a batch, from its close until its outputs are here; its rate by gateway_workers is the "
@@ -124,7 +125,7 @@ TABLE: Final = (
     Metric("gateway_process_start_time_seconds", "gauge", "seconds", _ROLE, "process",
            "When the youngest of them started, since 1970", "max"),
     Metric("gateway_loop_lag_seconds", "histogram", "seconds", _ROLE, "process",
-           "How much later than asked the event loop called back, once a second"),
+           "How much later than asked the event loop called back; asked each second, of a replica each tenth of one"),
     Metric("gateway_trace_spans_total", "counter", "", (*_ROLE, "result"), "process",
            "Spans of traces: exported; dropped: the queue had no room; failed: the collector did not take them"),
 )  # fmt: skip

@@ -204,7 +204,7 @@ class Metrics:
             yield cost.key, cost.state(now_ns)
         yield from self._process.states(now_ns)
         ready = {SEP.join(one[:2]): int(one[2]) for one in self._readiness()}
-        yield Key("node", ()), [self._process.info, ready or None]
+        yield Key("node", ()), [self._process.info or None, ready or None]
         yield from ended
 
     def _publish(self) -> Generator[None, None, None]:
@@ -231,6 +231,8 @@ class Metrics:
                 self._files.publish(own)  # or who is scraped next, and cannot see this, would show less
             for published in self._files.others():
                 for block in published.blocks:
+                    if wanted is not None and block[1][:2] not in wanted:
+                        continue
                     _add(found, block, lives=published.lives)
                     yield
         return found

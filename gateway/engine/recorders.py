@@ -63,7 +63,7 @@ class LaneMetrics:
     __slots__ = (
         "_busy_ns", "_dropped", "_ended", "_executed", "_expected_ns", "_failed", "_gauges", "_last_bucket", "_log", "_padding",
         "_predicted_ns", "_queue", "_queue_ns", "_reasons", "_retries", "_rows", "_rows_failed", "_rows_sum", "_run", "_run_ns",
-        "_wait", "_wait_ns", "key", "labels",
+        "_shifts", "_wait", "_wait_ns", "key", "labels",
     )  # fmt: skip
 
     def __init__(self, labels: tuple[str, str, str], max_rows: int, ended: Callable[["LaneMetrics", State], None]) -> None:
@@ -81,7 +81,7 @@ class LaneMetrics:
         self._reasons: dict[str, int] = defaultdict(int)
         self._executed: dict[int, list[int]] = {}  # rows -> executions, ns to, in and from the workers
         self._busy_ns = self._predicted_ns = self._expected_ns = 0
-        self._retries = self._failed = self._dropped = 0
+        self._retries = self._failed = self._dropped = self._shifts = 0
 
     def watch(self, gauges: Callable[[], LaneGauges] | None) -> None:
         """gauges: asked at each scrape; None: the lane is gone."""
@@ -169,6 +169,7 @@ class LaneMetrics:
             for bucket, rows, expected_s, pessimistic_s in gauges.service_s
             for estimate, value in (("expected", expected_s), ("p90", pessimistic_s))
         }
+        self._shifts = max(self._shifts, gauges.shifts)  # what was learned of a shape is forgotten where there are many
         totals = [sum(column) for column in zip(*self._executed.values(), strict=True)] or [0, 0, 0, 0]
         return [
             gauges.queue_rows if here else None,
@@ -189,7 +190,7 @@ class LaneMetrics:
             totals[0],
             self._failed,
             {"expected": self._expected_ns, "actual": self._predicted_ns} if self._expected_ns else None,
-            gauges.shifts,
+            self._shifts,
             self._rows_sum - self._rows_failed,
             self._dropped,
             [*self._queue, self._queue_ns],
@@ -247,7 +248,7 @@ class EndpointMetrics:
 
     __slots__ = (
         "_bounds", "_decode", "_decode_ns", "_encode", "_encode_ns", "_failed", "_failed_ns", "_gaps", "_gaps_ns", "_last_s",
-        "_latency", "_latency_ns", "_log", "_ok", "_parts", "_slo_bucket", "exemplars", "key",
+        "_latency", "_latency_ns", "_log", "_ok", "_parts", "_slo_bucket", "_unfinished", "exemplars", "key",
     )  # fmt: skip
 
     def __init__(self, labels: tuple[str, str, str], slo_ns: int | None) -> None:
@@ -260,6 +261,7 @@ class EndpointMetrics:
         self._decode, self._encode = ([0] * (len(CODEC_NS) + 1) for _ in range(2))
         self._latency_ns = self._decode_ns = self._encode_ns = 0
         self._gaps: list[int] | None = None  # of a decoupled model only
+        self._unfinished = [0, 0]  # answers in parts that have begun and not ended well, by whether the first part was in time
         self._gaps_ns = self._parts = 0
         self._ok = 0
         self._failed: dict[str, int] = defaultdict(int)
@@ -301,10 +303,16 @@ class EndpointMetrics:
         self._latency_ns += latency_ns
         self._last_s = time.time() - (time.monotonic_ns() - log[-1][3]) / 1e9
 
-    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None:
-        """Note the first part of a decoupled model's answer, which is what is promised. Stamps: as in `done`."""
+    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> bool:
+        """Note the first part of a decoupled model's answer, which is what is promised. Stamps: as in `done`.
+
+        Gives whether it was within the SLO. That counts once the whole has `finished`: if it fails, its failure does.
+        """
         self.done(arrival_ns, decoded_ns, encoding_ns, encoded_ns, trace_id)
         self._ok -= 1  # that is for `finished` to say
+        in_time = self._slo_bucket is not None and bisect_left(self._bounds, encoded_ns - arrival_ns) <= self._slo_bucket
+        self._unfinished[in_time] += 1
+        return in_time
 
     def part(self, gap_ns: int) -> None:
         """Note a further part, so long after the one before it."""
@@ -314,9 +322,11 @@ class EndpointMetrics:
         self._gaps_ns += gap_ns
         self._parts += 1
 
-    def finished(self) -> None:
-        """Count a success that came in parts."""
+    def finished(self, in_time: bool | None) -> None:
+        """Count a success that came in parts. in_time: what `first_part` gave; None: there was none."""
         self._ok += 1
+        if in_time is not None:
+            self._unfinished[in_time] -= 1
         if self._gaps is None:
             self._gaps = [0] * (len(STAGE_NS) + 1)
 
@@ -342,9 +352,13 @@ class EndpointMetrics:
     def _attained(self) -> dict[str, int] | None:
         if self._slo_bucket is None:
             return None
-        met = sum(self._latency[: self._slo_bucket + 1])
+        in_time = sum(self._latency[: self._slo_bucket + 1])
+        unfinished_late, unfinished_in_time = self._unfinished
         failed = sum(count for code, count in self._failed.items() if code not in _CLIENTS)
-        return {"met": met, "missed": sum(self._latency) - met + failed}
+        return {
+            "met": in_time - unfinished_in_time,
+            "missed": sum(self._latency) - in_time - unfinished_late + failed,
+        }
 
 
 class Cost:
@@ -405,14 +419,14 @@ class ProcessMetrics:
         age = age_s()
         self.born_ns = time.monotonic_ns() - round(age * 1e9)
         ray = sys.modules.get("ray")
-        self.info = {
-            SEP.join((__version__, platform.python_version(), getattr(ray, "__version__", "") if ray else "", instance_type)): 1
-        }
+        own = SEP.join((__version__, platform.python_version(), getattr(ray, "__version__", "") if ray else "", instance_type))
+        self.info = {own: 1} if role == "ingress" else {}  # a replica does not know the node's instance type
         self._key = Key("process", (role,))
         self._started_s = time.time() - age
         self._session_pids = session_pids
         self._lag = [0] * (len(LAG_NS) + 1)
         self._lag_ns = 0
+        self._sessions_ns = 0
         self.spans: Callable[[], Mapping[str, int]] = dict  # of traces
 
     def lagged(self, lag_ns: int) -> None:
@@ -425,10 +439,12 @@ class ProcessMetrics:
         yield self._key, [1, time.process_time_ns(), own_memory_bytes(), self._started_s, lag, spans]
         pids = list(self._session_pids())
         ended_ns = ended_children_cpu_ns()
-        if pids or ended_ns:
+        if pids or ended_ns or self._sessions_ns:
             used = used_by(pids)
-            cpu_ns = ended_ns + sum(one.cpu_ns for one in used)
-            yield Key("process", ("session",)), [len(used), cpu_ns, sum(one.memory_bytes for one in used), None, None, None]
+            # One that ends is in neither of them for a moment, and a counter never goes back.
+            self._sessions_ns = max(self._sessions_ns, ended_ns + sum(one.cpu_ns for one in used))
+            memory_bytes = sum(one.memory_bytes for one in used)
+            yield Key("process", ("session",)), [len(used), self._sessions_ns, memory_bytes, None, None, None]
 
 
 # With `metrics: off`: nothing is counted, and nothing costs more than the call.
@@ -457,10 +473,11 @@ class NoEndpointMetrics(EndpointMetrics):
 
     def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None: ...
 
-    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None: ...
+    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> bool:
+        return True
 
     def part(self, gap_ns: int) -> None: ...
 
-    def finished(self) -> None: ...
+    def finished(self, in_time: bool | None) -> None: ...
 
     def failed(self, code: Code, arrival_ns: int, answered_ns: int) -> None: ...

@@ -81,6 +81,11 @@ class BatchRunner(Protocol):
         ...
 
     @property
+    def sessions(self) -> int:
+        """How many live, busy or not, of those that this process counts: one that several use is counted by one of them."""
+        ...
+
+    @property
     def slots(self) -> int:
         """How many batches run at once when all is well."""
         ...

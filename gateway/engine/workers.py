@@ -77,6 +77,10 @@ class WorkerPool:
         return len(self._idle)
 
     @property
+    def sessions(self) -> int:
+        return len(self._idle) + len(self._busy)
+
+    @property
     def slots(self) -> int:
         return self._backend.sessions
 

@@ -3,22 +3,17 @@
 Lanes are seen through `SeenLane`, which notes every answer that they give. So what is replayed needs no lanes.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any
 
 from gateway.batching.checkpoint import ROUTING, freeze, own_id
 from gateway.batching.forecast import Forecast
-from gateway.batching.recording import Ring
+from gateway.batching.recording import Recorded, Ring
 from gateway.config import Ejection
 from gateway.routing.policies import Candidate, LaneView, Route, RoutingPolicy
 from gateway.routing.router import Copy, Router
 from gateway.types import InferRequest
-
-_PACKED: Final = 256  # events at once
-
-log = logging.getLogger(__name__)
 
 
 class RoutingEvent(IntEnum):
@@ -101,17 +96,18 @@ class SaidLane:
         return self._said.pop()
 
 
-class RecordedRouter(Router):
+class RecordedRouter(Recorded, Router):
     """Life: as a `Router`, from its making. ring: where it records."""
 
+    WHAT = "routing is"
     NOT_KEPT = frozenset(("ring", "_seen", "_append"))  # is no state
 
     def __init__(
         self, candidates: Sequence[Candidate], policy: RoutingPolicy, ejection: Ejection, slo_ns: int | None, *, ring: Ring
     ) -> None:
-        self.ring: Ring | None = ring
+        self.ring = ring
         self._seen: list[Any] = []
-        self._append: Callable[[tuple[Any, ...]], object] = ring.events.append
+        self._append = ring.events.append
         for candidate in candidates:
             candidate.lane = SeenLane(candidate.lane, self._seen)
         super().__init__(candidates, policy, ejection, slo_ns)
@@ -181,11 +177,13 @@ class RecordedRouter(Router):
         out = Router.executed(self, candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns)
         seen = self._taken()
         self._append((int(RoutingEvent.EXECUTED), candidate.label, rows, busy_ns, expected_ns, now_ns, streamed_ns, seen, out))
+        self._room()  # while there is one backend, as the others are missing, nothing is routed
         return out
 
     def failed(self, candidate: Candidate, now_ns: int, *, hung: bool) -> bool:
         out = Router.failed(self, candidate, now_ns, hung=hung)
         self._append((int(RoutingEvent.FAILED), candidate.label, now_ns, hung, self._taken(), out))
+        self._room()
         return out
 
     def woken(self, candidate: Candidate, now_ns: int) -> None:
@@ -199,6 +197,7 @@ class RecordedRouter(Router):
     def explain(self, request: InferRequest, now_ns: int) -> dict[str, Any]:
         told = Router.explain(self, request, now_ns)
         self._append((int(RoutingEvent.EXPLAINED), now_ns, request.rows, self._taken()))
+        self._room()
         return told
 
     def _taken(self) -> list[Any]:
@@ -206,28 +205,10 @@ class RecordedRouter(Router):
         self._seen.clear()
         return seen
 
-    def _room(self) -> None:
-        ring = self.ring
-        if ring is None or len(ring.events) < _PACKED:
-            return
-        ring.pack()
-        if ring.full:
-            self._begin()
-
-    def _begin(self) -> None:
-        ring = self.ring
-        if ring is None:
-            return
-        try:
-            self._seen.clear()
-            ring.begin(freeze(self, ROUTING))
-        except Exception as exc:  # whatever it is, requests go on
-            log.warning("routing is no longer recorded: %s: %s", type(exc).__name__, exc)
-            self.ring, self._append = None, _dropped
+    def _frozen(self) -> Any:
+        self._seen.clear()
+        return freeze(self, ROUTING)
 
 
 def _told(copies: Sequence[Copy]) -> list[tuple[str, str, float]]:
     return [(copy.candidate.label, copy.why, copy.expected_ns) for copy in copies]
-
-
-def _dropped(event: tuple[Any, ...]) -> None: ...

@@ -95,9 +95,10 @@ def _learned(lane: LaneRecording) -> ServiceModel:
 # for people
 
 
-def told(answers: Iterable[Answer]) -> str:
+def told(answers: Sequence[Answer]) -> str:
     """A block for each backend of each model and process."""
     blocks = []
+    met = Counter((each.recording.model, each.recording.version) for each in answers)
     for each in answers:
         recording = each.recording
         process = f", process {recording.process}" if recording.processes > 1 else ""
@@ -107,6 +108,13 @@ def told(answers: Iterable[Answer]) -> str:
         if each.routing is not None and each.routing.routed:
             blocks.append(_routing_block(each, each.routing, process))
         blocks += [_block(recording, lane, process) for lane in each.lanes]
+    for (model, version), count in met.items():
+        processes = max(each.recording.processes for each in answers if each.recording.model == model)
+        if count < processes:
+            blocks.append(
+                f"{model} version {version}: this is of {count} of {processes} processes. The others were not met: ask again, "
+                "and each node by its own address"
+            )
     return "\n\n".join(blocks)
 
 

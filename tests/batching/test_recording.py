@@ -159,6 +159,43 @@ def test_a_ring_keeps_within_its_memory_while_everything_is_refused() -> None:
     same(replay(read(batcher)))
 
 
+def test_a_ring_keeps_within_its_memory_while_clients_come_and_go_behind_a_long_batch() -> None:
+    batcher = recorder(200_000, max_queue_rows=8, slo_ns=None, policy="greedy", sessions=1)
+    batcher.record()
+    batcher.workers = 1
+    batcher.add(InferRequest("m", "1", "first", {}, 1, 0), 0)
+    assert batcher.step(0, 1).batches
+    assert batcher.ring is not None
+    for at in range(1, 20_000):
+        request = InferRequest("m", "1", "x" * 60, {}, 1, at)
+        batcher.add(request, at)
+        batcher.step(at, 0)
+        batcher.cancel(request)
+        assert len(batcher.ring.events) < 1000
+    assert len(msgspec.msgpack.encode(batcher.ring.dump())) < 210_000
+    same(replay(read(batcher)))
+
+
+class FullRing(Ring):
+    """There is no memory for more."""
+
+    def pack(self) -> None:
+        if self.events:
+            raise MemoryError
+
+
+def test_a_ring_that_takes_no_more_ends_the_recording_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    settings = LaneSettings(slo_ns=60 * MS, max_rows=8, model_rows=8, sessions=2)
+    batcher = settings.batcher(FullRing(64 * MIB, settings))
+    assert isinstance(batcher, RecordedBatcher)
+    batcher.record()
+    driver = Driver(batcher, random.Random(7))
+    driver.drive(1000)
+    assert batcher.ring is None
+    assert "decisions are no longer recorded: MemoryError" in caplog.text
+    assert len(driver.asked) > 100
+
+
 def test_what_another_decision_would_have_been_is_found() -> None:
     batcher = recorder()
     batcher.record()

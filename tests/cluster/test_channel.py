@@ -12,7 +12,17 @@ import pytest
 import uvloop
 
 from gateway.cluster import channel_connection as wire
-from gateway.cluster.channel import Addresses, Answer, Channel, ChannelLost, ChannelServer, Running, Tenant
+from gateway.cluster.channel import (
+    Addresses,
+    Answer,
+    Channel,
+    ChannelLost,
+    ChannelServer,
+    Running,
+    Standing,
+    Tell,
+    Tenant,
+)
 from gateway.cluster.channel_connection import check_size
 from gateway.errors import BackendFailed
 from gateway.wire.tensors import Buffer
@@ -28,7 +38,7 @@ class Echo:
         self.server = ChannelServer(self._run, self._enter, **limits)
         self.entered: list[str] = []
         self.heard: list[object] = []
-        self.tell: Callable[[int, int, bool], None]
+        self.tell: Tell
         self.frames: list[bytes] = []
         self.cancelled: list[bytes] = []
         self.held: list[Callable[[], None]] = []
@@ -36,7 +46,7 @@ class Echo:
         self.taken: list[bytes] = []
         self._holds = holds
 
-    def _enter(self, ingress: str, tell: Callable[[int, int, bool], None]) -> Tenant:
+    def _enter(self, ingress: str, tell: Tell) -> Tenant:
         self.entered.append(ingress)
         self.tell = tell
         return Tenant(
@@ -61,7 +71,7 @@ def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
         run(asyncio.wait_for(test(), 20))
 
 
-def nobody_enters(ingress: str, tell: Callable[[int, int, bool], None]) -> Tenant:
+def nobody_enters(ingress: str, tell: Tell) -> Tenant:
     raise AssertionError(ingress)
 
 
@@ -149,7 +159,7 @@ def test_slots_are_told_in_order_with_answers_and_known_once_they_could_be_used(
         echo = Echo(holds=True)
         channel = await opened(echo)
         told: list[object] = []
-        channel.on_slots = lambda slots, lives: told.append((slots, lives))
+        channel.on_slots = lambda slots, standing: told.append((slots, standing))
         channel.want("me", 0.0)
         channel.want("me", 2.5)
         await until_true(lambda: len(echo.heard) == 2)
@@ -157,19 +167,20 @@ def test_slots_are_told_in_order_with_answers_and_known_once_they_could_be_used(
         question = channel.ask((b"batch",))
         question.answer.add_done_callback(lambda _: told.append("answer"))
         await until_true(lambda: echo.held)
-        echo.tell(0, 7, True)
+        echo.tell(0, 7, Standing(True, 3))
         echo.held[0]()
-        echo.tell(1, 8, False)
+        echo.tell(1, 8, Standing(False, 0))
         await until_true(lambda: len(echo.heard) == 4)
-        assert told == [(0, True), (1, False), "answer"] or told == [(0, True), "answer", (1, False)]
+        first, second = (0, Standing(True, 3)), (1, Standing(False, 0))
+        assert told in ([first, second, "answer"], [first, "answer", second])
         assert echo.heard[2:] == [("knows", 7), ("knows", 8)]
-        channel.on_slots = lambda slots, lives: asyncio.get_running_loop().call_soon(channel.ask, (b"at once",)) and None
-        echo.tell(1, 9, True)
+        channel.on_slots = lambda slots, standing: asyncio.get_running_loop().call_soon(channel.ask, (b"at once",)) and None
+        echo.tell(1, 9, Standing(True, 0))
         await until_true(lambda: ("knows", 9) in echo.heard)
         assert echo.frames[-1] == b"at once"
         await closed(echo, channel)
         assert echo.heard[-1] == "gone"
-        echo.tell(1, 10, True)  # to nobody
+        echo.tell(1, 10, Standing(True, 0))  # to nobody
 
     on_both_loops(test)
 

@@ -21,6 +21,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from gateway.access.rules import digest_of
 from gateway.config import parse_config
+from gateway.engine.metrics import OPENMETRICS
 from tests.cluster.conftest import LOOPBACK, Gateway, config, free_port, request, usual
 from tests.cluster.lives import Lives, told
 from tests.cluster.load import GrpcLoad, Load, infer_body
@@ -219,9 +220,14 @@ def test_requests_and_cost_are_what_clients_and_the_operating_system_count_throu
         for ask in ("unload", "load"):
             assert request(port, "POST", f"/v2/repository/models/priced/{ask}", {})[0] == 200
         with Load(port, "priced", connections=8) as more:
-            more.wait_for(200, within_s=60)
+            more.wait_for(100, within_s=60)
+            wait_until(lambda: told(port, "gateway_workers", model="priced") == 2, within_s=5)
+            # By whichever ingress, and whoever has the sessions at that moment.
+            workers = {told(port, "gateway_workers", model="priced") for _ in range(30)}
+            more.wait_for(100)
         outcomes = load.outcomes + more.outcomes
         assert set(outcomes) <= {200, 503}  # while no replica is there
+        assert workers == {2}
         wait_until(lambda: told(port, "gateway_requests_total", model="priced") == outcomes.total(), within_s=5)
         assert told(port, "gateway_requests_total", model="priced", code="ok") == outcomes[200]
         assert told(port, "gateway_request_duration_seconds_count", model="priced") == outcomes[200]
@@ -277,10 +283,14 @@ def test_a_trace_joins_a_client_to_the_session_in_a_replica(cluster: Cluster) ->
         body = json.dumps(infer_body([ROW])).encode()
         with urllib.request.urlopen(urllib.request.Request(url, body, headers["rest"]), timeout=10) as answer:
             assert answer.headers["traceresponse"].startswith(f"00-{sent['rest']}-")
+        scrape = urllib.request.Request(f"http://127.0.0.1:{gateway.http_port}/metrics", headers={"Accept": OPENMETRICS})
+        with urllib.request.urlopen(scrape, timeout=10) as answer:
+            exposed = answer.read().decode()
         (replica_pid,), (ingress_pid,) = gateway.pids(BACKEND), gateway.pids("ingress")
         serve.delete("gateway")  # they send what they have
         all_spans = collector.wait_for(lambda spans: len(spans) == 16)
     for trace in sent.values():
+        assert f'# {{trace_id="{trace}"}} ' in exposed
         spans = {span.name: span for span in all_spans if span.trace_id == trace}
         (server,) = (span for span in spans.values() if span.parent_id == "c" * 16)
         batch, replica, session = (spans[name] for name in ("batch", "replica", "compute"))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from backends.base import ModelSpec
-from gateway.cluster.channel import Channel, ChannelLost, OnPart, PendingAnswer
+from gateway.cluster.channel import Channel, ChannelLost, OnPart, PendingAnswer, Standing
 from gateway.cluster.link import Link, LinkLost, Outcome, _attendance_decoder, attend_answer
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import parse_config
@@ -67,14 +67,20 @@ def simulated(test: Callable[[WireLink], Coroutine[Any, Any, None]]) -> None:
 
 def test_a_replica_of_another_version_is_understood_where_it_says_less_or_more() -> None:
     spec = ["python", [], [], 8, [], True]
-    for fields, decoupled in ((spec, False), ([*spec, True], True), ([*spec, True, "and more"], True)):
-        answer = msgspec.msgpack.encode((2, "content", fields, "", True))
-        slots, content, found, fault, lives = _attendance_decoder.decode(answer)
-        assert (slots, content, fault, lives) == (2, "content", "", True)
-        assert (found.max_rows, found.decoupled) == (8, decoupled)
+    versions: list[tuple[list[Any], tuple[Any, ...], bool]] = [
+        (spec, (), False),
+        ([*spec, True], (3,), True),
+        ([*spec, True, "and more"], (3, "and more"), True),
+    ]
+    for fields, more, decoupled in versions:
+        answer = msgspec.msgpack.encode((2, "content", fields, "", True, *more))
+        told = _attendance_decoder.decode(answer)
+        assert (told.slots, told.content, told.fault, told.lives, told.counted) == (2, "content", "", True, 3 if more else 0)
+        assert (told.spec.max_rows, told.spec.decoupled) == (8, decoupled)
     spec_of_ours = ModelSpec("python", (), (), 8, decoupled=True)
-    _, _, found, _, _ = _attendance_decoder.decode(attend_answer(2, "content", spec_of_ours, lives=True))
-    assert ModelSpec(*msgspec.structs.astuple(found)) == spec_of_ours
+    told = _attendance_decoder.decode(attend_answer(2, "content", spec_of_ours, "", Standing(True, 3)))
+    assert ModelSpec(*msgspec.structs.astuple(told.spec)) == spec_of_ours
+    assert (told.lives, told.counted) == (True, 3)
 
 
 def test_the_limit_of_a_call_is_for_each_next_part_and_rests_while_the_client_is_slow() -> None:

@@ -57,7 +57,7 @@ def frame(value: float = 1.0, *, ingress: str = "a", left_rows: int = 0) -> byte
 
 async def attend(replica: Replica, ingress: str, known: int | None, platform: str = "synthetic") -> int:
     answer = await replica.attend(msgspec.msgpack.encode((ingress, known)))
-    slots, content, spec, fault, _ = msgspec.msgpack.decode(answer)
+    slots, content, spec, fault, *_ = msgspec.msgpack.decode(answer)
     assert (content, fault) == ("content", "")
     assert (spec[0], spec[6]) == (platform, platform == "python")  # decoupled: that of this file
     return int(slots)
@@ -155,6 +155,28 @@ def test_slots_follow_the_load_and_come_back_to_an_ingress_that_wants_one() -> N
     run(test)
 
 
+def test_one_of_the_ingresses_counts_the_sessions_for_all_wherever_they_are_leased() -> None:
+    async def test() -> None:
+        replica = await open_replica(sessions=2, faults={"lose": 102.0})
+
+        async def counted(ingress: str, known: int | None) -> int:
+            *_, count = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode((ingress, known))))
+            return int(count)
+
+        assert [await counted(ingress, None) for ingress in ("a", "b")] == [2, 0]
+        await replica.run(frame(102.0))
+        assert await counted("a", 2) == 1
+        await until_true(lambda: replica._pool.sessions == 2)
+        await until_true(lambda: replica._attendance.standing("a").counted == 2)
+        left = asyncio.create_task(counted("b", replica._attendance.slots("b")))
+        await asyncio.sleep(0)
+        await replica.release(b"a")
+        assert await left == 2
+        await replica.close()
+
+    run(test)
+
+
 def test_a_lost_session_takes_its_slot_until_it_is_rebuilt() -> None:
     async def test() -> None:
         replica = await open_replica(sessions=2, faults={"lose": 102.0})
@@ -208,7 +230,7 @@ def test_an_open_call_of_an_ingress_that_releases_the_model_does_not_keep_it() -
 def test_a_model_that_is_not_loaded_at_start_is_loaded_when_an_ingress_attends_and_a_failure_is_told() -> None:
     async def test() -> None:
         replica = await open_replica(load_at_start=False, fail_opens=1)
-        slots, _, _, fault, _ = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
+        slots, _, _, fault, *_ = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
         assert (slots, "failed to load" in fault) == (0, True)
         await replica.close()
 
@@ -231,7 +253,7 @@ def test_a_model_that_exits_when_it_loads_is_a_failed_load(isolation: str, load_
             return
         replica = await open_replica(load_at_start=False, **backend)
         for _ in range(2):
-            slots, _, _, fault, _ = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
+            slots, _, _, fault, *_ = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
             assert (slots, fault) == (0, "m:1/python: failed to load: SystemExit: 3")
         await replica.close()
 

@@ -39,6 +39,10 @@ class SimulatedRunner:
         self._row_ns = row_ns
 
     @property
+    def sessions(self) -> int:
+        return self.slots
+
+    @property
     def free_slots(self) -> int:
         return self.slots - self._busy
 

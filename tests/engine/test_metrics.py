@@ -19,8 +19,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import ModelSection, parse_config
+from gateway.engine import recorders
+from gateway.engine.metric_files import NodeFiles
 from gateway.engine.metric_table import BY_NAME, TRITON_TABLE
 from gateway.engine.metrics import FLUSH_INTERVAL_S, Metrics
+from gateway.engine.process_facts import Used
 from gateway.engine.recorders import LaneGauges
 from gateway.engine.runner import Execution
 from gateway.errors import BackendFailed, Code
@@ -76,9 +79,9 @@ def count_all(metrics: Metrics) -> None:
     endpoint = metrics.endpoint("m", "1", "rest")
     endpoint.done(0, 10_000, 2 * MS, 2 * MS + 20_000, trace_id="4bf92f3577b34da6a3ce929d0e0e4736")
     endpoint.failed(Code.OVERLOADED, 0, 1_000)
-    endpoint.first_part(0, 0, 0, 1_000)
+    in_time = endpoint.first_part(0, 0, 0, 1_000)
     endpoint.part(1_000)
-    endpoint.finished()
+    endpoint.finished(in_time)
     cost = metrics.cost("m", "1", "cpu", 3.6, 4)
     cost.measure(lambda: 1_000)
     cost.hold()
@@ -155,6 +158,32 @@ def test_attainment_counts_late_and_failed_ones_as_missed_and_what_the_client_go
     ]
 
 
+def test_an_answer_in_parts_counts_for_the_slo_once_and_when_it_has_ended() -> None:
+    metrics = Metrics(models(m=42))
+    endpoint = metrics.endpoint("m", "1", "grpc")
+
+    def told() -> tuple[float, float]:
+        found = exposed(metrics)
+        labels = {"model": "m", "version": "1", "protocol": "grpc"}
+        met, missed = (found[key("gateway_slo_requests_total", result=result, **labels)] for result in ("met", "missed"))
+        return met, missed
+
+    in_time = endpoint.first_part(0, 0, 0, 40 * MS)
+    assert (in_time, told()) == (True, (0, 0))
+    endpoint.finished(in_time)
+    assert told() == (1, 0)
+    late = endpoint.first_part(0, 0, 0, 50 * MS)
+    endpoint.finished(late)
+    assert (late, told()) == (False, (1, 1))
+    for code in (Code.BACKEND_FAILED, Code.CANCELLED):
+        for took_ms in (40, 50):
+            endpoint.first_part(0, 0, 0, took_ms * MS)
+            endpoint.failed(code, 0, 60 * MS)
+    assert told() == (1, 3)  # nobody waited for the end of two
+    endpoint.finished(None)  # of no parts at all
+    assert told() == (1, 3)
+
+
 def test_a_quantile_of_the_histogram_lies_in_the_bucket_of_loadtests() -> None:
     metrics = Metrics(models(m=42))
     took_ns = np.random.default_rng(7).lognormal(np.log(30 * MS), 0.7, 5000).astype(np.int64)
@@ -199,6 +228,14 @@ def test_a_closed_lane_counts_on_with_the_one_that_follows_it_and_shows_no_state
     found = exposed(metrics)
     assert found[key("gateway_executions_total", **lane)] == 4
     assert key("gateway_workers", **lane) not in found
+
+
+def test_shifts_do_not_go_back_when_what_was_learned_of_a_shape_is_forgotten() -> None:
+    metrics = Metrics()
+    shifts = [3, 1]
+    metrics.lane("m", "1", "cpu").watch(lambda: LaneGauges(0, 0, 1, 0, shifts=shifts.pop(0)))
+    told = key("gateway_service_shifts_total", model="m", version="1", backend="cpu")
+    assert [exposed(metrics)[told] for _ in range(2)] == [3, 3]
 
 
 def test_labels_may_hold_anything_a_name_may() -> None:
@@ -348,6 +385,50 @@ def test_a_process_answers_for_all_of_its_node_and_those_that_were_killed_count_
         assert found[key("gateway_request_duration_seconds_sum", model="m", version="1", protocol="rest")] == 4e-6
 
 
+def test_processor_time_of_sessions_does_not_go_back_while_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no longer asked for, and has not been waited for yet."""
+    living = {7: Used(5_000 * MS, 100)}
+    monkeypatch.setattr(recorders, "used_by", lambda pids: [living[pid] for pid in pids])
+    monkeypatch.setattr(recorders, "ended_children_cpu_ns", lambda: 0)
+    metrics = Metrics(session_pids=lambda: tuple(living))
+    spent = key("gateway_process_cpu_seconds_total", role="session")
+    assert exposed(metrics)[spent] == 5
+    living.clear()
+    found = exposed(metrics)
+    assert (found[spent], found[key("gateway_processes", role="session")]) == (5, 0)
+
+
+def test_what_a_node_is_stands_there_once_though_replicas_publish_beside(tmp_path: Path) -> None:
+    Metrics(directory=tmp_path, role="replica").flush()
+    metrics = Metrics(directory=tmp_path, instance_type="c7i.large")
+    found = [dict(labels) for name, labels in exposed(metrics) if name == "gateway_info"]
+    assert [labels["instance_type"] for labels in found] == ["c7i.large"]
+
+
+def test_a_process_that_makes_one_file_of_several_holds_nobody_up(tmp_path: Path) -> None:
+    metrics, other, starting = Metrics(directory=tmp_path), Metrics(directory=tmp_path), NodeFiles(tmp_path)
+    requests = key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")
+    other.endpoint("m", "1", "rest").done(0, 0, 0, 1000)
+    other.flush()
+    assert exposed(metrics)[requests] == 1
+    with starting.folding():
+        assert exposed(metrics)[requests] == 1
+
+
+def test_files_are_kept_from_those_who_remove_what_is_old(tmp_path: Path) -> None:
+    ended = NodeFiles(tmp_path)
+    ended.publish([])
+    ended.close()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    for path, mtime_ns in before.items():
+        os.utime(path, ns=(0, mtime_ns))
+    NodeFiles(tmp_path).publish([])
+    now_s = time.time()
+    assert len(before) == 3
+    assert all(path.stat().st_atime > now_s - 60 for path in before)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
 def test_statistics_are_of_the_models_that_are_asked_for_and_of_all_processes(tmp_path: Path) -> None:
     metrics, other = Metrics(directory=tmp_path), Metrics(directory=tmp_path)
     for each in (metrics, other):
@@ -379,6 +460,7 @@ def test_what_cannot_be_written_for_others_is_told_once_and_written_when_it_can(
     for _ in range(2):
         metrics.flush()
     assert caplog.text.count("other processes see old metrics") == 1
+    assert exposed(other)[key("gateway_processes", role="ingress")] == 1  # its own
     away.rename(directory)
     metrics.flush()
     assert exposed(other)[key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")] == 1

@@ -90,6 +90,10 @@ class Sessions:
         return self.kind.sessions
 
     @property
+    def sessions(self) -> int:
+        return self.live
+
+    @property
     def free_slots(self) -> int:
         return max(0, self.live - self.busy)
 

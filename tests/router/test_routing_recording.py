@@ -1,5 +1,6 @@
 """What a router has decided can be done again, bit for bit, from what it kept of it."""
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.batching.recorded_file import packed, unpacked
+from gateway.engine.dispatcher import Dispatcher
 from gateway.errors import BackendFailed
 from gateway.routing.replay import RoutingHistory, replay_routing
 from gateway.why.causes import Cause
@@ -83,3 +85,27 @@ def test_a_changed_decision_is_found() -> None:
     event = next(event for event in told.routing["segments"][0]["chunks"][0] if event[0] == 0)
     event[-2] = "spill"  # its reason
     assert "(routed)" in replay_routing(told.routing).difference
+
+
+def test_a_ring_keeps_within_its_memory_while_nothing_is_routed_as_one_backend_is_there() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        fleet = Fleet(clock, (CPU, GPU))
+        present, _ = fleet.lanes
+        dispatcher = Dispatcher([present], fleet.model, fleet.metrics, clock)
+        ring = dispatcher.ring
+        assert ring is not None
+        for number in range(3000):
+            answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            dispatcher.submit(fleet.request(), answer.set_result)
+            await answer
+            assert len(ring.events) < 1000, number
+        for _ in range(3000):
+            dispatcher.explain()
+            assert len(ring.events) < 1000
+        (told,) = unpacked(packed("m", "1", [], process="p", processes=1, now_ns=0, unix_s=0.0, routing=ring), "here")
+        assert told.routing is not None
+        history = replay_routing(told.routing)
+        assert not history.difference
+        assert history.decisions > 3000
+
+    run_simulated(main)

@@ -1,5 +1,6 @@
 """Spans that are joined from a client to the session that served it, in a collector, over REST and gRPC."""
 
+import secrets
 import subprocess
 import sys
 import time
@@ -220,14 +221,37 @@ def test_an_answer_in_parts_is_one_trace(traced: tuple[gateway.TestClient, Colle
     assert server.end_ns >= by_name["compute"].end_ns
 
 
+def by_stream(client: gateway.TestClient, model: str, headers: dict[str, str]) -> Any:
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(client.channel)
+    return list(stub.ModelStreamInfer(iter([infer_request(model)]), metadata=tuple(headers.items())))
+
+
+def by_generate_stream(client: gateway.TestClient, model: str, headers: dict[str, str]) -> Any:
+    return client.post(f"/v2/models/{model}/generate_stream", json={"INPUT0": [1.0, 2.0, 3.0, 4.0]}, headers=headers)
+
+
 @pytest.mark.slow
-def test_the_latency_of_a_traced_request_names_its_trace(traced: tuple[gateway.TestClient, Collector]) -> None:
+@pytest.mark.parametrize(
+    ("ask", "model", "protocol"),
+    [
+        (by_rest, "echo", "rest"),
+        (by_grpc, "echo", "grpc"),
+        (by_stream, "echo", "grpc"),
+        (by_stream, "parts", "grpc"),
+        (by_generate_stream, "parts", "rest"),
+        (by_rest, "process", "rest"),
+    ],
+)
+def test_the_latency_of_a_traced_request_names_its_trace(
+    traced: tuple[gateway.TestClient, Collector], ask: Any, model: str, protocol: str
+) -> None:
     client, _ = traced
-    by_rest(client, "echo", SAMPLED)
+    trace = f"{secrets.randbits(128):032x}"
+    ask(client, model, {"traceparent": f"00-{trace}-{PARENT}-01"})
     metrics = client.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
-    named = [line for line in metrics.splitlines() if f'trace_id="{TRACE}"' in line]
-    assert named
-    assert all(line.startswith("gateway_request_duration_seconds_bucket") for line in named)
+    (named,) = (line for line in metrics.splitlines() if f'trace_id="{trace}"' in line)
+    assert named.startswith("gateway_request_duration_seconds_bucket")
+    assert f'model="{model}",protocol="{protocol}"' in named
 
 
 @pytest.mark.slow

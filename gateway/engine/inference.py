@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from gateway.engine.failed_requests import FailedRequests
-from gateway.engine.place import OnPart, Place
+from gateway.engine.place import OnAnswerPart, Place
 from gateway.engine.recorders import EndpointMetrics
 from gateway.engine.repository import Repository
 from gateway.engine.served_model import ServedModel
@@ -147,7 +147,7 @@ class Inference(ABC, Generic[C, Reply]):
             if endpoint is not self._endpoint:  # or models have changed meanwhile: begin anew
                 decoded = None
             self._endpoint = endpoint
-            on_part = self._parts(endpoint) if endpoint.served.spec.decoupled else None
+            on_answer_part = self._parts(endpoint) if endpoint.served.spec.decoupled else None
             request = decoded or self.decode(endpoint.codec, repository.regions.read)
             if not isinstance(request, InferRequest):
                 self._give_up_decoding = request
@@ -156,7 +156,7 @@ class Inference(ABC, Generic[C, Reply]):
             request.caller = self.caller
             request.trace = self._trace
             self._decoded_ns = time.monotonic_ns()
-            self._place = repository.infer(endpoint.served, request, self._done, on_part)
+            self._place = repository.infer(endpoint.served, request, self._done, on_answer_part)
         except GatewayError as exc:
             self._done(exc.with_traceback(None))  # its frames hold this, which may hold it
         except BaseException:
@@ -179,7 +179,7 @@ class Inference(ABC, Generic[C, Reply]):
         else:
             self._done(outcome)
 
-    def _parts(self, endpoint: Endpoint[C]) -> OnPart:
+    def _parts(self, endpoint: Endpoint[C]) -> OnAnswerPart:
         """What gets the parts of a decoupled model's answer. Raises: Unsupported, where they cannot be sent."""
         raise Unsupported(
             f"model '{endpoint.served.name}' is decoupled: it answers in parts; ask it by ModelStreamInfer over gRPC, or by "
@@ -320,7 +320,7 @@ class StreamedInference(Inference[C, Reply]):
             if self._place is not None:
                 self._place.taken()
 
-    def _parts(self, endpoint: Endpoint[C]) -> OnPart:
+    def _parts(self, endpoint: Endpoint[C]) -> OnAnswerPart:
         return self._part
 
     def _part(self, response: InferResponse) -> None:

@@ -19,6 +19,7 @@ from gateway.wire.tensors import Buffer
 
 _BINARY: Final = b"application/octet-stream"
 _EVENTS: Final = b"text/event-stream; charset=utf-8"
+_LONG_EVENT: Final = 64 << 10  # to join its pieces costs more than to write each
 _NOT_KEPT: Final = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"  # nor by proxies: nginx would gather the events
 
 
@@ -215,7 +216,9 @@ class GenerateStream(_Generating):
 
     def part(self, reply: bytes) -> bool:
         self._begin()
-        self._exchange.write(_event(reply))
+        event = _event(reply)
+        for piece in event if len(reply) > _LONG_EVENT else [b"".join(event)]:
+            self._exchange.write(piece)
         return not self._exchange.backlog
 
     def finish(self) -> None:
@@ -227,7 +230,7 @@ class GenerateStream(_Generating):
             super().refuse(error)
             return
         exchange = self._ended()
-        exchange.write(_event(error_body(error.words)))
+        exchange.write(b"".join(_event(error_body(error.words))))
         exchange.finish()
 
     def _begin(self) -> None:
@@ -236,9 +239,9 @@ class GenerateStream(_Generating):
             self._exchange.begin(200, _EVENTS, _NOT_KEPT)
 
 
-def _event(data: bytes) -> bytes:
-    """A server-sent event. data: JSON without line ends."""
-    return b"data: %b\n\n" % data
+def _event(data: bytes) -> list[bytes]:
+    """The pieces of a server-sent event. data: JSON without line ends."""
+    return [b"data: ", data, b"\n\n"]
 
 
 def respond_error(exchange: Exchange, error: GatewayError) -> None:

@@ -73,7 +73,15 @@ Answer = Callable[[Sequence[Buffer]], None]
 """Takes the pieces of a frame's answer, once; or those of a part of it, each before it."""
 Run = Callable[[Buffer, Answer, Answer], Running]
 """Begins to answer a frame: gets where the answer goes, and where its parts do."""
-OnPart = Callable[[Buffer], None]
+OnFramePart = Callable[[Buffer], None]
+"""Gets each part of a frame's answer, before that."""
+
+
+class _SentFrame(NamedTuple):
+    """A frame that waits for its answer. on_part: gets the parts of it before."""
+
+    answer: "asyncio.Future[Buffer]"
+    on_part: OnFramePart | None
 
 
 class Standing(NamedTuple):
@@ -120,7 +128,7 @@ class Channel(ChannelConnection):
     def __init__(self, token: bytes) -> None:
         super().__init__(token)
         self._numbers = 0
-        self._asked: dict[int, tuple[asyncio.Future[Buffer], OnPart | None]] = {}
+        self._asked: dict[int, _SentFrame] = {}
         self.on_end: Callable[[], None] = _nothing
         self.on_slots: Callable[[int, Standing], None] = lambda slots, standing: None
         self.opened: asyncio.Future[None] = self._loop.create_future()
@@ -159,7 +167,7 @@ class Channel(ChannelConnection):
             return ""
         return "unix" if self._transport.get_extra_info("socket").family == socket.AF_UNIX else "tcp"
 
-    def ask(self, pieces: Sequence[Buffer], on_part: OnPart | None = None) -> "PendingAnswer":
+    def ask(self, pieces: Sequence[Buffer], on_part: OnFramePart | None = None) -> "PendingAnswer":
         """Send a frame, whose pieces must not change any more. on_part: gets the parts of its answer, before that is done."""
         answer: asyncio.Future[Buffer] = self._loop.create_future()
         self._numbers = number = (self._numbers + 1) & 0xFFFFFFFF
@@ -167,7 +175,7 @@ class Channel(ChannelConnection):
         if not self.is_open:
             answer.set_exception(ChannelLost("the connection is closed"))
             return pending
-        self._asked[number] = answer, on_part
+        self._asked[number] = _SentFrame(answer, on_part)
         answer.add_done_callback(partial(self._done, number))
         self._send(RUN, number, pieces)
         return pending
@@ -191,22 +199,22 @@ class Channel(ChannelConnection):
             # Once whoever was told has had the chance to send a batch.
             self._loop.call_soon(self._loop.call_soon, self._knows, number)
             return
-        answer, on_part = self._asked.get(number, (None, None))
-        if answer is None or answer.done():
+        asked = self._asked.get(number)
+        if asked is None or asked.answer.done():
             return  # nobody waits for it any more
         if kind == ANSWER:
-            answer.set_result(payload)
-        elif kind == PART and on_part is not None:
+            asked.answer.set_result(payload)
+        elif kind == PART and asked.on_part is not None:
             try:
-                on_part(payload)
+                asked.on_part(payload)
             except Exception as exc:  # the others of this connection go on
-                if not answer.done():
-                    answer.set_exception(exc)
+                if not asked.answer.done():
+                    asked.answer.set_exception(exc)
 
     def ended(self, why: str) -> None:
         self.is_open = False
         asked, self._asked = self._asked, {}
-        waiting: list[asyncio.Future[Any]] = [self.opened, *(answer for answer, _ in asked.values())]
+        waiting: list[asyncio.Future[Any]] = [self.opened, *(each.answer for each in asked.values())]
         for future in waiting:
             if not future.done():
                 future.set_exception(ChannelLost(why))

@@ -19,7 +19,7 @@ from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defin
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from backends.base import ModelSpec, TensorSpec, words_of
-from gateway.cluster.channel import Addresses, Channel, ChannelLost, OnPart, PendingAnswer, Standing
+from gateway.cluster.channel import Addresses, Channel, ChannelLost, OnFramePart, PendingAnswer, Standing
 from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import InternalError
 from gateway.wire.tensors import Buffer
@@ -55,7 +55,7 @@ class BatchCall:
 
     __slots__ = ("_on_part", "_pending", "_timeout_s", "_untaken", "due_s", "on_end")
 
-    def __init__(self, timeout_s: float, on_end: Callable[[Outcome], None], on_part: OnPart | None) -> None:
+    def __init__(self, timeout_s: float, on_end: Callable[[Outcome], None], on_part: OnFramePart | None) -> None:
         self.due_s = math.inf
         self.on_end = on_end
         self._timeout_s = timeout_s
@@ -193,7 +193,7 @@ class Link:
         self.on_change()
 
     def start(
-        self, frame: Sequence[Buffer], timeout_s: float, on_end: Callable[[Outcome], None], on_part: OnPart | None = None
+        self, frame: Sequence[Buffer], timeout_s: float, on_end: Callable[[Outcome], None], on_part: OnFramePart | None = None
     ) -> BatchCall:
         """Have the replica run a batch: by the channel, or by a call of Serve's where there is none.
 

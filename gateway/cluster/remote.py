@@ -42,7 +42,7 @@ from gateway.clock import Clock
 from gateway.cluster.channel_connection import check_size
 from gateway.cluster.link import CALL_MARGIN_S, BatchCall, Link, LinkLost, Outcome
 from gateway.config import Backend
-from gateway.engine.runner import Execution, OnDone, OnPart
+from gateway.engine.runner import Execution, OnBatchDone, OnBatchPart
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError, InvalidArgument
 from gateway.tracing.batches import handed_on
 from gateway.wire.frames import decode_frame, encode_frame
@@ -71,8 +71,8 @@ class _Run:
     """A batch that a replica has. call: None, if its inputs could not be sent."""
 
     batch: Batch
-    on_done: OnDone
-    on_part: OnPart | None
+    on_done: OnBatchDone
+    on_part: OnBatchPart | None
     link: Link
     sent_ns: int
     call: BatchCall | None = None
@@ -185,7 +185,7 @@ class RemoteRunner:
         assert self._spec is not None
         return self._spec
 
-    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
+    def start(self, batch: Batch, on_done: OnBatchDone, on_part: OnBatchPart | None = None) -> None:
         link = max(self._usable, key=lambda link: link.free / link.slots if link.free else 0.0)
         link.busy += 1
         if not link.listed:

@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
-from gateway.engine.place import OnPart
+from gateway.engine.place import OnAnswerPart
 from gateway.errors import Code, GatewayError, NotReady
 from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, Parts, ReadRegion, parse, parts_of
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
@@ -133,7 +133,7 @@ class _Turn(_OfMessage, StreamedInference[GrpcCodec, Reply]):
         self._final = False  # it has been sent
         self.replies: tuple[Reply | GatewayError, ...] | None = None  # what is left to send; None: not known
 
-    def _parts(self, endpoint: Endpoint[GrpcCodec]) -> OnPart:
+    def _parts(self, endpoint: Endpoint[GrpcCodec]) -> OnAnswerPart:
         self.in_parts = True
         return super()._parts(endpoint)
 

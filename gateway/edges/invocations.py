@@ -11,6 +11,7 @@ from gateway.edges.rest_inference import (
     RestInference,
     event,
     respond_error,
+    write_event,
 )
 from gateway.engine.inference import Endpoints, StreamedInference
 from gateway.errors import Code, GatewayError, InvalidArgument
@@ -106,9 +107,9 @@ class Invocation(OfExchange[FormCodec], StreamedInference[FormCodec, FormReply])
 
     def part(self, reply: FormReply) -> bool:
         if self._answer == "events":
-            data = event(event_of(reply))
+            data = event_of(reply)
             self._begin()
-            self._exchange.write(data)
+            write_event(self._exchange, data)
             return not self._exchange.backlog
         if self._reply is not None:
             raise self._not_one("more than one")

@@ -19,6 +19,7 @@ from gateway.wire.tensors import Buffer
 
 _BINARY: Final = b"application/octet-stream"
 EVENTS: Final = b"text/event-stream; charset=utf-8"
+_LONG_EVENT: Final = 64 << 10  # to join its pieces costs more than to write each
 NOT_KEPT: Final = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"  # nor by proxies: nginx would gather the events
 
 
@@ -215,7 +216,7 @@ class GenerateStream(_Generating):
 
     def part(self, reply: bytes) -> bool:
         self._begin()
-        self._exchange.write(event(reply))
+        write_event(self._exchange, reply)
         return not self._exchange.backlog
 
     def finish(self) -> None:
@@ -239,6 +240,15 @@ class GenerateStream(_Generating):
 def event(data: bytes) -> bytes:
     """A server-sent event. data: JSON without line ends."""
     return b"data: %b\n\n" % data
+
+
+def write_event(exchange: Exchange, data: bytes) -> None:
+    """Send a server-sent event behind others."""
+    if len(data) <= _LONG_EVENT:
+        exchange.write(event(data))
+    else:
+        for piece in (b"data: ", data, b"\n\n"):
+            exchange.write(piece)
 
 
 def respond_error(exchange: Exchange, error: GatewayError) -> None:

@@ -24,7 +24,7 @@ from gateway.clock import Clock
 from gateway.config import Backend, ModelSection
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
-from gateway.engine.place import OnDone, OnPart, Place
+from gateway.engine.place import OnAnswer, OnAnswerPart, Place
 from gateway.engine.runner import Execution
 from gateway.errors import BackendFailed, BackendUnreachable, DeadlineExceeded, GatewayError, Overloaded, Unavailable
 from gateway.routing.health import Health
@@ -73,13 +73,13 @@ class Dispatcher:
     def __repr__(self) -> str:
         return f"<Dispatcher {self._model.name}:{self._model.version}: {self.router}>"
 
-    def submit(self, request: InferRequest, on_done: OnDone, on_part: OnPart | None = None) -> Place:
-        """Hand a request to a lane. on_done gets its one answer or error, later. on_part: as in `Lane.submit`.
+    def submit(self, request: InferRequest, on_answer: OnAnswer, on_answer_part: OnAnswerPart | None = None) -> Place:
+        """Hand a request to a lane. on_answer gets its one answer or error, later. on_answer_part: as in `Lane.submit`.
 
-        Raises: what `Lane.submit` does; then on_done is not called.
+        Raises: what `Lane.submit` does; then on_answer is not called.
         """
         if self._only is not None and not self._only.runner.cold:
-            return self._only.submit(request, on_done, on_part)
+            return self._only.submit(request, on_answer, on_answer_part)
         now_ns = self._clock.now_ns()
         route = self.router.route(request, now_ns)
         if route.candidate is None:
@@ -90,7 +90,7 @@ class Dispatcher:
             except BaseException:
                 log.exception("a refused request of model %s has no copies", request.model)
             raise error
-        sent = _Sent(self, request, on_done, on_part, route.candidate)
+        sent = _Sent(self, request, on_answer, on_answer_part, route.candidate)
         try:
             sent.place = self._lanes[route.candidate].submit(request, sent.done, sent.part)
         except (Unavailable, BackendFailed):
@@ -356,14 +356,21 @@ class _Observer:
 class _Sent:
     """A caller's request that is in a lane, at `place`. failed: the lane that could not serve it before."""
 
-    __slots__ = ("_begun", "_blamed", "_dispatcher", "_on_done", "_on_part", "candidate", "failed", "pairs", "place", "request")
+    __slots__ = (
+        "_begun", "_blamed", "_dispatcher", "_on_answer", "_on_answer_part", "candidate", "failed", "pairs", "place", "request",
+    )  # fmt: skip
 
     def __init__(
-        self, dispatcher: Dispatcher, request: InferRequest, on_done: OnDone, on_part: OnPart | None, candidate: Candidate
+        self,
+        dispatcher: Dispatcher,
+        request: InferRequest,
+        on_answer: OnAnswer,
+        on_answer_part: OnAnswerPart | None,
+        candidate: Candidate,
     ) -> None:
         self._dispatcher = dispatcher
-        self._on_done = on_done
-        self._on_part = on_part
+        self._on_answer = on_answer
+        self._on_answer_part = on_answer_part
         self._begun = False  # a part of its answer has left
         self._blamed = False
         self.request = request
@@ -383,8 +390,8 @@ class _Sent:
     def part(self, response: InferResponse) -> None:
         """A part of the lane's answer, which is the caller's from here on."""
         self._begun = True
-        assert self._on_part is not None
-        self._on_part(response)
+        assert self._on_answer_part is not None
+        self._on_answer_part(response)
 
     def done(self, outcome: InferResponse | GatewayError | None) -> None:
         """The lane's answer: the caller's, unless another lane will give one."""
@@ -397,7 +404,7 @@ class _Sent:
         except BaseException:
             log.exception("the end of a request of model %s could not be accounted for", self.request.model)
         self.place = None  # or this and its place would hold each other until the cyclic collector comes
-        self._on_done(outcome)
+        self._on_answer(outcome)
 
     def _falls_back(self, outcome: InferResponse | GatewayError | None) -> bool:
         """Whether the request is with another lane now. If not, whoever failed it before is blamed."""

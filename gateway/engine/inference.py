@@ -5,6 +5,9 @@ raises. A protocol gives what is its own: how a request is read, how an answer i
 
 It takes no task and no future: decoded, it is handed to a lane, whose answer comes back through a callback. A decoupled model
 answers in parts: each is encoded and sent when it is there, and where the client does not keep up, the model waits.
+
+What takes long to encode is encoded on a thread, beside the loop. Parts that come meanwhile wait behind it: they leave in their
+order.
 """
 
 import logging
@@ -12,12 +15,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.access.doors import Doors
 from gateway.access.rules import INFER
 from gateway.engine.failed_requests import FailedRequests
-from gateway.engine.place import OnPart, Place
+from gateway.engine.place import OnAnswerPart, Place
 from gateway.engine.recorders import EndpointMetrics
 from gateway.engine.repository import Repository
 from gateway.engine.served_model import ServedModel
@@ -162,7 +166,7 @@ class Inference(ABC, Generic[C, Reply]):
             self._endpoint = endpoint
             if endpoints.doors is not None and self._leave is None:
                 self._leave = endpoints.doors.enter(self.caller)
-            on_part = self._parts(endpoint) if endpoint.served.spec.decoupled else None
+            on_answer_part = self._parts(endpoint) if endpoint.served.spec.decoupled else None
             request = decoded or self.decode(endpoint.codec, repository.regions.read)
             if not isinstance(request, InferRequest):
                 self._give_up_decoding = request
@@ -171,7 +175,7 @@ class Inference(ABC, Generic[C, Reply]):
             request.caller = self.caller
             request.trace = self._trace
             self._decoded_ns = time.monotonic_ns()
-            self._place = repository.infer(endpoint.served, request, self._done, on_part)
+            self._place = repository.infer(endpoint.served, request, self._done, on_answer_part)
         except GatewayError as exc:
             self._done(exc.with_traceback(None))  # its frames hold this, which may hold it
         except BaseException:
@@ -194,7 +198,7 @@ class Inference(ABC, Generic[C, Reply]):
         else:
             self._done(outcome)
 
-    def _parts(self, endpoint: Endpoint[C]) -> OnPart:
+    def _parts(self, endpoint: Endpoint[C]) -> OnAnswerPart:
         """What gets the parts of a decoupled model's answer. Raises: Unsupported, where they cannot be sent."""
         raise Unsupported(
             f"model '{endpoint.served.name}' is decoupled: it answers in parts; ask it by ModelStreamInfer over gRPC, or by "
@@ -212,7 +216,7 @@ class Inference(ABC, Generic[C, Reply]):
             try:
                 self.answer(endpoint.codec.encode(self._request, outcome, self._endpoints.repository.regions.write))
             except TakesLong:
-                self._encode_beside(endpoint, outcome, encoding_ns)
+                self._encode_beside(outcome, partial(self._give, endpoint, encoding_ns))
                 return
             except GatewayError as exc:
                 outcome = exc.with_traceback(None)
@@ -281,33 +285,46 @@ class Inference(ABC, Generic[C, Reply]):
         trace.encoding_ns, trace.ended_ns = encoding_ns, ended_ns
         trace.ended(trace)
 
-    def _encode_beside(self, endpoint: Endpoint[C], response: InferResponse, encoding_ns: int) -> None:
-        """Encode what takes long on a thread, which lets others have their turns."""
-        codec, request = endpoint.codec.at_leisure(), self._request
+    def _encode_beside(self, response: InferResponse, encoded: Callable[[Reply | GatewayError], None]) -> None:
+        """Encode what takes long on a thread, which lets others have their turns. encoded: gets it later, or the error."""
+        endpoint, request = self._endpoint, self._request
+        assert endpoint is not None
         assert request is not None
-
-        def encoded(outcome: Reply | GatewayError) -> None:
-            self._give_up_decoding = None
-            try:
-                if isinstance(outcome, GatewayError):
-                    raise outcome
-                self.answer(outcome)
-            except GatewayError as exc:
-                self._fail(exc.with_traceback(None), encoding_ns)
-            except BaseException:
-                log.exception("an answer of model %s could not be given", request.model)
-                self._fail(InternalError("internal error"), encoding_ns)
-            else:
-                self._answered(endpoint, encoding_ns)
+        codec = endpoint.codec.at_leisure()
 
         def encode(regions: SharedMemoryRegions) -> Reply:
             reply: Reply = codec.encode(request, response, regions.write)
             return reply
 
+        def done(outcome: Reply | GatewayError) -> None:
+            self._give_up_decoding = None
+            encoded(outcome)
+
         try:
-            self._give_up_decoding = self._endpoints.repository.long_bodies.on_thread(encode, encoded)
+            self._give_up_decoding = self._endpoints.repository.long_bodies.on_thread(encode, done)
+        except GatewayError as exc:
+            encoded(exc.with_traceback(None))
+
+    def _give(self, endpoint: Endpoint[C], encoding_ns: int, encoded: Reply | GatewayError) -> None:
+        """Answer with what took long to encode."""
+        try:
+            if isinstance(encoded, GatewayError):
+                raise encoded
+            self.answer(encoded)
         except GatewayError as exc:
             self._fail(exc.with_traceback(None), encoding_ns)
+        except BaseException:
+            log.exception("an answer of model %s could not be given", endpoint.served.name)
+            self._fail(InternalError("internal error"), encoding_ns)
+        else:
+            self._answered(endpoint, encoding_ns)
+
+
+class _Made(NamedTuple):
+    """A part, and when it was there."""
+
+    response: InferResponse
+    at_ns: int
 
 
 class StreamedInference(Inference[C, Reply]):
@@ -316,10 +333,14 @@ class StreamedInference(Inference[C, Reply]):
     A decoupled model: `part` …, then `finish`, or `refuse`, which may come behind parts. Any other: `answer` or `refuse`.
     """
 
-    __slots__ = ("_fault", "_in_time", "_last", "_part_ns", "_untaken")
+    __slots__ = ("_behind", "_encoding", "_fault", "_in_time", "_last", "_outcome", "_outcome_waits", "_part_ns", "_untaken")
 
     def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
         super().__init__(endpoints, arrival_ns)
+        self._encoding = False  # a part takes long
+        self._behind: list[_Made] = []  # parts that wait for that one: as many at most as a model may be ahead
+        self._outcome_waits = False  # behind those: `_outcome` says how
+        self._outcome: InferResponse | GatewayError | None = None
         self._fault: GatewayError | None = None  # why the rest of the parts is not wanted
         self._in_time: bool | None = None  # the first part was within the SLO; None: there was none
         self._last = False  # the model has said that the part in hand is its last
@@ -344,47 +365,78 @@ class StreamedInference(Inference[C, Reply]):
             if self._place is not None:
                 self._place.taken()
 
-    def _parts(self, endpoint: Endpoint[C]) -> OnPart:
+    def _parts(self, endpoint: Endpoint[C]) -> OnAnswerPart:
         return self._part
 
     def _part(self, response: InferResponse) -> None:
-        endpoint, request, place = self._endpoint, self._request, self._place
+        made = _Made(response, time.monotonic_ns())
+        if self._encoding:
+            self._behind.append(made)
+        else:
+            self._send_part(made)
+
+    def _send_part(self, made: _Made, encoded: Reply | GatewayError | None = None) -> None:
+        """encoded: the part, or why it could not be; None: it is to be encoded."""
+        endpoint, request = self._endpoint, self._request
         assert endpoint is not None
         assert request is not None
-        assert place is not None
-        made_ns = time.monotonic_ns()
-        self._last = response.last
+        self._last = made.response.last
         try:
-            left = self.part(self._encoded(endpoint.codec, request, response))
+            if isinstance(encoded, GatewayError):
+                raise encoded
+            write_region = self._endpoints.repository.regions.write
+            reply: Reply = endpoint.codec.encode(request, made.response, write_region) if encoded is None else encoded
+            left = self.part(reply)
+        except TakesLong:
+            self._encoding = True
+            self._encode_beside(made.response, partial(self._part_encoded, made))
+            return
         except GatewayError as exc:
-            self._fault = exc.with_traceback(None)
-            place.cancel()
+            self._break_off(exc.with_traceback(None))
             return
         except BaseException:
             log.exception("a part of an answer of model %s could not be given", request.model)
-            self._fault = InternalError("internal error")
-            place.cancel()
+            self._break_off(InternalError("internal error"))
             return
         if self._part_ns:
-            endpoint.metrics.part(made_ns - self._part_ns)
+            endpoint.metrics.part(made.at_ns - self._part_ns)
         else:
             trace_id = "" if self._trace is None else self._trace.context.trace_id
             encoded_ns = time.monotonic_ns()
-            self._in_time = endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made_ns, encoded_ns, trace_id)
-        self._part_ns = made_ns
-        if left:
-            place.taken()
-        else:
+            self._in_time = endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made.at_ns, encoded_ns, trace_id)
+        self._part_ns = made.at_ns
+        if not left:
             self._untaken += 1
+        elif self._place is not None:  # the model makes more
+            self._place.taken()
 
-    def _encoded(self, codec: C, request: InferRequest, response: InferResponse) -> Any:
-        write_region = self._endpoints.repository.regions.write
-        try:
-            return codec.encode(request, response, write_region)
-        except TakesLong:  # parts leave in their order: others wait
-            return codec.at_leisure().encode(request, response, write_region)
+    def _part_encoded(self, made: _Made, encoded: Reply | GatewayError) -> None:
+        """Send what took long, then what waits behind it."""
+        self._encoding = False
+        self._send_part(made, encoded)
+        while self._behind and not self._encoding:
+            self._send_part(self._behind.pop(0))
+        if self._outcome_waits and not self._encoding:
+            self._done(self._outcome)
+
+    def _break_off(self, fault: GatewayError) -> None:
+        """Want no more parts."""
+        self._fault = fault
+        self._behind.clear()
+        if self._place is not None:
+            self._place.cancel()
 
     def _done(self, outcome: InferResponse | GatewayError | None) -> None:
+        if self._encoding:
+            if not isinstance(outcome, Cancelled):  # it comes behind the parts
+                self._place = None
+                self._outcome_waits, self._outcome = True, outcome
+                return
+            self._encoding = False
+            if self._give_up_decoding is not None:
+                self._give_up_decoding()
+        self._behind.clear()
+        self._outcome_waits = False
         if outcome is None and self._fault is None:
             assert self._endpoint is not None
             try:

@@ -25,7 +25,7 @@ from gateway.clock import Clock
 from gateway.engine.failed_requests import fields_of
 from gateway.engine.failure_log import FailureLog
 from gateway.engine.killers import Killers
-from gateway.engine.place import OnDone, OnPart, Place
+from gateway.engine.place import OnAnswer, OnAnswerPart, Place
 from gateway.engine.recorders import LaneGauges, LaneMetrics
 from gateway.engine.runner import BatchRunner, Execution
 from gateway.engine.runs import LaneObserver, Runs
@@ -67,10 +67,10 @@ class _Waiting(msgspec.Struct, kw_only=True, eq=False):
 
     lane: "Lane"
     request: InferRequest
-    on_done: OnDone
+    on_answer: OnAnswer
     rows_left: int
     reserved_ns: int
-    on_part: OnPart | None = None
+    on_answer_part: OnAnswerPart | None = None
     batch: Batch | None = None
     retried: tuple[int, ...] = ()
     pieces: list[_Piece] = []
@@ -160,13 +160,13 @@ class Lane:
         forecast = self.batcher.forecast(request, now_ns, free_slots)
         return forecast._replace(wait_ns=max(forecast.wait_ns, self._shared.wait_ns(now_ns)))
 
-    def submit(self, request: InferRequest, on_done: OnDone, on_part: OnPart | None = None) -> Place:
-        """Accept a request. on_done gets its one answer or error on the loop, never within this call.
+    def submit(self, request: InferRequest, on_answer: OnAnswer, on_answer_part: OnAnswerPart | None = None) -> Place:
+        """Accept a request. on_answer gets its one answer or error on the loop, never within this call.
 
-        on_part: for a decoupled model, which waits when PARTS_AHEAD parts are not `taken`.
+        on_answer_part: for a decoupled model, which waits when PARTS_AHEAD parts are not `taken`.
 
         Raises: NotReady, BackendUnreachable, Overloaded, DeadlineExceeded, InvalidArgument (more rows than the queue may hold),
-        BackendFailed (it has ended a session before). Whatever it raises, the request is not here, and on_done is not called.
+        BackendFailed (it has ended a session before). Whatever it raises, the request is not here, and on_answer is not called.
         """
         if self._closing:
             raise NotReady(f"model '{request.model}' is being unloaded")
@@ -181,10 +181,10 @@ class Lane:
             place = self._waiting[request] = _Waiting(
                 lane=self,
                 request=request,
-                on_done=on_done,
+                on_answer=on_answer,
                 rows_left=request.rows,
                 reserved_ns=reserved_ns,
-                on_part=on_part,
+                on_answer_part=on_answer_part,
             )
             self.runs.arrived(request)
         except BaseException:
@@ -196,7 +196,7 @@ class Lane:
     def cancel(self, request: InferRequest) -> None:
         """Forget a request that nobody waits for any more: out of the queue now, or its result is dropped.
 
-        A batch that nobody waits for is cancelled. on_done gets Cancelled.
+        A batch that nobody waits for is cancelled. on_answer gets Cancelled.
         """
         if request not in self._waiting:
             return
@@ -324,12 +324,12 @@ class Lane:
             self.runs.cancel(batch)  # again: it is over
             return
         waiting.batch = batch
-        if waiting.on_part is None:  # a copy, whose answer nobody reads: that it begins is all that is asked of it
+        if waiting.on_answer_part is None:  # a copy, whose answer nobody reads: that it begins is all that is asked of it
             self.answer(request, None)
             self.runs.cancel(batch)
             return
         try:
-            waiting.on_part(_response(request, outputs))
+            waiting.on_answer_part(_response(request, outputs))
         except BaseException:
             log.exception("%s: a part of an answer was not taken", self.name)
             self._end(request, InternalError("internal error"))
@@ -443,7 +443,7 @@ class Lane:
         if waiting is None:
             return  # a split request, of which another part was refused before
         try:
-            waiting.on_done(outcome)
+            waiting.on_answer(outcome)
         except BaseException:
             # Whoever asked answers its client itself, whatever happens there; the others of the batch wait for theirs.
             log.exception("%s: the answer to a request was not taken", self.name)

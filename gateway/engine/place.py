@@ -6,17 +6,17 @@ from typing import Protocol
 from gateway.errors import GatewayError
 from gateway.types import InferResponse
 
-OnDone = Callable[[InferResponse | GatewayError | None], None]
+OnAnswer = Callable[[InferResponse | GatewayError | None], None]
 """Gets a request's one answer or error; None, if its answer was given in parts, and that was the last of them."""
-OnPart = Callable[[InferResponse], None]
-"""Gets each part of the answer of a decoupled model, in order, before OnDone is called."""
+OnAnswerPart = Callable[[InferResponse], None]
+"""Gets each part of the answer of a decoupled model, in order, before OnAnswer is called."""
 
 
 class Place(Protocol):
     """An accepted request's own place, wherever it is now."""
 
     def cancel(self) -> None:
-        """Nobody waits for the request any more: out of the queue now, or its result is dropped. on_done gets Cancelled.
+        """Nobody waits for the request any more: out of the queue now, or its result is dropped. on_answer gets Cancelled.
 
         Does nothing once it is answered.
         """

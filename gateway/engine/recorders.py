@@ -57,6 +57,16 @@ class LaneGauges:
 _IDLE: Final = LaneGauges(0, 0, 0, 0)
 
 
+@dataclass(slots=True)
+class _Executed:
+    """Batches of one size: how many, and their time to, in and from the workers."""
+
+    batches: int = 0
+    to_ns: int = 0
+    compute_ns: int = 0
+    from_ns: int = 0
+
+
 class LaneMetrics:
     """Counted by one lane."""
 
@@ -79,7 +89,7 @@ class LaneMetrics:
         self._queue, self._wait, self._run = ([0] * (len(STAGE_NS) + 1) for _ in range(3))
         self._queue_ns = self._wait_ns = self._run_ns = 0
         self._reasons: dict[str, int] = defaultdict(int)
-        self._executed: dict[int, list[int]] = {}  # rows -> executions, ns to, in and from the workers
+        self._executed: dict[int, _Executed] = {}  # by rows
         self._busy_ns = self._predicted_ns = self._expected_ns = 0
         self._retries = self._failed = self._dropped = self._shifts = 0
 
@@ -134,11 +144,11 @@ class LaneMetrics:
             run[bisect(stage, compute_ns)] += requests
             executed = all_executed.get(rows)
             if executed is None:
-                executed = all_executed[rows] = [0, 0, 0, 0]
-            executed[0] += 1
-            executed[1] += to_ns
-            executed[2] += compute_ns
-            executed[3] += now_ns - finished_ns
+                executed = all_executed[rows] = _Executed()
+            executed.batches += 1
+            executed.to_ns += to_ns
+            executed.compute_ns += compute_ns
+            executed.from_ns += now_ns - finished_ns
             busy_ns += now_ns - closed_ns
             if expected_ns:
                 self._expected_ns += expected_ns
@@ -170,7 +180,7 @@ class LaneMetrics:
             for estimate, value in (("expected", expected_s), ("p90", pessimistic_s))
         }
         self._shifts = max(self._shifts, gauges.shifts)  # what was learned of a shape is forgotten where there are many
-        totals = [sum(column) for column in zip(*self._executed.values(), strict=True)] or [0, 0, 0, 0]
+        executed = self._executed.values()
         return [
             gauges.queue_rows if here else None,
             gauges.queue_requests if here else None,
@@ -183,11 +193,11 @@ class LaneMetrics:
             [*self._rows, self._rows_sum],
             self._padding,
             self._busy_ns + gauges.running_ns,
-            totals[1],
-            totals[2],
-            totals[3],
+            sum(each.to_ns for each in executed),
+            sum(each.compute_ns for each in executed),
+            sum(each.from_ns for each in executed),
             self._retries,
-            totals[0],
+            sum(each.batches for each in executed),
             self._failed,
             {"expected": self._expected_ns, "actual": self._predicted_ns} if self._expected_ns else None,
             self._shifts,
@@ -196,7 +206,7 @@ class LaneMetrics:
             [*self._queue, self._queue_ns],
             [*self._wait, self._wait_ns],
             [*self._run, self._run_ns],
-            {str(rows): list(counts) for rows, counts in self._executed.items()},
+            {str(rows): [each.batches, each.to_ns, each.compute_ns, each.from_ns] for rows, each in self._executed.items()},
         ]
 
 

@@ -28,7 +28,7 @@ from gateway.engine.lane import Lane
 from gateway.engine.lane_opener import LaneOpener, Opened, close_all
 from gateway.engine.long_bodies import LongBodies
 from gateway.engine.metrics import Metrics
-from gateway.engine.place import OnDone, OnPart, Place
+from gateway.engine.place import OnAnswer, OnAnswerPart, Place
 from gateway.engine.served_model import ServedModel
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import (
@@ -159,16 +159,17 @@ class Repository:
             raise NotReady(f"Request for unknown model: '{name}' has no available versions ({served.state.lower()}{suffix})")
         return served
 
-    def infer(self, served: ServedModel, request: InferRequest, on_done: OnDone, on_part: OnPart | None = None) -> Place:
+    def infer(
+        self, served: ServedModel, request: InferRequest, on_answer: OnAnswer, on_answer_part: OnAnswerPart | None = None
+    ) -> Place:
         """Hand a validated request to a lane of its model, which `model` has given in this `generation`.
 
-        on_done gets its one answer or error, later. Whatever is raised (GatewayError), it gets none then. on_part: as in
-        `Lane.submit`.
+        on_answer, on_answer_part: as in `Lane.submit`; if anything is raised (GatewayError), on_answer gets nothing.
         """
         if self._closing:
             raise NotReady("the server is shutting down", retry_after_s=1.0)
         assert served.dispatcher is not None  # READY
-        return served.dispatcher.submit(request, on_done, on_part)
+        return served.dispatcher.submit(request, on_answer, on_answer_part)
 
     def explain(self, name: str, version: str = "", rows: int = 1) -> dict[str, Any]:
         """Why a request would go to which backend now, as this process sees it. Raises: NotFound, NotReady."""

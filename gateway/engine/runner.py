@@ -57,8 +57,8 @@ class Work(Protocol):
 PARTS_AHEAD: Final = 8
 """So many parts of an answer a session makes ahead of its client, then it waits."""
 
-OnDone = Callable[[Batch, Execution], None]
-OnPart = Callable[[Batch, Tensors], None]
+OnBatchDone = Callable[[Batch, Execution], None]
+OnBatchPart = Callable[[Batch, Tensors], None]
 
 
 class BatchRunner(Protocol):
@@ -120,7 +120,7 @@ class BatchRunner(Protocol):
         """
         ...
 
-    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
+    def start(self, batch: Batch, on_done: OnBatchDone, on_part: OnBatchPart | None = None) -> None:
         """Run one batch; on_done is called exactly once, on the loop, never from within start.
 
         on_part: for a decoupled model: gets each part of the answer, on the loop, before on_done. It makes PARTS_AHEAD of them,

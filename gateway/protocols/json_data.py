@@ -245,7 +245,9 @@ def numbers_to_json(array: np.ndarray) -> bytes:
     flat = np.ascontiguousarray(array).reshape(-1)
     if flat.size <= _SLICE:
         return _slice_to_json(flat)
-    return b"[" + b",".join(slices_to_json(flat)) + b"]"
+    slices = list(slices_to_json(flat))
+    slices[0], slices[-1] = b"[" + slices[0], slices[-1] + b"]"
+    return b",".join(slices)  # once: each copy of much text holds others up
 
 
 def slices_to_json(array: np.ndarray) -> Iterator[bytes]:

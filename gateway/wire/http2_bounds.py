@@ -5,7 +5,7 @@ the connection has a part in the memory of the process (`wire.memory`). Section 
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gateway.wire.http2 import FRAME_BYTES, Connection
 from gateway.wire.http2_frames import ENHANCE_YOUR_CALM, MOST_WINDOW, PREFACE, window_update
@@ -43,6 +43,13 @@ class Bounds(Protocol):
         """Without a request; and until a client with requests that says nothing is asked whether it is there."""
 
 
+class _Reservation(NamedTuple):
+    """What a stream waits for. again: called when to ask once more."""
+
+    size: int
+    again: Callable[[], None]
+
+
 class BoundedHttp2Connection(Connection):
     """A server's side, as far as it is about what is held."""
 
@@ -65,7 +72,7 @@ class BoundedHttp2Connection(Connection):
         self._kept = 0  # of that, what is not only reserved, and long headers
         self._kept_for: dict[Stream, int] = {}
         self._most_reserved = held
-        self._reserving: dict[Stream, tuple[int, Callable[[], None]]] = {}  # who waits for it, in order
+        self._reserving: dict[Stream, _Reservation] = {}  # who waits for it, in order
         self._calling = False
         # of answers
         self.room = self.room_each = _AT_ONCE
@@ -113,7 +120,7 @@ class BoundedHttp2Connection(Connection):
 
     def reserve(self, stream: Stream, size: int, again: Callable[[], None]) -> bool:
         if self._reserved and self._reserved + size > self._most_reserved:
-            self._reserving[stream] = size, again
+            self._reserving[stream] = _Reservation(size, again)
             return False
         self._reserved += size
         self._reserved_for[stream] = self._reserved_for.get(stream, 0) + size
@@ -162,11 +169,11 @@ class BoundedHttp2Connection(Connection):
         self._calling = True
         try:
             while self._reserving:
-                waiting, (wanted, again) = next(iter(self._reserving.items()))
-                if self._reserved and self._reserved + wanted > self._most_reserved:
+                waiting, wanted = next(iter(self._reserving.items()))
+                if self._reserved and self._reserved + wanted.size > self._most_reserved:
                     break
                 del self._reserving[waiting]
-                again()
+                wanted.again()
         finally:
             self._calling = False
 

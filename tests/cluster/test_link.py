@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from backends.base import ModelSpec
-from gateway.cluster.channel import Channel, ChannelLost, OnPart, PendingAnswer, Standing
+from gateway.cluster.channel import Channel, ChannelLost, OnFramePart, PendingAnswer, Standing
 from gateway.cluster.link import Link, LinkLost, Outcome, _attendance_decoder, attend_answer
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import parse_config
@@ -28,11 +28,11 @@ class Wire:
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.part: OnPart
+        self.part: OnFramePart
         self.answer: asyncio.Future[Buffer]
         self.on_end: Callable[[], None] = lambda: None
 
-    def ask(self, pieces: Sequence[Buffer], on_part: OnPart | None = None) -> PendingAnswer:
+    def ask(self, pieces: Sequence[Buffer], on_part: OnFramePart | None = None) -> PendingAnswer:
         self.answer = asyncio.get_running_loop().create_future()
         if on_part is not None:
             self.part = on_part
@@ -180,7 +180,7 @@ def test_what_becomes_of_a_replica_that_was_left_is_no_news() -> None:
 
 
 class FullWire(Wire):
-    def ask(self, pieces: Sequence[Buffer], on_part: OnPart | None = None) -> PendingAnswer:
+    def ask(self, pieces: Sequence[Buffer], on_part: OnFramePart | None = None) -> PendingAnswer:
         raise MemoryError
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from backends.base import ModelSpec, TensorSpec
 from gateway.batching.batch import Batch
-from gateway.engine.runner import PARTS_AHEAD, Execution, OnDone, OnPart
+from gateway.engine.runner import PARTS_AHEAD, Execution, OnBatchDone, OnBatchPart
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
 from tests.simulation import SimulatedClock
 
@@ -58,7 +58,7 @@ class SimulatedRunner:
     async def open(self) -> ModelSpec:
         return SPEC
 
-    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
+    def start(self, batch: Batch, on_done: OnBatchDone, on_part: OnBatchPart | None = None) -> None:
         fault = self.faults.pop(0) if self.faults else ""
         if isinstance(fault, BaseException):
             raise fault
@@ -110,7 +110,7 @@ class StreamingRunner(SimulatedRunner):
     async def open(self) -> ModelSpec:
         return IN_PARTS
 
-    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
+    def start(self, batch: Batch, on_done: OnBatchDone, on_part: OnBatchPart | None = None) -> None:
         assert on_part is not None
         fault, _, after = (str(self.faults.pop(0)) if self.faults else "").partition(" ")
         self._busy += 1

@@ -13,7 +13,7 @@ from gateway.batching.fairness import SharedWorkers, Sharer
 from gateway.batching.policy import Decision
 from gateway.batching.queue import LengthGroup, Queue, State
 from gateway.clock import Timer
-from gateway.engine.runner import Execution, OnDone, OnPart
+from gateway.engine.runner import Execution, OnBatchDone, OnBatchPart
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, InternalError, NotReady, Overloaded
 from gateway.types import InferRequest, InferResponse
 from tests.engine.simulated_runner import SimulatedRunner
@@ -589,7 +589,7 @@ def test_a_trace_tells_each_step_of_a_batch_in_milliseconds(caplog: pytest.LogCa
     class Late(SimulatedRunner):
         """What it starts begins 2.00025 s later, and its end is told 60.00025 s later."""
 
-        def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
+        def start(self, batch: Batch, on_done: OnBatchDone, on_part: OnBatchPart | None = None) -> None:
             def done(batch: Batch, execution: Execution) -> None:
                 started_ns, finished_ns = execution.started_ns + 2_000_250_000, execution.finished_ns - 60_000_250_000
                 times = Execution(started_ns, finished_ns, outputs=execution.outputs)
@@ -759,7 +759,7 @@ def test_a_run_that_cannot_be_cancelled_stops_neither_the_others_nor_the_end(cap
 
 def test_outputs_that_are_no_arrays_fail_their_batch_and_no_other() -> None:
     class Odd(SimulatedRunner):
-        def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
+        def start(self, batch: Batch, on_done: OnBatchDone, on_part: OnBatchPart | None = None) -> None:
             def done(batch: Batch, execution: Execution) -> None:
                 on_done(batch, Execution(execution.started_ns, execution.finished_ns, outputs={"Y": None}))  # type: ignore[dict-item]
 

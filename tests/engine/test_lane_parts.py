@@ -23,7 +23,7 @@ from tests.simulation import SimulatedClock
 
 
 class Client:
-    """One request. parts: the number of each; ends: what on_done got. reads: takes each part at once."""
+    """One request. parts: the number of each; ends: what on_answer got. reads: takes each part at once."""
 
     def __init__(self, *, reads: bool = True, fault: BaseException | None = None) -> None:
         self.parts: list[float] = []

@@ -17,7 +17,7 @@ from gateway.config import ModelSection, parse_config
 from gateway.engine.dispatcher import Dispatcher
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
-from gateway.engine.runner import Execution, OnDone, OnPart
+from gateway.engine.runner import Execution, OnBatchDone, OnBatchPart
 from gateway.errors import GatewayError
 from gateway.types import InferRequest, InferResponse
 from tests.simulation import SimulatedClock, run_simulated
@@ -114,7 +114,7 @@ class Sessions:
     async def open(self) -> ModelSpec:
         return SPEC
 
-    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
+    def start(self, batch: Batch, on_done: OnBatchDone, on_part: OnBatchPart | None = None) -> None:
         started_ns = self.clock.now_ns()
         self.busy += 1
         fault = self.fault(batch)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.batching.batch import Batch
 from gateway.clock import Timer
 from gateway.engine.dispatcher import Dispatcher
-from gateway.engine.runner import Execution, OnDone, OnPart
+from gateway.engine.runner import Execution, OnBatchDone, OnBatchPart
 from gateway.errors import (
     BackendFailed,
     BackendUnreachable,
@@ -340,7 +340,7 @@ def test_a_shadow_that_answers_otherwise_is_counted_so() -> None:
     async def main(fleet: Fleet) -> None:
         original = fleet.sessions[1].start
 
-        def falsify(batch: Batch, on_done: Any, on_part: OnPart | None = None) -> None:
+        def falsify(batch: Batch, on_done: Any, on_part: OnBatchPart | None = None) -> None:
             for part in batch.parts:
                 part.request.inputs["X"] += 1  # of the copy, whose arrays are its own
             original(batch, on_done)
@@ -923,7 +923,7 @@ class Altering:
         self._runner = runner
         self._change = change
 
-    def start(self, batch: Batch, on_done: OnDone, on_part: OnPart | None = None) -> None:
+    def start(self, batch: Batch, on_done: OnBatchDone, on_part: OnBatchPart | None = None) -> None:
         def done(batch: Batch, execution: Execution) -> None:
             assert execution.outputs is not None
             on_done(batch, msgspec.structs.replace(execution, outputs=self._change(execution.outputs["Y"])))

@@ -10,7 +10,8 @@ Errors a backend may raise, each a fault of
     ├── LoadFailed             the configuration or the artifact: bad path, missing library, wrong device
     │   └── SpecMismatch       the configuration: it says other tensors than the artifact has; no later try can mend it
     ├── ExecutionFailed        the model, on this input: the session is still good
-    │   └── OutputsRefused     the model, on any input: what it gives is not what is declared of it
+    │   ├── OutputsRefused     the model, on any input: what it gives is not what is declared of it
+    │   └── InputRefused       the client: the model says that it does not take this input
     ├── RunCancelled           nobody: `cancel` ended the run
     └── SessionLost            the session: process died, device lost, out of memory. It must be rebuilt
 
@@ -37,6 +38,10 @@ _DATATYPES: Final = {dtype: name for name, dtype in NUMPY.items()}
 _FLOATS: Final = frozenset(NUMPY[name] for name in ("FP16", "BF16", "FP32", "FP64"))
 _INTEGERS: Final = frozenset(dtype for name, dtype in NUMPY.items() if "INT" in name)
 
+# Of a raw model: see `ModelSpec.raw`.
+RAW_INPUTS: Final = ("body", "content_type", "accept")
+RAW_OUTPUTS: Final = ("body", "content_type")
+
 log = logging.getLogger(__name__)
 
 
@@ -60,6 +65,17 @@ class ExecutionFailed(BackendError):
 
 class OutputsRefused(ExecutionFailed):
     """What the model gave is not what is declared of it; another input hardly mends that."""
+
+
+class InputRefused(ExecutionFailed):
+    """The model says that it does not take this input, which no other session or backend would mend.
+
+    media_type: it is the type of the content that it does not take, or to give the type that is asked for.
+    """
+
+    def __init__(self, message: str = "", *, media_type: bool = False) -> None:
+        super().__init__(message)
+        self.media_type = media_type
 
 
 class RunCancelled(BackendError):
@@ -160,6 +176,17 @@ class ModelSpec:
         object.__setattr__(self, "output_by_name", {spec.name: spec for spec in self.outputs})
         varying = tuple(spec.name for spec in self.inputs if self.max_rows and (spec.optional or -1 in spec.shape[1:]))
         object.__setattr__(self, "varying_inputs", varying)
+
+    @property
+    def raw(self) -> bool:
+        """Whether it takes the body of a request as it came and gives the body of its answer: told by its names alone.
+
+        Inputs `body`, `content_type`, `accept` (optional ones may be left out), outputs `body`, `content_type`: each BYTES, one
+        element for each request. The types are those of the headers Content-Type and Accept, empty where there was none.
+        """
+        named = tuple(tensor.name for tensor in self.inputs), tuple(tensor.name for tensor in self.outputs)
+        tensors = (*self.inputs, *self.outputs)
+        return named == (RAW_INPUTS, RAW_OUTPUTS) and all(each.datatype == "BYTES" and len(each.shape) == 1 for each in tensors)
 
 
 @dataclass(frozen=True, slots=True)

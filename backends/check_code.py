@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import backends.python
+from backends import sagemaker
 from backends.base import BackendError, TensorSpec, words_of
 from backends.check_tensors import unlike
 from backends.datatypes import NUMPY
@@ -156,7 +157,7 @@ def named_code(
             line = f":{exc.lineno}" if isinstance(exc, SyntaxError) else ""
             yield Mistake(at, f"not Python: {getattr(exc, 'msg', exc)} ({file}{line})", remedy="correct that line")
             return
-        if known and name not in known:
+        if known and name not in known and not source.endswith(sagemaker.CLASS):
             near = difflib.get_close_matches(name, known, n=1)
             others = [each for each, is_class in known.items() if is_class == (what == CLASS)]
             hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(others)}" if others else f"write {what} there"

@@ -13,7 +13,8 @@ A `predict` that yields answers in parts, each such a dict: the model is decoupl
 `-> Iterator[…]` and returns what another function yields.
 
 `predict` may have a typed parameter for each input instead, and a plain function may stand for the class: see
-`backends.signatures`. A class with `execute` is one of Triton's Python backend: see `backends.triton_python`.
+`backends.signatures`. A class with `execute` is one of Triton's Python backend: see `backends.triton_python`; a
+file of handlers, as SageMaker has them: see `backends.sagemaker`.
 
 Each session is an instance of its own. What `predict` raises fails its batch; a MemoryError, and what is no Exception (as
 SystemExit), its session.
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from backends import triton_python
+from backends import sagemaker, triton_python
 from backends.base import (
     NO_OPTIONS,
     BackendError,
@@ -146,7 +147,9 @@ def _as_hinted(hints: Mapping[str, Hint | None], example: Tensors | None) -> Ten
 
 
 def load_code(model: str) -> Any:
-    """The class or function that `model` names; of a class of Triton's, ours around it. Raises: LoadFailed."""
+    """The class or function that `model` names; of what is made for another server, ours around it. Raises: LoadFailed."""
+    if model.endswith(sagemaker.CLASS):
+        return sagemaker.adapted(model)
     if model.endswith(triton_python.CLASS):
         return triton_python.adapted(model)
     return load_object(model)

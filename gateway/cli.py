@@ -147,7 +147,8 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "config",
         metavar="MODEL|CONFIG",
         help="model.onnx, model.pt2, model.pt (TorchScript), FILE.py:Class, FILE.py:function, a folder of these, a Triton "
-        "model repository, or a YAML file: `gateway examples` has some",
+        "model repository, a package as made for SageMaker (a folder or model.tar.gz), or a YAML file: `gateway examples` has "
+        "some",
     )
     example = command.add_argument(
         "--example", type=Path, metavar="FILE", help="one request (v2 JSON, or .npz), of a model that does not say its inputs"
@@ -215,7 +216,7 @@ def _told(arguments: argparse.Namespace) -> Config:
 
 def _guessed(arguments: argparse.Namespace) -> Guess:
     with step(f"reading {arguments.config}"), ctrl_c_ends_at_once():
-        return guess(arguments.config, example=arguments.example)
+        return guess(arguments.config, example=arguments.example, environment=os.environ)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ GatewayError
 │   ├── Unauthenticated
 │   ├── Forbidden
 │   ├── Cancelled            the client went away or cancelled
-│   └── Unsupported
+│   ├── Unsupported
+│   └── UnsupportedMediaType what the body says that it is, or what is asked for
 ├── Unavailable              the load or the state of the server: never executed, safe to retry
 │   ├── NotReady             the model is not loaded (yet)
 │   ├── Overloaded           queue full, or shed because it would be late
@@ -53,6 +54,7 @@ class Code(enum.Enum):
     BACKEND_FAILED = "backend_failed"
     BACKEND_UNREACHABLE = "backend_unreachable"
     UNSUPPORTED = "unsupported"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     CONFIG = "config"
     INTERNAL = "internal"
 
@@ -145,6 +147,10 @@ class Cancelled(RequestError):
 
 class Unsupported(RequestError):
     code = Code.UNSUPPORTED
+
+
+class UnsupportedMediaType(RequestError):
+    code = Code.UNSUPPORTED_MEDIA_TYPE
 
 
 class Unavailable(GatewayError):

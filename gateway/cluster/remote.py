@@ -43,7 +43,15 @@ from gateway.cluster.channel_connection import check_size
 from gateway.cluster.link import CALL_MARGIN_S, BatchCall, Link, LinkLost, Outcome
 from gateway.config import Backend
 from gateway.engine.runner import Execution, OnBatchDone, OnBatchPart
-from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, InternalError, InvalidArgument
+from gateway.errors import (
+    BackendFailed,
+    BackendUnreachable,
+    Cancelled,
+    GatewayError,
+    InternalError,
+    InvalidArgument,
+    UnsupportedMediaType,
+)
 from gateway.tracing.batches import handed_on
 from gateway.wire.frames import decode_frame, encode_frame
 from gateway.wire.tensors import Buffer
@@ -60,7 +68,8 @@ _WISH_S: Final = 1.0
 _IDLE_S: Final = 1.0
 
 _ERRORS: Final[dict[str, type[GatewayError]]] = {
-    error.__name__: error for error in (BackendFailed, BackendUnreachable, Cancelled, InvalidArgument, InternalError)
+    error.__name__: error
+    for error in (BackendFailed, BackendUnreachable, Cancelled, InvalidArgument, UnsupportedMediaType, InternalError)
 }
 
 log = logging.getLogger(__name__)

@@ -17,15 +17,18 @@ import yaml
 
 import backends
 from backends.artifacts import MODEL_FILES, UNKNOWN, Artifact, identify
-from backends.base import LoadFailed, Tensors
+from backends.base import NO_OPTIONS, LoadFailed, Tensors
 from backends.datatypes import NUMPY
 from backends.discovery import normalised
 from backends.near_file import near_file
 from backends.source import is_source, load_object
+from gateway.configuring.archive import SUFFIXES, is_archive, unpacked
 from gateway.configuring.decoration import mark_of
+from gateway.configuring.sagemaker_package import is_package, is_ray_package, ray_package_refused, read_package
 from gateway.configuring.triton_repository import is_model, is_repository, plain, read_model
 from gateway.errors import ConfigError
 from gateway.process.announcement import named
+from gateway.process.run_dir import private_directory, shared_run_dir
 
 Example: TypeAlias = str | os.PathLike[str] | Mapping[str, object]
 """One request: a file that holds it, or its arrays (or lists) by input name."""
@@ -36,7 +39,8 @@ EXAMPLES: Final = (".example.json", ".example.npz")  # beside a model's file, in
 _BESIDE: Final = (".md", ".txt", ".json", ".npz", ".npy", ".csv", ".data", ".onnx_data", ".log", *CONFIGURATIONS)
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)  # the latter is refused in words when it is loaded
 _FORMS: Final = (
-    "an .onnx, .pt or .pt2 file, FILE.py:Class, FILE.py:function, a folder of these, a Triton model repository, or a .yaml"
+    "an .onnx, .pt or .pt2 file, FILE.py:Class, FILE.py:function, a folder of these, a Triton model repository, a package as "
+    "made for SageMaker, or a .yaml"
 )
 
 
@@ -53,10 +57,11 @@ def is_configuration(what: str) -> bool:
     return what == "-" or what.lower().endswith(CONFIGURATIONS)
 
 
-def guess(what: str, *, example: Example | None = None) -> Guess:
+def guess(what: str, *, example: Example | None = None, environment: Mapping[str, str] = NO_OPTIONS) -> Guess:
     """The configuration that serves a model, told from the model.
 
     what: a path, or `FILE.py:name` / `module:name`. example: one request, where the model does not say its inputs.
+    environment: in which SAGEMAKER_ variables may say more of a package that is made for SageMaker.
     Raises: ConfigError, with what to do.
     """
     request = _request(example) if example is not None else None
@@ -73,15 +78,40 @@ def guess(what: str, *, example: Example | None = None) -> Guess:
     path = Path(os.path.normpath(Path(what).absolute()))
     if not path.exists():
         raise ConfigError(_absent(path))
+    notes: tuple[str, ...] = ()
+    name = path.name
+    if is_archive(path):
+        folder = unpacked(path, _kept())
+        notes = (f"{name} is unpacked in {folder}",)
+        name, path = name[: -len(next(suffix for suffix in SUFFIXES if name.lower().endswith(suffix)))], folder
     if not path.is_dir():
         return _configuration([_of_file(path, request)])
+    found = _of_directory(path, name, environment, "" if request is None else _called(example))
+    return replace(found, notes=notes + found.notes)
+
+
+def _called(example: Example | None) -> str:
+    return "example" if isinstance(example, Mapping) else f"--example: {example}"
+
+
+def _kept() -> Path:
+    """Where what is made for packages stays for the next start: this user's own folder. Raises: ConfigError."""
+    return private_directory(shared_run_dir("packages"))
+
+
+def _of_directory(path: Path, name: str, environment: Mapping[str, str], example: str) -> Guess:
+    """name: of the model, where the folder is one. example: how one was given that is of one model; empty: none was."""
+    if is_package(path, environment):
+        model, notes = read_package(path, name=name, environment=environment, kept=_kept)
+        return _configuration([_Entry(model, notes)])
+    if is_ray_package(path):
+        raise ray_package_refused(path)
     if is_model(path):
         return _of_triton([path])
     if is_repository(path):
         return _of_triton(sorted(entry for entry in path.iterdir() if entry.is_dir()))
-    if request is not None:
-        given = "example" if isinstance(example, Mapping) else f"--example: {example}"
-        raise ConfigError(f"{given}: is of one model, but {path} is a folder: put it beside a model, as NAME{EXAMPLES[0]}")
+    if example:
+        raise ConfigError(f"{example}: is of one model, but {path} is a folder: put it beside a model, as NAME{EXAMPLES[0]}")
     return _of_folder(path)
 
 

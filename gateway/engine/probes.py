@@ -45,6 +45,8 @@ async def probe(
     lane, for the log.
     Gives whether all went well. Raises: ConfigError, if outputs are not as declared.
     """
+    if spec.raw:  # whose handlers rightly refuse what is made up: there is no type of content that all take
+        return True
     until_ns = clock.now_ns() + budget_ns
     sizes = batcher.service.probe_rows if spec.max_rows and not spec.decoupled else (1,)
     well = False

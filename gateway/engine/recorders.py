@@ -28,7 +28,7 @@ _CLIENTS: Final = frozenset(
     code.value
     for code in (
         Code.INVALID_ARGUMENT, Code.ALREADY_EXISTS, Code.NOT_FOUND, Code.UNAUTHENTICATED, Code.FORBIDDEN, Code.TOO_LARGE,
-        Code.CANCELLED, Code.UNSUPPORTED, Code.LIMITED,
+        Code.CANCELLED, Code.UNSUPPORTED, Code.LIMITED, Code.UNSUPPORTED_MEDIA_TYPE,
     )
 )  # fmt: skip
 

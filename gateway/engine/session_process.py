@@ -12,13 +12,15 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, cast
+from functools import partial
+from typing import Any, Final, cast
 
 import backends
 from backends.base import (
     BackendError,
     Device,
     ExecutionFailed,
+    InputRefused,
     LastPart,
     LoadFailed,
     ModelSpec,
@@ -33,6 +35,14 @@ from gateway.garbage import leave_out
 from gateway.process.child import Child, ChildLost, receive, send, serve
 from gateway.wire.frames import decode_frame, encode_frame, spec_from_plain, spec_to_plain
 from gateway.wire.tensors import Buffer
+
+# What a run raised after which its session is still good, in the frame that tells it.
+_FAULTS: Final[dict[str, Callable[[str], ExecutionFailed]]] = {
+    "": ExecutionFailed,
+    "outputs": OutputsRefused,
+    "input": InputRefused,
+    "media_type": partial(InputRefused, media_type=True),
+}
 
 
 class ProcessModel:
@@ -154,7 +164,7 @@ def _check(answer: Mapping[str, Any]) -> None:
     if answer["lost"]:
         error = SessionLost(answer["error"], self_inflicted=answer["self_inflicted"])
     else:
-        error = (OutputsRefused if answer["refused"] else ExecutionFailed)(answer["error"])
+        error = _FAULTS[answer["fault"]](answer["error"])
     error.trace = answer["trace"]
     raise error
 
@@ -203,12 +213,15 @@ def _serve(channel: socket.socket) -> None:
             traceback.print_exc()
 
 
-def _verdict(exc: BaseException) -> dict[str, bool]:
-    """Whether what a run raised has ended the session, and by the run's own doing; or was about outputs not as declared."""
+def _verdict(exc: BaseException) -> dict[str, bool | str]:
+    """Whether what a run raised has ended the session, and by the run's own doing; else which of _FAULTS it is."""
     if isinstance(exc, SessionLost):
-        return {"lost": True, "self_inflicted": exc.self_inflicted, "refused": False}
+        return {"lost": True, "self_inflicted": exc.self_inflicted, "fault": ""}
     ended = isinstance(exc, MemoryError) or not isinstance(exc, Exception)
-    return {"lost": ended, "self_inflicted": ended, "refused": isinstance(exc, OutputsRefused)}
+    fault = "outputs" if isinstance(exc, OutputsRefused) else ""
+    if isinstance(exc, InputRefused):
+        fault = "media_type" if exc.media_type else "input"
+    return {"lost": ended, "self_inflicted": ended, "fault": fault}
 
 
 if __name__ == "__main__":

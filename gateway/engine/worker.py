@@ -21,6 +21,7 @@ import msgspec
 
 from backends.base import (
     BackendError,
+    InputRefused,
     Model,
     OutputsRefused,
     RunCancelled,
@@ -34,7 +35,15 @@ from backends.base import (
 from gateway.clock import Clock
 from gateway.engine import threads
 from gateway.engine.runner import Execution, Work
-from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
+from gateway.errors import (
+    BackendFailed,
+    BackendUnreachable,
+    Cancelled,
+    GatewayError,
+    InvalidArgument,
+    UnsupportedMediaType,
+    without_folders,
+)
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +213,7 @@ class Worker:
             error, trace = Cancelled(f"{self._name}: {words_of(exc, traced=True)}"), ""
         except BackendError as exc:
             refused = isinstance(exc, OutputsRefused)
-            error, trace = BackendFailed(f"{self._name}: {words_of(exc, traced=True)}"), trace_of(exc)
+            error, trace = _error_of(exc, self._name), trace_of(exc)
         except GatewayError as exc:
             error, trace = exc, trace_of(exc)
         except Exception as exc:  # whatever a model raises must end in an answer
@@ -236,3 +245,11 @@ class Worker:
                 job.first_part_ns = job.first_part_ns or self._clock.now_ns()
                 self._back.post(self._part_made, job, outputs)
         raise RunCancelled("nobody waits for the rest of the answer")
+
+
+def _error_of(exc: BackendError, name: str) -> GatewayError:
+    """What a run that failed is to whoever asked: the model's fault, or his own."""
+    text = f"{name}: {words_of(exc, traced=True)}"
+    if isinstance(exc, InputRefused):
+        return (UnsupportedMediaType if exc.media_type else InvalidArgument)(without_folders(text))
+    return BackendFailed(text)

@@ -58,6 +58,7 @@ STATUS: Final[dict[Code, StatusCode]] = {
     Code.BACKEND_FAILED: StatusCode.INTERNAL,
     Code.BACKEND_UNREACHABLE: StatusCode.UNAVAILABLE,
     Code.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
+    Code.UNSUPPORTED_MEDIA_TYPE: StatusCode.INVALID_ARGUMENT,
     Code.CONFIG: StatusCode.INTERNAL,
     Code.INTERNAL: StatusCode.INTERNAL,
 }

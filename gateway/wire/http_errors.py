@@ -14,6 +14,7 @@ STATUS: Final[dict[Code, int]] = {
     Code.NOT_FOUND: 404,
     Code.TOO_LARGE: 413,
     Code.LIMITED: 429,
+    Code.UNSUPPORTED_MEDIA_TYPE: 415,
     Code.CANCELLED: 499,  # nobody is left to read it
     Code.BACKEND_FAILED: 500,
     Code.CONFIG: 500,

@@ -1,0 +1,110 @@
+"""What a package's requirements.txt asks for, in a folder of its own: pip is asked once, and what is installed stays as it is.
+
+Pip runs for a fresh environment that sees all that is installed here, so what is there already is not fetched once more, and
+what is not comes into the folder alone. It may ask whom its own settings name (PIP_INDEX_URL, pip.conf).
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gateway.configuring.archive import put_in_place
+from gateway.errors import ConfigError
+from gateway.process.console import step
+
+_LONGEST_S: Final = 600.0
+_WORDS: Final = 400  # of pip's own
+
+
+def installed(requirements: Path, kept: Path, *, longest_s: float = _LONGEST_S) -> Path | None:
+    """The folder in `kept` that has what is asked for and not installed; None: all is.
+
+    It is filled once, until the file is another. Raises: ConfigError, where that fails, takes too long, or another version of
+    something is asked for than the gateway itself runs with.
+    """
+    try:
+        asked = requirements.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"{requirements}: cannot be read: {exc.strerror}") from exc
+    if not any(line.strip() and not line.lstrip().startswith(b"#") for line in asked.splitlines()):
+        return None
+    here = "\0".join((sys.version, sys.prefix, str(requirements.parent))).encode("utf-8", "surrogateescape")
+    folder = kept / f"requirements-{hashlib.sha256(here + asked).hexdigest()[:16]}"
+    if not folder.is_dir():
+        made = Path(tempfile.mkdtemp(prefix="installing-", dir=kept))
+        try:
+            with step(f"installing what {requirements} asks for"):
+                _install(requirements, made, longest_s)
+            _refuse_others(requirements, made / "packages")
+            put_in_place(made, folder)
+        except OSError as exc:
+            raise ConfigError(f"{requirements}: cannot be installed: {exc}") from exc
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    packages = folder / "packages"
+    return packages if any(packages.iterdir()) else None
+
+
+def _install(requirements: Path, made: Path, longest_s: float) -> None:
+    """Into `packages` of a folder. Raises: ConfigError, OSError."""
+    environment = made / "environment"
+    venv.create(environment, system_site_packages=True, symlinks=True)
+    paths = {"base": str(environment), "platbase": str(environment)}
+    packages = Path(sysconfig.get_path("purelib", "venv", paths))
+    # An environment made from another one sees the system's packages only.
+    seen = [path for path in (*site.getsitepackages(), *sys.path) if os.path.isdir(path) and path.endswith("-packages")]
+    (packages / "gateway.pth").write_text("".join(f"{path}\n" for path in dict.fromkeys(seen)), encoding="utf-8")
+    command = [
+        *(sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "--no-input", "--quiet"),
+        *("--disable-pip-version-check", "install", "--retries", "1", "--timeout", "15", "-r", str(requirements)),
+    ]
+    try:
+        ended = subprocess.run(
+            command, cwd=requirements.parent, stdin=subprocess.DEVNULL, capture_output=True, timeout=longest_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{requirements}: pip has not installed it within {longest_s:g} s: {_WAY}") from None
+    if ended.returncode:
+        said = " ".join(ended.stderr.decode(errors="replace").split())
+        said = f"…{said[-_WORDS:]}" if len(said) > _WORDS else said
+        raise ConfigError(f"{requirements}: pip cannot install it: {said}: {_WAY}")
+    (packages / "gateway.pth").unlink()
+    os.rename(packages, made / "packages")
+    shutil.rmtree(environment)
+
+
+_WAY: Final = "give pip an index (PIP_INDEX_URL), put wheels beside it (`--find-links`), or install it in the image"
+
+
+def _refuse_others(requirements: Path, packages: Path) -> None:
+    """Raises: ConfigError, for what is installed here in another version, which would go before the one that is asked for."""
+    here: dict[str, str] = {}
+    for name, version in _versions(sys.path):
+        here.setdefault(name, version)
+    others = [
+        f"{name} {version} (here it is {here[name]})"
+        for name, version in sorted(_versions([str(packages)]))
+        if here.get(name, version) != version
+    ]
+    if others:
+        raise ConfigError(
+            f"{requirements}: asks for other versions than the gateway runs with: {', '.join(others)}: allow those, or serve "
+            "it with a gateway in an environment of its own"
+        )
+
+
+def _versions(path: list[str]) -> Iterator[tuple[str, str]]:
+    for found in importlib.metadata.distributions(path=path):
+        if name := found.metadata["Name"]:
+            yield re.sub(r"[-_.]+", "-", name).lower(), found.version

@@ -1,0 +1,416 @@
+"""`gateway serve` of packages made for SageMaker: a folder, or a model.tar.gz, and what it says of them."""
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gateway
+from gateway.config import parse_config
+from gateway.configuring import guess as guessing
+from gateway.configuring.archive import unpacked
+from gateway.configuring.check import check
+from gateway.configuring.guess import guess, written
+from gateway.configuring.requirements import installed
+from gateway.errors import ConfigError
+
+HANDLERS = """
+def model_fn(model_dir):
+    with open(model_dir + "/factor") as file:
+        return int(file.read())
+
+def input_fn(body, content_type):
+    if content_type != "text/csv":
+        raise ValueError(f"Unsupported content type: {content_type}")
+    return [float(number) for number in body.split(",")]
+
+def predict_fn(data, model):
+    if data[0] < 0:
+        raise RuntimeError("/opt/ml/secret/place is negative")
+    return [model * number for number in data]
+
+def output_fn(prediction, accept):
+    return ",".join(map(str, prediction)), "text/csv"
+"""
+
+AREA = "def predict(width: float, height: float) -> float:\n    return width * height\n"
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where what is made for packages stays."""
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    monkeypatch.setattr(guessing, "_kept", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return a_package(tmp_path / "doubler")
+
+
+def a_package(folder: Path, code: str = HANDLERS) -> Path:
+    (folder / "code").mkdir(parents=True)
+    (folder / "code" / "inference.py").write_text(code)
+    (folder / "factor").write_text("2")
+    return folder
+
+
+def packed(folder: Path, path: Path) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(folder, ".")
+    return path
+
+
+def model(what: Path, **environment: str) -> dict[str, Any]:
+    (only,) = guess(str(what), environment=environment).document["models"]
+    parse_config({"models": [only]}, source="guess")
+    return dict(only)
+
+
+def fault(what: Path, **environment: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        guess(str(what), environment=environment)
+    return caught.value.message
+
+
+def text(name: str, shape: int = 1, **more: bool) -> dict[str, Any]:
+    return {"name": name, "datatype": "BYTES", "shape": [shape], **more}
+
+
+def test_a_package_is_a_raw_model_named_after_its_folder(package: Path) -> None:
+    assert model(package) == {
+        "name": "doubler",
+        "inputs": [text("body"), text("content_type", optional=True), text("accept", optional=True)],
+        "outputs": [text("body"), text("content_type")],
+        "max_rows": 0,
+        "backends": [{"kind": "python", "model": f"{package}/code/inference.py:SageMakerHandlers"}],
+    }
+
+
+def test_check_finds_no_fault_in_what_is_written_of_it(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "gateway.yaml").write_text(written(guess(str(package)), tmp_path))
+    assert check(tmp_path / "gateway.yaml").faults == ()
+
+
+def test_a_package_that_batches_has_rows(tmp_path: Path) -> None:
+    found = model(a_package(tmp_path / "many", f"max_batch_size = 16\n{HANDLERS}"))
+    assert (found["max_rows"], found["inputs"][0]) == (16, text("body", -1))
+
+
+def test_the_environment_says_what_it_says_to_the_old_container(package: Path) -> None:
+    (package / "code" / "serve_it.py").write_text(HANDLERS)
+    (backend,) = model(
+        package,
+        SAGEMAKER_PROGRAM="serve_it",
+        SAGEMAKER_SUBMIT_DIRECTORY=f"file://{package}/code",
+        SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT="text/csv",
+        SAGEMAKER_MODEL_SERVER_WORKERS="3",
+        SAGEMAKER_MODEL_SERVER_TIMEOUT="90",
+    )["backends"]
+    assert backend == {
+        "kind": "python", "model": f"{package}/code/serve_it.py:SageMakerHandlers", "sessions": 3, "isolation": "process",
+        "hang_timeout_s": 90, "class_options": {"default_accept": "text/csv"},
+    }  # fmt: skip
+
+
+def test_the_code_may_be_elsewhere(package: Path, tmp_path: Path) -> None:
+    (package / "code").rename(tmp_path / "mine")
+    (backend,) = model(package, SAGEMAKER_SUBMIT_DIRECTORY=f"{tmp_path}/mine")["backends"]
+    assert backend["model"] == f"{tmp_path}/mine/inference.py:SageMakerHandlers"
+    assert backend["class_options"] == {"model_dir": str(package)}
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"SAGEMAKER_PROGRAM": "absent.py"}, "SAGEMAKER_PROGRAM: absent.py: no such file in"),
+        ({"SAGEMAKER_PROGRAM": "../../etc/passwd"}, "expected a file of"),
+        ({"SAGEMAKER_MODEL_SERVER_WORKERS": "many"}, "SAGEMAKER_MODEL_SERVER_WORKERS: 'many': expected a number from 1"),
+    ],
+)
+def test_what_the_environment_says_wrongly_is_named(package: Path, environment: dict[str, str], told: str) -> None:
+    assert told in fault(package, **environment)
+
+
+def test_code_that_would_have_to_be_fetched_is_asked_for(package: Path, tmp_path: Path) -> None:
+    (package / "code").rename(tmp_path / "mine")
+    assert "s3://mine/code.tar.gz: is not fetched here: put the code into" in fault(
+        package, SAGEMAKER_SUBMIT_DIRECTORY="s3://mine/code.tar.gz"
+    )
+
+
+def test_code_without_handlers_is_asked_for_them(package: Path) -> None:
+    (package / "code" / "inference.py").unlink()
+    (package / "code" / "requirements.txt").write_text("six\n")
+    assert "no inference.py: name the file of the handlers by SAGEMAKER_PROGRAM" in fault(package)
+
+
+# served
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with gateway.TestClient(str(a_package(tmp_path_factory.mktemp("served") / "doubler"))) as made:
+        yield made
+
+
+def ask(client: gateway.TestClient, body: str, content_type: str = "text/csv") -> Any:
+    tensors = [{**text("body"), "data": [body]}, {**text("content_type"), "data": [content_type]}]
+    return client.post("/v2/models/doubler/infer", json={"inputs": tensors})
+
+
+def test_it_answers_over_v2_as_any_other_model(client: gateway.TestClient) -> None:
+    answer = ask(client, "1,2")
+    assert answer.status_code == 200
+    assert answer.json()["outputs"] == [{**text("body"), "data": ["2.0,4.0"]}, {**text("content_type"), "data": ["text/csv"]}]
+
+
+def test_a_type_that_it_does_not_take_is_415_and_costs_it_nothing(client: gateway.TestClient) -> None:
+    for _ in range(5):  # as many failures of its own would have it ejected
+        answer = ask(client, "1", "image/png")
+        assert answer.status_code == 415
+        assert answer.json() == {"error": "doubler:1/python: input_fn: ValueError: Unsupported content type: image/png"}
+    assert ask(client, "1").status_code == 200
+
+
+def test_what_it_raises_else_is_500_and_its_traceback_is_in_the_log_alone(
+    client: gateway.TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = ask(client, "-1")
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "doubler:1/python: RuntimeError: place is negative"}
+    assert "in predict_fn" in caplog.text
+
+
+# model.tar.gz
+
+
+def test_an_archive_is_unpacked_once_and_served_like_its_folder(package: Path, tmp_path: Path, kept: Path) -> None:
+    path = packed(package, tmp_path / "model.tar.gz")
+    found = guess(str(path))
+    (entry,) = found.document["models"]
+    assert entry["name"] == "model"
+    (folder,) = kept.iterdir()
+    assert entry["backends"][0]["model"] == f"{folder}/code/inference.py:SageMakerHandlers"
+    assert found.notes[0] == f"model.tar.gz is unpacked in {folder}"
+    with gateway.TestClient(found.document) as client:
+        body = {"inputs": [{**text("body"), "data": ["3"]}, {**text("content_type"), "data": ["text/csv"]}]}
+        assert client.post("/v2/models/model/infer", json=body).json()["outputs"][0]["data"] == ["6.0"]
+    assert guess(str(path)).document == found.document
+    assert [*kept.iterdir()] == [folder]
+    (package / "factor").write_text("3")
+    assert guess(str(packed(package, path))).document != found.document
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b"") -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, link, len(data)
+    return info, data
+
+
+def an_archive(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+SYM, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ([member("/etc/passwd")], "expected a path within the archive"),
+        ([member("../out")], "expected a path within the archive"),
+        ([member("a/../../out")], "expected a path within the archive"),
+        ([member("a", SYM, "/etc")], "a link to '/etc', expected one within the archive"),
+        ([member("a/b", SYM, "../../out")], "expected one within the archive"),
+        ([member("a", SYM, "d/../x"), member("d", SYM, ".")], "a link to 'd/../x', expected one within"),
+        ([member("a", SYM, "b"), member("a/x")], "below a link"),
+        ([member("a", SYM, "b"), member("a")], "below a link"),
+        ([member("a", HARD, "/etc/passwd")], "expected one to a file of the archive"),
+        ([member("a/b", SYM, "../x"), member("c", HARD, "a/b")], "expected one to a file of the archive"),
+        ([member("a", tarfile.FIFOTYPE)], "neither a file nor a folder nor a link"),
+        ([member("a", tarfile.CHRTYPE)], "neither a file nor a folder nor a link"),
+        ([member("/".join("d" * 70))], "expected a path within the archive"),
+    ],
+)
+def test_an_archive_that_leads_out_of_itself_is_refused_and_leaves_nothing(
+    tmp_path: Path, kept: Path, members: list[Any], told: str
+) -> None:
+    assert told in fault(an_archive(tmp_path / "model.tar.gz", *members))
+    assert [*kept.iterdir()] == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_links_within_an_archive_are_kept(tmp_path: Path, kept: Path) -> None:
+    members = member("a/b", data=b"x"), member("c/s", SYM, "../a/b"), member("h", HARD, "a/b")
+    folder = unpacked(an_archive(tmp_path / "model.tar.gz", *members), kept)
+    assert [(folder / name).read_bytes() for name in ("a/b", "c/s", "h")] == [b"x"] * 3
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"), [({"most_members": 2}, "more than 2 files"), ({"most_bytes": 5}, "more than 5 bytes when unpacked")]
+)
+def test_an_archive_has_bounds(tmp_path: Path, kept: Path, limits: dict[str, int], told: str) -> None:
+    path = an_archive(tmp_path / "model.tar.gz", *(member(f"f{number}", data=b"xx") for number in range(3)))
+    with pytest.raises(ConfigError, match=told):
+        unpacked(path, kept, **limits)
+    assert [*kept.iterdir()] == []
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b\x08 no more", b"PK\x03\x04"])
+def test_an_archive_that_is_none_is_told(tmp_path: Path, kept: Path, content: bytes) -> None:
+    (tmp_path / "model.tar.gz").write_bytes(content)
+    assert "model.tar.gz: cannot be unpacked" in fault(tmp_path / "model.tar.gz")
+    assert [*kept.iterdir()] == []
+
+
+def test_an_archive_cut_short_is_told(package: Path, tmp_path: Path) -> None:
+    (package / "factor").write_bytes(os.urandom(50_000))
+    path = packed(package, tmp_path / "model.tar.gz")
+    path.write_bytes(path.read_bytes()[:-20_000])
+    assert "model.tar.gz: cannot be unpacked" in fault(path)
+
+
+def test_an_archive_of_other_models_is_read_like_a_folder_of_them(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "area.py").write_text(AREA)
+    assert model(packed(tmp_path / "folder", tmp_path / "m.tgz"))["name"] == "area"
+
+
+# requirements.txt
+
+
+WHEEL = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def wheel(folder: Path, name: str, version: str) -> None:
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        file.writestr(f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        file.writestr(f"{name}-{version}.dist-info/WHEEL", WHEEL)
+        file.writestr(f"{name}-{version}.dist-info/RECORD", "")
+
+
+@pytest.mark.slow
+def test_what_a_package_requires_is_installed_in_a_folder_of_its_own(package: Path, kept: Path) -> None:
+    wheel(package / "code", "asked_for_by_a_package", "1.5")
+    (package / "code" / "requirements.txt").write_text(
+        "--no-index\n--find-links .\nnumpy  # which is here\nasked-for-by-a-package==1.5\n"
+    )
+    found = guess(str(package))
+    (folder,) = kept.iterdir()
+    packages = folder / "packages"
+    assert found.notes == (f"doubler: what code/requirements.txt asks for is installed in {packages}",)
+    assert sorted(entry.name for entry in packages.iterdir() if not entry.name.startswith("__")) == [
+        "asked_for_by_a_package-1.5.dist-info", "asked_for_by_a_package.py",
+    ]  # fmt: skip
+    (package / "code" / "inference.py").write_text(
+        "import asked_for_by_a_package\n\ndef model_fn(model_dir): ...\n\n"
+        "def transform_fn(model, body, content_type, accept):\n    return asked_for_by_a_package.VERSION\n"
+    )
+    with gateway.load(found.document) as served:
+        assert served.predict({"body": [""]})["body"].tolist() == [b"1.5"]
+    before = folder.stat()
+    assert guess(str(package)).document == found.document
+    assert folder.stat() == before  # pip was not asked again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("--no-index\nno-such-package-anywhere\n", "pip cannot install it: ERROR: Could not find a version"),
+        ("--no-index\n--find-links .\nnumpy==0.0.1\n", "other versions than the gateway runs with: numpy 0.0.1 (here it is"),
+    ],
+)
+def test_what_cannot_be_installed_is_refused_in_words_and_leaves_nothing(
+    package: Path, kept: Path, asked: str, told: str
+) -> None:
+    wheel(package / "code", "numpy", "0.0.1")
+    (package / "code" / "requirements.txt").write_text(asked)
+    assert told in fault(package)
+    assert [*kept.iterdir()] == []
+    assert np.__version__ != "0.0.1"
+
+
+def test_nobody_is_asked_for_nothing(package: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was asked"))
+    (package / "code" / "requirements.txt").write_text("# nothing\n\n")
+    assert guess(str(package)).notes == ()
+
+
+def test_pip_has_a_limit(package: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (package / "code" / "requirements.txt").write_text("six\n")
+    waits = package / "waits"
+    waits.write_text("#!/bin/sh\nexec sleep 60\n")
+    waits.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(waits))
+    with pytest.raises(ConfigError, match=r"pip has not installed it within 0\.1 s: give pip an index"):
+        installed(package / "code" / "requirements.txt", kept, longest_s=0.1)
+    assert [*kept.iterdir()] == []
+
+
+# AWS's Ray container
+
+RAY_CONFIG = """applications:
+  - name: iris
+    route_prefix: /
+    import_path: deployment:app
+    deployments:
+      - name: IrisClassifier
+        num_replicas: 2
+        ray_actor_options:
+          num_gpus: 1
+"""
+RAY_CODE = """from ray import serve
+
+@serve.deployment(num_replicas=1)
+class IrisClassifier:
+    def __init__(self):
+        self.path = "/opt/ml/model/iris.pth"
+
+    async def __call__(self, request):
+        data = await request.json()
+        return {"sum": sum(data["features"])}
+
+app = IrisClassifier.bind()
+"""
+
+
+def test_a_package_of_awss_ray_container_is_told_how_to_move_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(RAY_CONFIG)
+    (tmp_path / "deployment.py").write_text(RAY_CODE)
+    told = fault(tmp_path)
+    for line in (
+        "config.yaml:2: - name: iris: leave it out: a package is one model, named after its folder",
+        "config.yaml:3: route_prefix: /: leave it out: the model is at /invocations",
+        "config.yaml:7: num_replicas: 2: SAGEMAKER_MODEL_SERVER_WORKERS",
+        "config.yaml:9: num_gpus: 1: leave it out: model_fn puts the model on a GPU",
+        "deployment.py:3: @serve.deployment(num_replicas=1): leave it out",
+        "deployment.py:5: def __init__(self):: def model_fn(model_dir): loads the model",
+        'deployment.py:6: self.path = "/opt/ml/model/iris.pth": model_dir',
+        "deployment.py:8: async def __call__(self, request):: def transform_fn(model, body, content_type, accept)",
+        "deployment.py:9: data = await request.json(): json.loads(body)",
+        "deployment.py:12: app = IrisClassifier.bind(): leave it out",
+        "docs/moving.md, From AWS's Ray container",
+    ):
+        assert line in told, told
+    assert len([line for line in told.splitlines() if line.startswith("  config.yaml:")]) == len(RAY_CONFIG.splitlines())
+
+
+def test_a_configuration_of_another_kind_is_no_package(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("threads: 2\n")
+    (tmp_path / "area.py").write_text(AREA)
+    assert model(tmp_path)["name"] == "area"

@@ -24,6 +24,7 @@ from backends.near_file import near_file
 from backends.source import is_source, load_object
 from gateway.configuring.decoration import mark_of
 from gateway.configuring.triton_repository import is_model, is_repository, plain, read_model
+from gateway.documents.reader import configuration_in
 from gateway.errors import ConfigError
 from gateway.process.announcement import named
 
@@ -49,8 +50,8 @@ class Guess:
 
 
 def is_configuration(what: str) -> bool:
-    """Whether MODEL is a configuration file, which nothing is guessed of."""
-    return what == "-" or what.lower().endswith(CONFIGURATIONS)
+    """Whether MODEL is a configuration file, or a folder that has one, which nothing is guessed of."""
+    return what == "-" or what.lower().endswith(CONFIGURATIONS) or configuration_in(what) is not None
 
 
 def guess(what: str, *, example: Example | None = None) -> Guess:

@@ -55,6 +55,16 @@ def damage(path: Path) -> Damage | None:
     return _of_weights(path, needed)
 
 
+def weights_beside(path: Path) -> tuple[str, ...]:
+    """The files of weights that an ONNX file which is not damaged names, by their paths from its folder. Raises: OSError."""
+    needed: dict[str, int] = {}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for field in _fields(data, 0, len(data)):
+            if field.number == _GRAPH:
+                _add_external(data, field, needed)
+    return tuple(needed)
+
+
 def _add_external(data: mmap.mmap, graph: _Field, needed: dict[str, int]) -> None:
     """needed: gets how many bytes each file of weights must have at least, by its path from the model's folder."""
     for tensor in _inside(data, graph, _INITIALIZER):

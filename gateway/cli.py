@@ -1,4 +1,4 @@
-"""`gateway serve`, `init`, `check` and the other commands: alone reads arguments and environment."""
+"""The command line of `gateway`: alone reads arguments and environment."""
 
 import argparse
 import os
@@ -12,6 +12,7 @@ from gateway.commands.check import add_parser as add_check_parser
 from gateway.commands.examples import add_parser as add_examples_parser
 from gateway.commands.explain import add_parser as add_route_parser
 from gateway.commands.key import add_parser as add_key_parser
+from gateway.commands.package import add_parser as add_package_parser
 from gateway.commands.predict import add_parser as add_predict_parser
 from gateway.commands.sagemaker import add_parser as add_sagemaker_parser
 from gateway.commands.sagemaker import sagemaker
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     _add_config(build)
     build.add_argument("models", metavar="MODEL", nargs="*", help="only these; none: all")
     build.set_defaults(run=_compile)
+    add_package_parser(commands)
     for add, *typed in (
         (add_check_parser, "gateway check configs/examples/linear.yaml", "gateway check --load configs/examples/linear.yaml"),
         (add_predict_parser, "gateway predict configs/examples/linear.yaml linear --input request.json"),
@@ -147,8 +149,8 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "config",
         metavar="MODEL|CONFIG",
         help="model.onnx, model.pt2, model.pt (TorchScript), FILE.py:Class, FILE.py:function, a folder of these, a Triton "
-        "model repository, a package as made for SageMaker (a folder or model.tar.gz), or a YAML file: `gateway examples` has "
-        "some",
+        "model repository, a folder with a gateway.yaml, a package as made for SageMaker (a folder or model.tar.gz), or a YAML "
+        "file: `gateway examples` has some",
     )
     example = command.add_argument(
         "--example", type=Path, metavar="FILE", help="one request (v2 JSON, or .npz), of a model that does not say its inputs"
@@ -188,7 +190,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         if is_configuration(arguments.config):
             if arguments.example is not None:
                 raise ConfigError("--example: only for a model: a configuration states its inputs")
-            config = servable(arguments.config, here=arguments.no_ray or cluster in (None, "", "local"))
+            with step(f"reading {arguments.config}"):  # a package is compared with its hashes
+                config = servable(arguments.config, here=arguments.no_ray or cluster in (None, "", "local"))
         else:
             server = listening(ServerSection(), given, called=_flag)
             if arguments.no_ray or not asked or cluster == "local":  # on a running Ray, an ingress of ours may share them

@@ -26,6 +26,7 @@ from gateway.configuring.archive import SUFFIXES, is_archive, unpacked
 from gateway.configuring.decoration import mark_of
 from gateway.configuring.sagemaker_package import is_package, is_ray_package, ray_package_refused, read_package
 from gateway.configuring.triton_repository import is_model, is_repository, plain, read_model
+from gateway.documents.reader import configuration_in
 from gateway.errors import ConfigError
 from gateway.process.announcement import named
 from gateway.process.run_dir import private_directory, shared_run_dir
@@ -53,8 +54,8 @@ class Guess:
 
 
 def is_configuration(what: str) -> bool:
-    """Whether MODEL is a configuration file, which nothing is guessed of."""
-    return what == "-" or what.lower().endswith(CONFIGURATIONS)
+    """Whether MODEL is a configuration file, or a folder that has one, which nothing is guessed of."""
+    return what == "-" or what.lower().endswith(CONFIGURATIONS) or configuration_in(what) is not None
 
 
 def guess(what: str, *, example: Example | None = None, environment: Mapping[str, str] = NO_OPTIONS) -> Guess:

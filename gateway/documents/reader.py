@@ -4,6 +4,7 @@ What YAML would let pass to everybody's surprise is a fault here: a key that is 
 document that its own anchors blow up, or that contains itself; one that is nested or long beyond all sense.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,8 +15,10 @@ from typing import Any, Final
 import yaml
 
 from gateway.documents.faults import ConfigFaults, Fault, Location, nearest, path_of, shown
+from gateway.documents.sums import altered
 
 STANDARD_INPUT: Final = "-"
+PACKED: Final = "gateway.yaml"  # in a folder that is served by it
 _STANDARD_INPUT_NAME: Final = "<stdin>"
 _MOST_BYTES: Final = 4 << 20
 _MOST_NODES: Final = 100_000  # anchors filled in
@@ -83,8 +86,18 @@ class Document:
         )
 
 
+def configuration_in(path: str | Path) -> Path | None:
+    """The configuration of a folder that is served by it; None: it is none such."""
+    inside = Path(path, PACKED)
+    return inside if os.path.isfile(inside) else None  # which also takes what is too long for a path
+
+
 def read(path: str | Path) -> Document:
-    """Read a file, or standard input if it is called "-". Raises: ConfigFaults."""
+    """Read a file, standard input if it is called "-", or the configuration in a folder.
+
+    Of a package all files are held to its SHA256SUMS. Raises: ConfigFaults.
+    """
+    path = configuration_in(path) or path
     try:
         if str(path) == STANDARD_INPUT:
             source, data = _STANDARD_INPUT_NAME, sys.stdin.buffer.read(_MOST_BYTES + 1)
@@ -103,7 +116,11 @@ def read(path: str | Path) -> Document:
             source, found=f"cannot be read: byte {exc.start} is no UTF-8", expected="a configuration in YAML, as text"
         )
         raise ConfigFaults([fault]) from exc
-    folder = Path() if source == _STANDARD_INPUT_NAME else Path(path).parent
+    folder = Path()
+    if source != _STANDARD_INPUT_NAME:
+        folder = Path(path).parent
+        if faults := [*altered(Path(path))]:
+            raise ConfigFaults(faults)
     return replace(parse(text, source=source), folder=folder.absolute())
 
 

@@ -1,0 +1,274 @@
+"""`gateway package`: the archive has what the configuration names and nothing else, and is served only as it was packed."""
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from gateway.cli import main
+from gateway.config import load_config
+from gateway.documents.faults import ConfigFaults
+from gateway.documents.sums import SUMS
+from tests.served.gateway_process import served
+
+CODE = """
+import json
+from pathlib import Path
+
+import numpy as np
+
+from scales import FACTOR
+from units.metric import METRE
+
+NAMED = (".secret", "../LICENSE", "absent.txt")
+
+class Scaled:
+    inputs = (("x", "FP32", (-1, 2)),)
+    outputs = (("y", "FP32", (-1, 2)),)
+
+    def __init__(self, names: str = ""):
+        self.weights = np.load(Path(__file__).with_name("weights.npy"))
+
+    def predict(self, inputs):
+        return {"y": inputs["x"] * self.weights * FACTOR * METRE}
+"""
+CONFIG = """
+# Says what it is.
+server: {drain_timeout_s: 5}
+models:
+  - name: scaled
+    slo: {p99_ms: 1000}
+    backends: [{kind: python, model: ../code/scaled.py:Scaled, class_options: {names: ../data/names.txt}}]
+"""
+OF_IT = ["gateway.yaml", "code/scaled.py", "code/scales.py", "code/units/__init__.py", "code/units/metric.py",
+         "code/weights.npy", "data/names.txt", SUMS]  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A configuration beside the folders that it names, and what is none of its business."""
+    root = tmp_path / "project"
+    texts = {
+        "configs/scaled.yaml": CONFIG, "code/scaled.py": CODE, "code/scales.py": "FACTOR = 2\n", "code/units/__init__.py": "",
+        "code/units/metric.py": "METRE = 1\n", "data/names.txt": "a\nb\n", "code/.secret": "", "code/unused.py": "",
+        "code/units/__pycache__/metric.pyc": "", "code/notes.md": "", "code/json/mine.py": "", "LICENSE": "",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    np.save(root / "code" / "weights.npy", np.float32([1, 10]))
+    return root
+
+
+def package(project: Path, out: Path, *options: str) -> Path:
+    assert main(["package", str(project / "configs" / "scaled.yaml"), "--out", str(out), *options]) == 0
+    return out
+
+
+def unpacked(archive: Path, folder: Path) -> Path:
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    return folder
+
+
+def names_in(archive: Path) -> list[str]:
+    with tarfile.open(archive) as opened:
+        return opened.getnames()
+
+
+def test_it_holds_what_is_named_each_where_it_stood_beside_the_others(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = package(project, tmp_path / "model.tar.gz")
+    first, *listed = capsys.readouterr().out.splitlines()
+    assert first == f"{archive}: 0.0 MiB, 8 files"
+    assert [line.strip() for line in listed] == names_in(archive) == OF_IT
+    folder = unpacked(archive, tmp_path / "model")
+    backend = {"kind": "python", "model": "code/scaled.py:Scaled", "class_options": {"names": "../data/names.txt"}}
+    assert yaml.safe_load((folder / "gateway.yaml").read_text()) == yaml.safe_load(CONFIG) | {
+        "models": [{"name": "scaled", "slo": {"p99_ms": 1000}, "backends": [backend]}]
+    }
+    assert main(["check", "--load", str(folder)]) == 0
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", SUMS], cwd=folder, check=True)
+
+
+def test_the_same_files_make_the_same_bytes_wherever_they_are_and_whenever_they_were_written(
+    project: Path, tmp_path: Path
+) -> None:
+    one = package(project, tmp_path / "one.tar.gz").read_bytes()
+    shutil.copytree(project, tmp_path / "elsewhere")
+    for path in (tmp_path / "elsewhere").rglob("*"):
+        os.utime(path, (1, 1))
+        path.chmod(0o700)
+    assert package(tmp_path / "elsewhere", tmp_path / "two.tar.gz").read_bytes() == one
+    with tarfile.open(tmp_path / "two.tar.gz") as archive:
+        assert {(each.mtime, each.uid, each.uname, each.mode) for each in archive} == {(0, 0, "", 0o644)}
+    (project / "code" / "scales.py").write_text("FACTOR = 3\n")
+    assert package(project, tmp_path / "one.tar.gz").read_bytes() != one
+
+
+def test_more_files_and_folders_go_along_and_what_is_hidden_stays(project: Path, tmp_path: Path) -> None:
+    archive = package(project, tmp_path / "a.tgz", "--with", str(project / "LICENSE"), "--with", str(project / "code"))
+    assert set(names_in(archive)) - set(OF_IT) == {"LICENSE", "code/json/mine.py", "code/unused.py", "code/notes.md"}
+
+
+def test_an_onnx_file_brings_its_weights(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [4], np.float32([1, 2, 3, 4]).tobytes(), raw=True)
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", 4]) for name in "xy"]
+    node = onnx.helper.make_node("Mul", ["x", "w"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", ends[:1], ends[1:], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    (tmp_path / "models").mkdir()
+    onnx.save(
+        model, str(tmp_path / "models" / "m.onnx"), save_as_external_data=True, location="m.weights", size_threshold=0,
+        convert_attribute=False,
+    )  # fmt: skip
+    (tmp_path / "configs").mkdir()
+    build = "{source: 'gone.py:make'}"
+    backend = f"{{kind: onnxruntime, model: models/m.onnx, build: {build}}}"
+    (tmp_path / "x.yaml").write_text(f"models: [{{name: m, backends: [{backend}]}}]")
+    archive = tmp_path / "model.tar.gz"
+    assert main(["package", str(tmp_path / "x.yaml"), "--out", str(archive)]) == 0
+    assert names_in(archive) == ["gateway.yaml", "m.onnx", "m.weights", SUMS]
+    document = yaml.safe_load((unpacked(archive, tmp_path / "model") / "gateway.yaml").read_text())
+    assert document["models"][0]["backends"] == [{"kind": "onnxruntime", "model": "m.onnx"}]
+
+
+def test_models_of_another_server_need_no_files(tmp_path: Path) -> None:
+    text = "models: [{name: m, backends: [{kind: triton, url: 'triton:8001', model: m}]}]"
+    (tmp_path / "x.yaml").write_text(text)
+    assert main(["package", str(tmp_path / "x.yaml"), "--out", str(tmp_path / "m.tgz")]) == 0
+    assert names_in(tmp_path / "m.tgz") == ["gateway.yaml", SUMS]
+
+
+SYNTHETIC = "models: [{name: m, backends: [{kind: synthetic}]}]"
+ONNX = "models: [{{name: m, backends: [{{kind: onnxruntime, model: {}}}]}}]"
+PYTHON = "models: [{{name: m, backends: [{{kind: python, model: {}}}]}}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (PYTHON.format("package.module:Class"), "'package.module:Class': an installed module, which a package does not hold; "
+         "name a file, FILE.py:Class, that has it or imports it"),
+        (ONNX.format("absent.onnx"), "'absent.onnx': no such file"),
+        (ONNX.format("absent.onnx, build: {source: 'a.py:b'}"), "no such file; `gateway compile {config}` makes it"),
+        (ONNX.format("pointer.onnx"), "a pointer of Git LFS, not the file itself; `git lfs pull` brings the file"),
+        (PYTHON.format("absent.py:Class"), "no such file"),
+        (PYTHON.format("broken.py:Class"), "broken.py: not Python"),
+        (PYTHON.format("own.py:Class, class_options: {a: [{b: /bin/sh}]}"), "class_options.a[0].b: an absolute path of this "
+         "machine; count it from the code"),
+        ("server: {state_dir: learned}\n" + SYNTHETIC, "server.state_dir: 'learned': a path beside the configuration"),
+        ("models: [{name: m, backends: [{kind: synthetic, sesions: 2}]}]", "unknown key; did you mean `sessions`?"),
+        (PYTHON.format("SHA256SUMS.py:Class"), "the package has a SHA256SUMS of its own: rename this one"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_packed_is_refused_by_name_and_nothing_is_written(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "x.yaml"
+    config.write_text(text)
+    (tmp_path / "pointer.onnx").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (tmp_path / "own.py").write_text("class Class: ...\n")
+    (tmp_path / "broken.py").write_text("class Class\n")
+    (tmp_path / "SHA256SUMS").write_text("")
+    (tmp_path / "SHA256SUMS.py").write_text("CHECKED = 'SHA256SUMS'\n")
+    out = tmp_path / "out" / "model.tar.gz"
+    out.parent.mkdir()
+    assert main(["package", str(config), "--out", str(out)]) == 2
+    assert says.format(config=config) in capsys.readouterr().err
+    assert not [*out.parent.iterdir()]
+
+
+def test_all_that_cannot_be_packed_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    backends = "{kind: onnxruntime, model: absent.onnx}, {kind: python, model: 'a.b:C'}"
+    (tmp_path / "x.yaml").write_text(f"server: {{run_dir: run}}\nmodels:\n- {{name: m, backends: [{backends}]}}")
+    assert main(["package", str(tmp_path / "x.yaml"), "--out", str(tmp_path / "m.tgz")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 3
+
+
+def test_a_place_of_the_machine_that_serves_it_stays(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("server: {state_dir: /var/lib/gateway/}\n" + SYNTHETIC)
+    assert main(["package", str(tmp_path / "x.yaml"), "--out", str(tmp_path / "m.tgz")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--out", "gateway.yaml"], "--out: gateway.yaml: expected a name that ends in .tar.gz or .tgz"),
+        (["--out", "m.tgz", "--with", "absent"], "--with: absent: no such file, or an empty folder"),
+    ],
+)
+def test_a_faulty_option_is_named(
+    more: list[str], says: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    before = sorted(project.rglob("*"))
+    assert main(["package", "configs/scaled.yaml", *more]) == 2
+    assert says in capsys.readouterr().err
+    assert sorted(project.rglob("*")) == before
+
+
+def cut_short(folder: Path) -> None:
+    (folder / "code" / "weights.npy").write_bytes((folder / "code" / "weights.npy").read_bytes()[:-1])
+
+
+def add_line(folder: Path, text: str) -> None:
+    (folder / SUMS).write_text((folder / SUMS).read_text() + text)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (cut_short, "weights.npy: is not as it was packed: SHA-256 is "),
+        (lambda folder: (folder / "code" / "scales.py").unlink(), f"scales.py: is missing, though {SUMS} lists it"),
+        (lambda folder: (folder / "gateway.yaml").write_text(SYNTHETIC), "gateway.yaml: is not as it was packed"),
+        (lambda folder: add_line(folder, "x\n"), f"{SUMS}: no list of SHA-256 sums: line 8 is no sum and name"),
+        (lambda folder: add_line(folder, f"{64 * '0'}  ../x\n"), "line 8 names a file outside of the package"),
+        (lambda folder: add_line(folder, f"{64 * '0'}  /x\n"), "line 8 names a file outside of the package"),
+        (lambda folder: add_line(folder, "#" * (5 << 20)), f"{SUMS}: no list of SHA-256 sums: longer than 4 MiB"),
+    ],
+)
+def test_a_package_that_is_not_as_it_was_packed_is_not_served(
+    change: Callable[[Path], object], says: str, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = unpacked(package(project, tmp_path / "m.tgz"), tmp_path / "model")
+    load_config(folder)
+    change(folder)
+    for named in (folder, folder / "gateway.yaml"):
+        with pytest.raises(ConfigFaults, match=says.replace(".", r"\.")):
+            load_config(named)
+        assert main(["serve", "--no-ray", "--http-port", "0", "--grpc-port", "0", str(named)]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_sums_of_something_else_beside_a_configuration_are_nobodys_business(tmp_path: Path) -> None:
+    (tmp_path / "gateway.yaml").write_text(SYNTHETIC)
+    for text in (f"{64 * '0'}  model.bin\n", f"{64 * '0'}  my-gateway.yaml\n", "\xff"):
+        (tmp_path / SUMS).write_text(text)
+        assert load_config(tmp_path).models[0].name == "m"
+
+
+@pytest.mark.slow
+def test_the_folder_is_served_as_it_was_unpacked_and_read_only(project: Path, tmp_path: Path) -> None:
+    folder = unpacked(package(project, tmp_path / "model.tar.gz"), tmp_path / "model")
+    shutil.rmtree(project)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+    with (
+        served(folder, "--no-ray") as gateway,
+        urllib.request.urlopen(f"http://{gateway.http}/v2/models/scaled/infer", json.dumps(body).encode()) as response,
+    ):
+        assert json.load(response)["outputs"][0]["data"] == [2.0, 40.0]
+    assert {path: path.stat().st_mtime_ns for path in before} == before

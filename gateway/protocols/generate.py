@@ -20,7 +20,15 @@ import orjson
 from backends.base import ModelSpec, Tensors, TensorSpec
 from gateway.config import Ragged
 from gateway.errors import InvalidArgument, instead, shortened
-from gateway.protocols.json_data import depth_of, even_sizes, lists_from_json, parse, tensor_of_elements, to_json
+from gateway.protocols.json_data import (
+    depth_of,
+    even_sizes,
+    lists_from_json,
+    parse,
+    tensor_of_elements,
+    texts_to_json,
+    to_json,
+)
 from gateway.protocols.rest import WriteRegion, take_ours
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_generate_text
 from gateway.protocols.tensors import (
@@ -171,11 +179,21 @@ class GenerateCodec:
         fields = {_ID: orjson.dumps(response.id)} | self._model if response.id else self._model.copy()
         for name, value in response.parameters.items():
             fields.setdefault(name, orjson.dumps(value))
+        pieces = [b",%b:%b" % (orjson.dumps(name), text) for name, text in fields.items()]
         for name, array in response.outputs.items():
-            text = to_json(name, self.spec.output_by_name[name].datatype, array, in_haste=in_haste)
-            fields.setdefault(name, text[1:-1] if array.size == 1 else text)
-        pieces = [piece for name, text in fields.items() for piece in (b",", orjson.dumps(name), b":", text)]
-        return b"".join([b"{", *pieces[1:], b"}"])  # once: each copy of much text holds others up
+            if name in fields:
+                continue
+            datatype = self.spec.output_by_name[name].datatype
+            if in_haste or datatype != "BYTES":
+                made = [to_json(name, datatype, array, in_haste=in_haste)]
+            else:
+                made = texts_to_json(name, array)
+            if array.size == 1:  # without the brackets
+                made[0] = made[0][1:]
+                made[-1] = made[-1][:-1]
+            pieces += (b",%b:" % orjson.dumps(name), *made)
+        pieces[0] = b"{" + pieces[0][1:]
+        return b"".join([*pieces, b"}"])
 
 
 def _parsed(field: _Field) -> Any:

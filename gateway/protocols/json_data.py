@@ -207,37 +207,46 @@ def to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: bool = Fal
 
     Raises: InvalidArgument, for bytes that are no text; TakesLong, for much text, in haste.
     """
-    if datatype != "BYTES":
-        return numbers_to_json(array)
-    if in_haste and (array.size > _MANY_TEXTS or sum(map(len, array.flat)) > _LONG_TEXT):
-        raise TakesLong
+    if datatype == "BYTES":
+        if in_haste and (array.size > _MANY_TEXTS or sum(map(len, array.flat)) > _LONG_TEXT):
+            raise TakesLong
+        return b"".join(texts_to_json(name, array))
+    return numbers_to_json(array)
+
+
+def texts_to_json(name: str, array: np.ndarray) -> list[bytes]:
+    """The pieces of a JSON list: to join long ones holds the interpreter. Raises: InvalidArgument, for what is no text."""
     flat = array.reshape(-1)
+    pieces = [b"["]
     try:
-        return b"[" + b",".join(_texts_to_json(flat[at : at + SLICE]) for at in range(0, flat.size, SLICE)) + b"]"
+        for at in range(0, flat.size, SLICE):
+            pause()
+            if at:
+                pieces.append(b",")
+            texts = flat[at : at + SLICE]
+            if sum(map(len, texts)) <= _LONG_TEXT:
+                strings = [element if isinstance(element, str) else bytes(element).decode() for element in texts]
+                pieces.append(orjson.dumps(strings)[1:-1])
+            else:
+                for index, element in enumerate(texts):
+                    pieces.append(b',"' if index else b'"')
+                    pieces += _text_to_json(element)
+                    pieces.append(b'"')
     except (UnicodeDecodeError, TypeError) as exc:  # a TypeError of orjson: a str that is no text either
         raise InvalidArgument(f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})") from exc
+    return [*pieces, b"]"]
 
 
-def _texts_to_json(texts: np.ndarray) -> bytes:
-    """Elements, with commas between."""
-    pause()
-    if sum(map(len, texts)) > _LONG_TEXT:
-        return b",".join(map(_text_to_json, texts))
-    return orjson.dumps([element if isinstance(element, str) else bytes(element).decode() for element in texts])[1:-1]
-
-
-def _text_to_json(text: str | Buffer) -> bytes:
-    """In pieces, since each holds the interpreter until it is read and written."""
+def _text_to_json(text: str | Buffer) -> Iterator[bytes]:
+    """Without its quotes, in pieces, since each holds the interpreter until it is read and written."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     view = text if isinstance(text, str) else memoryview(text)
-    pieces = []
     for at in range(0, len(view), _LONG_TEXT):
         piece = view[at : at + _LONG_TEXT]
         if not isinstance(piece, str):
             piece = decoder.decode(piece, at + _LONG_TEXT >= len(view))
-        pieces.append(orjson.dumps(piece)[1:-1])
+        yield orjson.dumps(piece)[1:-1]
         pause()
-    return b'"%b"' % b"".join(pieces)
 
 
 def numbers_to_json(array: np.ndarray) -> bytes:
@@ -245,17 +254,18 @@ def numbers_to_json(array: np.ndarray) -> bytes:
     flat = np.ascontiguousarray(array).reshape(-1)
     if flat.size <= _SLICE:
         return _slice_to_json(flat)
-    slices = list(slices_to_json(flat))
-    slices[0], slices[-1] = b"[" + slices[0], slices[-1] + b"]"
-    return b",".join(slices)  # once: each copy of much text holds others up
+    return b"".join(slices_to_json(flat))
 
 
 def slices_to_json(array: np.ndarray) -> Iterator[bytes]:
-    """The elements of a JSON list, some at a time."""
+    """The pieces of a JSON list."""
     flat = np.ascontiguousarray(array).reshape(-1)
+    begin = b"["
     for at in range(0, flat.size, _SLICE):
-        yield _slice_to_json(flat[at : at + _SLICE])[1:-1]
+        yield begin + _slice_to_json(flat[at : at + _SLICE])[1:-1]
         pause()
+        begin = b","
+    yield b"]" if flat.size else b"[]"
 
 
 def nested_to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: bool = False) -> bytes:

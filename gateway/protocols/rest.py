@@ -25,7 +25,7 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.config import Ragged
 from gateway.errors import InvalidArgument
-from gateway.protocols.json_data import numbers_to_json, parse, slices_to_json, tensor_from_json, to_json
+from gateway.protocols.json_data import parse, slices_to_json, tensor_from_json, texts_to_json, to_json
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
     OF_TENSORS,
@@ -293,6 +293,7 @@ class RestCodec:
         entries: list[bytes] = []
         tail: list[Buffer] = []
         long: dict[int, np.ndarray] = {}  # by entry, what is behind its `data`
+        texts: dict[int, list[bytes]] = {}  # likewise, as JSON
         numbers = 0  # of outputs that are not short
         for name, array in response.outputs.items():
             output = asked[name] if asked is not None else None
@@ -319,19 +320,25 @@ class RestCodec:
                 entries.append(head + b'],"data":')
             else:
                 datatype = datatype or self.spec.output_by_name[name].datatype
-                entries.append(b'%b],"data":%b}' % (head, to_json(name, datatype, array, in_haste=self._in_haste)))
+                if self._in_haste or datatype != "BYTES":
+                    entries.append(b'%b],"data":%b}' % (head, to_json(name, datatype, array, in_haste=self._in_haste)))
+                else:
+                    texts[len(entries)] = texts_to_json(name, array)
+                    entries.append(head + b'],"data":')
         head = b'{"id":%b,%b' % (orjson.dumps(response.id), self._head) if response.id else b"{" + self._head
         if response.parameters:
             head += b',"parameters":' + orjson.dumps(response.parameters)
         binary = tail or (asked is not None and any(output.binary and output.region is None for output in asked.values()))
         if long and not binary:
-            return Slices(_sliced(head, entries, long), sum(array.nbytes for array in long.values())), None
+            return Slices(_pieces(head, entries, long, texts), sum(array.nbytes for array in long.values())), None
         if long and self._in_haste:
             raise TakesLong
-        for index, array in long.items():
-            entries[index] += numbers_to_json(array) + b"}"
-        text = b'%b,"outputs":[%b]}' % (head, entries[0] if len(entries) == 1 else b",".join(entries))
-        return ([text, *tail], len(text)) if binary else ([text], None)
+        parts: list[Buffer]
+        if long or texts:
+            parts = list(_pieces(head, entries, long, texts))
+        else:
+            parts = [b'%b,"outputs":[%b]}' % (head, entries[0] if len(entries) == 1 else b",".join(entries))]
+        return ([*parts, *tail], sum(map(len, parts))) if binary else (parts, None)
 
 
 class Slices:
@@ -348,18 +355,18 @@ class Slices:
         return next(self._slices)
 
 
-def _sliced(head: bytes, entries: list[bytes], long: Mapping[int, np.ndarray]) -> Iterator[bytes]:
-    """The text of a long answer. entries: of its outputs, whole but for those in `long`."""
+def _pieces(
+    head: bytes, entries: list[bytes], long: Mapping[int, np.ndarray], texts: Mapping[int, list[bytes]]
+) -> Iterator[bytes]:
+    """The text of a long answer. entries: of its outputs, whole but for those in `long` and `texts`."""
     text = b'%b,"outputs":[' % head
     for index, entry in enumerate(entries):
         text += b"," + entry if index else entry
-        array = long.get(index)
-        if array is not None:
-            text += b"["
-            for piece in slices_to_json(array):
+        if index in long or index in texts:
+            for piece in texts[index] if index in texts else slices_to_json(long[index]):
                 yield text + piece
-                text = b","
-            text = b"]}"
+                text = b""
+            text = b"}"
     yield text + b"]}"
 
 

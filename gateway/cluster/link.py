@@ -104,9 +104,8 @@ class Link:
     """The connection to one replica.
 
     busy: batches of ours there. used_s: when the last one ended, made_s: when this was made, by the loop's time. leased: how
-    many it lets us have. standing: what else it has told. up: it answers. listed: Serve means it to
-    stay. fault: why it could not load its model again, if so.
-    no_channel: why there is none, where the model needs one: each batch fails for it.
+    many it lets us have. standing: what else it has told. up: it answers. listed: Serve means it to stay. fault: why it could
+    not load its model again, if so. no_channel: why there is none, where the model needs one: each batch fails for it.
 
     Life: made on the running loop -> start … -> retire or close.
     """

@@ -153,6 +153,11 @@ class Unavailable(GatewayError):
         self.args = (self.message, retry_after_s)  # so that it survives pickling between Ray processes
         self.retry_after_s = retry_after_s
 
+    @property
+    def retry_s(self) -> float:
+        """What clients are told: `retry_after_s`, or a second where that is unknown."""
+        return 1.0 if self.retry_after_s is None else self.retry_after_s
+
 
 class NotReady(Unavailable):
     code = Code.NOT_READY

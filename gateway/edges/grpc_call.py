@@ -64,6 +64,9 @@ class CallStream(Protocol):
     def finish(self, trailers: bytes) -> None:
         """End the answer with a header block, once its body has left."""
 
+    def end(self) -> None:
+        """Likewise, without one."""
+
     def credit(self, size: int) -> None:
         """Let the client send so many bytes more."""
 
@@ -170,11 +173,13 @@ class GrpcCall:
         self.stream.receiver = _Deaf(self)
 
     def set_timeout(self, text: bytes) -> None:
-        """text: of the header grpc-timeout. Raises: InvalidArgument."""
+        """text: of the header grpc-timeout. Raises: InvalidArgument; DeadlineExceeded, for none at all."""
         match = _TIMEOUT.fullmatch(text)
         if match is None:
             raise InvalidArgument(f"grpc-timeout {text.decode(errors='replace')!r}: expected up to 8 digits and one of HMSmun")
         self._timeout_s = int(match[1]) * _UNIT_S[match[2]]
+        if not self._timeout_s:
+            raise DeadlineExceeded(f"the deadline of the call had passed when it came: grpc-timeout {text.decode()}")
 
     def remaining_s(self, now_ns: int) -> float | None:
         """Until the call's deadline; None if it has none."""

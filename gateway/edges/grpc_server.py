@@ -24,7 +24,7 @@ from gateway.edges.http2 import Http2Connection
 from gateway.edges.http_server import last_words_s
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
-from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.errors import GatewayError, NotFound, NotReady, Unsupported
 from gateway.protocols.grpc import GrpcCodec
 from gateway.wire.http2_headers import header_block
 from gateway.wire.memory import Memory
@@ -40,7 +40,8 @@ _DRAIN_IDLE_S: Final = 1.0
 _REFLECTION: Final = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 
 _GRPC: Final = re.compile(rb"application/grpc($|[+; ])", re.IGNORECASE)  # and not gRPC-Web, whose answers have another form
-_NOT_GRPC: Final = header_block(status=415)
+_NOT_GRPC: Final = header_block((b"content-type", b"text/plain"), status=415)
+_WANTED: Final = b"expected a POST of application/grpc: this port speaks gRPC; REST is at server.http_port\n"
 
 
 class GrpcServer:
@@ -185,7 +186,7 @@ class GrpcServer:
         headers = stream.headers
         kind = headers.get(b"content-type", b"")
         if (kind != b"application/grpc" and _GRPC.match(kind) is None) or headers.get(b":method") != b"POST":
-            stream.send_headers(_NOT_GRPC, end=True)
+            self._refuse(stream)
             return
         call = GrpcCall(stream, self._limits.body_bytes)
         path = headers.get(b":path", b"")
@@ -199,10 +200,19 @@ class GrpcServer:
             if timeout is not None:
                 try:
                     call.set_timeout(timeout)
-                except InvalidArgument as exc:
+                except GatewayError as exc:
                     call.fail(exc)
                     return
             begin(call)
+
+    def _refuse(self, stream: CallStream) -> None:
+        """Say in HTTP that this is no call, to whom reads that."""
+        if stream.headers.get(b":method") == b"HEAD":
+            stream.send_headers(_NOT_GRPC, end=True)
+            return
+        stream.send_headers(_NOT_GRPC)
+        stream.send_data(_WANTED)
+        stream.end()
 
     def _unary(self, parse: Callable[[Buffer], Any], act: Callable[[Any], Awaitable[Message]]) -> Callable[[GrpcCall], None]:
         return lambda call: call.listen(_TaskCall(call, parse, act, self._tasks))

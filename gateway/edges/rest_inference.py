@@ -248,5 +248,5 @@ def respond_error(exchange: Exchange, error: GatewayError) -> None:
     """Answer with an error; one that is safe to retry says when."""
     headers = b""
     if isinstance(error, Unavailable):
-        headers = b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_after_s or 1.0))
+        headers = b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_s))
     exchange.respond(STATUS[error.code], error_body(error.words), JSON, headers)

@@ -17,7 +17,7 @@ REASONS: Final = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found",
     405: b"Method Not Allowed", 408: b"Request Timeout", 413: b"Content Too Large", 417: b"Expectation Failed",
     431: b"Request Header Fields Too Large", 499: b"Client Closed Request", 500: b"Internal Server Error",
-    501: b"Not Implemented", 503: b"Service Unavailable", 504: b"Gateway Timeout",
+    501: b"Not Implemented", 503: b"Service Unavailable", 504: b"Gateway Timeout", 505: b"HTTP Version Not Supported",
 }  # fmt: skip
 _ONE_BUFFER: Final = (bytes, bytearray, memoryview)
 _DEFLATE_FROM_BYTES: Final = 1 << 10  # below it, the time costs more than the bytes

@@ -126,6 +126,9 @@ async def test_a_message_that_inflates_beyond_the_limit_is_refused() -> None:
         ((framed(GOOD),), {"grpc_encoding": "snappy"}, StatusCode.UNIMPLEMENTED, "expected identity, gzip or deflate"),
         ((framed(GOOD),), {"grpc_timeout": "soon"}, StatusCode.INVALID_ARGUMENT, "grpc-timeout 'soon'"),
         ((framed(GOOD),), {"grpc_timeout": "123456789S"}, StatusCode.INVALID_ARGUMENT, "grpc-timeout"),
+        ((framed(GOOD),), {"grpc_timeout": "0S"}, StatusCode.DEADLINE_EXCEEDED, "had passed when it came: grpc-timeout 0S"),
+        ((framed(b""),), {"grpc_timeout": "0n", "path": LIVE}, StatusCode.DEADLINE_EXCEEDED, "grpc-timeout 0n"),
+        ((framed(GOOD),), {"grpc_timeout": "1n"}, StatusCode.DEADLINE_EXCEEDED, "the request came after its deadline"),
         ((framed(b""),), {"grpc_timeout": "1s", "path": LIVE}, StatusCode.INVALID_ARGUMENT, "grpc-timeout '1s'"),
         ((framed(GOOD),), {"path": "/inference.GRPCInferenceService/Nothing"}, StatusCode.UNIMPLEMENTED, "unknown method"),
         ((framed(b""),), {}, StatusCode.NOT_FOUND, "Request for unknown model: '' is not found; models here: 'echo', 'later'"),
@@ -147,7 +150,9 @@ def test_what_is_no_call_is_refused(pieces: tuple[bytes, ...], headers: dict[str
 @on_loop
 async def test_what_is_not_grpc_gets_an_http_status() -> None:
     async with serving() as served:
-        assert (await ask(served, b"{}", content_type="application/json")).fields[":status"] == "415"
+        answer = await ask(served, b"{}", content_type="application/json")
+        assert (answer.fields[":status"], answer.fields["content-type"]) == ("415", "text/plain")
+        assert b"expected a POST of application/grpc" in answer.body
 
 
 @on_loop
@@ -303,6 +308,9 @@ class SlowStream:
         self.backlog = not self.reads
 
     def finish(self, trailers: bytes) -> None:
+        self.over = True
+
+    def end(self) -> None:
         self.over = True
 
     def credit(self, size: int) -> None: ...

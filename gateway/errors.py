@@ -31,7 +31,7 @@ _LONGEST_TEXT: Final = 4000
 _LONGEST_WORDS: Final = 500
 _LONGEST_NAME: Final = 128  # in a message
 _NAMES_SHOWN: Final = 10
-_NAMES_COMPARED: Final = 100  # which takes time that other requests wait
+_NAMES_COMPARED: Final = 50  # a millisecond, which other requests wait
 _FOLDERS: Final = re.compile(r"(?<![\w./-])/(?:[^\s/'\"<>|:;,()\[\]]+/)+")  # of an absolute path
 
 

@@ -70,6 +70,9 @@ class CallStream(Protocol):
     def credit(self, size: int) -> None:
         """Let the client send so many bytes more."""
 
+    def end_turn(self) -> None:
+        """Let others have their turn before what the client has sent behind this."""
+
     def reserve(self, size: int, again: Callable[[], None]) -> bool:
         """Hold so many bytes beyond those that came. False: not yet; again is called when to ask once more."""
 

@@ -112,6 +112,8 @@ class _StreamInMemory:
 
     def credit(self, size: int) -> None: ...
 
+    def end_turn(self) -> None: ...
+
     def reserve(self, size: int, again: Callable[[], None]) -> bool:
         return True
 

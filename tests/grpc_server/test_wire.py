@@ -299,6 +299,7 @@ class SlowStream:
         self.reads = True
         self.sent: list[bytes] = []
         self.over = False
+        self.turns_ended = 0
 
     def send_headers(self, block: bytes, *, end: bool = False) -> None:
         self.over |= end
@@ -314,6 +315,9 @@ class SlowStream:
         self.over = True
 
     def credit(self, size: int) -> None: ...
+
+    def end_turn(self) -> None:
+        self.turns_ended += 1
 
     def reserve(self, size: int, again: Callable[[], None]) -> bool:
         return True
@@ -339,8 +343,38 @@ async def test_reflection_waits_for_a_client_that_does_not_read() -> None:
         assert len(stream.sent) == 2
         stream.backlog, stream.reads = False, True
         stream.receiver.drained()
+        while not stream.over:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0)
         assert len(stream.sent) == 1001
-        assert stream.over
+
+
+@on_loop
+async def test_a_call_that_takes_a_task_lets_others_in_behind_it() -> None:
+    async with serving() as served:
+        for path, message, turns in ((LIVE, b"", 1), (INFER, GOOD, 0)):
+            stream = SlowStream(path)
+            served.server.open(stream)
+            stream.receiver.take(framed(message), True)
+            assert stream.turns_ended == turns
+            while not stream.over:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.001)
+
+
+@on_loop
+async def test_many_short_messages_let_others_in_between() -> None:
+    asked = framed(reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString())
+    async with serving() as served:
+        for path, request in ((f"/{REFLECTION.format('v1')}/ServerReflectionInfo", asked), (STREAM_INFER, framed(b""))):
+            stream = SlowStream(path)
+            served.server.open(stream)
+            stream.receiver.take(request * 5000, True)
+            turns = 1
+            while not stream.over:
+                assert len(stream.sent) <= 128 * turns
+                turns += 1
+                await asyncio.sleep(0)
+            assert len(stream.sent) == 5000
+            assert turns > 5000 // 128
 
 
 @on_loop

@@ -33,7 +33,7 @@ _LONGEST_TEXT: Final = 4000
 _LONGEST_WORDS: Final = 500
 _LONGEST_NAME: Final = 128  # in a message
 _NAMES_SHOWN: Final = 10
-_NAMES_COMPARED: Final = 100  # which takes time that other requests wait
+_NAMES_COMPARED: Final = 50  # a millisecond, which other requests wait
 _FOLDERS: Final = re.compile(r"(?<![\w./-])/(?:[^\s/'\"<>|:;,()\[\]]+/)+")  # of an absolute path
 
 
@@ -160,6 +160,11 @@ class Unavailable(GatewayError):
         super().__init__(message)
         self.args = (self.message, retry_after_s)  # so that it survives pickling between Ray processes
         self.retry_after_s = retry_after_s
+
+    @property
+    def retry_s(self) -> float:
+        """What clients are told: `retry_after_s`, or a second where that is unknown."""
+        return 1.0 if self.retry_after_s is None else self.retry_after_s
 
 
 class NotReady(Unavailable):

@@ -454,6 +454,8 @@ def _urgency(queue: Queue) -> tuple[int, int]:
 
 
 def _too_late(request: InferRequest, deadline_ns: int, now_ns: int) -> DeadlineExceeded:
+    if deadline_ns <= request.arrival_ns:  # of a call that took as long to send it
+        return DeadlineExceeded(f"model '{request.model}': the request came after its deadline")
     waited_ms = (now_ns - request.arrival_ns) / 1e6
     limit_ms = (deadline_ns - request.arrival_ns) / 1e6
     limit = f"{limit_ms:.1f} ms after arrival"

@@ -66,8 +66,14 @@ class CallStream(Protocol):
     def finish(self, trailers: bytes) -> None:
         """End the answer with a header block, once its body has left."""
 
+    def end(self) -> None:
+        """Likewise, without one."""
+
     def credit(self, size: int) -> None:
         """Let the client send so many bytes more."""
+
+    def end_turn(self) -> None:
+        """Let others have their turn before what the client has sent behind this."""
 
     def reserve(self, size: int, again: Callable[[], None]) -> bool:
         """Hold so many bytes beyond those that came. False: not yet; again is called when to ask once more."""
@@ -175,11 +181,13 @@ class GrpcCall:
         self.stream.receiver = _Deaf(self)
 
     def set_timeout(self, text: bytes) -> None:
-        """text: of the header grpc-timeout. Raises: InvalidArgument."""
+        """text: of the header grpc-timeout. Raises: InvalidArgument; DeadlineExceeded, for none at all."""
         match = _TIMEOUT.fullmatch(text)
         if match is None:
             raise InvalidArgument(f"grpc-timeout {text.decode(errors='replace')!r}: expected up to 8 digits and one of HMSmun")
         self._timeout_s = int(match[1]) * _UNIT_S[match[2]]
+        if not self._timeout_s:
+            raise DeadlineExceeded(f"the deadline of the call had passed when it came: grpc-timeout {text.decode()}")
 
     def remaining_s(self, now_ns: int) -> float | None:
         """Until the call's deadline; None if it has none."""

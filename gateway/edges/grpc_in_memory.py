@@ -107,7 +107,12 @@ class _StreamInMemory:
     def finish(self, trailers: bytes) -> None:
         self._on_end(dict(hpack.Decoder().decode(trailers, raw=True)))
 
+    def end(self) -> None:
+        self._on_end({})
+
     def credit(self, size: int) -> None: ...
+
+    def end_turn(self) -> None: ...
 
     def reserve(self, size: int, again: Callable[[], None]) -> bool:
         return True
@@ -171,11 +176,11 @@ class _Calls:
         self._deserialize = deserialize
 
     def _headers(self, timeout: float | None, metadata: Metadata | None) -> Headers:
-        headers = {b":method": b"POST", b":path": self._method.encode(), b"content-type": b"application/grpc"}
+        given = metadata or ()
+        headers = {name.lower().encode(): value if isinstance(value, bytes) else value.encode() for name, value in given}
+        headers |= {b":method": b"POST", b":path": self._method.encode(), b"content-type": b"application/grpc"}
         if timeout is not None:
             headers[b"grpc-timeout"] = b"%dm" % min(_LONGEST_MS, max(1, round(timeout * 1000)))
-        for name, value in metadata or ():
-            headers[name.lower().encode()] = value if isinstance(value, bytes) else value.encode()
         return headers
 
     def _frame(self, request: Any) -> bytes:

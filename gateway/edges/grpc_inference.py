@@ -1,5 +1,6 @@
 """Inferences asked for over gRPC: the one of a call, and those of a stream."""
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,9 @@ _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 _LONG_MESSAGE: Final = 64 << 10  # its bytes are counted until it is answered
 Reply: TypeAlias = pb.ModelInferResponse | LongReply
 _STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
+# Of one stream, before others have their turn: a request that is refused at once is none in flight.
+_BEGUN_AT_ONCE: Final = 128
+_TURN_NS: Final = 5_000_000
 
 
 class _OfMessage:
@@ -197,7 +201,9 @@ class InferStream:
         """open_streams: of the server, which shuts them down."""
         self._call = call
         self._endpoints = endpoints
-        self._waiting: tuple[Buffer, int] | None = None  # the next message; those behind it are the call's to keep
+        self._waiting: Buffer | None = None  # the next message; those behind it are the call's to keep
+        self._waiting_size = 0  # of the window
+        self._next_turn: asyncio.Handle | None = None
         self._running: deque[_Turn] = deque()  # in their order
         self._in_parts: list[_Turn] = []
         self._sending = False
@@ -216,7 +222,7 @@ class InferStream:
         self.drained()
 
     def message(self, data: Buffer, size: int) -> None:
-        self._waiting = data, size
+        self._waiting, self._waiting_size = data, size
         self._call.hold()
         self.drained()
 
@@ -252,6 +258,7 @@ class InferStream:
 
     def _advance(self) -> None:
         call, running, in_parts = self._call, self._running, self._in_parts
+        begun, began_ns = 0, time.monotonic_ns()
         while not call.over:
             while running and running[0].replies is not None:
                 self._send(running.popleft())
@@ -264,12 +271,18 @@ class InferStream:
                 call.go_on()
             if self._waiting is None:
                 break
-            data, size = self._waiting
+            over = begun and (begun == _BEGUN_AT_ONCE or time.monotonic_ns() - began_ns >= _TURN_NS)
+            if over and self._next_turn is None:
+                self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
+            if self._next_turn is not None:
+                return
+            data, size = self._waiting, self._waiting_size
             reserved = len(data) if len(data) + 5 != size else 0  # when it was inflated
             long = not reserved and len(data) > _LONG_MESSAGE
             if long and not call.stream.reserve(len(data), self.drained):
                 break
             self._waiting = None
+            begun += 1
             call.stream.credit(size)
             if long:
                 reserved = len(data)
@@ -283,11 +296,15 @@ class InferStream:
             inference.start()
             if inference.in_parts:
                 in_parts.append(running.pop())
-        if not running and not in_parts and not self._waiting and not call.over:
+        if not running and not in_parts and self._waiting is None and not call.over:
             if self._ended:
                 call.finish()
             elif self._farewell is not None:
                 call.fail(self._farewell)
+
+    def _take_turn(self) -> None:
+        self._next_turn = None
+        self.drained()
 
     def _send(self, inference: _Turn) -> None:
         replies, inference.replies = inference.replies or (), None  # an error may hold frames that hold the inference

@@ -50,7 +50,8 @@ _NEEDS: Final = {
 }  # fmt: skip
 
 _GRPC: Final = re.compile(rb"application/grpc($|[+; ])", re.IGNORECASE)  # and not gRPC-Web, whose answers have another form
-_NOT_GRPC: Final = header_block(status=415)
+_NOT_GRPC: Final = header_block((b"content-type", b"text/plain"), status=415)
+_WANTED: Final = b"expected a POST of application/grpc: this port speaks gRPC; REST is at server.http_port\n"
 
 
 class GrpcServer:
@@ -207,7 +208,7 @@ class GrpcServer:
         headers = stream.headers
         kind = headers.get(b"content-type", b"")
         if (kind != b"application/grpc" and _GRPC.match(kind) is None) or headers.get(b":method") != b"POST":
-            stream.send_headers(_NOT_GRPC, end=True)
+            self._refuse_stranger(stream)
             return
         call = GrpcCall(stream, self._limits.body_bytes)
         path = headers.get(b":path", b"")
@@ -262,6 +263,15 @@ class GrpcServer:
 
         return guarded
 
+    def _refuse_stranger(self, stream: CallStream) -> None:
+        """Say in HTTP that this is no call, to whom reads that."""
+        if stream.headers.get(b":method") == b"HEAD":
+            stream.send_headers(_NOT_GRPC, end=True)
+            return
+        stream.send_headers(_NOT_GRPC)
+        stream.send_data(_WANTED)
+        stream.end()
+
 
 class _TaskCall(OneMessage):
     """A call that a coroutine answers, as a task."""
@@ -281,6 +291,7 @@ class _TaskCall(OneMessage):
         self._task: asyncio.Task[None] | None = None
 
     def start(self, data: Buffer) -> None:
+        self._call.stream.end_turn()  # statistics of 200 models take 30 ms
         self._task = asyncio.ensure_future(self._run(data))
         self._tasks.add(self._task)
         self._task.add_done_callback(self._tasks.discard)

@@ -1,5 +1,6 @@
 """What a gRPC server offers beside inference: its state and repository, shared memory, health and reflection."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -18,6 +19,7 @@ from gateway.wire.tensors import Buffer
 Reply = TypeVar("Reply", bound=Message)
 
 _parse_reflection: Final = parser(reflection_pb2.ServerReflectionRequest)
+_TOLD_AT_ONCE: Final = 64  # answers of reflection, before others have their turn
 
 
 class HealthWatch(OneMessage):
@@ -66,6 +68,7 @@ class ReflectionCall:
         """services: a ReflectionServicer, whose stubs know nothing of what it yields."""
         self._call = call
         self._services = services
+        self._told = 0
 
     def message(self, data: Buffer, size: int) -> None:
         self._call.stream.credit(size)
@@ -74,8 +77,12 @@ class ReflectionCall:
         request = _parse_reflection(data)
         for reply in self._services.ServerReflectionInfo(iter([request]), None):
             self._call.send(reply)
+        self._told += 1
         if self._call.stream.backlog:
             self._call.hold()
+        elif not self._told % _TOLD_AT_ONCE:
+            self._call.hold()
+            asyncio.get_running_loop().call_soon(self._call.go_on)
 
     def end(self) -> None:
         self._call.finish()

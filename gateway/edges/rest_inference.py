@@ -272,5 +272,5 @@ def respond_error(exchange: Exchange, error: GatewayError) -> None:
     if error.code is Code.UNAUTHENTICATED:
         headers = b"WWW-Authenticate: Bearer\r\n"
     elif isinstance(error, Unavailable):
-        headers = b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_after_s or 1.0))
+        headers = b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_s))
     exchange.respond(STATUS[error.code], error_body(error.words), JSON, headers)

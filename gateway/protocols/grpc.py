@@ -229,14 +229,14 @@ def _as_varint(value: int) -> bytes:
 
 
 def trailers(error: Exception) -> tuple[tuple[str, str], ...]:
-    """When a retry is worth it, if the error says so.
+    """When a retry is worth it, of an error that can be retried.
 
     `retry-after` in seconds, as over HTTP, for people and proxies; `grpc-retry-pushback-ms` is what gRPC clients with a retry
     policy obey. Source: gRFC A6, "Pushback".
     """
-    after_s = error.retry_after_s if isinstance(error, Unavailable) else None
-    if after_s is None:
+    if not isinstance(error, Unavailable):
         return ()
+    after_s = error.retry_s
     return (("retry-after", f"{after_s:g}"), ("grpc-retry-pushback-ms", str(max(1, round(after_s * 1000)))))
 
 

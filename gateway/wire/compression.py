@@ -12,6 +12,7 @@ from gateway.wire.tensors import Buffer
 
 WINDOW_BITS: Final = {b"gzip": 31, b"deflate": 15}
 _LEVEL: Final = 1
+_LONGEST_ACCEPTED: Final = 1 << 10  # of an Accept-Encoding: to read one of 32 kB takes 2 ms
 _MOST_MEMBERS: Final = 10_000  # of a gzip body: each takes its time, also an empty one of 20 bytes
 _LOOK_BYTES: Final = 4 << 10
 _PIECE_BYTES: Final = 1 << 20  # a shorter one would take the interpreter back as often
@@ -19,9 +20,11 @@ _MEMBERS_AT_ONCE: Final = 128
 
 
 def choose_encoding(accepted: bytes) -> bytes:
-    """The best of gzip and deflate by an Accept-Encoding header; b"" for neither. gzip wins a tie."""
+    """The best of gzip and deflate by an Accept-Encoding header of a sane length; b"" for neither. gzip wins a tie."""
     if accepted == b"gzip" or accepted == b"deflate":
         return accepted
+    if len(accepted) > _LONGEST_ACCEPTED:
+        return b""
     weights: dict[bytes, float] = {}
     for item in accepted.lower().split(b","):
         name, *parameters = item.split(b";")

@@ -18,7 +18,8 @@ REASONS: Final = {
     405: b"Method Not Allowed", 406: b"Not Acceptable", 408: b"Request Timeout", 409: b"Conflict", 413: b"Content Too Large",
     415: b"Unsupported Media Type", 417: b"Expectation Failed", 429: b"Too Many Requests",
     431: b"Request Header Fields Too Large", 499: b"Client Closed Request", 500: b"Internal Server Error",
-    501: b"Not Implemented", 503: b"Service Unavailable", 504: b"Gateway Timeout", 507: b"Insufficient Storage",
+    501: b"Not Implemented", 503: b"Service Unavailable", 504: b"Gateway Timeout", 505: b"HTTP Version Not Supported",
+    507: b"Insufficient Storage",
 }  # fmt: skip
 _ONE_BUFFER: Final = (bytes, bytearray, memoryview)
 _DEFLATE_FROM_BYTES: Final = 1 << 10  # below it, the time costs more than the bytes

@@ -66,7 +66,7 @@ class Connection(Sender):
         self._expected = expected
         self._rest = b""
         self._work_each = UNLIMITED  # frames handled in one go; what is left waits for the next `receive`
-        self._spent = 0  # of that, on header blocks that are new and on settings
+        self._spent = 0  # of that, on new header blocks and on settings; all of it, where a turn is to end
         self.heard = False  # anything; for whoever sets it back
         self._last_stream = 0  # that the other side has opened
         self._read_from = 0  # the same, before this read
@@ -108,6 +108,9 @@ class Connection(Sender):
             self._on_broken(exc)
         finally:
             self._reading = False
+
+    def end_turn(self) -> None:
+        self._spent = self._work_each
 
     def _read(self, data: bytes) -> int:
         """Handle every whole frame; returns how many bytes they took."""

@@ -190,6 +190,10 @@ class Stream:
         """Hold so many less of those reserved."""
         self._connection.give_back(self, size)
 
+    def end_turn(self) -> None:
+        """What this request asks for takes long: let others have their turn before what came behind it."""
+        self._connection.end_turn()
+
     def reset(self, code: int) -> None:
         """End the stream on our side."""
         self._connection.write(reset(self.number, code))
@@ -300,6 +304,10 @@ class Sender(ABC):
         return True
 
     def give_back(self, stream: Stream, size: int) -> None: ...  # noqa: B027  # likewise
+
+    @abstractmethod
+    def end_turn(self) -> None:
+        """Let others have their turn before what came next."""
 
     @abstractmethod
     def sent_all(self, stream: Stream) -> None:

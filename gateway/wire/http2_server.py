@@ -289,7 +289,7 @@ class ServerConnection(BoundedHttp2Connection):
             raise Broken(FLOW_CONTROL_ERROR, "more data than the connection's window")
         stream = self._streams.get(number)
         if stream is None:
-            if number == 0 or number > self._last_stream:
+            if self._is_idle(number):
                 raise Broken(PROTOCOL_ERROR, f"data for stream {number}, which is not open")
             self.release(size)
             return  # we have answered or reset it; what was under way is dropped
@@ -298,9 +298,10 @@ class ServerConnection(BoundedHttp2Connection):
         stream.receive_window -= size
         if stream.receive_window < 0:
             raise Broken(FLOW_CONTROL_ERROR, f"more data for stream {number} than its window")
+        stream.ended = ended = bool(flags & END_STREAM)
         if flags & PADDED:
             payload = unpadded(payload)
-        stream.ended = ended = bool(flags & END_STREAM)
+            stream.credit(size - len(payload))  # 6.1: the window is of padding, too, which nobody holds
         stream.receiver.take(payload, ended)
         if self._receive_left < self._look_below:
             self._look_at_room(stream)
@@ -365,7 +366,7 @@ class ServerConnection(BoundedHttp2Connection):
                 self._abandoned += 1
                 if self._abandoned > _MOST_ABANDONED:
                     raise Broken(ENHANCE_YOUR_CALM, f"{self._abandoned} requests taken back at once")
-        elif number == 0 or number > self._last_stream:
+        elif self._is_idle(number):
             raise Broken(PROTOCOL_ERROR, f"reset of stream {number}, which is not open")
 
     def _on_window_update(self, number: int, size: int) -> None:
@@ -376,8 +377,12 @@ class ServerConnection(BoundedHttp2Connection):
                     self.ready[stream] = None
             except Broken:  # 6.9.1: which concerns no other
                 self._give_up(stream, FLOW_CONTROL_ERROR)
-        elif number > self._last_stream:
+        elif self._is_idle(number):
             raise Broken(PROTOCOL_ERROR, f"a window update for stream {number}, which is not open")
+
+    def _is_idle(self, number: int) -> bool:
+        """Whether the client has not opened a stream. Those that it has opened beyond our last GOAWAY are not known (6.8)."""
+        return number == 0 or (number > self._last_stream and not self._draining)
 
 
 class _Kept:

@@ -29,6 +29,7 @@ IDLE, HEAD, BODY, FILLING, DEAF = range(len(PHASES))
 _SLICE_BYTES: Final = 32 << 10  # 1300 of the shortest requests, 6 ms
 _UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"http2-settings"))
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+;=%:\[\]-]*")  # RFC 3986, section 3.2.2; a comma would join two of them
+_OTHER_VERSION: Final = "this port speaks HTTP/1.1; gRPC, over HTTP/2, is at server.grpc_port"
 _LINE_BYTES: Final = len(b"POST  HTTP/1.1\r\n\r\n")
 _PADDING_BYTES: Final = 256  # that a head may have besides: white space, which the parser drops
 _NOTHING: Final = memoryview(b"")
@@ -119,7 +120,10 @@ class RequestReader:
                 self._refusal = 500, "internal error"
             self.refuse(*self._refusal)
         except httptools.HttpParserError as exc:
-            self.refuse(400, f"malformed HTTP request: {exc}")
+            if self._parser.get_method() == b"PRI":  # how HTTP/2 begins
+                self.refuse(505, _OTHER_VERSION)
+            else:
+                self.refuse(400, f"malformed HTTP request: {exc}")
         phase = self.phase
         if phase == HEAD:
             if not self._head_is_new:
@@ -245,7 +249,7 @@ class RequestReader:
         target = self._url
         self._target = target if target.startswith(b"/") else _origin_form(target)
         self._keep_alive = keep_alive = parser.should_keep_alive()
-        self._http_1_0 = (b"connection" in headers or not keep_alive) and parser.get_http_version() == "1.0"
+        self._http_1_0 = (b"connection" in headers or not keep_alive) and self._is_old()  # else it is HTTP/1.1
         self.phase = BODY
         self._body = b""
         self._body_bytes = 0
@@ -264,6 +268,13 @@ class RequestReader:
             self._upgrading = True
         elif b"expect" in headers:
             self._expect(headers[b"expect"])
+
+    def _is_old(self) -> bool:
+        """Whether this is HTTP/1.0, and not 1.1."""
+        version = self._parser.get_http_version()
+        if version not in ("1.0", "1.1"):  # 0.9 and 2.0, which the parser takes as well
+            self._stop(505, f"HTTP/{version}: {_OTHER_VERSION}")
+        return version == "1.0"
 
     def _check_coding(self, codings: bytes) -> None:
         """RFC 9112, section 6.1."""
@@ -286,7 +297,7 @@ class RequestReader:
     def _expect(self, expectation: bytes) -> None:
         if expectation.lower() != b"100-continue":
             self._stop(417, f"expectation {expectation.decode('latin-1')!r} cannot be met, only 100-continue")
-        if self._content_bytes or self._chunked:
+        if (self._content_bytes or self._chunked) and not self._http_1_0:  # RFC 9110, section 10.1.1
             self._sink.continue_expected()
 
     def on_body(self, body: bytes) -> None:

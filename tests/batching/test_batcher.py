@@ -154,6 +154,12 @@ def test_a_deadline_below_a_millisecond_is_told_with_the_unit_of_timeout() -> No
     assert "its deadline was 50 µs after arrival (`timeout` is in microseconds)" in error.message
 
 
+def test_a_request_that_came_behind_its_deadline_is_told_so() -> None:
+    late = request(5, timeout_ms=-1)
+    with pytest.raises(DeadlineExceeded, match="the request came after its deadline"):
+        batcher_of(None).add(late, 6 * MS)
+
+
 def test_an_expired_low_priority_request_is_never_executed_either() -> None:
     low = request(0, priority=4, timeout_ms=5)  # its place in the queue is that of 0 + 4·5 ms
     step = batcher_of(None, low).step(6 * MS, 1)

@@ -151,8 +151,9 @@ def test_an_inference_over_grpc(gateway: Served, message: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "options", "status", "text"),
     [
-        ("ModelInfer", ("--http2-prior-knowledge",), 415, ""),
-        ("ModelInfer", ("--http2-prior-knowledge", "-X", "POST"), 415, ""),
+        ("ModelInfer", ("--http2-prior-knowledge",), 415, "a POST of application/grpc"),
+        ("ModelInfer", ("--http2-prior-knowledge", "-X", "POST"), 415, "a POST of application/grpc"),
+        ("ModelInfer", ("--http2-prior-knowledge", "-I"), 415, "text/plain"),
         ("ModelInfer", (*GRPC, "-d", QUESTION), 200, "grpc-status: 3"),
         ("Nothing", (*GRPC, "-X", "POST"), 200, "grpc-status: 12"),
         ("ModelInfer", (*GRPC, "-X", "POST", "-H", "X: " + "x" * 40_000), 200, "server.limits.header_bytes"),

@@ -127,17 +127,19 @@ async def test_the_timeout_parameter_is_a_deadline() -> None:
         await busy
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["of what is known", "before the first batch"])
 @on_loop
-async def test_an_overload_carries_a_retry_hint_in_its_trailers() -> None:
+async def test_an_overload_carries_a_retry_hint_in_its_trailers(known: bool) -> None:
     async with serving(SLOW.replace("fixed_ms: 200", "fixed_ms: 20")) as served:
-        for _ in range(3):  # what an execution takes is known then
-            await served.stub.ModelInfer(infer_request("slow"))
+        if known:  # what an execution takes
+            for _ in range(3):
+                await served.stub.ModelInfer(infer_request("slow"))
         calls = [served.stub.ModelInfer(infer_request("slow")) for _ in range(12)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         overloads = [outcome for outcome in outcomes if isinstance(outcome, grpc.aio.AioRpcError)]
         hints = [dict(error.trailing_metadata()).get("grpc-retry-pushback-ms") for error in overloads]
         assert overloads
-        assert all(hint is None or int(hint) >= 1 for hint in hints)
+        assert all(hint is not None and int(hint) >= 1 for hint in hints)
 
 
 @on_loop

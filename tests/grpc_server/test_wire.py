@@ -126,6 +126,9 @@ async def test_a_message_that_inflates_beyond_the_limit_is_refused() -> None:
         ((framed(GOOD),), {"grpc_encoding": "snappy"}, StatusCode.UNIMPLEMENTED, "expected identity, gzip or deflate"),
         ((framed(GOOD),), {"grpc_timeout": "soon"}, StatusCode.INVALID_ARGUMENT, "grpc-timeout 'soon'"),
         ((framed(GOOD),), {"grpc_timeout": "123456789S"}, StatusCode.INVALID_ARGUMENT, "grpc-timeout"),
+        ((framed(GOOD),), {"grpc_timeout": "0S"}, StatusCode.DEADLINE_EXCEEDED, "had passed when it came: grpc-timeout 0S"),
+        ((framed(b""),), {"grpc_timeout": "0n", "path": LIVE}, StatusCode.DEADLINE_EXCEEDED, "grpc-timeout 0n"),
+        ((framed(GOOD),), {"grpc_timeout": "1n"}, StatusCode.DEADLINE_EXCEEDED, "the request came after its deadline"),
         ((framed(b""),), {"grpc_timeout": "1s", "path": LIVE}, StatusCode.INVALID_ARGUMENT, "grpc-timeout '1s'"),
         ((framed(GOOD),), {"path": "/inference.GRPCInferenceService/Nothing"}, StatusCode.UNIMPLEMENTED, "unknown method"),
         ((framed(b""),), {}, StatusCode.NOT_FOUND, "Request for unknown model: '' is not found; models here: 'echo', 'later'"),
@@ -147,7 +150,9 @@ def test_what_is_no_call_is_refused(pieces: tuple[bytes, ...], headers: dict[str
 @on_loop
 async def test_what_is_not_grpc_gets_an_http_status() -> None:
     async with serving() as served:
-        assert (await ask(served, b"{}", content_type="application/json")).fields[":status"] == "415"
+        answer = await ask(served, b"{}", content_type="application/json")
+        assert (answer.fields[":status"], answer.fields["content-type"]) == ("415", "text/plain")
+        assert b"expected a POST of application/grpc" in answer.body
 
 
 @on_loop
@@ -294,6 +299,7 @@ class SlowStream:
         self.reads = True
         self.sent: list[bytes] = []
         self.over = False
+        self.turns_ended = 0
 
     def send_headers(self, block: bytes, *, end: bool = False) -> None:
         self.over |= end
@@ -305,7 +311,13 @@ class SlowStream:
     def finish(self, trailers: bytes) -> None:
         self.over = True
 
+    def end(self) -> None:
+        self.over = True
+
     def credit(self, size: int) -> None: ...
+
+    def end_turn(self) -> None:
+        self.turns_ended += 1
 
     def reserve(self, size: int, again: Callable[[], None]) -> bool:
         return True
@@ -331,8 +343,38 @@ async def test_reflection_waits_for_a_client_that_does_not_read() -> None:
         assert len(stream.sent) == 2
         stream.backlog, stream.reads = False, True
         stream.receiver.drained()
+        while not stream.over:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0)
         assert len(stream.sent) == 1001
-        assert stream.over
+
+
+@on_loop
+async def test_a_call_that_takes_a_task_lets_others_in_behind_it() -> None:
+    async with serving() as served:
+        for path, message, turns in ((LIVE, b"", 1), (INFER, GOOD, 0)):
+            stream = SlowStream(path)
+            served.server.open(stream)
+            stream.receiver.take(framed(message), True)
+            assert stream.turns_ended == turns
+            while not stream.over:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.001)
+
+
+@on_loop
+async def test_many_short_messages_let_others_in_between() -> None:
+    asked = framed(reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString())
+    async with serving() as served:
+        for path, request in ((f"/{REFLECTION.format('v1')}/ServerReflectionInfo", asked), (STREAM_INFER, framed(b""))):
+            stream = SlowStream(path)
+            served.server.open(stream)
+            stream.receiver.take(request * 5000, True)
+            turns = 1
+            while not stream.over:
+                assert len(stream.sent) <= 128 * turns
+                turns += 1
+                await asyncio.sleep(0)
+            assert len(stream.sent) == 5000
+            assert turns > 5000 // 128
 
 
 @on_loop

@@ -246,7 +246,6 @@ def test_a_client_that_sends_thousands_of_requests_lets_others_in_between() -> N
     "garbage",
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(100),  # TLS
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\x00" * 100,
         b"HELLO\r\n\r\n",
         b"GET /x HTTP/9.9\r\n\r\n",
@@ -266,6 +265,17 @@ def test_garbage_is_refused(garbage: bytes) -> None:
         with served.connect() as client:
             client.send(garbage)
             assert_refused(client, 400, "malformed HTTP request")
+        assert_unharmed(served)
+
+
+def test_a_client_of_http_2_is_told_what_the_port_speaks() -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    with serving(echo) as served:
+        for pieces in ([preface], [preface + bytes(9)], [preface[:3], preface[3:20], preface[20:]]):
+            with served.connect() as client:
+                for piece in pieces:
+                    client.send(piece)
+                assert_refused(client, 505, "this port speaks HTTP/1.1; gRPC, over HTTP/2, is at server.grpc_port")
         assert_unharmed(served)
 
 

@@ -246,7 +246,7 @@ def test_compressed_answers_keep_their_order() -> None:
     ("accepted", "chosen"),
     [
         ("gzip", b"gzip"), ("deflate", b"deflate"), ("deflate, gzip", b"gzip"), ("deflate, gzip;q=0.5", b"deflate"),
-        ("br", b""),
+        ("br", b""), ("gzip, " + "x, " * 400, b""),
         ("gzip;q=0", b""), ("*", b"gzip"), ("*;q=0", b""), ("identity, gzip;q=0.1", b""), ("gzip;q=x", b""), ("", b""),
     ],
 )  # fmt: skip

@@ -401,7 +401,8 @@ def test_every_code_has_a_status() -> None:
 
 def test_an_overload_tells_when_to_come_back() -> None:
     assert trailers(Overloaded("full", retry_after_s=0.25)) == (("retry-after", "0.25"), ("grpc-retry-pushback-ms", "250"))
-    assert trailers(Overloaded("full")) == ()
+    assert trailers(Overloaded("full")) == (("retry-after", "1"), ("grpc-retry-pushback-ms", "1000"))  # it is unknown
+    assert dict(trailers(Overloaded("full", retry_after_s=0.0)))["grpc-retry-pushback-ms"] == "1"
     assert trailers(NotFound("x")) == ()
 
 

@@ -13,7 +13,7 @@ from tests.wire.reading import Told, read
 from tests.wire.talking import Kept, connect, give
 
 LIMITS: Final = Limits(body_bytes=20_000, header_bytes=2000, header_count=20, pipelined_requests=4)
-DECLARED: Final = {400, 413, 417, 431, 501}  # what a stream may be refused with
+DECLARED: Final = {400, 413, 417, 431, 501, 505}  # what a stream may be refused with
 _PARTS: Final = (
     b"\r\n", b"\r", b"\n", b"\0", b":", b" ", b"\t", b",", b"\xff", b"1.0", b"-1", b"99999999999999999999",
     b"ffffffffffffffffff\r\n", b"0\r\n\r\n", b"5\r\nabcde\r\n", b"GET /x HTTP/1.1\r\n", b"Host: x\r\n",

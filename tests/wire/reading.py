@@ -21,6 +21,7 @@ class Told:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.faults: list[tuple[int, str]] = []
+        self.continues = 0
 
     def arrived(
         self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: Buffer, keep_alive: bool, http_1_0: bool
@@ -28,7 +29,8 @@ class Told:
         assert not self.faults
         self.requests.append(Request(method, target, headers, bytes(body), keep_alive))
 
-    def continue_expected(self) -> None: ...
+    def continue_expected(self) -> None:
+        self.continues += 1
 
     def may_hold(self, body_bytes: int) -> bool:
         return True

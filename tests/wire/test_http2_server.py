@@ -198,6 +198,23 @@ def test_padding_and_priority_are_left_out() -> None:
     assert body_of(peer.received()) == b"abc"
 
 
+def test_padding_is_given_back_to_the_windows_at_once() -> None:
+    """Nobody holds it: a stream that goes on for long would come to a stand by it."""
+    peer = open_peer(Limits(body_bytes=1000))
+    peer.send(peer.headers(1))
+    padded = data(1, b"\xffa" + bytes(255), flags=PADDED)
+    peer.send(*[padded] * 1000)
+    assert not peer.over
+    frames = peer.received()
+    own = sum(int.from_bytes(each.payload) for each in frames if each.kind == WINDOW_UPDATE and each.stream == 1)
+    assert own == 256 * 1000
+    assert windows(frames) > 220_000
+    peer.send(data(1, b"\x01b\0", end=True, flags=PADDED))
+    frames = peer.received()
+    assert body_of(frames) == b"a" * 1000 + b"b"
+    assert not [each for each in frames if each.kind == WINDOW_UPDATE and each.stream == 1]  # nothing more may come
+
+
 def test_trailers_of_a_client_end_its_body() -> None:
     peer = open_peer()
     peer.send(peer.headers(1), data(1, b"abc"), peer.headers(1, end=True, fields=[("x", "y")]))
@@ -465,6 +482,24 @@ def test_header_blocks_that_are_new_take_more_of_a_turn() -> None:
     assert len(peer.streams) == 20
 
 
+def test_a_request_that_takes_long_ends_the_turn() -> None:
+    begun: list[Stream] = []
+
+    def begin(stream: Stream) -> None:
+        begun.append(stream)
+        stream.end_turn()
+
+    connection = ServerConnection(Limits(), begin, lambda: None, lambda: 0.0)
+    encoder = hpack.Encoder()
+    block = [encoder.encode(FIELDS) for _ in range(100)]
+    connection.receive(PREFACE + frame(SETTINGS))
+    connection.receive(b"".join(frame(HEADERS, 2 * at + 1, block[at], END_HEADERS | END_STREAM) for at in range(100)))
+    for number in range(1, 101):
+        assert len(begun) == number
+        assert connection.more == (number < 100)
+        connection.receive(b"")
+
+
 def test_what_waits_for_windows_is_looked_at_once_a_read() -> None:
     """Counted, not timed."""
     peer = open_peer()
@@ -677,7 +712,10 @@ def test_a_drain_finishes_what_is_open_and_takes_nothing_new() -> None:
     peer.connection.drain()
     assert goaway_code(peer.received()) == 0
     peer.send(peer.headers(3, end=True))
-    assert peer.received() == []
+    peer.send(
+        peer.headers(5), data(5, b"x"), frame(WINDOW_UPDATE, 5, word(1)), data(5, end=True), frame(RST_STREAM, 5, word(8))
+    )
+    assert peer.received() == []  # what crosses the word is no fault, and the client tries it elsewhere
     assert not peer.over
     peer.send(data(1, b"abc", end=True))
     assert body_of(peer.received()) == b"abc"

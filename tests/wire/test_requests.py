@@ -83,3 +83,29 @@ def test_an_offer_of_another_protocol_leaves_the_rest_of_connection_as_it_is(con
 def test_an_offer_of_another_protocol_by_an_old_client_leaves_it_old() -> None:
     told = read(b"GET / HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" * 2)
     assert [found.keep_alive for found in told.requests] == [False]
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@pytest.mark.parametrize("stream", [PREFACE, PREFACE + b"\0\0\0\4\0\0\0\0\0", b"PRI / HTTP/1.1\r\nHost: t\r\n\r\n"])
+def test_http_2_is_told_where_it_is_spoken(stream: bytes) -> None:
+    for reads in ([stream], [stream[at : at + 1] for at in range(len(stream))]):
+        (fault,) = read(*reads).faults
+        assert fault == (505, "this port speaks HTTP/1.1; gRPC, over HTTP/2, is at server.grpc_port")
+
+
+@pytest.mark.parametrize("version", [b"0.9", b"2.0"])
+@pytest.mark.parametrize("connection", [b"", b"Connection: keep-alive\r\n"])
+def test_another_version_of_http_is_not_taken_for_this_one(version: bytes, connection: bytes) -> None:
+    status, message = refused(b"GET / HTTP/%b\r\nHost: t\r\n%b\r\n" % (version, connection))
+    assert status == 505
+    assert message.startswith(f"HTTP/{version.decode()}: this port speaks HTTP/1.1")
+
+
+@pytest.mark.parametrize(("version", "told"), [(b"1.0", 0), (b"1.1", 1)])
+@pytest.mark.parametrize("connection", [b"", b"Connection: keep-alive\r\n"])
+def test_an_old_client_is_not_told_to_continue(version: bytes, told: int, connection: bytes) -> None:
+    head = b"POST / HTTP/%b\r\nHost: t\r\n%bContent-Length: 3\r\nExpect: 100-continue\r\n\r\n" % (version, connection)
+    found = read(head, b"abc")
+    assert [found.requests[0].body, found.continues] == [b"abc", told]

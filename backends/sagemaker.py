@@ -109,8 +109,8 @@ class _Handlers:
             sys.path.append(packages)
         lend()
         self._default_accept = default_accept
-        self.context = Context(model_dir or str(self.file.parent.parent))
         module = sys.modules[load_object(f"{self.file}:__name__")]
+        self.context = Context(model_dir or str(self.file.parent.parent))  # which asks PyTorch for a GPU, once it is imported
         self._own: dict[str, Any] = {name: found for name in _ARGUMENTS if (found := getattr(module, name, None)) is not None}
         if "transform_fn" in self._own and (others := sorted(self._own.keys() & {"input_fn", "predict_fn", "output_fn"})):
             raise LoadFailed(f"{self.file}: transform_fn stands for {', '.join(others)}: keep it, or them")

@@ -1,7 +1,10 @@
 """`gateway serve` of packages made for SageMaker: a folder, or a model.tar.gz, and what it says of them."""
 
+import base64
 import io
+import json
 import os
+import struct
 import subprocess
 import sys
 import tarfile
@@ -20,6 +23,7 @@ from gateway.configuring.check import check
 from gateway.configuring.guess import guess, written
 from gateway.configuring.requirements import installed
 from gateway.errors import ConfigError
+from tests.backends import sagemaker_cases as cases
 
 HANDLERS = """
 def model_fn(model_dir):
@@ -189,6 +193,51 @@ def test_what_it_raises_else_is_500_and_its_traceback_is_in_the_log_alone(
     assert answer.status_code == 500
     assert answer.json() == {"error": "doubler:1/python: RuntimeError: place is negative"}
     assert "in predict_fn" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_body_that_is_no_text_comes_and_goes_as_binary_tensors(tmp_path: Path) -> None:
+    told = {answer["request"]: answer for answer in json.loads(cases.ANSWERS.read_text())}
+    request = next(each for each in cases.REQUESTS if each.body == cases.IMAGE and each.accept == "application/x-npy")
+    given = {"body": request.body, "content_type": request.content_type.encode(), "accept": request.accept.encode()}
+    elements = [struct.pack("<I", len(value)) + value for value in given.values()]
+    about = {
+        "inputs": [
+            {**text(name), "parameters": {"binary_data_size": len(element)}}
+            for name, element in zip(given, elements, strict=True)
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+    head = json.dumps(about).encode()
+    with gateway.TestClient(str(cases.write_package(tmp_path / "own", "own"))) as client:
+        answer = client.post(
+            "/v2/models/own/infer",
+            content=b"".join([head, *elements]),
+            headers={"Inference-Header-Content-Length": str(len(head))},
+        )
+    assert answer.status_code == 200
+    binary = answer.content[int(answer.headers["inference-header-content-length"]) :]
+    (length,) = struct.unpack_from("<I", binary)
+    assert binary[4 : 4 + length] == base64.b64decode(told[request.name]["body"])
+
+
+def test_requests_share_a_batch_of_a_package_that_says_so(tmp_path: Path) -> None:
+    code = """
+max_batch_size = 8
+
+def model_fn(model_dir): ...
+
+def input_fn(body, content_type):
+    return int(body)
+
+def predict_fn(data, model):
+    return [f"{number} of {data}" for number in data]
+
+def output_fn(prediction, accept):
+    return prediction
+"""
+    with gateway.load(guess(str(a_package(tmp_path / "many", code))).document) as model:
+        assert model.predict({"body": ["1", "2"]})["body"].tolist() == [b"1 of [1, 2]", b"2 of [1, 2]"]
 
 
 # model.tar.gz

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,10 +12,11 @@ import pytest
 
 from backends.base import ModelSpec
 from gateway.cluster.channel import Channel
+from gateway.cluster.remote import _execution
 from gateway.cluster.replica import Replica
 from gateway.config import parse_config
 from gateway.engine.runner import PARTS_AHEAD
-from gateway.errors import BackendFailed, GatewayError
+from gateway.errors import BackendFailed, GatewayError, UnsupportedMediaType
 from gateway.wire.frames import decode_frame, encode_frame
 from gateway.wire.tensors import Buffer
 from tests.engine.misbehaving import value_of
@@ -84,6 +86,22 @@ def test_an_error_is_data(value: float | None, error: str, lost: bool) -> None:
         replica = await open_replica(faults={"fail": 101.0, "lose": 102.0})
         outputs, extra = decode_frame(await replica.run(frame(value) if value else b"no frame"))
         assert (outputs, extra["error"], extra["session_lost"]) == ({}, error, lost)
+        await replica.close()
+
+    run(test)
+
+
+def test_an_input_that_the_model_does_not_take_is_the_clients_fault_here_too(tmp_path: Path) -> None:
+    handlers = "def model_fn(folder): ...\n\ndef input_fn(body, content_type):\n    raise ValueError(content_type)\n"
+    (tmp_path / "inference.py").write_text(handlers)
+
+    async def test() -> None:
+        replica = await open_replica(kind="python", model=f"{tmp_path}/inference.py:SageMakerHandlers")
+        inputs = {name: np.array([b"text/x"], object) for name in ("body", "content_type", "accept")}
+        about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": {}}
+        answer = await replica.run(b"".join(encode_frame(inputs, about)))
+        sent: Any = SimpleNamespace(sent_ns=0, on_part=None)
+        assert isinstance(_execution(sent, answer, 1).error, UnsupportedMediaType)
         await replica.close()
 
     run(test)

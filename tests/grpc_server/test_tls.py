@@ -33,9 +33,7 @@ def credentials(authority: Authority, shown: tuple[Path, Path] | None = None) ->
 
 @on_loop
 async def test_calls_of_any_size_are_answered_and_streams_flow(authority: Authority) -> None:
-    async with serving(
-        CONTROLLED + MODELS, certificates=certificates(authority), credentials=credentials(authority)
-    ) as served:
+    async with serving(CONTROLLED + MODELS, certificates=certificates(authority), credentials=credentials(authority)) as served:
         small = await served.stub.ModelInfer(infer_request(value=3))
         assert len(small.raw_output_contents[0]) == 16
         long = pb.ModelInferRequest(model_name="later", raw_input_contents=[])

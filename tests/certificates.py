@@ -27,7 +27,9 @@ class Authority:
             digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
             data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
         )  # fmt: skip
-        certificate = built.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())
+        own = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        built = built.add_extension(usage, critical=True).add_extension(own, critical=False)
+        certificate = built.sign(self._key, hashes.SHA256())
         self.path = folder / f"{name}.pem"
         self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
@@ -37,7 +39,9 @@ class Authority:
         usage = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
         names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         built = _builder(_name(name), self._name, key).add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-        certificate = built.add_extension(names, critical=False).sign(self._key, hashes.SHA256())
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())  # later Pythons ask for it
+        built = built.add_extension(names, critical=False).add_extension(signer, critical=False)
+        certificate = built.sign(self._key, hashes.SHA256())
         paths = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         for path, content in zip(paths, (certificate.public_bytes(serialization.Encoding.PEM), private), strict=True):

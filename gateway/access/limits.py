@@ -9,6 +9,7 @@ import math
 from typing import Final, NamedTuple
 
 FULL: Final = -1  # so many requests are in flight already
+_SKEW_NS: Final = 1_000_000_000  # more than processes read one clock apart
 
 
 class Limit(NamedTuple):
@@ -42,11 +43,15 @@ class Standing(NamedTuple):
 
 
 def admit(standing: Standing, limit: Limit, now_ns: int) -> tuple[Standing, int]:
-    """What is so after one more request, and 0; or as it was, and FULL, or after how many nanoseconds there is room."""
+    """What is so after one more request, and 0; or without it, and FULL, or after how many nanoseconds there is room."""
     if limit.most and standing.running >= limit.most:
         return standing, FULL
     due_ns = standing.due_ns
     if limit.interval_ns:
+        latest_ns = now_ns + limit.burst * limit.interval_ns
+        if due_ns > latest_ns + _SKEW_NS:  # by a stricter limit that is no more, or by the clock of before a reboot
+            due_ns = latest_ns
+            standing = Standing(due_ns, standing.running)
         due_ns = max(due_ns, now_ns)
         ahead_ns = due_ns - now_ns - (limit.burst - 1) * limit.interval_ns
         if ahead_ns > 0:

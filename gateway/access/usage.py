@@ -87,8 +87,8 @@ class SharedUsage:
             at = self._row(digest, now_ns) + _DIGEST
             standing = Standing(table[at], sum(table[at + 1 : at + 1 + self._columns]))
             standing, verdict = admit(standing, limit.part(self._living, self._processes), now_ns)
+            table[at] = standing.due_ns
             if not verdict:
-                table[at] = standing.due_ns
                 table[at + 1 + self._column] += 1
             return verdict
         finally:

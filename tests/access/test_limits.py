@@ -72,6 +72,17 @@ def test_all_places_together_grant_the_whole_and_one_for_each_that_would_get_non
         assert sum(granted) <= limit + sum(limit * here < of for here in places)
 
 
+@pytest.mark.parametrize("before", [Limit(1000 * S, 5), Limit(S, 5000)])
+def test_a_limit_that_was_stricter_is_soon_forgotten(before: Limit) -> None:
+    """As is the clock of before a reboot."""
+    standing, now = Standing(), Limit(S, 2)
+    while (outcome := admit(standing, before, S))[1] == 0:
+        standing = outcome[0]
+    standing, verdict = admit(standing, now, S)
+    assert (standing.due_ns, verdict) == (3 * S, S)
+    assert admit(standing, now, 2 * S)[1] == 0
+
+
 @pytest.mark.parametrize("here", [3, 4])
 def test_who_is_all_or_more_grants_the_whole(here: int) -> None:
     assert Limit(S, 5, 7).part(here, 3) == Limit(S, 5, 7)

@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 TRITON := .venv-triton
 MUTANTS := .venv-mutants
+IMAGES := .venv-images
 
-.PHONY: setup triton demo serve test lint types bench docs mutants clean
+.PHONY: setup triton demo serve test lint types bench docs mutants locks sbom clean
 .DEFAULT_GOAL := help
 
 help:
@@ -79,5 +80,22 @@ $(MUTANTS)/.ready:
 	$(MUTANTS)/bin/python -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
 	touch $@
 
+# The libraries of the images (docker/): their locks, anew; and what the one for CPUs holds, made as its Dockerfile makes it.
+locks: $(IMAGES)/.ready
+	PATH="$(CURDIR)/$(IMAGES)/bin:$$PATH" docker/locks.sh
+
+sbom: $(IMAGES)/.ready
+	rm -rf build/image build/wheels
+	$(IMAGES)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheels .
+	PATH="$(CURDIR)/$(IMAGES)/bin:$$PATH" docker/install.sh build/image docker/requirements-cpu.lock build/wheels/*.whl
+	PATH="$(CURDIR)/$(IMAGES)/bin:$$PATH" docker/sbom.sh build/image/bin/python build/sbom-cpu.cdx.json
+
+# An environment of its own: these tools are in no image.
+$(IMAGES)/.ready: docker/requirements-sbom.lock
+	test -x $(IMAGES)/bin/python || $(PYTHON) -m venv $(IMAGES)
+	$(IMAGES)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement docker/requirements-sbom.lock
+	$(IMAGES)/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(TRITON) $(MUTANTS) models build *.egg-info
+	rm -rf $(VENV) $(TRITON) $(MUTANTS) $(IMAGES) models build *.egg-info

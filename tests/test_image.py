@@ -62,29 +62,19 @@ def entered(places: Path, *arguments: str, **variables: str) -> "subprocess.Comp
 
 
 MOUNTED = "gateway serve {} --http-port {} --grpc-port {} --host 0.0.0.0"
+SAGEMAKER = "gateway sagemaker serve --model {}"
 
 
 @pytest.mark.parametrize(
     ("mounted", "arguments", "variables", "becomes"),
     [
-        ("opt/ml/model", ["serve"], {}, MOUNTED.format("{}/opt/ml/model", 8080, 9000)),
-        (
-            "opt/ml/model",
-            ["serve"],
-            {"SAGEMAKER_BIND_TO_PORT": "8081", "SAGEMAKER_SAFE_PORT_RANGE": "9500-9599"},
-            MOUNTED.format("{}/opt/ml/model", 8081, 9500),
-        ),
-        (
-            "opt/ml/model",
-            ["serve"],
-            {"SAGEMAKER_BIND_TO_PORT": "9500", "SAGEMAKER_SAFE_PORT_RANGE": "9500-9599"},
-            MOUNTED.format("{}/opt/ml/model", 9500, 9501),
-        ),
+        ("opt/ml/model", ["serve"], {}, SAGEMAKER.format("{}/opt/ml/model")),
+        ("opt/ml/model", ["serve", "--host", "127.0.0.1"], {}, SAGEMAKER.format("{}/opt/ml/model") + " --host 127.0.0.1"),
         ("mnt/models", ["serve"], {}, MOUNTED.format("{}/mnt/models", 8080, 9000)),
         ("own/x.yaml", ["serve"], {"GATEWAY_MODEL": "{}/own"}, MOUNTED.format("{}/own", 8080, 9000)),
         ("own/x.yaml", ["serve"], {"GATEWAY_MODEL": "{}/own/x.yaml"}, MOUNTED.format("{}/own/x.yaml", 8080, 9000)),
         ("mnt/models", ["serve"], {"GATEWAY_MODEL": "/absent"}, MOUNTED.format("/absent", 8080, 9000)),
-        ("base/model", ["serve"], {"SAGEMAKER_BASE_DIR": "{}/base"}, MOUNTED.format("{}/base/model", 8080, 9000)),
+        ("base/model", ["serve"], {"SAGEMAKER_BASE_DIR": "{}/base"}, SAGEMAKER.format("{}/base/model")),
         (
             "mnt/models",
             ["serve", "--no-ray", "--host", "127.0.0.1"],
@@ -120,13 +110,6 @@ def test_without_a_model_the_entry_says_where_one_belongs(places: Path) -> None:
     assert "mount one there, or name it: serve MODEL" in done.stderr
 
 
-def test_a_range_of_ports_that_is_none_is_named(places: Path) -> None:
-    (places / "mnt" / "models" / "x.yaml").write_text(SYNTHETIC)
-    done = entered(places, "serve", SAGEMAKER_SAFE_PORT_RANGE="many")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "SAGEMAKER_SAFE_PORT_RANGE: 'many': expected two ports, such as 9000-9999" in done.stderr
-
-
 @pytest.mark.slow
 def test_it_serves_as_sagemaker_starts_it_and_ends_on_its_signal(tmp_path: Path) -> None:
     """A read-only model directory, SageMaker's environment, one process from start to end."""
@@ -150,7 +133,7 @@ def test_it_serves_as_sagemaker_starts_it_and_ends_on_its_signal(tmp_path: Path)
     with process:
         assert process.stdout is not None
         try:
-            assert process.stdout.readline().startswith(f"gateway ready http=127.0.0.1:{port} ")
+            assert process.stdout.readline().startswith(f"gateway ready http=127.0.0.1:{port}")
             assert (Path("/proc") / str(process.pid) / "cmdline").read_bytes().split(b"\0")[1:3] == [b"-m", b"gateway.cli"]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping") as response:
                 assert response.status == 200

@@ -8,7 +8,7 @@ from typing import Final
 from gateway.commands.serve import serve
 from gateway.config import Config, listening
 from gateway.configuring.need_of_ray import need_of_ray
-from gateway.configuring.package import read_package
+from gateway.configuring.package import packaged
 from gateway.errors import ConfigError
 from gateway.garbage import collecting_seldom
 from gateway.process.command_line import add_command, speech
@@ -41,7 +41,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def sagemaker(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Serve until a signal ends it. Returns the exit code. Raises: GatewayError, OSError."""
     with collecting_seldom():
-        config = contained(read_package(arguments.model), environment, host=arguments.host)
+        config = contained(packaged(arguments.model, environment), environment, host=arguments.host)
     return serve(config, on_ray=False, speech=speech(arguments))
 
 

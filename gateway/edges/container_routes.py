@@ -6,13 +6,14 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.access.rules import INFER, MODELS, OPEN
-from gateway.edges.invocations import BinaryInvocation, Invocation, Prediction
+from gateway.edges.invocations import BinaryInvocation, Invocation, Prediction, RawInvocation
 from gateway.edges.rest_inference import AskedModel
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
-from gateway.errors import InvalidArgument, NotFound
+from gateway.errors import GatewayError, InvalidArgument, NotFound
 from gateway.protocols.invocations import FormCodec
 from gateway.protocols.media import GIVEN, TAKEN, Form, answer_of, attributes_of, form_of
+from gateway.protocols.raw_body import RawCodec
 from gateway.protocols.rest import RestCodec
 from gateway.wire.exchange import Exchange
 from gateway.wire.http_errors import error_body
@@ -51,8 +52,12 @@ class ContainerRoutes:
             lambda served: FormCodec(served.name, served.version, served.spec, served.ragged, json_depth, in_haste=True),
             v2.doors,
         )
+        self._raw_endpoints = Endpoints(
+            repository, "rest", lambda served: RawCodec(served.name, served.version, served.spec), v2.doors
+        )
         self._generation = -1
         self._names: list[str] = []  # of the models that are wanted, in this generation
+        self._raw: dict[Asked, bool] = {}  # likewise
 
     def match(self, parts: list[str]) -> tuple[dict[bytes, Action], str, str, str] | None:
         """What a path means, as `MatchedPath` holds it. parts: unquoted. None: nothing."""
@@ -81,7 +86,31 @@ class ContainerRoutes:
     # SageMaker
 
     def _invoke(self, exchange: Exchange, route: AskedModel) -> None:
-        self._start(exchange, self._asked(exchange), Invocation)
+        asked = self._asked(exchange)
+        if self._is_raw(asked):
+            inference = RawInvocation(self._raw_endpoints, exchange, asked)
+            exchange.on_disconnect = inference.cancel
+            inference.start()
+        else:
+            self._start(exchange, asked, Invocation)
+
+    def _is_raw(self, asked: Asked) -> bool:
+        """Whether it is there, and is a raw model."""
+        self._look_anew()
+        raw = self._raw.get(asked)
+        if raw is None:
+            try:
+                raw = self._raw[asked] = self._repository.model(asked.name, asked.version).spec.raw
+            except GatewayError:  # which the inference will meet as well
+                return False
+        return raw
+
+    def _look_anew(self) -> None:
+        """Forget what was found of the models, if they have changed."""
+        if self._repository.generation != self._generation:
+            self._generation = self._repository.generation
+            self._names.clear()
+            self._raw.clear()
 
     def _asked(self, exchange: Exchange) -> Asked:
         """The model: by its own header, by Custom-Attributes, or the only one. Tells in the answer what comes back there.
@@ -107,10 +136,9 @@ class ContainerRoutes:
 
     def _the_only_model(self) -> str:
         """Raises: InvalidArgument, if there are several; NotFound, if there is none."""
-        repository = self._repository
-        if repository.generation != self._generation:
-            self._generation = repository.generation
-            known = repository.all_models()
+        self._look_anew()
+        if not self._names:
+            known = self._repository.all_models()
             wanted = [served for served in known if served.wanted] or known
             self._names = list(dict.fromkeys(served.name for served in wanted))
         names = self._names

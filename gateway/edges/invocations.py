@@ -13,10 +13,11 @@ from gateway.edges.rest_inference import (
     respond_error,
     write_event,
 )
-from gateway.engine.inference import Endpoints, StreamedInference
+from gateway.engine.inference import Endpoints, Inference, StreamedInference
 from gateway.errors import Code, GatewayError, InvalidArgument
 from gateway.protocols.invocations import FormCodec, FormReply, binary_headers, event_of
 from gateway.protocols.media import Form
+from gateway.protocols.raw_body import RawCodec
 from gateway.protocols.rest import ReadRegion, Slices
 from gateway.protocols.tensors import TakesLong
 from gateway.types import InferRequest
@@ -59,6 +60,34 @@ class BinaryInvocation(RestInference):
         exchange = self._exchange
         exchange.on_disconnect = None
         exchange.respond(200, parts, *binary_headers(json_bytes))
+
+    def refuse(self, error: GatewayError) -> None:
+        self._exchange.on_disconnect = None
+        refuse(self._exchange, error)
+
+
+class RawInvocation(OfExchange[RawCodec], Inference[RawCodec, tuple[bytes, str]]):
+    """One of a raw model: the body goes in as it came, and what the model gives is the answer's."""
+
+    operation = "POST /invocations"
+
+    __slots__ = ("_asked", "_exchange")
+
+    def __init__(self, endpoints: Endpoints[RawCodec], exchange: Exchange, asked: AskedModel) -> None:
+        super().__init__(endpoints, exchange.arrival_ns)
+        self._exchange = exchange
+        self._asked = asked
+
+    def about(self, code: Code | None) -> dict[str, str | int]:
+        return {"http.response.status_code": _status(code)}
+
+    def decode(self, codec: RawCodec, read_region: ReadRegion) -> InferRequest:
+        return codec.decode(self._exchange.body, self._exchange.headers, self._arrival_ns)
+
+    def answer(self, reply: tuple[bytes, str]) -> None:
+        body, content_type = reply
+        self._exchange.on_disconnect = None
+        self._exchange.respond(200, body, content_type.encode())
 
     def refuse(self, error: GatewayError) -> None:
         self._exchange.on_disconnect = None

@@ -4,7 +4,7 @@ The model gets the body as it came, with its Content-Type and Accept. The header
 of the request, by their names in lower case, where the model reads any.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -12,12 +12,34 @@ import numpy as np
 from backends.base import RAW_INPUTS, ModelSpec, Tensors
 from gateway.errors import BackendFailed
 from gateway.protocols.tensors import shape_key
-from gateway.types import InferRequest, InferResponse, ParameterValue
+from gateway.types import InferRequest, InferResponse, ParameterValue, RegionRef
 from gateway.wire.tensors import Buffer
 
 _OF_SAGEMAKER: Final = b"x-amzn-sagemaker-"
 _UNKNOWN: Final = "application/octet-stream"
 _MOST_TYPE_CHARS: Final = 256
+
+
+class RawCodec:
+    """Of one version of a raw model."""
+
+    def __init__(self, model: str, version: str, spec: ModelSpec) -> None:
+        self.model = model
+        self.version = version
+        self.spec = spec
+
+    def at_leisure(self) -> "RawCodec":
+        return self
+
+    def decode(self, body: Buffer, headers: Mapping[bytes, bytes], arrival_ns: int) -> InferRequest:
+        """As `request_of`."""
+        return request_of(self.spec, self.model, self.version, body, headers, arrival_ns)
+
+    def encode(
+        self, request: InferRequest, response: InferResponse, write_region: Callable[[RegionRef, Buffer], None]
+    ) -> tuple[bytes, str]:
+        """As `answer_of`."""
+        return answer_of(response)
 
 
 def request_of(

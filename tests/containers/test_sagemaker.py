@@ -1,5 +1,6 @@
 """`gateway sagemaker` as SageMaker starts a container: its environment, its folder, its port, its signals."""
 
+import base64
 import contextlib
 import http.client
 import json
@@ -20,6 +21,7 @@ import yaml
 from gateway.commands.sagemaker import contained, port_of
 from gateway.config import parse_config
 from gateway.errors import ConfigError
+from tests.backends.sagemaker_cases import ANSWERS, REQUESTS, write_package
 
 ROOT = Path(__file__).parent.parent.parent
 MODEL = {
@@ -44,7 +46,7 @@ class Container(NamedTuple):
     port: int
     process: "subprocess.Popen[str]"
 
-    def ask(self, method: str, path: str, body: str = "", **headers: str) -> tuple[int, bytes]:
+    def ask(self, method: str, path: str, body: str | bytes = "", **headers: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -183,3 +185,20 @@ def test_what_needs_ray_is_refused() -> None:
     config = parse_config({"models": [{**MODEL, "backends": [backend]}]}, source="x")
     with pytest.raises(ConfigError, match="one process: set placement: embedded"):
         contained(config, {})
+
+
+@pytest.mark.slow
+def test_a_package_of_the_pytorch_container_answers_as_its_toolkit_did(tmp_path: Path) -> None:
+    recorded = {answer["request"]: answer for answer in json.loads(ANSWERS.read_text())}
+    asked = [request for request in REQUESTS if request.package == "own"]
+    with container(write_package(tmp_path / "own", "own")) as serving:
+        for request in asked:
+            told = recorded[request.name]
+            headers = {"Content_Type": request.content_type, "Accept": request.accept}
+            status, body = serving.ask("POST", "/invocations", request.body, **headers)
+            if told["status"] == 200:
+                assert (status, body) == (200, base64.b64decode(told["body"])), request.name
+            else:
+                assert status in (400, 415, 500), request.name
+        status, body = serving.ask("POST", "/invocations", b"what", Content_Type="audio/none")
+        assert status == 415, body

@@ -35,14 +35,14 @@ class Limit(NamedTuple):
         return Limit(interval_ns, max(1, self.burst * here // of), self.most and max(1, self.most * here // of))
 
 
-class Standing(NamedTuple):
+class KeyStanding(NamedTuple):
     """What a key has asked. due_ns: see the module. running: in flight."""
 
     due_ns: int = 0
     running: int = 0
 
 
-def admit(standing: Standing, limit: Limit, now_ns: int) -> tuple[Standing, int]:
+def admit(standing: KeyStanding, limit: Limit, now_ns: int) -> tuple[KeyStanding, int]:
     """What is so after one more request, and 0; or without it, and FULL, or after how many nanoseconds there is room."""
     if limit.most and standing.running >= limit.most:
         return standing, FULL
@@ -51,10 +51,10 @@ def admit(standing: Standing, limit: Limit, now_ns: int) -> tuple[Standing, int]
         latest_ns = now_ns + limit.burst * limit.interval_ns
         if due_ns > latest_ns + _SKEW_NS:  # by a stricter limit that is no more, or by the clock of before a reboot
             due_ns = latest_ns
-            standing = Standing(due_ns, standing.running)
+            standing = KeyStanding(due_ns, standing.running)
         due_ns = max(due_ns, now_ns)
         ahead_ns = due_ns - now_ns - (limit.burst - 1) * limit.interval_ns
         if ahead_ns > 0:
             return standing, ahead_ns
         due_ns += limit.interval_ns
-    return Standing(due_ns, standing.running + 1), 0
+    return KeyStanding(due_ns, standing.running + 1), 0

@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Final, Protocol
 
-from gateway.access.limits import Limit, Standing, admit
+from gateway.access.limits import KeyStanding, Limit, admit
 
 _COLUMNS: Final = 128  # 64 ingresses, and as many that take their places
 _ROWS: Final = 8192  # twice as many as a file may list
@@ -42,10 +42,10 @@ class OwnUsage:
     """Of one process."""
 
     def __init__(self) -> None:
-        self._standings: dict[bytes, Standing] = {}
+        self._standings: dict[bytes, KeyStanding] = {}
 
     def enter(self, digest: bytes, limit: Limit, now_ns: int) -> int:
-        standing, verdict = admit(self._standings.get(digest, Standing()), limit, now_ns)
+        standing, verdict = admit(self._standings.get(digest, KeyStanding()), limit, now_ns)
         self._standings[digest] = standing
         return verdict
 
@@ -85,7 +85,7 @@ class SharedUsage:
                 self._next_look_ns = now_ns + _LOOK_NS
                 self._look()
             at = self._row(digest, now_ns) + _DIGEST
-            standing = Standing(table[at], sum(table[at + 1 : at + 1 + self._columns]))
+            standing = KeyStanding(table[at], sum(table[at + 1 : at + 1 + self._columns]))
             standing, verdict = admit(standing, limit.part(self._living, self._processes), now_ns)
             table[at] = standing.due_ns
             if not verdict:

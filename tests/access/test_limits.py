@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.limits import FULL, Limit, Standing, admit
+from gateway.access.limits import FULL, KeyStanding, Limit, admit
 
 S = 1_000_000_000
 
@@ -18,7 +18,7 @@ def test_what_limits_nothing_is_none() -> None:
 
 
 def test_a_burst_is_taken_and_then_one_at_each_interval() -> None:
-    limit, standing = Limit(S // 10, 3), Standing()
+    limit, standing = Limit(S // 10, 3), KeyStanding()
     for _ in range(3):
         standing, verdict = admit(standing, limit, S)
         assert verdict == 0
@@ -30,20 +30,20 @@ def test_a_burst_is_taken_and_then_one_at_each_interval() -> None:
 
 
 def test_so_many_are_in_flight_at_most_and_who_is_refused_uses_up_nothing() -> None:
-    limit, standing = Limit(S, 10, 2), Standing()
+    limit, standing = Limit(S, 10, 2), KeyStanding()
     for _ in range(2):
         standing, _verdict = admit(standing, limit, 0)
     assert admit(standing, limit, 0) == (standing, FULL)
     standing, verdict = admit(standing._replace(running=1), limit, 0)
     assert verdict == 0
-    assert standing == Standing(3 * S, 2)
+    assert standing == KeyStanding(3 * S, 2)
 
 
 @given(
     st.integers(1, S), st.integers(1, 50), st.lists(st.integers(0, S), min_size=1, max_size=200)
 )  # fmt: skip
 def test_no_stretch_of_time_sees_more_than_the_burst_and_the_rate(interval_ns: int, burst: int, gaps: list[int]) -> None:
-    limit, standing, now_ns = Limit(interval_ns, burst), Standing(), 0
+    limit, standing, now_ns = Limit(interval_ns, burst), KeyStanding(), 0
     taken = []
     for gap in gaps:
         now_ns += gap
@@ -75,7 +75,7 @@ def test_all_places_together_grant_the_whole_and_one_for_each_that_would_get_non
 @pytest.mark.parametrize("before", [Limit(1000 * S, 5), Limit(S, 5000)])
 def test_a_limit_that_was_stricter_is_soon_forgotten(before: Limit) -> None:
     """As is the clock of before a reboot."""
-    standing, now = Standing(), Limit(S, 2)
+    standing, now = KeyStanding(), Limit(S, 2)
     while (outcome := admit(standing, before, S))[1] == 0:
         standing = outcome[0]
     standing, verdict = admit(standing, now, S)

@@ -117,8 +117,7 @@ class RestInference(OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffe
 class _SliceWriter:
     """Writes a long answer some slices at a time, when those before have left: it holds neither the loop nor memory for all.
 
-    In between the loop sleeps. One that only turns gives the interpreter up for microseconds, in which no thread that waits
-    for it wakes: sessions began their next batch 100 ms late.
+    In between the loop rests: where it went on in its next turn, sessions began their batches up to 100 ms late.
     """
 
     def __init__(self, exchange: Exchange, slices: Slices) -> None:

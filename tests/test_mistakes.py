@@ -238,12 +238,13 @@ def test_standard_input_is_a_file_like_others(
             "gatway.yaml",
             "gatway.yaml: cannot be read: no such file, expected a configuration in YAML; did you mean `gateway.yaml`?",
         ),
-        (".", ".: cannot be read: a directory, expected a configuration in YAML"),
+        ("models", "models: cannot be read: a directory, expected a configuration in YAML"),
         ("linear.onnx", "linear.onnx: "),
     ],
 )
 def test_what_is_no_configuration_is_named(folder: Path, path: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "gateway.yaml").write_text(one())
+    (folder / "models").mkdir()
     (folder / "linear.onnx").write_bytes(b"\x08\x08\xff\x00")
     assert main(["check", path]) == 2
     assert capsys.readouterr().err.startswith(says)

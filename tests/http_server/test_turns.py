@@ -1,0 +1,63 @@
+"""A connection that is sent much lets others have their turn."""
+
+import asyncio
+from typing import Any
+
+from gateway.config import Limits
+from gateway.edges.http_server import HttpConnection, HttpServer
+from gateway.wire.exchange import Exchange
+from tests.simulation import SimulatedClock, run_simulated
+
+MIB = 1 << 20
+
+
+class Wire(asyncio.Transport):
+    """Keeps whether it is read."""
+
+    reading = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def write(self, data: Any) -> None: ...
+
+
+def come(connection: HttpConnection, data: bytes) -> None:
+    """Fill what the connection offers, as a transport does."""
+    buffer = connection.get_buffer(-1)
+    buffer[: len(data)] = data
+    connection.buffer_updated(len(data))
+
+
+def test_behind_a_read_that_fills_its_buffer_nothing_is_read_in_this_turn() -> None:
+    asked: list[Exchange] = []
+
+    async def main(clock: SimulatedClock) -> None:
+        connection, wire = HttpConnection(HttpServer(asked.append, Limits()), asyncio.get_running_loop()), Wire()
+        connection.connection_made(wire)
+        come(connection, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (2 * MIB))
+        assert wire.reading
+        left = 2 * MIB
+        while left:
+            offered = len(connection.get_buffer(-1))
+            assert 0 < offered <= MIB
+            come(connection, bytes(min(offered, left)))
+            left -= min(offered, left)
+            assert not wire.reading
+            await asyncio.sleep(0)
+            assert wire.reading
+        assert [len(exchange.body) for exchange in asked] == [2 * MIB]
+        connection.connection_lost(None)
+
+    run_simulated(main)

@@ -149,7 +149,7 @@ class SyntheticSession:
 
 
 def _echo(spec: ModelSpec, inputs: Tensors) -> Tensors:
-    return {output.name: inputs[given.name].copy() for given, output in zip(spec.inputs, spec.outputs, strict=True)}
+    return {output.name: inputs[given.name] for given, output in zip(spec.inputs, spec.outputs, strict=True)}
 
 
 def _sums(spec: ModelSpec, inputs: Tensors) -> Tensors:

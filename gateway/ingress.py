@@ -17,6 +17,7 @@ from gateway.config import Backend, Config, Limits, ModelSection
 from gateway.config.server import BODIES_OF_ONE_REQUEST
 from gateway.edges.grpc_server import GrpcServer
 from gateway.edges.http_server import HttpServer
+from gateway.edges.long_turns import LongTurns
 from gateway.edges.rest_routes import RestRoutes
 from gateway.engine.lane import Lane
 from gateway.engine.lane_opener import LaneOpener, OpenRunner
@@ -109,6 +110,7 @@ class Ingress:
         self._claims = PortClaims(config.server, owner=owner)
         self._reuse_port = owner is not None
         self._memory = Memory(_memory_bytes(config.server.limits))
+        self._turns = LongTurns()
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._flushing: asyncio.Task[None] | None = None
@@ -144,12 +146,12 @@ class Ingress:
         routes = RestRoutes(
             self.repository, server.limits, scrape=scrape, status_page=server.shows_page, doors=self._asked_keys()
         )
-        self._http = HttpServer(routes, server.limits, self._memory)
+        self._http = HttpServer(routes, server.limits, self._memory, self._turns)
         return self._http
 
     def grpc_listener(self) -> GrpcServer:
         """Likewise for gRPC."""
-        self._grpc = GrpcServer(self.repository, self._config.server.limits, self._memory, self._asked_keys())
+        self._grpc = GrpcServer(self.repository, self._config.server.limits, self._memory, self._asked_keys(), self._turns)
         return self._grpc
 
     def _asked_keys(self) -> Doors | None:

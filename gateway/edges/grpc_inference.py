@@ -25,7 +25,7 @@ Reply: TypeAlias = pb.ModelInferResponse | LongReply
 _STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
 # Of one stream, before others have their turn: a request that is refused at once is none in flight.
 _BEGUN_AT_ONCE: Final = 128
-_TURN_NS: Final = 5_000_000
+_TURN_NS: Final = 1_000_000
 
 
 class _OfMessage:

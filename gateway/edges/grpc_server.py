@@ -24,6 +24,7 @@ from gateway.edges.grpc_inference import InferCall, InferStream
 from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall
 from gateway.edges.http2 import Http2Connection
 from gateway.edges.http_server import last_words_s
+from gateway.edges.long_turns import LongTurns
 from gateway.edges.tls import Tls, within
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
@@ -58,14 +59,20 @@ class GrpcServer:
     """Life: start -> drain. On the event loop it was made on."""
 
     def __init__(
-        self, repository: Repository, limits: Limits, memory: Memory | None = None, doors: Doors | None = None
+        self,
+        repository: Repository,
+        limits: Limits,
+        memory: Memory | None = None,
+        doors: Doors | None = None,
+        turns: LongTurns | None = None,
     ) -> None:
         """limits: body_bytes is the longest message, header_bytes the most metadata of a call, header_timeout_s how long a
         connection may take to become HTTP/2. memory: what bounds it beside other listeners of this process. doors: who asks for
-        keys; None: nobody."""
+        keys; None: nobody. turns: that it shares with other listeners."""
         self._limits = limits
         self._doors = doors
         self._memory = memory or Memory()
+        self._turns = turns or LongTurns()
         self._repository = repository
         self._connections: set[Http2Connection] = set()
         self._all_closed = asyncio.Event()
@@ -123,7 +130,9 @@ class GrpcServer:
 
     def _connect(self) -> Http2Connection:
         refused = len(self._connections) >= self._limits.connections
-        connection = Http2Connection(self._limits, self.open, self._closed, refused=refused, memory=self._memory)
+        connection = Http2Connection(
+            self._limits, self.open, self._closed, refused=refused, memory=self._memory, turns=self._turns
+        )
         self._connections.add(connection)
         self._all_closed.clear()
         return connection

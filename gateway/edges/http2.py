@@ -11,11 +11,13 @@ from math import inf
 from typing import Final, cast
 
 from gateway.config import Limits
+from gateway.edges.long_turns import LongTurns
 from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import ServerConnection
 from gateway.wire.memory import Memory
 
 _WRITE_PIECE: Final = 1 << 16  # longer bodies are handed to the transport as they are, not joined
+_SHORT_BYTES: Final = 16 << 10  # no more is handled as it comes, whoever else waits
 _FULL_READ_BYTES: Final = 128 << 10  # there is more behind it, and uvloop would read 32 times before others have their turn
 
 
@@ -30,8 +32,9 @@ class Http2Connection(asyncio.Protocol):
         *,
         refused: bool = False,
         memory: Memory | None = None,
+        turns: LongTurns | None = None,
     ) -> None:
-        """refused: there are too many; it is cut as soon as it is made. memory: of the process."""
+        """refused: there are too many; it is cut as soon as it is made. memory: of the process. turns: of all connections."""
         self._loop = asyncio.get_running_loop()
         self._body_timeout_s = limits.body_timeout_s
         self._on_closed = on_closed
@@ -40,6 +43,8 @@ class Http2Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = inf  # when it is due
         self._write_timer: asyncio.TimerHandle | None = None  # runs while the client takes nothing of what it asked for
+        self._turns = turns or LongTurns()
+        self._held = b""  # came, and waits for its turn
         self._core = ServerConnection(limits, on_stream, self._wake, self._loop.time, memory)
 
     def __repr__(self) -> str:
@@ -64,21 +69,25 @@ class Http2Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         core = self._core
-        core.receive(data)
-        self._flush()
-        more = core.more or len(data) >= _FULL_READ_BYTES
+        if len(data) > _SHORT_BYTES and not self._turns.may_begin():
+            self._held += data
+        else:
+            core.receive(data)
+            self._flush()
+        more = core.more or self._held or len(data) >= _FULL_READ_BYTES
         if more and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
-            self._loop.call_soon(self._read_on)
+            self._turns.wait(self._read_on)
 
     def _read_on(self) -> None:
         core, transport = self._core, self._transport
         if transport is None or core.write_paused:
             return
-        if core.more:
-            core.receive(b"")
+        if core.more or self._held:
+            data, self._held = self._held, b""
+            core.receive(data)
             self._flush()
-            self._loop.call_soon(self._read_on)
+            self._turns.wait(self._read_on)
         elif not transport.is_closing():
             transport.resume_reading()
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from gateway.config import Limits
+from gateway.edges.long_turns import LongTurns
 from gateway.edges.tls import Tls, within
 from gateway.process.certificates import HTTP, Certificates
 from gateway.wire.exchange import Handler, Result
@@ -47,14 +48,15 @@ def last_words_s(timeout_s: float) -> float:
 class HttpServer:
     """A listener and its connections. Life: start -> drain. Everything on one event loop."""
 
-    def __init__(self, handler: Handler, limits: Limits, memory: Memory | None = None) -> None:
+    def __init__(self, handler: Handler, limits: Limits, memory: Memory | None = None, turns: LongTurns | None = None) -> None:
         """handler: called on the loop with each whole request; it answers through the exchange, at once or later.
 
-        memory: what bounds it beside other listeners of this process.
+        memory: what bounds it beside other listeners of this process. turns: that it shares with them.
         """
         self.handler = handler
         self.limits = limits
         self.memory = memory or Memory()
+        self.turns = turns or LongTurns()
         self.draining = False
         self.connections: set[HttpConnection] = set()
         # Reads of all connections land here, one at a time, and are parsed before the next.
@@ -123,8 +125,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     """The socket and the clock of one connection. http: what is said on it."""
 
     __slots__ = (
-        "_deadline", "_idle_timer", "_limits", "_loop", "_next_turn", "_reader", "_resting", "_server", "_stall_timer",
-        "_timed", "_transport", "_written_bytes", "http",
+        "_deadline", "_idle_timer", "_limits", "_loop", "_lost", "_reader", "_resting", "_server", "_stall_timer", "_timed",
+        "_transport", "_written_bytes", "http",
     )  # fmt: skip
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -138,8 +140,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._next_turn: asyncio.Handle | None = None
-        self._resting: asyncio.Handle | None = None  # reads nothing in this turn of the loop
+        self._lost = False
+        self._resting = False  # reads nothing until its turn
         self._timed = (0, False)  # which head or body the deadline is of
 
     def __repr__(self) -> str:
@@ -164,10 +166,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._idle_timer = self._loop.call_later(self._limits.idle_timeout_s, self._check_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for handle in (self._deadline, self._idle_timer, self._stall_timer, self._next_turn, self._resting):
+        for handle in (self._deadline, self._idle_timer, self._stall_timer):
             if handle is not None:
                 handle.cancel()
-        self._deadline = self._idle_timer = self._stall_timer = self._next_turn = self._resting = None
+        self._deadline = self._idle_timer = self._stall_timer = None
+        self._lost = True
         self._server.closed(self)
         self.http.lost()
 
@@ -194,12 +197,13 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _rest(self) -> None:
         """Let others have their turn: a transport that finds its buffer filled reads on at once, uvloop 32 times."""
-        if self._resting is None:
+        if not self._resting:
             self.pause_reading()
-            self._resting = self._loop.call_soon(self._rested)
+            self._resting = True
+            self._server.turns.wait(self._rested)
 
     def _rested(self) -> None:
-        self._resting = None
+        self._resting = False
         if self.http.reading:
             self.resume_reading()
 
@@ -241,15 +245,19 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._resting is None and not self._transport.is_closing():
+        if not self._resting and not self._transport.is_closing():
             self._transport.resume_reading()
 
+    def may_take_long(self) -> bool:
+        return self._server.turns.may_begin()
+
     def call_again(self) -> None:
-        self._next_turn = self._loop.call_soon(self._go_on)
+        self._server.turns.wait(self._go_on)
 
     def _go_on(self) -> None:
-        self.http.go_on()
-        self._time_request()
+        if not self._lost:
+            self.http.go_on()
+            self._time_request()
 
     def end(self) -> None:
         """Stop talking, listen a moment, close."""

@@ -9,6 +9,7 @@ it was called for, which are answered with InternalError, and the lane goes on.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ from gateway.types import InferRequest, InferResponse
 _HANDED_OVER = 32  # at once
 _RESERVED_SHARE = 0.2  # of the SLO, at most
 _SMOOTHING = 1 / 16
+_TURN_NS = 1_000_000  # answers of one batch are encoded for so long at once, and the one that it is used up with
 _FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
 
 log = logging.getLogger(__name__)
@@ -123,8 +125,10 @@ class Lane:
             shared=shared,
         )
         self._clock = clock
+        self._call_soon = call_soon
         self._shared = shared
         self._waiting: dict[InferRequest, _Waiting] = {}
+        self._behind: deque[tuple[Part, Tensors]] = deque()  # done, and to be answered in the loop's next turns
         self._answering_ns = self._answering_deviation_ns = 0.0
         self._most_reserved_ns = _RESERVED_SHARE * (batcher.slo_ns or 0)
         self._reserved_ns = 0
@@ -293,6 +297,7 @@ class Lane:
         """Answer what neither runs nor has just ended."""
         begun = {part.request for batch in self.runs.running for part in batch.parts}
         begun.update(part.request for part in self.runs.answering)
+        begun.update(part.request for part, _ in self._behind)
         for request in [request for request in self._waiting if request not in begun]:
             self._end(request, error)
 
@@ -340,19 +345,42 @@ class Lane:
         if self.spec.decoupled:
             self.answer(batch.parts[0].request, None)
             return
-        first = True
-        for part, outputs in zip(batch.parts, pieces, strict=True):
-            try:
+        parts = zip(batch.parts, pieces, strict=True)
+        self._part_done(*next(parts))
+        took_ns = self._clock.now_ns() - now_ns
+        self._answered(took_ns)
+        if took_ns < _TURN_NS:
+            for part, outputs in parts:
                 self._part_done(part, outputs)
-                if first:
-                    first = False
-                    self._answered(self._clock.now_ns() - now_ns)
-            except BaseException as exc:  # no memory for it, or an output that the model leaves out
-                log.exception("%s: the outputs of a request could not be put together", self.name)
-                reason = f"{type(exc).__name__}: {exc}"
-                self._end(part.request, BackendFailed(f"{self.name}: the outputs do not make an answer: {reason}"))
+                if self._clock.now_ns() - now_ns >= _TURN_NS:
+                    break
+        rest = [*parts]
+        if rest:
+            if not self._behind:
+                self._call_soon(self._answer_behind)
+            self._behind += rest
+
+    def _answer_behind(self) -> None:
+        """Take another turn at what had no time in that of its batch's end."""
+        behind, began_ns = self._behind, self._clock.now_ns()
+        while True:
+            self._part_done(*behind.popleft())
+            if not behind:
+                return
+            if self._clock.now_ns() - began_ns >= _TURN_NS:
+                self._call_soon(self._answer_behind)
+                return
 
     def _part_done(self, part: Part, outputs: Tensors) -> None:
+        try:
+            self._take(part, outputs)
+        except BaseException as exc:  # no memory for it, or an output that the model leaves out
+            log.exception("%s: the outputs of a request could not be put together", self.name)
+            reason = f"{type(exc).__name__}: {exc}"
+            self._end(part.request, BackendFailed(f"{self.name}: the outputs do not make an answer: {reason}"))
+
+    def _take(self, part: Part, outputs: Tensors) -> None:
+        """What a batch has given for one of its parts."""
         request = part.request
         waiting = self._waiting.get(request)
         if waiting is None:

@@ -34,7 +34,8 @@ from gateway.wire.tensors import Buffer
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WRITE_NOW_BYTES: Final = 64 << 10  # an answer of more does not wait for those of the same read
-_TURN_NS: Final = 5_000_000  # and the request that it is used up with
+_SHORT_BYTES: Final = 16 << 10  # a body of no more is handled at once, whoever else waits
+_TURN_NS: Final = 1_000_000  # and the request that it is used up with
 _AGAIN: Final = b"Retry-After: 1\r\n"
 
 log = logging.getLogger(__name__)
@@ -200,9 +201,11 @@ class Http1Connection(BoundedHttp1Connection):
         self._continue_due = False
         if not self._turn_began_ns:
             self._turn_began_ns = now_ns
-        # Alone, as most are, it costs no look at what is bounded.
-        if self._backlog or (
-            (self._exchanges or self._congested) and (now_ns - self._turn_began_ns >= _TURN_NS or not self._has_room())
+        # Alone and short, as most are, it costs no look at what is bounded.
+        if (
+            self._backlog
+            or ((self._exchanges or self._congested) and (now_ns - self._turn_began_ns >= _TURN_NS or not self._has_room()))
+            or ((len(body) > _SHORT_BYTES or b"content-encoding" in headers) and not self._outlet.may_take_long())
         ):
             self._backlog.append(exchange)
         else:

@@ -34,6 +34,9 @@ class Outlet(Protocol):
     def resume_reading(self) -> None:
         """Give bytes again."""
 
+    def may_take_long(self) -> bool:
+        """Whether what may take milliseconds can be done now; if not, `call_again`."""
+
     def call_again(self) -> None:
         """Call `go_on` soon, once others had their turn."""
 

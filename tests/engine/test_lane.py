@@ -376,3 +376,34 @@ def test_closing_answers_what_is_here_and_refuses_what_comes() -> None:
         assert all(isinstance(bench.outcome(str(index)), InferResponse) for index in range(10))
 
     simulate(main)
+
+
+def test_answers_of_a_batch_that_take_long_let_others_in_between() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        answered: list[str] = []
+
+        def ask(name: str, takes_ms: int) -> InferRequest:
+            def answer(outcome: InferResponse | GatewayError) -> None:
+                answered.append(name if isinstance(outcome, InferResponse) else outcome.code.value)
+                clock.advance_to(clock.now_ns() + takes_ms * MS)
+
+            request = InferRequest("m", "1", name, {"X": np.zeros((1, 1), np.float32)}, 1, clock.now_ns())
+            bench.lane.submit(request, answer)
+            return request
+
+        requests = [ask(f"long {number}", 2) for number in range(4)]
+        ask("behind", 0)  # is run in the next batch
+        await asyncio.sleep(0.001)
+        assert answered == ["long 0"]
+        await asyncio.sleep(0)
+        assert answered == ["long 0", "long 1", "behind"]
+        # What is done, and only waits for its turn, is neither refused nor run again; it can be cancelled.
+        bench.lane.refuse_waiting(BackendUnreachable("no live session"))
+        bench.lane.cancel(requests[2])
+        await asyncio.sleep(0.01)
+        assert answered == ["long 0", "long 1", "behind", "cancelled", "long 3"]
+        assert bench.lane.pending == 0
+        assert len(bench.runner.batches) == 2
+
+    run_simulated(main)

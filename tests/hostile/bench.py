@@ -20,6 +20,10 @@ models:
     inputs: [{name: INPUT0, datatype: FP32, shape: [-1, -1]}]
     outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1, -1]}]
     backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]
+  - name: own
+    inputs: [{name: INPUT0, datatype: FP32, shape: [-1, -1]}]
+    outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1, -1]}]
+    backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]
   - name: text
     inputs: [{name: INPUT0, datatype: BYTES, shape: [-1, -1]}]
     outputs: [{name: OUTPUT0, datatype: BYTES, shape: [-1, -1]}]

@@ -1,12 +1,24 @@
 """The shell of an HTTP/2 connection: its transport and its clock."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gateway.config import Limits
 from gateway.edges.http2 import Http2Connection
-from gateway.wire.http2_frames import HEADERS, INITIAL_WINDOW_SIZE, PING, PREFACE, SETTINGS, frame, settings, window_update
+from gateway.edges.long_turns import LongTurns
+from gateway.wire.http2_frames import (
+    DATA,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    PING,
+    PREFACE,
+    SETTINGS,
+    frame,
+    settings,
+    window_update,
+)
 from gateway.wire.http2_headers import header_block
 from gateway.wire.http2_sending import Stream
 from tests.simulation import SimulatedClock, run_simulated
@@ -148,6 +160,38 @@ async def test_others_get_their_turn_while_one_client_is_read() -> None:
         await asyncio.sleep(0)
     assert len(wire.sent) == len(PINGS)
     assert turns > 4
+
+
+@in_simulated_time
+async def test_of_many_long_reads_a_turn_has_one_and_short_ones_do_not_wait_for_them() -> None:
+    turns, turn = LongTurns(), 0
+    begun: list[tuple[int, int]] = []
+    made: list[tuple[Http2Connection, Wire]] = []
+
+    def connect() -> None:
+        number = len(made)
+
+        def begin(stream: Stream) -> None:
+            begun.append((turn, number))
+            time.sleep(0.002)  # a turn's worth
+
+        connection, wire = Http2Connection(Limits(), begin, lambda connection: None, turns=turns), Wire()
+        connection.connection_made(wire)
+        connection.data_received(PREFACE + frame(SETTINGS, 0, 0))
+        made.append((connection, wire))
+
+    for _ in range(5):
+        connect()
+    head = frame(HEADERS, 4, 1, header_block((b":method", b"POST")))
+    for connection, _ in made[:4]:
+        connection.data_received(head + frame(DATA, 0, 1, bytes(17_000)))
+    made[4][0].data_received(head)
+    assert begun == [(0, 0), (0, 4)], "alone, the first does not wait"
+    made[3][0].connection_lost(None)
+    for turn in range(1, 6):  # noqa: B007  # it is what `begin` sees
+        await asyncio.sleep(0)
+    assert begun == [(0, 0), (0, 4), (1, 1), (2, 2)]
+    assert all(wire.reading for _, wire in made[:3])
 
 
 @in_simulated_time

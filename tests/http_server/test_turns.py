@@ -1,11 +1,13 @@
 """A connection that is sent much lets others have their turn."""
 
 import asyncio
+import time
 from typing import Any
 
 from gateway.config import Limits
 from gateway.edges.http_server import HttpConnection, HttpServer
 from gateway.wire.exchange import Exchange
+from tests.http_server.serving import get, post
 from tests.simulation import SimulatedClock, run_simulated
 
 MIB = 1 << 20
@@ -59,5 +61,39 @@ def test_behind_a_read_that_fills_its_buffer_nothing_is_read_in_this_turn() -> N
             assert wire.reading
         assert [len(exchange.body) for exchange in asked] == [2 * MIB]
         connection.connection_lost(None)
+
+    run_simulated(main)
+
+
+def connected(server: HttpServer) -> HttpConnection:
+    connection = HttpConnection(server, asyncio.get_running_loop())
+    connection.connection_made(Wire())
+    return connection
+
+
+def test_of_many_long_requests_a_turn_has_one_and_short_ones_do_not_wait_for_them() -> None:
+    handled: list[tuple[int, int]] = []
+    turn = 0
+
+    def handle(exchange: Exchange) -> None:
+        handled.append((turn, len(exchange.body)))
+        if exchange.body:
+            time.sleep(0.002)  # a turn's worth
+        exchange.respond(200)
+
+    async def main(clock: SimulatedClock) -> None:
+        nonlocal turn
+        server = HttpServer(handle, Limits())
+        connections = [connected(server) for _ in range(4)]
+        for number, connection in enumerate(connections):
+            come(connection, post(bytes(20_001 + number)))
+        assert handled == [(0, 20_001)], "alone, the first does not wait"
+        connections[3].connection_lost(None)
+        for turn in range(1, 5):  # noqa: B007  # it is what `handle` sees
+            await asyncio.sleep(0)
+            come(connections[0], get())
+        assert handled == [(0, 20_001), (1, 20_002), (1, 0), (2, 20_003), (2, 0), (3, 0), (4, 0)]
+        for connection in connections[:3]:
+            connection.connection_lost(None)
 
     run_simulated(main)

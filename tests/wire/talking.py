@@ -38,6 +38,9 @@ class Kept:
         assert not self.reading
         self.reading = True
 
+    def may_take_long(self) -> bool:
+        return True
+
     def call_again(self) -> None:
         assert not self.called
         self.called = True

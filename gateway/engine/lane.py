@@ -47,7 +47,7 @@ from gateway.types import InferRequest, InferResponse
 _HANDED_OVER = 32  # at once
 _RESERVED_SHARE = 0.2  # of the SLO, at most
 _SMOOTHING = 1 / 16
-_TURN_NS = 1_000_000  # answers of one batch are encoded for so long at once, and the one that it is used up with
+_TURN_NS = 4_000_000  # answers are encoded for so long in one turn of the loop, and the one that it is used up with
 _FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
 
 log = logging.getLogger(__name__)
@@ -345,31 +345,24 @@ class Lane:
         if self.spec.decoupled:
             self.answer(batch.parts[0].request, None)
             return
-        parts = zip(batch.parts, pieces, strict=True)
-        self._part_done(*next(parts))
-        took_ns = self._clock.now_ns() - now_ns
-        self._answered(took_ns)
-        if took_ns < _TURN_NS:
-            for part, outputs in parts:
-                self._part_done(part, outputs)
-                if self._clock.now_ns() - now_ns >= _TURN_NS:
-                    break
-        rest = [*parts]
-        if rest:
-            if not self._behind:
-                self._call_soon(self._answer_behind)
-            self._behind += rest
+        behind = self._behind
+        waits = bool(behind)
+        behind += zip(batch.parts, pieces, strict=True)
+        if not waits:
+            self._part_done(*behind.popleft())
+            self._answered(self._clock.now_ns() - now_ns)
+            if behind:
+                self._answer_behind(now_ns)
 
-    def _answer_behind(self) -> None:
-        """Take another turn at what had no time in that of its batch's end."""
-        behind, began_ns = self._behind, self._clock.now_ns()
-        while True:
+    def _answer_behind(self, began_ns: int | None = None) -> None:
+        """Answer what is done, and what has no time any more in another turn of the loop. began_ns: this one's; None: now."""
+        behind, now_ns = self._behind, self._clock.now_ns
+        until_ns = (began_ns or now_ns()) + _TURN_NS
+        while now_ns() < until_ns:
             self._part_done(*behind.popleft())
             if not behind:
                 return
-            if self._clock.now_ns() - began_ns >= _TURN_NS:
-                self._call_soon(self._answer_behind)
-                return
+        self._call_soon(self._answer_behind)
 
     def _part_done(self, part: Part, outputs: Tensors) -> None:
         try:

@@ -122,7 +122,9 @@ class Credentials:
             return f"{where}: it ended the connection without an answer: if it speaks TLS, write {where.replace(':', 's:', 1)}"
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"{where}: {self._distrust(cause)}"
-        if tls and isinstance(cause, ConnectionResetError | BrokenPipeError) and not self.certificate:
+        if tls and isinstance(cause, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError):
+            if self.certificate:
+                return f"{where}: it ended the connection: it may not accept the certificate of --cert {self.certificate}"
             return f"{where}: it ended the connection: if it asks for a client's certificate, name one with --cert and --key"
         if not isinstance(cause, ssl.SSLError):
             return ""

@@ -180,10 +180,10 @@ def _ask_http(address: Address, method: str, path: str, spec: LoadSpec) -> Any:
             response = connection.getresponse()
             body = response.read(_MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException) as exc:
-            if isinstance(exc, OSError) and (words := address.shown.failed(exc, address.url)):
-                raise TargetError(words) from exc
             # A port of gRPC ends what is not HTTP/2, or answers it with frames.
             other = "; if it is a port of gRPC, add --protocol grpc" if isinstance(exc, _CLOSED) else ""
+            if isinstance(exc, OSError) and (words := address.shown.failed(exc, address.url)):
+                raise TargetError(f"{words}{other if not address.tls else ''}") from exc
             unread = isinstance(exc, http.client.BadStatusLine) and not isinstance(exc, http.client.RemoteDisconnected)
             raise TargetError(f"{where} cannot be asked: {'it does not answer in HTTP/1.1' if unread else exc}{other}") from exc
     if response.status in REFUSED:

@@ -33,12 +33,13 @@ class Authority:
         self.path = folder / f"{name}.pem"
         self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *, client: bool = False) -> tuple[Path, Path]:
+    def issue(self, name: str, *, client: bool = False, expired: bool = False) -> tuple[Path, Path]:
         """The files of a certificate and its key. client: it is a client's, else the server's, for localhost."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
         names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        built = _builder(_name(name), self._name, key).add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        builder = _builder(_name(name), self._name, key, until=-_DAY / 2 if expired else _DAY)
+        built = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())  # later Pythons ask for it
         built = built.add_extension(names, critical=False).add_extension(signer, critical=False)
         certificate = built.sign(self._key, hashes.SHA256())
@@ -62,7 +63,7 @@ def _name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: Any) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: Any, until: datetime.timedelta = _DAY) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
-    return builder.serial_number(x509.random_serial_number()).not_valid_before(now - _DAY).not_valid_after(now + _DAY)
+    return builder.serial_number(x509.random_serial_number()).not_valid_before(now - _DAY).not_valid_after(now + until)

@@ -52,7 +52,7 @@ BACKENDS_MAY_IMPORT = {"gateway.wire.tensors", "gateway.errors"}
 # The pure floors, the simulator's real batcher, and how a command line looks and speaks.
 LOADTEST_MAY_IMPORT = (
     "gateway.types", "gateway.errors", "gateway.clock", "gateway.documents", "gateway.config", "gateway.wire",
-    "gateway.batching", "gateway.process.console", "gateway.process.command_line",
+    "gateway.batching", "gateway.process.console", "gateway.process.command_line", "gateway.process.credentials",
 )  # fmt: skip
 
 # third party -> the modules that may import it

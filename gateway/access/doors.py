@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from gateway.access.limits import FULL, Limit
-from gateway.access.rules import ApiKey, check, known_key, shown_key, veiled
+from gateway.access.rules import OPEN, ApiKey, check, is_open, known_key, shown_key, veiled
 from gateway.access.usage import OwnUsage, Usage
 from gateway.config import AccessSection
 from gateway.config.keys import KeyFile, KeySection
@@ -60,6 +60,10 @@ class Doors:
         if isinstance(key, ApiKey) and (self._keys.current().get(key.digest) is not key or key.expired(self._wall_s())):
             self.meet(visitor)
         check(visitor.key, scope, model, self._open)
+
+    def needs(self, scope: str) -> str:
+        """The scope, if a key is asked for it; else OPEN."""
+        return OPEN if is_open(scope, self._open) else scope
 
     def veiled(self, visitor: Visitor, error: GatewayError) -> GatewayError:
         """An error as it may read it."""

@@ -65,12 +65,17 @@ def known_key(secret: bytes | None, keys: Mapping[bytes, ApiKey], now_s: float) 
     return key
 
 
+def is_open(scope: str, open_scopes: Collection[str]) -> bool:
+    """Whether no key is asked for it."""
+    return scope == OPEN or scope in open_scopes or (scope == MODELS and INFER in open_scopes)
+
+
 def check(key: ApiKey | Unauthenticated, scope: str, model: str, open_scopes: Collection[str]) -> None:
     """Whether it allows that. model: empty where none is asked. open_scopes: for which no key is needed.
 
     Raises: Unauthenticated, Forbidden.
     """
-    if scope == OPEN or scope in open_scopes or (scope == MODELS and INFER in open_scopes):
+    if is_open(scope, open_scopes):
         return
     if isinstance(key, Unauthenticated):
         raise key.with_traceback(None)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import urllib.error
-import urllib.request
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +10,7 @@ from urllib.parse import quote
 from gateway.config import Config, ModelSection, load_config
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 from gateway.process.announcement import own_url
+from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 
 _TIMEOUT_S = 10.0
 
@@ -26,6 +26,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     explain.add_argument("--version", default="", help="of the model; without it the highest")
     explain.add_argument("--rows", type=int, default=1, help="of the request (1)")
     explain.add_argument("--json", action="store_true", help="all that is known, for programs")
+    add_credentials(explain)
     explain.set_defaults(run=_explain)
     return explain
 
@@ -33,13 +34,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _explain(arguments: argparse.Namespace) -> int:
     if arguments.rows < 1:
         raise ConfigError(f"--rows: {arguments.rows}: expected at least 1")
+    shown = credentials(arguments)
     if arguments.where.startswith(("http://", "https://")):
-        told = ask(arguments.where, arguments.model, arguments.version, arguments.rows)
+        told = ask(arguments.where, arguments.model, arguments.version, arguments.rows, shown)
     else:
         config = load_config(arguments.where)
         model = _model(config, arguments.model, arguments.version)
         try:
-            told = ask(_url(config), arguments.model, arguments.version, arguments.rows)
+            told = ask(_url(config), arguments.model, arguments.version, arguments.rows, shown)
         except BackendUnreachable as exc:
             print(f"{exc.message}; this is what the configuration says:")
             print(render_configured(model))
@@ -48,12 +50,12 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def ask(url: str, model: str, version: str, rows: int) -> dict[str, Any]:
+def ask(url: str, model: str, version: str, rows: int, shown: Credentials = NOTHING_SHOWN) -> dict[str, Any]:
     """What GET /v2/models/MODEL/route says. Raises: NotFound; BackendUnreachable, if nothing answers there."""
     path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
     address = f"{url.rstrip('/')}{path}/route?rows={rows}"
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as response:
+        with shown.opened(address, timeout_s=_TIMEOUT_S) as response:
             told: dict[str, Any] = json.load(response)
         if not isinstance(told, dict) or "lanes" not in told:
             raise ValueError("it answers otherwise")

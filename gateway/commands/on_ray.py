@@ -5,9 +5,11 @@ import logging
 import os
 import pickle
 import sys
+from importlib.util import find_spec
 from typing import Final
 
 from gateway.config import Config
+from gateway.errors import ConfigError
 from gateway.process.announcement import announcer
 from gateway.process.command_line import ended
 from gateway.process.console import Speech, set_up, step
@@ -19,8 +21,10 @@ _PATH: Final = "PYTHONPATH"
 def serve_on_ray(config: Config, speech: Speech) -> int:
     """Serve until a signal ends it, or the Ray that was started for it is lost. Call on the main thread.
 
-    Returns the exit code; does not return after a second Ctrl-C.
+    Returns the exit code; does not return after a second Ctrl-C. Raises: ConfigError, without Ray.
     """
+    if find_spec("ray") is None:
+        raise ConfigError("Ray is not installed: install `ray[serve]`, or have one plain process with --no-ray")
     # The path is handed on, as whoever started us has it; -P: without the working directory, which may hold anything.
     env = os.environ | {_PATH: os.pathsep.join(path or os.getcwd() for path in sys.path)}
     work = pickle.dumps((os.getpid(), sys.path, os.environ.get(_PATH), config, speech))

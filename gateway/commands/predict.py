@@ -8,9 +8,8 @@ import json
 import re
 import sys
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import BadStatusLine, HTTPException
 from pathlib import Path
@@ -21,6 +20,7 @@ import orjson
 
 from backends.base import TensorSpec
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError
+from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 from gateway.protocols.values import request_body
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="FILE|-",
         help='a request as REST takes it, or the elements by input name: {"x": [[1, 2]]}; -: standard input',
     )
+    add_credentials(predict)
     predict.set_defaults(run=_predict)
     return predict
 
@@ -58,8 +59,9 @@ def _predict(arguments: argparse.Namespace) -> int:
     if re.fullmatch(r"[\w.-]+:\d+", where):
         where = f"http://{where}"
     if where.startswith(("http://", "https://")):
-        url = where.rstrip("/")
-        _tell(ask(partial(over_the_wire, url), partial(lines_over_the_wire, url), arguments.model, arguments.version, given))
+        url, shown = where.rstrip("/"), credentials(arguments)
+        call, lines = partial(over_the_wire, url, shown=shown), partial(lines_over_the_wire, url, shown=shown)
+        _tell(ask(call, lines, arguments.model, arguments.version, given))
     else:
         if _ADDRESS.fullmatch(where) and not Path(where).exists():
             raise ConfigError(f"{where}: no port: write {where}:8000, if that is the server's HTTP port")
@@ -135,37 +137,39 @@ def _parts(lines: Iterable[bytes]) -> Iterator[bytes]:
             yield part
 
 
-def over_the_wire(url: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
+def over_the_wire(
+    url: str, path: str, body: bytes | None, headers: dict[str, str], *, shown: Credentials = NOTHING_SHOWN
+) -> bytes:
     """A `Call` of a running server, whose address has no slash at its end."""
-    with _opened(f"{url}{path}", url, body, headers) as response:
+    with _opened(f"{url}{path}", url, body, headers, shown) as response:
         answer: bytes = response.read()
         return answer
 
 
-def lines_over_the_wire(url: str, path: str, body: bytes) -> Iterator[bytes]:
+def lines_over_the_wire(url: str, path: str, body: bytes, *, shown: Credentials = NOTHING_SHOWN) -> Iterator[bytes]:
     """`Lines` of a running server."""
     rest = b""
-    with _opened(f"{url}{path}", url, body, {}) as response:
+    with _opened(f"{url}{path}", url, body, {}, shown) as response:
         while piece := response.read1():  # `readline` takes chunks that are cut off for a whole answer
             *lines, rest = (rest + piece).split(b"\n")
             yield from lines
 
 
 @contextmanager
-def _opened(address: str, url: str, body: bytes | None, headers: dict[str, str]) -> Iterator[Any]:
+def _opened(address: str, url: str, body: bytes | None, headers: dict[str, str], shown: Credentials) -> Iterator[Any]:
     """An answer of a server. Raises: GatewayError; BackendUnreachable, also where the answer ends before its end."""
-    try:
-        response = urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=_TIMEOUT_S)
-    except urllib.error.HTTPError as exc:
-        with exc:
-            raise GatewayError(_words(exc.read(), address, exc.code)) from exc
-    except (BadStatusLine, ConnectionResetError) as exc:
-        raise BackendUnreachable(
-            f"what listens at {url} speaks no HTTP ({exc}): name the server's HTTP port (8000 unless set; 8001 is gRPC)"
-        ) from exc
-    except (OSError, HTTPException) as exc:  # the latter of what is no URL
-        raise BackendUnreachable(f"nothing answers at {address} ({exc})") from exc
-    with response:
+    with ExitStack() as opened:
+        try:
+            response = opened.enter_context(shown.opened(address, body=body, headers=headers, timeout_s=_TIMEOUT_S))
+        except urllib.error.HTTPError as exc:
+            with exc:
+                raise GatewayError(_words(exc.read(), address, exc.code)) from exc
+        except (BadStatusLine, ConnectionResetError) as exc:
+            raise BackendUnreachable(
+                f"what listens at {url} speaks no HTTP ({exc}): name the server's HTTP port (8000 unless set; 8001 is gRPC)"
+            ) from exc
+        except (OSError, HTTPException) as exc:  # the latter of what is no URL
+            raise BackendUnreachable(f"nothing answers at {address} ({exc})") from exc
         try:
             yield response
         except (OSError, HTTPException) as exc:

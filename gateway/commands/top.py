@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from gateway.commands.rates import Figures, Statuses, Told
 from gateway.errors import BackendUnreachable, ConfigError
+from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 
 if TYPE_CHECKING:
     from gateway.commands.top_screen import Shown
@@ -49,6 +50,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     top.add_argument("--once", action="store_true", help="look for --seconds, print one plain table, and end")
     top.add_argument("--json", action="store_true", help="the same for programs")
     top.add_argument("--seconds", type=float, default=2.0, metavar="N", help="how long --once and --json look (2)")
+    add_credentials(top)
     top.set_defaults(run=_top)
     return top
 
@@ -56,7 +58,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _top(arguments: argparse.Namespace) -> int:
     if not _LEAST_SECONDS <= arguments.seconds <= _MOST_SECONDS:
         raise ConfigError(f"--seconds: {arguments.seconds:g}: expected {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}")
-    watched = [Watched(StatusClient(url)) for url in dict.fromkeys(arguments.urls)]
+    shown = credentials(arguments)
+    watched = [Watched(StatusClient(url, shown)) for url in dict.fromkeys(arguments.urls)]
     if arguments.once or arguments.json or not sys.stdout.isatty():
         return _once(watched, arguments.seconds, as_json=arguments.json)
     return _live(watched)
@@ -65,7 +68,7 @@ def _top(arguments: argparse.Namespace) -> int:
 class StatusClient:
     """Asks one gateway for its status, on one connection as long as that lasts: so it is one process that answers."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, shown: Credentials = NOTHING_SHOWN) -> None:
         """Raises: ConfigError, for what is no address."""
         self.url = url if "://" in url else f"http://{url}"
         try:
@@ -80,15 +83,19 @@ class StatusClient:
             raise ConfigError(f"{url}: no port: write {url}:8000, if that is the gateway's HTTP port")
         self.url = self.url.rstrip("/")
         self._path = parts.path.rstrip("/") + _PATH
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._connection = kind(host, port, timeout=_TIMEOUT_S)
+        self._shown = shown
+        self._connection: HTTPConnection
+        if parts.scheme == "https":
+            self._connection = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=shown.context())
+        else:
+            self._connection = HTTPConnection(host, port, timeout=_TIMEOUT_S)
 
     def look(self) -> dict[str, Any]:
         """One status. Raises: BackendUnreachable, with what to do."""
         for again in (True, False):
             kept = self._connection.sock is not None
             try:
-                self._connection.request("GET", self._path, headers={"Accept": "application/json"})
+                self._connection.request("GET", self._path, headers={"Accept": "application/json", **self._shown.headers})
                 answer = self._connection.getresponse()
                 body = answer.read()
                 break
@@ -99,6 +106,8 @@ class StatusClient:
             except (OSError, HTTPException) as exc:
                 self._connection.close()
                 raise self._unreachable(exc) from exc
+        if answer.status in (401, 403, 429):
+            raise BackendUnreachable(self._shown.refused(self.url, answer.status, body.decode(errors="replace")).message)
         try:
             if answer.status != 200:
                 raise ValueError
@@ -115,6 +124,8 @@ class StatusClient:
         self._connection.close()
 
     def _unreachable(self, exc: Exception) -> BackendUnreachable:
+        if isinstance(exc, OSError) and (words := self._shown.failed(exc, self.url)):
+            return BackendUnreachable(words)
         if isinstance(exc, TimeoutError):
             return BackendUnreachable(f"{self.url}: no answer within {_TIMEOUT_S:g} s: is it overloaded, or the address wrong?")
         if isinstance(exc, BadStatusLine) and not isinstance(exc, RemoteDisconnected):

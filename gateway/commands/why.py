@@ -4,7 +4,6 @@ import argparse
 import json
 import re
 import urllib.error
-import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ from gateway.batching.recorded_file import ModelRecording, joined, unpacked
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 from gateway.process.command_line import add_command
 from gateway.process.console import step
+from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 from gateway.why.report import answer, as_json, life_told, of_request, told
 
 _ADDRESS: Final = re.compile(r"[\w.-]+:\d+")
@@ -44,6 +44,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     why.add_argument("--request", default="", metavar="ID", help="only the request that its client called so")
     why.add_argument("--save", type=Path, metavar="FILE", help="write the recording, to be asked later")
     why.add_argument("--json", action="store_true", help="all that is known, for programs")
+    add_credentials(why)
     why.set_defaults(run=_why)
     return why
 
@@ -53,7 +54,7 @@ def _why(arguments: argparse.Namespace) -> int:
     if _ADDRESS.fullmatch(where):
         where = f"http://{where}"
     if where.startswith(("http://", "https://")):
-        data = asked(where.rstrip("/"), arguments.model)
+        data = asked(where.rstrip("/"), arguments.model, credentials(arguments))
     else:
         try:
             data = Path(where).read_bytes()
@@ -92,12 +93,12 @@ def _tell(recordings: list[ModelRecording], where: str, own_id: str, *, as_objec
     return 0
 
 
-def asked(url: str, model: str) -> bytes:
+def asked(url: str, model: str, shown: Credentials = NOTHING_SHOWN) -> bytes:
     """The recordings of every ready model that records, or of one, from every process behind an address.
 
     Raises: NotFound; BackendUnreachable, if no gateway answers there; GatewayError, with its words.
     """
-    names = [model] if model else _models(url)
+    names = [model] if model else _models(url, shown)
     files: list[bytes] = []
     refused: GatewayError | None = None
     for name in names:
@@ -106,7 +107,7 @@ def asked(url: str, model: str) -> bytes:
         while tries <= _TRIES * wanted and len(seen) < wanted:
             tries += 1
             try:
-                data = _get(f"{url}/v2/models/{quote(name, safe='')}/why", url)
+                data = _get(f"{url}/v2/models/{quote(name, safe='')}/why", url, shown)
             except BackendUnreachable:
                 raise
             except GatewayError as exc:
@@ -122,18 +123,18 @@ def asked(url: str, model: str) -> bytes:
     return joined(files)
 
 
-def _models(url: str) -> list[str]:
+def _models(url: str, shown: Credentials) -> list[str]:
     address = f"{url}/v2/models"
     try:
-        listed: Any = json.loads(_get(address, url))
+        listed: Any = json.loads(_get(address, url, shown))
         return [model["name"] for model in listed["models"] if model["state"] == "READY"]
     except (ValueError, KeyError, TypeError) as exc:
         raise BackendUnreachable(f"what answers at {address} is no gateway of this kind ({exc})") from exc
 
 
-def _get(address: str, url: str) -> bytes:
+def _get(address: str, url: str, shown: Credentials) -> bytes:
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as response:
+        with shown.opened(address, timeout_s=_TIMEOUT_S) as response:
             body: bytes = response.read()
             return body
     except urllib.error.HTTPError as exc:

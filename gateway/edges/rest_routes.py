@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from gateway.engine.status import Status
 from gateway.errors import Code, GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.openapi import describe_api
+from gateway.protocols.openapi_keys import with_keys
 from gateway.protocols.rest import RestCodec
 from gateway.protocols.tensors import LONG_BYTES
 from gateway.wire.exchange import JSON, Exchange
@@ -275,8 +277,15 @@ class RestRoutes:
         if repository.generation != self._api_generation:
             self._api_generation = repository.generation
             models = [(served.name, served.version, served.spec) for served in repository.ready_models()]
-            self._api_json = orjson.dumps(describe_api(models, metrics=self._scrape is not None))
+            document = describe_api(models, metrics=self._scrape is not None)
+            self._api_json = orjson.dumps(document if self._doors is None else with_keys(document, self._key_for))
         exchange.respond(200, self._api_json)
+
+    def _key_for(self, template: str) -> str:
+        """The scope that a path of the document needs; empty: no key is asked for."""
+        assert self._doors is not None
+        path = re.sub(r"\{.*?\}", "1", template).encode()
+        return self._doors.needs(MODELS if path == b"/" else self._parse(path).needs)  # its page needs another
 
     def _live(self, exchange: Exchange, route: MatchedPath) -> None:
         live = self._repository.live()

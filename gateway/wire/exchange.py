@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 from gateway.turns import beside
 from gateway.wire.compression import choose_encoding, deflate
+from gateway.wire.date import date_line
 from gateway.wire.http_errors import error_body
 from gateway.wire.request_ids import MADE, numbers, request_id
 from gateway.wire.request_ids import NAME as REQUEST_ID
@@ -204,8 +205,8 @@ class Exchange:
             else:
                 done(work)
             return
-        self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b" % (
-            status, REASONS.get(status, b""), content_type, length, self._own_headers(), headers,
+        self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b%b" % (
+            status, REASONS.get(status, b""), content_type, length, date_line(), self._own_headers(), headers,
         )  # fmt: skip
         self.parts = parts
         self.length = length
@@ -227,8 +228,8 @@ class Exchange:
             return
         if self.answered or self.pieces is not None:
             raise RuntimeError(f"{self!r} was answered before")
-        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n%b%b" % (
-            status, REASONS.get(status, b""), content_type, self._own_headers(), headers,
+        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\n%b%b%b" % (
+            status, REASONS.get(status, b""), content_type, date_line(), self._own_headers(), headers,
         )  # fmt: skip
         self.pieces = Pieces(head, chunked=not self.http_1_0, head_alone=self.method == b"HEAD")
         self.pieces.held_behind = held_behind

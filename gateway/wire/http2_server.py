@@ -8,6 +8,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
+from gateway.wire.date import date_line
 from gateway.wire.grpc_headers import INTERNAL, RESOURCE_EXHAUSTED, fault, refusal
 from gateway.wire.http2 import BYTES_A_FRAME, FRAME_BYTES
 from gateway.wire.http2_bounds import BoundedHttp2Connection, Bounds
@@ -46,10 +47,7 @@ _LEAVE_S: Final = 1.0  # from the word that an idle connection is to be closed u
 _CLOCK_STEP_S: Final = 0.001  # of an event loop's clock: its timers may be early by so much
 _HTTP_1: Final = re.compile(rb"[A-Z]+( |$)")  # as a request of it begins
 _TOLD: Final = b"this port speaks gRPC (HTTP/2 with prior knowledge); REST is at server.http_port\n"
-_OF_GRPC: Final = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
-    % (len(_TOLD), _TOLD)
-)
+_OF_GRPC: Final = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n%bConnection: close\r\n\r\n%b"
 
 
 class ServerConnection(BoundedHttp2Connection):
@@ -101,7 +99,7 @@ class ServerConnection(BoundedHttp2Connection):
 
     def _on_stranger(self, data: bytes) -> None:
         if _HTTP_1.match(data):
-            self.write(_OF_GRPC)
+            self.write(_OF_GRPC % (len(_TOLD), date_line(), _TOLD))
             self.closing = True
         else:
             super()._on_stranger(data)

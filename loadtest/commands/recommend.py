@@ -5,11 +5,13 @@ import asyncio
 import datetime
 import os
 import platform
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway.process.command_line import add_command
 from gateway.process.console import words
+from gateway.process.credentials import Credentials, add_credentials, credentials
 from loadtest.commands.run import STDOUT, add_openmetrics, write
 from loadtest.errors import ExitCode, UsageError
 
@@ -60,6 +62,7 @@ def add_parser(subparsers: Any) -> None:
             "--target-rps", type=float, metavar="N", help="instead of target_rps: the rate a fleet is wanted for"
         )
         parser.add_argument("--instances", type=Path, metavar="FILE", help="another catalogue than the one that comes along")
+        add_credentials(parser)
 
 
 def _recommend(arguments: argparse.Namespace) -> int:
@@ -77,9 +80,10 @@ def _recommend(arguments: argparse.Namespace) -> int:
 
     if arguments.json and arguments.openmetrics == STDOUT:
         raise UsageError("--json and --openmetrics: standard output takes one of them; name a FILE for the other")
-    spec = _read(arguments)
+    shown = credentials(arguments)
+    spec = _read(arguments, shown)
     console = results(hidden=arguments.quiet or arguments.json or arguments.openmetrics == STDOUT)
-    launcher = launcher_of(spec.launcher)
+    launcher = launcher_of(spec.launcher, shown)
     launcher.preflight(spec.candidates)
     question = question_of(spec, paid=launcher.paid)
     if launcher.paid and question.max_usd is None:
@@ -89,7 +93,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
     folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
     with interruption() as interrupted:
         try:
-            found = uvloop.run(_search(spec, question, launcher, folder, arguments, meanwhile(arguments), interrupted))
+            found = uvloop.run(_search(spec, question, launcher, folder, arguments, meanwhile(arguments), interrupted, shown))
         except asyncio.CancelledError:
             words.warning("loadtest: interrupted: what was measured is kept in %s; the same command goes on from there", folder)
             return interrupted.exit_code
@@ -110,7 +114,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from loadtest.lab.recommender import question_of
     from loadtest.reports.consoles import results
 
-    spec = _read(arguments)
+    spec = _read(arguments, credentials(arguments))
     launcher = launcher_of(spec.launcher)
     launcher.preflight(spec.candidates)
     plan = plan_of(spec, question_of(spec, paid=launcher.paid), launcher, _today())
@@ -125,7 +129,7 @@ def _today() -> datetime.date:
     return datetime.datetime.now(datetime.UTC).date()
 
 
-def _read(arguments: argparse.Namespace) -> "SearchSpec":
+def _read(arguments: argparse.Namespace, shown: Credentials) -> "SearchSpec":
     from loadtest.lab.recommender import limited, price_by_metadata
     from loadtest.prices.catalogue import BUNDLED, load_catalogue
     from loadtest.prices.live_prices import current_catalogue
@@ -136,7 +140,7 @@ def _read(arguments: argparse.Namespace) -> "SearchSpec":
     catalogue = load_catalogue(own) if own else current_catalogue(now, instances=BUNDLED)
     spec = read_search_spec(arguments.spec, catalogue)
     spec = limited(spec, minutes=arguments.budget_minutes, usd=arguments.max_usd, target_rps=arguments.target_rps)
-    return asyncio.run(price_by_metadata(spec, catalogue))
+    return asyncio.run(price_by_metadata(spec, catalogue, shown))
 
 
 async def _search(
@@ -147,6 +151,7 @@ async def _search(
     arguments: argparse.Namespace,
     console: "Console",
     interrupted: "Interruption",
+    shown: Credentials,
 ) -> "Recommendation":
     from loadtest.lab.journal import Journal
     from loadtest.lab.recommender import Lab, extended, run_search
@@ -162,7 +167,14 @@ async def _search(
         question = extended(question, journal.events)
     names = dict(zip((candidate.name for candidate in spec.candidates), differences(spec.candidates), strict=True))
     display = Display(console, question, names, paid=launcher.paid)
-    lab = Lab(spec, launcher, measure, runs=folder / "runs", on_progress=display.on_progress if console.is_terminal else None)
+    lab = Lab(
+        spec,
+        launcher,
+        partial(measure, shown=shown),
+        runs=folder / "runs",
+        on_progress=display.on_progress if console.is_terminal else None,
+        shown=shown,
+    )
     task = asyncio.current_task()
     assert task is not None  # this is a coroutine
 

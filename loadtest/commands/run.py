@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from gateway.process.command_line import add_command
 from gateway.process.console import words
+from gateway.process.credentials import add_credentials, credentials
 from loadtest.commands.interrupts import Interruption, interruption
 from loadtest.errors import ExitCode, Interrupted, UsageError
 from loadtest.results import LoadSpec, Protocol, RunResult, SloSpec, read_load_spec, to_json
@@ -47,6 +48,7 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     add_json(parser, "the result, for compare and report")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the blocks; -: to standard output")
     add_openmetrics(parser, "the run")
+    add_credentials(parser)
     parser.set_defaults(execute=execute)
 
 
@@ -190,6 +192,7 @@ async def _measure(spec: LoadSpec, args: argparse.Namespace, interrupted: Interr
     from loadtest.reports.consoles import meanwhile
 
     stop = asyncio.Event()
+    keys = credentials(args)
     shown = meanwhile(args).is_terminal
     if spec.pattern == f"users:count={DEFAULT_USERS}" and not args.pattern:
         Address.of(spec)  # what is wrong is told first, and alone
@@ -211,7 +214,13 @@ async def _measure(spec: LoadSpec, args: argparse.Namespace, interrupted: Interr
 
     with interrupted.calls(end):
         result = await measure(
-            spec, until_decided=args.until_decided, stop=stop, on_progress=show if shown else None, log=args.log, keep=live
+            spec,
+            until_decided=args.until_decided,
+            stop=stop,
+            on_progress=show if shown else None,
+            log=args.log,
+            keep=live,
+            shown=keys,
         )
     if shown:
         _tell("")

@@ -4,9 +4,11 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from gateway.process.command_line import add_command
+from gateway.process.credentials import Credentials
 from loadtest.errors import ExitCode, UsageError
 from loadtest.measuring.generator_limit import keeps_up, null_server
 from loadtest.results import LoadSpec, Protocol, RunResult, SloSpec
@@ -33,6 +35,10 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     parser.add_argument("--protocol", choices=_PROTOCOLS, help="only this one")
     parser.add_argument("--rates", metavar="R,R,...", help="requests/s to try, rising")
     parser.add_argument("--require", type=float, metavar="RPS", help="exit 3 if less can be sent")
+    parser.add_argument(
+        "--tls", type=Path, nargs=2, metavar=("CERT", "KEY"), help="by TLS: what the null server shows, for 127.0.0.1, in PEM"
+    )
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="with --tls: authorities that vouch for CERT (this machine's)")
     parser.add_argument("--json", action="store_true", help="as JSON, and nothing else")
     parser.set_defaults(execute=execute)
 
@@ -49,7 +55,8 @@ def execute(args: argparse.Namespace) -> ExitCode:
     console = output(hidden=args.json)
     enough = True
     told = []
-    with null_server() as server:
+    shown = Credentials(ca=str(args.ca or ""))
+    with null_server(*(args.tls or ())) as server:
         for protocol in (args.protocol,) if args.protocol else _PROTOCOLS:
             spec = LoadSpec(
                 server.target(protocol),
@@ -60,7 +67,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
                 processes=args.processes,
                 warmup_s=0.0,
             )
-            results = uvloop.run(_climb(spec, rates))
+            results = uvloop.run(_climb(spec, rates, shown))
             table = Table(
                 "asked 1/s", "sent 1/s", "lag p50 ms", "lag p99 ms", "p50 ms", "p99 ms", "cores", "", box=None, pad_edge=False
             )
@@ -119,13 +126,13 @@ def _parse_rates(text: str) -> tuple[float, ...]:
         raise UsageError(f"--rates {text!r}: expected numbers such as 1000,2000") from None
 
 
-async def _climb(spec: LoadSpec, rates: Sequence[float]) -> list[RunResult]:
+async def _climb(spec: LoadSpec, rates: Sequence[float], shown: Credentials) -> list[RunResult]:
     from loadtest.measuring.generator import measure
 
     results: list[RunResult] = []
     failures = 0
     for rate in rates:
-        result = await measure(replace(spec, rate_rps=rate))
+        result = await measure(replace(spec, rate_rps=rate), shown=shown)
         results.append(result)
         failures = 0 if keeps_up(result) else failures + 1
         if failures == _FAILURES:

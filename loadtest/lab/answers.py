@@ -167,13 +167,14 @@ def _client_of(spec: LoadSpec, address: Address, model: str) -> _BlockingClient:
 class _BlockingRestClient:
     def __init__(self, spec: LoadSpec, address: Address, model: str) -> None:
         self._spec = spec
+        self._headers = address.headers(spec)
         self._path = infer_path(spec, address, model)
         self._connection = address.http_connection(_LONGEST_S)
 
     def ask(self, request: Request) -> Tensors:
         body, headers = encode_body(self._spec, request.inputs, request.datatypes)
         try:
-            self._connection.request("POST", self._path, body, headers | dict(self._spec.headers))
+            self._connection.request("POST", self._path, body, headers | self._headers)
             response = self._connection.getresponse()
             answer = response.read(_MAX_ANSWER_BYTES + 1)
         except ConnectionError as exc:  # as a server may do with a connection that was idle
@@ -204,7 +205,7 @@ class _BlockingGrpcClient:
         self._model = model
         self._channel = address.grpc_channel()
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._metadata = [(name.lower(), value) for name, value in spec.headers]
+        self._metadata = address.metadata(spec)
 
     def ask(self, request: Request) -> Tensors:
         import grpc

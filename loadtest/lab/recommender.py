@@ -15,6 +15,7 @@ import psutil
 
 from backends.base import Tensors
 from gateway.config import Batching, parse_config
+from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import LoadtestError, UsageError
 from loadtest.lab.answers import answers_of, compared, spread
 from loadtest.lab.journal import Journal
@@ -85,7 +86,7 @@ def required_share(slo: SloSpec) -> float:
     return min(objective.percentile for objective in slo.objectives) / 100
 
 
-async def price_by_metadata(spec: SearchSpec, catalogue: Catalogue) -> SearchSpec:
+async def price_by_metadata(spec: SearchSpec, catalogue: Catalogue, shown: Credentials = NOTHING_SHOWN) -> SearchSpec:
     """Ask running servers without a stated instance type for it, so that every candidate has a price.
 
     Raises: TargetError, UsageError.
@@ -94,7 +95,7 @@ async def price_by_metadata(spec: SearchSpec, catalogue: Catalogue) -> SearchSpe
     names: dict[str, str] = {}  # that change, as they begin with the instance type
     for candidate in spec.candidates:
         if candidate.price is None:
-            known = priced(candidate, await instance_type_of(candidate.url), catalogue, spec.basis)
+            known = priced(candidate, await instance_type_of(candidate.url, shown), catalogue, spec.basis)
             names[candidate.name] = known.name
             candidate = known
         candidates.append(candidate)
@@ -111,6 +112,7 @@ class Lab:
 
     One candidate runs at a time; it stays up until another is wanted. measure: `loadtest.measuring.generator.measure`.
     runs: where each run's full result is kept; None: nowhere. on_progress: told about twice a second how a load goes.
+    shown: to candidates whose doors are locked, besides by measure.
     """
 
     def __init__(
@@ -121,11 +123,13 @@ class Lab:
         *,
         runs: Path | None = None,
         on_progress: Callable[[Load, Progress], None] | None = None,
+        shown: Credentials = NOTHING_SHOWN,
     ) -> None:
         self._spec = spec
         self._candidates = {candidate.name: candidate for candidate in spec.candidates}
         self._launcher = launcher
         self._measure = measure
+        self._shown = shown
         self._runs = runs
         self._on_progress = on_progress
         self._kernel = ReferenceKernel()
@@ -284,7 +288,7 @@ class Lab:
         try:
             running = await self._ensure(_unhurried(candidate))
             wanted = self._run_spec(running)
-            address = Address.of(wanted)
+            address = Address.of(wanted, self._shown)
             return "", await asyncio.to_thread(
                 answers_of, wanted, address, self._spec.model, requests, seconds=seconds, stop=stop
             )
@@ -309,7 +313,7 @@ class Lab:
 
     async def _profile_once(self, experiment: Profile, running: RunningCandidate) -> tuple[Profiled, bool]:
         wanted = self._run_spec(running)
-        address = Address.of(wanted)
+        address = Address.of(wanted, self._shown)
         lengths = self._lengths_of(self._candidates[experiment.entrant])
         try:
             async with Meter(address.host, address.port) as meter:
@@ -405,7 +409,9 @@ class Lab:
     async def _batch_statistics(self, running: RunningCandidate) -> BatchStatistics:
         """What the server has counted so far; nothing, if it keeps no statistics."""
         try:
-            return batch_statistics(await asyncio.to_thread(get_json, f"{running.rest}/v2/models/{self._spec.model}/stats"))
+            return batch_statistics(
+                await asyncio.to_thread(get_json, f"{running.rest}/v2/models/{self._spec.model}/stats", self._shown)
+            )
         except LoadtestError:
             return BatchStatistics({})
 

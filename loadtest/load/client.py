@@ -12,9 +12,10 @@ from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
 from loadtest.load.dialler import Dialler
-from loadtest.load.request_log import REFUSED, RESET, RequestLog, status_name
+from loadtest.load.request_log import GRPC, REFUSED, RESET, RequestLog, status_name
 
 _SAMPLE_CHARACTERS: Final = 300
+_LOCKED: Final = {401: 401, 403: 403, GRPC + 16: 401, GRPC + 7: 403}
 _CLOSE_S: Final = 1.0  # for connections to end: they have been aborted, and nothing depends on it
 CLOSED: Final = "the connection was closed before the answer"
 
@@ -54,16 +55,19 @@ class Client(ABC, Generic[C]):
         log: RequestLog,
         on_done: Callable[[int, int], None],
         on_fault: Callable[[BaseException], None],
+        on_locked: Callable[[int, str], None],
     ) -> None:
         """connections: the most at once. on_done: gets the index and its status, once per `send`, never inside it.
 
-        on_fault: gets what went wrong in here.
+        on_fault: gets what went wrong in here. on_locked: why the server does not let us in, whatever we send: 401 or 403 with
+        its words, or 0 with what TLS failed of.
         """
         self._dialler = dialler
         self._cap = connections
         self.log = log
         self.on_done = on_done
         self.on_fault = on_fault
+        self.on_locked = on_locked
         self.error_samples: dict[str, str] = {}
         self.start_ns = 0  # of the run; set before the first send
         self.connections: dict[C, None] = {}  # a set in the order in which they were opened
@@ -131,6 +135,7 @@ class Client(ABC, Generic[C]):
             try:
                 connection = await self._dialler.dial(self._connection)
             except OSError as exc:
+                self.ended(exc)
                 self._not_joined(REFUSED, str(exc) or "no connection within the timeout")
                 return
             if connection.is_closing:  # opened, and closed at once: its end may have been told before we had it
@@ -151,6 +156,13 @@ class Client(ABC, Generic[C]):
         elif self._waiting:
             self._connect()
 
+    def ended(self, exc: BaseException | None) -> None:
+        """A connection was, or could not be made."""
+        if words := self._dialler.failed(exc):
+            self.on_locked(0, words)
+
     def fail(self, index: int, status: int, message: str) -> None:
+        if status in _LOCKED:
+            self.on_locked(_LOCKED[status], message)
         self.error_samples.setdefault(status_name(status), message[:_SAMPLE_CHARACTERS])
         self.on_done(index, status)

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.load.blocking import NotAnswered, in_thread
 
 P = TypeVar("P", bound=asyncio.Protocol)
@@ -17,11 +18,22 @@ class Dialler:
     Names are looked up in a thread, and starting one waits for the scheduler: in the middle of a run that is send lag.
     """
 
-    def __init__(self, host: str, port: int, *, tls: bool, protocols: Sequence[str] = (), timeout_s: float) -> None:
-        """protocols: for TLS to agree on (ALPN). timeout_s: of one connection, and of the look-up."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: bool,
+        protocols: Sequence[str] = (),
+        timeout_s: float,
+        shown: Credentials = NOTHING_SHOWN,
+    ) -> None:
+        """protocols: for TLS to agree on (ALPN). timeout_s: of one connection, and of the look-up. Raises: ConfigError."""
         self._host = host
         self._port = port
-        self._tls = ssl.create_default_context() if tls else None
+        self._shown = shown
+        self._where = f"{'grpc' if 'h2' in protocols else 'http'}s://{host}:{port}"
+        self._tls = shown.context() if tls else None
         if self._tls is not None and protocols:
             self._tls.set_alpn_protocols(list(protocols))
         self._timeout_s = timeout_s
@@ -36,6 +48,10 @@ class Dialler:
         except (OSError, UnicodeError, NotAnswered):
             return
         self._addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+    def failed(self, exc: BaseException | None) -> str:
+        """What TLS failed of, if that is why a connection ended, or was not made; else empty."""
+        return self._shown.failed(exc, self._where) if isinstance(exc, ssl.SSLError) else ""
 
     async def dial(self, protocol: Callable[[], P]) -> P:
         """Connect to the first address that answers, and begin with that one the next time.

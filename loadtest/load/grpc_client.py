@@ -41,9 +41,10 @@ class GrpcClient(Client["_GrpcConnection"]):
         log: RequestLog,
         on_done: Callable[[int, int], None],
         on_fault: Callable[[BaseException], None],
+        on_locked: Callable[[int, str], None],
     ) -> None:
         """requests: messages. connections: all of them are opened ahead."""
-        super().__init__(dialler, connections=connections, log=log, on_done=on_done, on_fault=on_fault)
+        super().__init__(dialler, connections=connections, log=log, on_done=on_done, on_fault=on_fault, on_locked=on_locked)
         headers = [
             (":method", "POST"),
             (":scheme", "https" if tls else "http"),
@@ -214,6 +215,7 @@ class _GrpcConnection(Dialled):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._core.lost()
+        self._client.ended(exc)
         self._end(RESET, str(exc or CLOSED))
 
     def _end(self, status: int, message: str) -> None:

@@ -27,8 +27,9 @@ class HttpClient(Client["_HttpConnection"]):
         log: RequestLog,
         on_done: Callable[[int, int], None],
         on_fault: Callable[[BaseException], None],
+        on_locked: Callable[[int, str], None],
     ) -> None:
-        super().__init__(dialler, connections=connections, log=log, on_done=on_done, on_fault=on_fault)
+        super().__init__(dialler, connections=connections, log=log, on_done=on_done, on_fault=on_fault, on_locked=on_locked)
         self.requests = requests
         self._idle: list[_HttpConnection] = []
 
@@ -141,6 +142,7 @@ class _HttpConnection(Dialled):
             client.fail(index, status, body.decode(errors="replace"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._client.ended(exc)
         self._end(RESET, str(exc or CLOSED))
 
     def _end(self, status: int, message: str) -> None:

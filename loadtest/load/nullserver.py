@@ -6,6 +6,7 @@ Requests are not parsed but counted by the length that their first one had, beca
 """
 
 import asyncio
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -74,12 +75,12 @@ class _NullHttp(asyncio.Protocol):
             self._transport.write(_INFER_RESPONSE)
 
 
-async def start_http(port: int = 0) -> asyncio.Server:
+async def start_http(port: int = 0, tls: ssl.SSLContext | None = None) -> asyncio.Server:
     """Listen on 127.0.0.1; port 0 is any free one."""
-    return await asyncio.get_running_loop().create_server(_NullHttp, "127.0.0.1", port)
+    return await asyncio.get_running_loop().create_server(_NullHttp, "127.0.0.1", port, ssl=tls)
 
 
-async def start_grpc(port: int = 0) -> asyncio.Server:
+async def start_grpc(port: int = 0, tls: ssl.SSLContext | None = None) -> asyncio.Server:
     """Listen on 127.0.0.1; port 0 is any free one."""
     infer = service_pb2.ModelInferResponse(model_name=MODEL, model_version="1")
     infer.outputs.add(name="y", datatype="FP32", shape=[1, 4])
@@ -88,7 +89,7 @@ async def start_grpc(port: int = 0) -> asyncio.Server:
     metadata.inputs.add(name="x", datatype="FP32", shape=[-1, 16])
     metadata.outputs.add(name="y", datatype="FP32", shape=[-1, 4])
     answers = {b"": infer.SerializeToString(), b"ModelMetadata": metadata.SerializeToString()}
-    return await asyncio.get_running_loop().create_server(lambda: _NullGrpc(answers), "127.0.0.1", port)
+    return await asyncio.get_running_loop().create_server(lambda: _NullGrpc(answers), "127.0.0.1", port, ssl=tls)
 
 
 class _NullGrpc(asyncio.Protocol):
@@ -157,9 +158,13 @@ class _NullHttp2(Connection):
     def forget(self, stream: Stream) -> None: ...
 
 
-async def _serve() -> None:
-    http = await start_http()
-    grpc = await start_grpc()
+async def _serve(files: Sequence[str]) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if files else None
+    if tls is not None:
+        tls.load_cert_chain(*files)
+        tls.set_alpn_protocols(["h2", "http/1.1"])
+    http = await start_http(tls=tls)
+    grpc = await start_grpc(tls=tls)
     print(http.sockets[0].getsockname()[1], grpc.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)  # the end of standard input is the end of the server
     http.close()
@@ -167,8 +172,8 @@ async def _serve() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print "HTTP_PORT GRPC_PORT" and serve until standard input ends."""
-    uvloop.run(_serve())
+    """Print "HTTP_PORT GRPC_PORT" and serve until standard input ends. argv: a certificate and its key, to speak TLS by."""
+    uvloop.run(_serve(argv))
 
 
 if __name__ == "__main__":

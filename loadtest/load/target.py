@@ -6,12 +6,14 @@ One small blocking client per protocol, used outside the measured time and off t
 import contextlib
 import http.client
 import json
-import ssl
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlsplit
 
+from gateway.process.credentials import NOTHING_SHOWN, Credentials, told
 from loadtest.errors import TargetError, UsageError
 from loadtest.results import LoadSpec
 
@@ -21,21 +23,28 @@ if TYPE_CHECKING:
 _ASK_TIMEOUT_S: Final = 5.0
 _MAX_ANSWER_BYTES: Final = 16 << 20
 _TOLD_BYTES: Final = 300  # of an error's text
+REFUSED: Final = (401, 403, 429)
+REFUSED_BY_GRPC: Final = {16: 401, 7: 403}  # UNAUTHENTICATED, PERMISSION_DENIED; what is exhausted may be something else
 _CLOSED: Final = (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionResetError)
 _SCHEMES: Final = {"http": (False, 80), "https": (True, 443), "grpc": (False, 8001), "grpcs": (True, 443)}
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where requests go. path: the URL's, without a slash at the end; for invocations the whole resource with its query."""
+    """Where requests go, and how they get in.
+
+    path: the URL's, without a slash at the end; for invocations the whole resource with its query. shown: no part of a spec, as
+    those are written down.
+    """
 
     host: str
     port: int
     tls: bool
     path: str
+    shown: Credentials = NOTHING_SHOWN
 
     @classmethod
-    def of(cls, spec: LoadSpec) -> Self:
+    def of(cls, spec: LoadSpec, shown: Credentials = NOTHING_SHOWN) -> Self:
         """Raises: UsageError, if the target is no URL that fits the protocol."""
         scheme = "grpc" if spec.protocol == "grpc" else "http"
         target = spec.target if "://" in spec.target else f"{scheme}://{spec.target}"
@@ -50,20 +59,40 @@ class Address:
         path = url.path.rstrip("/") + (f"?{url.query}" if url.query else "")
         if spec.protocol == "invocations" and not path:
             path = "/invocations"
-        return cls(url.hostname, default_port if port is None else port, tls, path)
+        return cls(url.hostname, default_port if port is None else port, tls, path, shown)
+
+    @property
+    def url(self) -> str:
+        """Without its path."""
+        return f"http{'s' * self.tls}://{self.host}:{self.port}"
+
+    def headers(self, spec: LoadSpec) -> dict[str, str]:
+        """What every request says, the key included; the spec's own come first."""
+        own = {name.lower() for name, _ in spec.headers}
+        shown = {name: value for name, value in self.shown.headers.items() if name.lower() not in own}
+        return shown | dict(spec.headers)
+
+    def metadata(self, spec: LoadSpec) -> list[tuple[str, str]]:
+        """The same of a gRPC call."""
+        return [(name.lower(), value) for name, value in self.headers(spec).items()]
 
     def http_connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """A blocking one, not connected yet."""
         if not self.tls:
             return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
-        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=ssl.create_default_context())
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.shown.context())
 
     def grpc_channel(self) -> "grpc.Channel":
         """A blocking one."""
         import grpc
 
         where = f"{self.host}:{self.port}"
-        return grpc.secure_channel(where, grpc.ssl_channel_credentials()) if self.tls else grpc.insecure_channel(where)
+        if not self.tls:
+            return grpc.insecure_channel(where)
+        self.shown.context()  # which says what is wrong with the files
+        names = (self.shown.ca, self.shown.certificate_key or self.shown.certificate, self.shown.certificate)
+        files = (Path(name).read_bytes() if name else None for name in names)
+        return grpc.secure_channel(where, grpc.ssl_channel_credentials(*files))
 
     def model_path(self, model: str, version: str) -> str:
         """The v2 path of a model."""
@@ -96,9 +125,9 @@ def model_name(spec: LoadSpec, address: Address) -> str:
     if spec.model:
         return spec.model
     if spec.protocol == "grpc":
-        entries = _ask_grpc(address, "RepositoryIndex").get("models", [])
+        entries = _ask_grpc(address, spec, "RepositoryIndex").get("models", [])
     else:
-        entries = _ask_http(address, "POST", f"{address.path}/v2/repository/index", spec.headers)
+        entries = _ask_http(address, "POST", f"{address.path}/v2/repository/index", spec)
     names = sorted({str(entry["name"]) for entry in entries if entry.get("state", "READY") == "READY"})
     if len(names) != 1:
         raise UsageError(f"{spec.target} serves {', '.join(names) or 'no model'}: say which with --model")
@@ -108,8 +137,8 @@ def model_name(spec: LoadSpec, address: Address) -> str:
 def model_metadata(spec: LoadSpec, address: Address, model: str) -> dict[str, Any]:
     """The v2 metadata of the model: {"inputs": [{name, datatype, shape}], ...}. Raises: TargetError."""
     if spec.protocol == "grpc":
-        return _ask_grpc(address, "ModelMetadata", name=model, version=spec.version)
-    answer = _ask_http(address, "GET", address.model_path(model, spec.version), spec.headers)
+        return _ask_grpc(address, spec, "ModelMetadata", name=model, version=spec.version)
+    answer = _ask_http(address, "GET", address.model_path(model, spec.version), spec)
     if not isinstance(answer, dict):
         raise TargetError(f"{spec.target}: the metadata of model {model!r} is no JSON object")
     return answer
@@ -121,9 +150,9 @@ def server_statistics(spec: LoadSpec, address: Address, model: str) -> ServerSta
         return None
     try:
         if spec.protocol == "grpc":
-            answer = _ask_grpc(address, "ModelStatistics", name=model, version=spec.version)
+            answer = _ask_grpc(address, spec, "ModelStatistics", name=model, version=spec.version)
         else:
-            answer = _ask_http(address, "GET", address.model_path(model, spec.version) + "/stats", spec.headers)
+            answer = _ask_http(address, "GET", address.model_path(model, spec.version) + "/stats", spec)
         return _totals(answer["model_stats"])
     except (TargetError, KeyError, TypeError, ValueError, AttributeError):
         return None
@@ -143,21 +172,25 @@ def _totals(models: list[Mapping[str, Any]]) -> ServerStatistics:
     )
 
 
-def _ask_http(address: Address, method: str, path: str, headers: tuple[tuple[str, str], ...]) -> Any:
+def _ask_http(address: Address, method: str, path: str, spec: LoadSpec) -> Any:
     where = f"{address.host}:{address.port}{path}"
     with contextlib.closing(address.http_connection(_ASK_TIMEOUT_S)) as connection:
         try:
-            connection.request(method, path, headers=dict(headers))
+            connection.request(method, path, headers=address.headers(spec))
             response = connection.getresponse()
             body = response.read(_MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException) as exc:
             # A port of gRPC ends what is not HTTP/2, or answers it with frames.
             other = "; if it is a port of gRPC, add --protocol grpc" if isinstance(exc, _CLOSED) else ""
+            if isinstance(exc, OSError) and (words := address.shown.failed(exc, address.url)):
+                raise TargetError(f"{words}{other if not address.tls else ''}") from exc
             unread = isinstance(exc, http.client.BadStatusLine) and not isinstance(exc, http.client.RemoteDisconnected)
             raise TargetError(f"{where} cannot be asked: {'it does not answer in HTTP/1.1' if unread else exc}{other}") from exc
+    if response.status in REFUSED:
+        raise TargetError(f"{address.url}: {address.shown.refusal(response.status, told(body.decode(errors='replace')))}")
     if response.status != 200:
-        told = _told(response.headers.get_content_type(), body)
-        raise TargetError(f"{where} answered {response.status}{told}{_address_alone(address)}")
+        words = _told(response.headers.get_content_type(), body)
+        raise TargetError(f"{where} answered {response.status}{words}{_address_alone(address)}")
     try:
         return json.loads(body)
     except ValueError as exc:
@@ -180,17 +213,38 @@ def _address_alone(address: Address) -> str:
     return f"; give the address alone: http{'s' * address.tls}://{address.host}:{address.port}{before}"
 
 
-def _ask_grpc(address: Address, method: str, **fields: str) -> dict[str, Any]:
+def _ask_grpc(address: Address, spec: LoadSpec, method: str, **fields: str) -> dict[str, Any]:
     import grpc
     from google.protobuf.json_format import MessageToDict
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
     where = f"{address.host}:{address.port}"
+    if address.tls and (words := _handshake(address)):
+        raise TargetError(words)
     with address.grpc_channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
-            answer = getattr(stub, method)(getattr(service_pb2, f"{method}Request")(**fields), timeout=_ASK_TIMEOUT_S)
+            request = getattr(service_pb2, f"{method}Request")(**fields)
+            answer = getattr(stub, method)(request, timeout=_ASK_TIMEOUT_S, metadata=address.metadata(spec))
         except grpc.RpcError as exc:
-            raise TargetError(f"{where} {method}: {exc.code().name}: {exc.details()}") from exc
+            if status := REFUSED_BY_GRPC.get(exc.code().value[0]):
+                raise TargetError(f"{where}: {address.shown.refusal(status, exc.details() or '')}") from exc
+            other = "" if address.tls or "closed" not in str(exc.details()) else f"; if it speaks TLS, write grpcs://{where}"
+            raise TargetError(f"{where} {method}: {exc.code().name}: {exc.details()}{other}") from exc
     found: dict[str, Any] = MessageToDict(answer, preserving_proto_field_name=True)
     return found
+
+
+def _handshake(address: Address) -> str:
+    """What TLS fails of, which gRPC's library does not tell; empty, if it does not fail. Raises: ConfigError."""
+    context = address.shown.context()
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((address.host, address.port), _ASK_TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=address.host) as secured,
+        ):
+            secured.recv(1)  # its settings; by TLS 1.3 it refuses our certificate only now
+    except OSError as exc:
+        return address.shown.failed(exc, f"grpcs://{address.host}:{address.port}")
+    return ""

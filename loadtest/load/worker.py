@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import uvloop
 
+from gateway.process.credentials import NOTHING_SHOWN, Credentials, told
 from loadtest.load.dialler import Dialler
 from loadtest.load.grpc_client import GrpcClient
 from loadtest.load.http_client import HttpClient
@@ -68,6 +69,7 @@ class SendingJob:
     log_size: int
     users: int = 0
     think_ns: tuple[int, ...] = ()
+    shown: Credentials = NOTHING_SHOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class SenderReport:
     """What one sending process measured of itself.
 
     used: indices filled (closed loop), or dispatched. cpu_s, wall_s: while it sent. busy: the share of wall_s in which it was
-    neither idle nor awake only to meet the next moment. fault: what ended it early; empty if nothing did.
+    neither idle nor awake only to meet the next moment. fault: what ended it early; locked: why the target
+    let us in no more, which did; each empty, if it did not.
     """
 
     used: int
@@ -86,6 +89,7 @@ class SenderReport:
     error_samples: dict[str, str]
     busy: float = 0.0
     fault: str = ""
+    locked: str = ""
 
 
 class LoadSender:
@@ -97,7 +101,9 @@ class LoadSender:
         self._loop = asyncio.get_running_loop()
         self._client: HttpClient | GrpcClient
         protocols = ("h2",) if job.grpc else ()
-        self._dialler = Dialler(job.host, job.port, tls=job.tls, protocols=protocols, timeout_s=job.timeout_ns / 1e9)
+        self._dialler = Dialler(
+            job.host, job.port, tls=job.tls, protocols=protocols, timeout_s=job.timeout_ns / 1e9, shown=job.shown
+        )
         if job.grpc:
             self._client = GrpcClient(
                 self._dialler,
@@ -109,6 +115,7 @@ class LoadSender:
                 log=log,
                 on_done=self._finished,
                 on_fault=self._break,
+                on_locked=self._locked_out,
             )
         else:
             self._client = HttpClient(
@@ -118,6 +125,7 @@ class LoadSender:
                 log=log,
                 on_done=self._finished,
                 on_fault=self._break,
+                on_locked=self._locked_out,
             )
         self._start_ns = 0
         self._next = job.first  # open loop: what to dispatch next; closed loop: what to fill next
@@ -129,6 +137,7 @@ class LoadSender:
         self._think_at = 0
         self._over = asyncio.Event()  # nothing more will be dispatched, and nothing is outstanding; or a fault
         self._fault = ""
+        self._locked = ""
         self._priority = _Priority()
         self._lags_ms: list[float] = []
         self._began: _Clocks
@@ -192,6 +201,7 @@ class LoadSender:
             connections=self._client.most_connections,
             error_samples=self._client.error_samples,
             fault=self._fault,
+            locked=self._locked,
         )
 
     async def close(self) -> None:
@@ -201,6 +211,11 @@ class LoadSender:
     def _break(self, fault: BaseException) -> None:
         """Something that cannot happen has: end the run, and say so."""
         self._fault = self._fault or f"{type(fault).__name__}: {fault}"
+        self._over.set()
+
+    def _locked_out(self, status: int, words: str) -> None:
+        """Nothing that comes would fare better: end the run."""
+        self._locked = self._locked or (self._job.shown.refusal(status, told(words)) if status else words)
         self._over.set()
 
     def _dispatch(self) -> None:

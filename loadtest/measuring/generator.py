@@ -20,11 +20,12 @@ from typing import IO, Any, Final, TypeVar
 import msgspec
 import numpy as np
 
+from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import Interrupted, LoadtestError, TargetError, UsageError
 from loadtest.load import live_log, payloads, target
 from loadtest.load.blocking import NotAnswered, in_thread
 from loadtest.load.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
-from loadtest.load.request_log import CUT, PENDING, UNSENT, RequestLog, write_csv
+from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog, write_csv
 from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
 from loadtest.measuring import looks
 from loadtest.measuring.looks import Looker
@@ -62,6 +63,7 @@ async def measure(
     on_progress: Callable[[Progress], None] | None = None,
     log: Path | None = None,
     keep: Path | None = None,
+    shown: Credentials = NOTHING_SHOWN,
 ) -> RunResult:
     """Run one load test, from first to last answer, and judge it.
 
@@ -72,15 +74,18 @@ async def measure(
     log: where to write every request (CSV: intended, sent, done, status).
     keep: a file in which what is measured lives meanwhile (`loadtest.load.live_log`); the caller removes it once it has the
     result. A target that is down or fails gives a result full of errors, not an exception; what fails in the generator itself
-    gives an invalid one that says so. The run ends `spec.timeout_s` and about a second after its duration at the latest.
-    Cancelled, it ends within about a second, with all that it opened and started.
-    Raises: UsageError (the spec), TargetError (metadata needed for synthetic payloads cannot be had), Interrupted (stop was set
-    before anything was sent).
+    gives an invalid one that says so. shown: to a target whose doors are locked. Where they stay so (401, 403, TLS), the run
+    ends: an error, or an invalid result, if something was answered before. The run ends `spec.timeout_s` and about a second
+    after its duration at the latest. Cancelled, it ends within about a second, with all that it opened and started.
+    Raises: UsageError (the spec), ConfigError (shown), TargetError (metadata needed for synthetic payloads cannot be had, or
+    the target lets nothing in), Interrupted (stop was set before anything was sent).
     """
     check(spec)
     stop = stop or asyncio.Event()
     plan = schedule(spec.pattern, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
-    address = target.Address.of(spec)
+    address = target.Address.of(spec, shown)
+    if address.tls:
+        shown.context()  # what is wrong with its files is told here
     try:
         model, requests = await _unless(stop, in_thread(_prepare, spec, address, timeout_s=_QUESTIONS_S))
     except NotAnswered as exc:
@@ -221,12 +226,13 @@ class _LoadRun:
         self._halted_ns = 0  # when, by the clock; 0: not by a stop or a fault
         self._faults: list[str] = []
         self._decided_ns = 0
+        self._locked = ""  # why the target does not let us in
 
     async def execute(self, file: IO[bytes], *, keep: bool) -> tuple[np.ndarray, list[SenderReport], Ended]:
         """Send everything. Gives the indices of what was dispatched, in order of intended time.
 
         file: an empty one, for the log. keep: whether it is to outlive this process. Raises: Interrupted, if it was stopped
-        before anything was sent.
+        before anything was sent; TargetError, if the target let nothing in.
         """
         jobs = self._lay_out(file, shared=keep or self._processes > 1 or self._looker is not None)
         if keep:
@@ -242,6 +248,8 @@ class _LoadRun:
             for task in (watch, stopped):
                 task.cancel()
             await asyncio.wait((watch, stopped))
+        if self._locked and not np.any(np.asarray(self.log.status) == OK):
+            raise TargetError(self._locked)
         elapsed_ns = self._plan.duration_ns
         partial = False
         if self._decided_ns and not self._faults:
@@ -267,6 +275,12 @@ class _LoadRun:
         self._halted_ns = self._halted_ns or time.monotonic_ns()
         self._halt.set()
 
+    def _lock_out(self, report: SenderReport) -> None:
+        if report.locked and not self._locked:
+            words = report.locked
+            self._locked = words if self._spec.target in words else f"{self._spec.target}: {words}"
+            self._fail(self._locked)
+
     def recording(self) -> Recording | None:
         """What the hiccup meter has seen so far, its times from the start of the run."""
         return self._meter.recording(self._start_ns)
@@ -288,7 +302,7 @@ class _LoadRun:
             port=self._address.port,
             tls=self._address.tls,
             requests=self._requests,
-            metadata=[(name.lower(), value) for name, value in spec.headers],
+            metadata=self._address.metadata(spec),
             connections=spec.connections,
             timeout_ns=int(spec.timeout_s * 1e9),
             duration_ns=plan.duration_ns,
@@ -298,6 +312,7 @@ class _LoadRun:
             first=0,
             step=count,
             log_size=size,
+            shown=self._address.shown,
         )
         if not plan.users:
             return [replace(job, first=number) for number in range(count)]
@@ -325,6 +340,7 @@ class _LoadRun:
         report = await sender.run(self._start_ns, self._halt)
         if report.fault:
             self._fail(f"the load generator failed: {report.fault}")
+        self._lock_out(report)
         return [report]
 
     async def _send_elsewhere(self, jobs: list[SendingJob], fd: int) -> list[SenderReport]:
@@ -388,6 +404,7 @@ class _LoadRun:
             return None
         if report.fault:
             self._fail(f"sending process {number} of {self._processes} failed: {report.fault}")
+        self._lock_out(report)
         return report
 
     def _cut_orphans(self) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Self
 
 from loadtest.errors import LoadtestError
@@ -26,29 +27,33 @@ _limits: dict[bool, float] = {}  # by whether it is gRPC; measured once per proc
 
 @dataclass(frozen=True, slots=True)
 class NullServer:
-    """Where it listens."""
+    """Where it listens. tls: whether it speaks that."""
 
     http_port: int
     grpc_port: int
+    tls: bool = False
 
     @classmethod
-    def told(cls, line: str) -> Self:
+    def told(cls, line: str, *, tls: bool = False) -> Self:
         """From the first line that its process writes. Raises: LoadtestError."""
         ports = line.split()
         if len(ports) != 2:
             raise LoadtestError("the null server did not start: see its message above")
-        return cls(int(ports[0]), int(ports[1]))
+        return cls(int(ports[0]), int(ports[1]), tls)
 
     def target(self, protocol: Protocol) -> str:
-        return f"127.0.0.1:{self.grpc_port}" if protocol == "grpc" else f"http://127.0.0.1:{self.http_port}"
+        scheme, port = ("grpc", self.grpc_port) if protocol == "grpc" else ("http", self.http_port)
+        return f"{scheme}{'s' * self.tls}://127.0.0.1:{port}"
 
 
 @contextmanager
-def null_server() -> Iterator[NullServer]:
-    """Run the null server as a process of its own."""
-    with subprocess.Popen(_NULL_SERVER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def null_server(*files: Path) -> Iterator[NullServer]:
+    """Run the null server as a process of its own. files: a certificate for 127.0.0.1 and its key, to speak TLS by."""
+    with subprocess.Popen(
+        (*_NULL_SERVER, *map(str, files)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
-        yield NullServer.told(process.stdout.readline())
+        yield NullServer.told(process.stdout.readline(), tls=bool(files))
         # Leaving closes its standard input, which ends it.
 
 

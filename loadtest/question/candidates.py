@@ -77,7 +77,7 @@ class _PricedInstance:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """One entry of `candidates`, and all it needs to become candidates."""
+    """One entry of `candidates`, and all it needs to become candidates. doors: of a gateway's `server`, what locks them."""
 
     file: SpecFile
     wanted: CandidateSpec
@@ -85,6 +85,7 @@ class Expansion:
     slo: SloSpec
     catalogue: Catalogue
     at: str
+    doors: dict[str, Any]
 
     def candidates(self) -> list[CandidateSetup]:
         """Raises: UsageError, with one line per fault."""
@@ -191,7 +192,8 @@ class Expansion:
     def _candidate(self, instance: _PricedInstance, backend: dict[str, Any], settings: dict[str, Any]) -> CandidateSetup:
         batching = {key: value for key, value in settings.items() if key in BATCHING_SETTINGS}
         own = {key: value for key, value in settings.items() if key not in BATCHING_SETTINGS}
-        document = {
+        document: dict[str, Any] = {"server": self.doors} if self.doors else {}
+        document |= {
             "models": [
                 {
                     **self.model,

@@ -92,11 +92,13 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
     if not bad & {"model", "gateway"} and not ("launcher" in bad and isinstance(file.model, str) and file.gateway is None):
         model = collect(faults, source, partial(_model, file))
     candidates: list[CandidateSetup] = []
+    doors = collect([], source, partial(_doors, file)) or {}  # a gateway file at fault is told with the model
     whole = model is not None and "candidates" not in bad and not incomplete
     if model is not None and "candidates" not in bad:
         for index, wanted in enumerate(file.candidates):
             # An SLO at fault is told already: any other does to check the candidates.
-            expand = Expansion(file, wanted, model, slo or _ANY_SLO, catalogue, f"{source}: candidates[{index}]")
+            at = f"{source}: candidates[{index}]"
+            expand = Expansion(file, wanted, model, slo or _ANY_SLO, catalogue, at, doors)
             own: list[str] = []
             candidates += collect(own, "", expand.candidates) or []
             faults += [line for line in own if not _follows(line, index in incomplete, "launcher" in bad)]
@@ -267,6 +269,14 @@ def _gateway_file(file: SpecFile) -> dict[str, Any]:
     found = located(document.value, Path(file.gateway).absolute().parent)
     assert isinstance(found, dict)  # config_of accepts nothing else
     return found
+
+
+def _doors(file: SpecFile) -> dict[str, Any]:
+    """What locks the doors of the gateway that is named, as its candidates' are: they are measured, and deployed, with it."""
+    if file.gateway is None or isinstance(file.launcher, UrlLauncher):
+        return {}
+    server = _gateway_file(file).get("server") or {}
+    return {part: server[part] for part in ("tls", "access") if server.get(part)}
 
 
 def _model(file: SpecFile) -> dict[str, Any]:

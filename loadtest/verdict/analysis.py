@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from loadtest.load.patterns import Schedule
-from loadtest.load.request_log import RequestLog, status_name
+from loadtest.load.request_log import GRPC, RequestLog, status_name
 from loadtest.load.target import ServerStatistics
 from loadtest.load.worker import SenderReport
 from loadtest.results import Block, GeneratorReport, LoadSpec, MachineReport, RunResult, ServerSplit
@@ -32,6 +32,7 @@ _MIN_RATE_SHARE: Final = 0.99
 _MUCH_CPU: Final = 0.2  # of the machine
 _MOST_CPU: Final = 0.75  # of the machine, where the target is on it too
 _SATURATED: Final = 0.85  # of a core; the kernel leaves 5 % to others, and connecting anew costs some
+_LIMITED: Final = (429, GRPC + 8)
 _HERE: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -142,6 +143,7 @@ def summarise(
             generator,
             requests=len(counted.block),
             succeeded=latency.count,
+            limited=int(np.count_nonzero(np.isin(counted.status, _LIMITED))),
             busy=busy,
         )
         + (() if reasons else bent),
@@ -331,6 +333,7 @@ def _warnings(
     *,
     requests: int,
     succeeded: int,
+    limited: int,
     busy: float,
 ) -> tuple[str, ...]:
     blocks = grid.blocks - warmup_block
@@ -339,6 +342,11 @@ def _warnings(
         warnings.append("no request was answered or failed in the measured time: nothing can be said")
     elif succeeded == 0:
         warnings.append("no request succeeded: there are no latencies")
+    if limited:
+        warnings.append(
+            f"{limited} requests were refused as more than may be asked (429, RESOURCE_EXHAUSTED): they tell of a limit, "
+            "such as that of a key, and not of what the server can do"
+        )
     if not steady:
         warnings.append(
             "latency still drifts after a fifth of the run: overload, or a warm-up longer than that; run longer or offer less"

@@ -35,6 +35,7 @@ KEYS = f"""
 keys:
 - {{name: mine, hash: 'sha256:{digest_of(b"mine").hex()}', models: [echo]}}
 - {{name: old, hash: 'sha256:{digest_of(b"old").hex()}', expires: 2020-01-31}}
+- {{name: watcher, hash: 'sha256:{digest_of(b"w4tch").hex()}', scopes: [infer, status]}}
 - {{name: few, hash: 'sha256:{digest_of(b"few").hex()}', requests_per_s: 0.001, burst: 2}}
 """
 QUESTION = '{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'

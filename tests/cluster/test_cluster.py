@@ -6,6 +6,7 @@ import signal
 import time
 import urllib.request
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,36 @@ def test_what_a_key_may_ask_holds_over_both_ingresses(cluster: Cluster, tmp_path
     # Each has a connection of its own, so that both ingresses get some.
     assert Counter(ask()[0] for _ in range(60)) == {200: 20, 429: 40}
     assert request(port, "GET", "/v2/models/m")[0] == 401
+
+
+def test_what_a_key_may_ask_holds_over_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    # Nodes have no directory in common, as those of one machine would: so the second has another for what is temporary.
+    elsewhere = {"TMPDIR": str(tmp_path)}
+    node = cluster.add_node(num_cpus=2, object_store_memory=100 << 20, node_ip_address=LOOPBACK, env_vars=elsewhere)
+    port, keys = free_port(), tmp_path / "keys.yaml"
+    listed = [
+        {"name": "rate", "hash": f"sha256:{digest_of(b'rate').hex()}", "requests_per_s": 0.001, "burst": 20},
+        {"name": "flight", "hash": f"sha256:{digest_of(b'flight').hex()}", "concurrent": 6},
+    ]
+    keys.write_text(json.dumps({"keys": listed}))
+    try:
+        # A processor each: two ingresses fit on a node.
+        embedded = {"kind": "synthetic", "fixed_ms": 4000, "resources": {"num_cpus": 1}}
+        made = config(port=port, ingress_replicas=4, embedded=embedded, replicas=1)
+        document = made.model_dump(mode="json", exclude_none=True)
+        document["server"]["access"] = {"keys": str(keys)}
+        gateway = Gateway(parse_config(document, source="test"))
+        folders = [Path(f"/proc/{pid}/environ").read_bytes().count(b"TMPDIR=") for pid in gateway.pids("ingress")]
+        assert sorted(folders) == [0, 0, 1, 1]
+        ask = partial(request, port, "POST", "/v2/models/m/infer", infer_body([ROW]), {"X-Api-Key": "rate"})
+        # Each has a connection of its own, which the kernel gives to any of the four.
+        assert Counter(ask()[0] for _ in range(200)) == {200: 20, 429: 180}
+        slow = partial(request, port, "POST", "/v2/models/embedded/infer", infer_body([ROW]), {"X-Api-Key": "flight"})
+        with ThreadPoolExecutor(60) as threads:
+            assert Counter(answer[0] for answer in threads.map(lambda _: slow(), range(60))) == {200: 6, 429: 54}
+    finally:
+        serve.delete("gateway")
+        cluster.remove_node(node)
 
 
 def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:

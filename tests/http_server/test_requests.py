@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import random
+import re
 import socket
 import zlib
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 from gateway.wire.compression import choose_encoding, inflate
 from gateway.wire.exchange import Exchange
 from tests.http_server.serving import Holder, Served, digest, echo, get, post, serving
+
+DATE = re.compile(r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT")
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +134,17 @@ def test_connection_close_is_kept(echoing: Served) -> None:
 def test_head_has_the_length_and_no_body(echoing: Served) -> None:
     with echoing.connect() as client:
         client.send(b"HEAD /x HTTP/1.1\r\nHost: t\r\n\r\n")
-        assert int(client.receive(head=True).headers["content-length"]) > 0
+        answer = client.receive(head=True)
+        assert int(answer.headers["content-length"]) > 0
+        assert DATE.fullmatch(answer.headers["date"])
         assert client.ask(get()).status == 200
+
+
+@pytest.mark.parametrize("request_", [get(), post(b"x"), b"nonsense\r\n\r\n", get("/x", "Content-Length: x")], ids=repr)
+def test_every_answer_tells_its_date(echoing: Served, request_: bytes) -> None:
+    with echoing.connect() as client:
+        answer = client.ask(request_)
+    assert DATE.fullmatch(answer.headers["date"]), answer
 
 
 def test_an_absolute_target_is_its_path(echoing: Served) -> None:

@@ -23,6 +23,7 @@ class Sent:
     def __init__(self) -> None:
         self.done: list[tuple[int, int]] = []
         self.faults: list[BaseException] = []
+        self.locked: list[tuple[int, str]] = []
         self.came = asyncio.Event()
 
     def on_done(self, index: int, status: int) -> None:
@@ -32,6 +33,9 @@ class Sent:
     def on_fault(self, fault: BaseException) -> None:
         self.faults.append(fault)
         self.came.set()
+
+    def on_locked(self, status: int, words: str) -> None:
+        self.locked.append((status, words))
 
     async def until(self, count: int) -> list[tuple[int, int]]:
         async with asyncio.timeout(10):
@@ -46,9 +50,10 @@ def client_of(kind: str, port: int, sent: Sent, *, timeout_s: float = 5) -> Http
     log = RequestLog(REQUESTS)
     if kind == "grpc":
         return GrpcClient(dialler, authority="a", tls=False, requests=[b"x"], metadata=[], connections=4, log=log,
-                          on_done=sent.on_done, on_fault=sent.on_fault)  # fmt: skip
+                          on_done=sent.on_done, on_fault=sent.on_fault,
+                          on_locked=sent.on_locked)  # fmt: skip
     return HttpClient(dialler, requests=[b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"], connections=4, log=log,
-                      on_done=sent.on_done, on_fault=sent.on_fault)  # fmt: skip
+                      on_done=sent.on_done, on_fault=sent.on_fault, on_locked=sent.on_locked)  # fmt: skip
 
 
 class Peer(asyncio.Protocol):

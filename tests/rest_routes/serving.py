@@ -14,6 +14,7 @@ import uvloop
 import yaml
 
 from backends.base import ModelSpec
+from gateway.access.doors import Doors
 from gateway.clock import LoopClock
 from gateway.config import Backend, ModelSection, parse_config
 from gateway.edges.http_server import HttpServer
@@ -119,7 +120,9 @@ def serving(
         )
         await repository.start()
         limits = config.server.limits
-        routes = RestRoutes(repository, limits, scrape=metrics.scrape, status_page=config.server.shows_page)
+        access = config.server.access
+        doors = Doors(access, {}) if access is not None else None
+        routes = RestRoutes(repository, limits, scrape=metrics.scrape, status_page=config.server.shows_page, doors=doors)
         server = HttpServer(routes, limits)
         return Served(repository, server, await server.start("127.0.0.1", port), loop)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +11,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from backends.base import ModelSpec, TensorSpec
+from gateway.access.rules import digest_of
 from gateway.config import Limits
 from gateway.edges.rest_routes import RestRoutes
 from gateway.protocols.openapi import describe_api
@@ -177,6 +179,44 @@ def test_the_api_follows_what_is_loaded(served: Served) -> None:
     assert "/v2/models/later/infer" in api(served)["paths"]
     assert ask(served, "POST", "/v2/repository/models/later/unload").status == 200
     assert "/v2/models/later/infer" not in api(served)["paths"]
+
+
+def test_where_keys_are_asked_for_the_api_says_which_and_how_it_refuses(tmp_path: Path) -> None:
+    keys = f"keys: [{{name: all, hash: 'sha256:{digest_of(b'k').hex()}', scopes: [infer, status]}}]"
+    (tmp_path / "keys.yaml").write_text(keys)
+    access = f"access: {{keys: '{tmp_path / 'keys.yaml'}', open: [metrics]}}"
+    with serving(tmp_path, MODELS.replace("server: {", f"server: {{{access}, ")) as locked:
+        document = ask(locked, "GET", "/openapi.json", X_Api_Key="k").json()
+        OpenAPIV31SpecValidator(document).validate()
+        assert document["components"]["securitySchemes"].keys() == {"bearer", "key"}
+        concrete = {"model": "echo", "version": "1", "region": "r"}
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                asked = ask(locked, method.upper(), path.format(**concrete))
+                refusals = {"401", "403", "429"} & operation["responses"].keys()
+                assert (asked.status == 401) == bool(operation["security"]) == bool(refusals), (method, path, asked.status)
+                assert not operation["security"] or "error" in asked.json()
+        wanted = {
+            "/v2/models/echo/infer": [{"bearer": ["infer"]}, {"key": ["infer"]}],
+            "/v2/models/{model}/versions/{version}/why": [{"bearer": ["status"]}, {"key": ["status"]}],
+            "/v2/repository/models/{model}/load": [{"bearer": ["admin"]}, {"key": ["admin"]}],
+            "/": [{"bearer": ["infer"]}, {"key": ["infer"]}],
+            "/metrics": [],
+            "/ping": [],
+        }
+        for path, security in wanted.items():
+            assert next(each["security"] for each in document["paths"][path].values()) == security, path
+        posts = {path: each["post"] for path, each in document["paths"].items() if "post" in each}
+        limited = [path for path, each in posts.items() if "429" in each["responses"]]
+        assert {path.rpartition("/")[2].rpartition(":")[2] for path in limited} == {
+            "infer", "generate", "generate_stream", "predict", "invocations",
+        }  # fmt: skip
+
+
+def test_where_none_are_the_api_says_nothing_of_keys(served: Served) -> None:
+    document = api(served)
+    assert "securitySchemes" not in document["components"]
+    assert not any("security" in each for path in document["paths"].values() for each in path.values())
 
 
 def test_a_request_too_large_for_an_example_is_not_even_made() -> None:

@@ -50,7 +50,7 @@ requests = st.one_of(
 
 
 ANY = settings(max_examples=200, deadline=None, derandomize=True)
-MADE = re.compile(rb"HTTP/1.1 100 Continue\r\n\r\n|X-Request-Id: \S+\r\n")
+MADE = re.compile(rb"HTTP/1.1 100 Continue\r\n\r\n|X-Request-Id: \S+\r\n|Date: [^\r]+\r\n")
 
 
 @ANY

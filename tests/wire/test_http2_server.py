@@ -761,6 +761,7 @@ def test_a_client_of_http_1_is_told_whom_it_talks_to(pieces: list[bytes]) -> Non
         peer.send(preface=piece)
     (answer,) = peer.connection.take()
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"\r\nDate: " in answer
     assert b"this port speaks gRPC" in answer
     assert peer.connection.closing
 

@@ -23,7 +23,7 @@ class Usage:
 class RunningCandidate(Protocol):
     """A candidate that answers requests.
 
-    rest: base address (`http://host:port`). grpc: `host:port`, "" if it has none.
+    rest: base address (`http://host:port`). grpc: `host:port`, or `grpcs://host:port`; "" if it has none.
     """
 
     rest: str

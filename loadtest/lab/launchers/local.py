@@ -98,6 +98,7 @@ class RunningLocal:
     ) -> None:
         self._process = process
         self._cores = len(candidate.cpus) or os.cpu_count() or 1
+        self._tls = bool(candidate.document.get("server", {}).get("tls"))
         self._errors = errors
         self._folder = folder
         self._pinned = set(candidate.cpus)
@@ -125,8 +126,10 @@ class RunningLocal:
         while line := (await self._process.stdout.readline()).decode(errors="replace"):
             if line.startswith(READY):
                 addresses = dict(part.split("=", 1) for part in line.removeprefix(READY).split())
-                self.rest = f"http://{addresses['http']}"
+                self.rest = f"http{'s' * self._tls}://{addresses['http']}"
                 self.grpc = addresses.get("grpc", "")
+                if self._tls and self.grpc:
+                    self.grpc = f"grpcs://{self.grpc}"
                 self.usage()
                 return
         code = await self._process.wait()

@@ -3,10 +3,11 @@
 import asyncio
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.errors import GatewayError
+from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import TargetError
 from loadtest.lab.launchers.launcher import StartFailed, Usage
 from loadtest.question.candidates import CandidateSetup
@@ -20,12 +21,15 @@ class Url:
     paid = False
     start_s = 0.0
 
+    def __init__(self, shown: Credentials = NOTHING_SHOWN) -> None:
+        self._shown = shown
+
     def preflight(self, candidates: Sequence[CandidateSetup]) -> None:
         return  # whether a server is there shows when it is asked
 
     async def start(self, candidate: CandidateSetup) -> "RunningUrl":
         try:
-            await asyncio.to_thread(get_json, f"{candidate.url}/v2/health/ready")
+            await asyncio.to_thread(get_json, f"{candidate.url}/v2/health/ready", self._shown)
         except TargetError as exc:
             raise StartFailed(str(exc)) from exc
         return RunningUrl(candidate.url)
@@ -49,9 +53,9 @@ class RunningUrl:
         return
 
 
-async def instance_type_of(url: str) -> str:
+async def instance_type_of(url: str, shown: Credentials = NOTHING_SHOWN) -> str:
     """Ask a gateway on which instance type it runs. Raises: TargetError, if it does not say."""
-    metadata = await asyncio.to_thread(get_json, f"{url}/v2")
+    metadata = await asyncio.to_thread(get_json, f"{url}/v2", shown)
     found = metadata.get("instance_type")
     if not isinstance(found, str) or not found:
         raise TargetError(
@@ -60,17 +64,19 @@ async def instance_type_of(url: str) -> str:
     return found
 
 
-def get_json(url: str) -> dict[str, Any]:
+def get_json(url: str, shown: Credentials = NOTHING_SHOWN) -> dict[str, Any]:
     """The JSON object at an address; empty for an empty answer. Blocks for at most 5 s. Raises: TargetError."""
     if not url.startswith(("http://", "https://")):
         raise TargetError(f"{url}: expected an address that begins with http:// or https://")
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+        with shown.opened(url, timeout_s=TIMEOUT_S) as answer:
             body = answer.read()
         found = json.loads(body) if body else {}
     except urllib.error.HTTPError as exc:
         with exc:  # it holds the connection
             raise TargetError(f"{url}: {exc}") from exc
+    except GatewayError as exc:  # its words begin with the address
+        raise TargetError(exc.message) from exc
     except (OSError, ValueError) as exc:  # URLError is an OSError
         raise TargetError(f"{url}: {exc}") from exc
     if not isinstance(found, dict):

@@ -83,7 +83,7 @@ class GrpcServer:
         port is taken.
         """
         loop = asyncio.get_running_loop()
-        tls = None if certificates is None else Tls(certificates, HTTP2, self._limits.header_timeout_s)
+        tls = None if certificates is None else Tls(certificates, HTTP2, self._limits.header_timeout_s, loop)
         connect = within(tls, self._connect, loop)
         self._listener = await loop.create_server(connect, host, port, backlog=2048, reuse_port=reuse_port)
         return int(self._listener.sockets[0].getsockname()[1])

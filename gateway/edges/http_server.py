@@ -70,7 +70,7 @@ class HttpServer:
         None: without. Raises: OSError.
         """
         loop = asyncio.get_running_loop()
-        tls = None if certificates is None else Tls(certificates, HTTP, self.limits.header_timeout_s)
+        tls = None if certificates is None else Tls(certificates, HTTP, self.limits.header_timeout_s, loop)
         connect = within(tls, lambda: HttpConnection(self, loop), loop)
         self._listener = await loop.create_server(connect, host, port, backlog=2048, reuse_port=reuse_port, start_serving=True)
         return int(self._listener.sockets[0].getsockname()[1])

@@ -9,8 +9,9 @@ that waits. What the connection writes before the handshake has ended waits for 
 once: it counts, and is counted, from the first byte on.
 
 What comes costs more than its bytes tell: a first message of 300 asks for a signature, which takes a millisecond, and 27 ask
-for new keys, which takes 26 microseconds (2026-11-23, 2 cores). So the handshakes of a listener take turns, some in each of
-the loop's, and of an open connection few records are decrypted at a time.
+for new keys, which takes 26 microseconds (2026-11-23, 2 cores). So handshakes and decrypting, of all connections of a listener,
+have a part of each of the loop's turns. Who comes when that is used up waits for the next, in the order of coming, and is read
+no further until then.
 """
 
 import asyncio
@@ -32,9 +33,8 @@ from gateway.wire.tensors import Buffer
 _READ_BYTES: Final = 64 << 10
 _READS_AT_ONCE: Final = 4  # that fill that; uvloop would go on 32 times before others have their turn
 _HEAD_BYTES: Final = 5  # of a record, the last two of them its length (RFC 8446, section 5.1)
-_SLICE_BYTES: Final = 4 << 10  # of short records, decrypted without a look at the time: as requests for new keys 4 ms
-_TURN_NS: Final = 3_000_000  # decrypting what one connection has sent, before others have their turn
-_HANDSHAKES_NS: Final = 2_000_000  # likewise, of all that begin
+_SLICE_BYTES: Final = 1 << 10  # of short records, decrypted without a look at the time: as requests for new keys 1 ms
+_TURN_NS: Final = 1_000_000  # of handshakes and decrypting
 _PIECE_BYTES: Final = 64 << 10
 _AHEAD_BYTES: Final = 256 << 10  # encrypted, and not taken by the socket; and the most that is encrypted in a turn
 _PLAIN: Final = re.compile(rb"[A-Z]{3,8} ")  # HTTP's methods, and the preface of HTTP/2
@@ -60,29 +60,52 @@ class Tls:
         self.encrypted = memoryview(bytearray(_READ_BYTES))
         self.plain = memoryview(bytearray(_READ_BYTES))
         self._loop = loop
-        self._shaking: deque[TlsConnection] = deque()
+        self._waiting: deque[TlsConnection] = deque()
+        self._spent_ns = 0  # of this turn
+        self._since_ns = 0  # when what is being decrypted was begun; 0: nothing is
+        self._turns = False  # the next turn is asked for
         self._failures = FailureLog()
 
-    def shake(self, connection: "TlsConnection") -> None:
-        """Have a connection go on with its handshake when it is its turn."""
-        if not self._shaking:
+    def wait(self, connection: "TlsConnection") -> None:
+        """Have a connection go on when it is its turn."""
+        self._waiting.append(connection)
+        self._ask_for_turn()
+
+    def begin(self) -> None:
+        """A connection begins to shake hands or to decrypt; between this and `end` nothing else is done."""
+        self._since_ns = time.monotonic_ns()
+
+    def end(self) -> None:
+        self._spent_ns += time.monotonic_ns() - self._since_ns
+        self._since_ns = 0
+        if self._spent_ns >= _TURN_NS // 2:
+            self._ask_for_turn()
+
+    @property
+    def spent(self) -> bool:
+        """Whether this turn's time is used up."""
+        now_ns = time.monotonic_ns() if self._since_ns else 0
+        return self._spent_ns + now_ns - self._since_ns >= _TURN_NS
+
+    def _ask_for_turn(self) -> None:
+        if not self._turns:
+            self._turns = True
             self._loop.call_soon(self._take_turn)
-        self._shaking.append(connection)
 
     def _take_turn(self) -> None:
-        shaking, until_ns = self._shaking, time.monotonic_ns() + _HANDSHAKES_NS
-        try:
-            while shaking:
-                shaking[0].shake()
-                shaking.popleft()
-                if time.monotonic_ns() >= until_ns:
-                    break
-        except BaseException:
-            shaking.popleft().abort()
-            raise
-        finally:
-            if shaking:
-                self._loop.call_soon(self._take_turn)
+        self._turns, self._spent_ns = False, 0
+        waiting = self._waiting
+        for _ in range(len(waiting)):
+            connection = waiting.popleft()
+            try:
+                connection.go_on()
+            except BaseException:
+                log.exception("%r failed", connection)
+                connection.abort()
+            if self.spent:
+                break
+        if waiting:
+            self._ask_for_turn()
 
     def tell(self, peer: object, reason: str, verification: str = "") -> None:
         """Log that a handshake has failed, if there were not too many. reason, verification: OpenSSL's words."""
@@ -105,9 +128,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     """The protocol of a socket, and the transport of the connection within."""
 
     __slots__ = (
-        "_deadline", "_delivering", "_ended", "_ending", "_full_reads", "_held", "_high", "_incoming", "_inner", "_left", "_loop", "_low",
-        "_next_turn", "_of_record", "_open", "_outgoing", "_paused", "_pending", "_pending_bytes", "_sends_later", "_session",
-        "_socket", "_tls", "_until_ns",
+        "_deadline", "_delivering", "_ended", "_ending", "_fed", "_full_reads", "_held", "_high", "_incoming", "_inner",
+        "_left", "_loop", "_low", "_of_record", "_open", "_outgoing", "_paused", "_pending", "_pending_bytes", "_sends_later",
+        "_session", "_socket", "_tls", "_waits",
     )  # fmt: skip
 
     def __init__(self, inner: asyncio.BufferedProtocol | asyncio.Protocol, tls: Tls, loop: asyncio.AbstractEventLoop) -> None:
@@ -122,10 +145,10 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._open = False  # the handshake is done
         self._deadline: asyncio.TimerHandle | None = None  # of the handshake
         self._left: memoryview | bytes = b""  # read, and not yet given to OpenSSL
+        self._fed = False  # OpenSSL, in this turn
         self._full_reads = 0  # in a row
         self._of_record = 0  # bytes to come of the record that was last given to it
-        self._until_ns = 0  # how long this turn may last; 0: it has not begun
-        self._next_turn: asyncio.Handle | None = None  # nothing is read until then
+        self._waits = False  # for its turn, and reads nothing until then
         self._pending: deque[Buffer] = deque()  # written, and not yet encrypted
         self._pending_bytes = 0
         self._high, self._low = _USUAL_HIGH_BYTES, _USUAL_HIGH_BYTES // 4
@@ -149,8 +172,6 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._handshake_over()
-        if self._next_turn is not None:
-            self._next_turn.cancel()
         self._ended = True
         self._left = b""
         self._pending.clear()
@@ -170,14 +191,13 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             return
         read = self._tls.encrypted[:nbytes]
         self._left = memoryview(b"".join((self._left, read))) if self._left else read
-        if self._open:
+        if self._open and not self._tls.spent:
             self._deliver()
             self._full_reads = self._full_reads + 1 if nbytes == _READ_BYTES else 0
             if self._full_reads == _READS_AT_ONCE or (self._more and not self._paused):
-                self._rest()
+                self._wait()
         else:
-            self._pause_socket()
-            self._tls.shake(self)
+            self._wait()
         if self._left:
             self._left = memoryview(bytes(self._left))  # the next read of any connection lands there
 
@@ -187,12 +207,44 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def resume_writing(self) -> None:
         self._send()
 
+    # turns
+
+    def _wait(self) -> None:
+        """Read nothing until it is its turn, which goes on with what is here."""
+        if not self._waits:
+            self._waits = True
+            self._pause_socket()
+            self._tls.wait(self)
+
+    def go_on(self) -> None:
+        """It is its turn."""
+        self._waits = False
+        if self._open:
+            self._full_reads = 0
+            self._deliver()
+        elif not self._ended:
+            self._tls.begin()
+            try:
+                self._shake()
+            finally:
+                self._tls.end()
+        if self._more and not self._paused:
+            self._wait()
+        elif not self._paused:
+            self._resume_socket()
+
+    def _pause_socket(self) -> None:
+        if not self._socket.is_closing():
+            self._socket.pause_reading()
+
+    def _resume_socket(self) -> None:
+        if not self._waits and not self._socket.is_closing():
+            self._socket.resume_reading()
+
     # handshake
 
-    def shake(self) -> None:
+    def _shake(self) -> None:
         """Go on with the handshake, by what is there."""
-        if self._ended:
-            return
         session = self._session
         if session is None:
             if _PLAIN.match(self._left):
@@ -201,7 +253,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             tls = self._tls
             context = tls.certificates.context(tls.protocol)
             session = self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        while not self._open:
+        while True:
             self._feed()
             try:
                 session.do_handshake()
@@ -209,23 +261,24 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
                 if self._more:
                     continue
                 self._flush()
-                self._resume_socket()
                 return
             except ssl.SSLError as exc:
                 self._tls.tell(self._socket.get_extra_info("peername"), exc.reason or "", getattr(exc, "verify_message", ""))
                 self._fail()
                 return
-            self._open = True
+            break
+        self._open = True
         self._handshake_over()
         self._flush()
         self._send()
-        self._rest()
+        self._wait()
 
     def _refuse_plain(self) -> None:
         """Tell a client that speaks no TLS so, in HTTP, which is what it may speak."""
         self._tls.tell(self._socket.get_extra_info("peername"), "no TLS")
         self._ended = True
         body = error_body("this port speaks TLS: ask by https://")
+        self._left = b""
         self._socket.write(_NOT_TLS % (len(body), body))
         self._socket.close()
 
@@ -237,6 +290,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def _fail(self) -> None:
         """Tell the client what is wrong with what it sent, as TLS says it, and close."""
         self._ended = True
+        self._left = b""
         self._flush()
         self._socket.close()
 
@@ -255,13 +309,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _feed(self) -> bool:
         """Give OpenSSL more of what was read: a long record, or some short ones. False: there is no more, or no time for it."""
-        if not self._more:
+        if not self._more or (self._fed and self._tls.spent):
             return False
-        if self._open:
-            now_ns = time.monotonic_ns()
-            self._until_ns = self._until_ns or now_ns + _TURN_NS + 1
-            if now_ns >= self._until_ns:
-                return False
+        self._fed = self._open
         left = self._left
         size = 0
         while size < _SLICE_BYTES and (self._of_record or len(left) - size >= _HEAD_BYTES):
@@ -282,7 +332,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if self._delivering or session is None:
             return
         self._delivering = True
-        self._until_ns = 0
+        self._fed = False
         try:
             while not (self._paused or self._ended or self._ending):
                 inner = self._inner
@@ -305,33 +355,10 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if self._pending:
             self._send()
 
-    def _rest(self) -> None:
-        """Read nothing until the next turn, which goes on with what is here."""
-        if self._next_turn is None:
-            self._pause_socket()
-            self._next_turn = self._loop.call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        self._next_turn = None
-        self._full_reads = 0
-        self._deliver()
-        if not self._paused:
-            if self._more:
-                self._rest()
-            else:
-                self._resume_socket()
-
-    def _pause_socket(self) -> None:
-        if not self._socket.is_closing():
-            self._socket.pause_reading()
-
-    def _resume_socket(self) -> None:
-        if self._next_turn is None and not self._socket.is_closing():
-            self._socket.resume_reading()
-
     def _read_into(self, session: ssl.SSLObject, room: memoryview) -> int:
         """Decrypt what is there, as far as there is room. 0: not a byte, or the client ends."""
         size = 0
+        self._tls.begin()
         try:
             while size < len(room) and (self._incoming.pending or session.pending() or self._feed()):
                 try:
@@ -349,6 +376,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         except ssl.SSLError:  # a record that was changed on its way, or is none
             self._fail()
             return 0
+        finally:
+            self._tls.end()
         return size
 
     def _leave_after(self, size: int) -> None:
@@ -420,7 +449,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def resume_reading(self) -> None:
         self._paused = False
         if self._open:
-            self._rest()
+            self._wait()
 
     # what leaves
 

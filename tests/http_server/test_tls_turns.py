@@ -14,7 +14,7 @@ from gateway.process.certificates import HTTP, Certificates
 from tests.certificates import Authority
 from tests.tls_records import FFDHE8192, P256, client_hello, key_updates
 
-SLICE = 4 << 10
+SLICE = 1 << 10
 
 
 class Socket(asyncio.Transport):
@@ -186,7 +186,7 @@ def test_a_long_answer_is_encrypted_in_turns(certificates: Certificates, authori
 
 
 def test_handshakes_take_turns(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "_HANDSHAKES_NS", 0)
+    monkeypatch.setattr(tls, "_TURN_NS", 0)
 
     async def run() -> None:
         together = shared(certificates)

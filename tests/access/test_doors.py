@@ -1,6 +1,8 @@
 """Keys of files and of the environment, read again when they change; and every path and call behind them."""
 
-from collections.abc import Iterator, Mapping
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ from tritonclient.grpc import service_pb2_grpc
 
 import gateway
 from gateway.access.doors import Doors
-from gateway.access.rules import INFER, digest_of
+from gateway.access.rules import INFER, ApiKey, digest_of
 from gateway.config import AccessSection
 from gateway.errors import ConfigError, Limited, Unauthenticated
+from gateway.process.watched_files import WatchedFiles
 
 KEYS = {
     "all": "{}",
@@ -74,7 +77,12 @@ def test_a_key_counts_from_when_it_is_written_until_it_is_taken_back_or_expires(
     with pytest.raises(Unauthenticated):
         asked.check(b, INFER, "m")
     path.write_text(lines({"b": "{expires: 1970-01-02}"}))
-    asked.meet(b)
+
+    def known() -> bool:
+        asked.meet(b)
+        return isinstance(b.key, ApiKey)
+
+    asyncio.run(until(known))
     asked.check(b, INFER, "m")
     with pytest.raises(Unauthenticated, match="none that is known"):  # in the middle of a stream, say
         asked.check(a, INFER, "m")
@@ -83,18 +91,72 @@ def test_a_key_counts_from_when_it_is_written_until_it_is_taken_back_or_expires(
         asked.check(b, INFER, "m")
 
 
-def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def until(condition: Callable[[], bool]) -> None:
+    """A file is read on a thread, and counts in a turn of the loop behind that."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # what is waited for is a file, no event
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("text", ["keys: [{name: a, hash: gwk_the-key-itself}]", "keys:", "", None], ids=str)
+def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None) -> None:
     path, time = tmp_path / "keys.yaml", Time()
     path.write_text(lines({"a": "{}"}))
     asked = doors(AccessSection(keys=str(path)), time)
-    path.write_text("keys: [{name: a, hash: gwk_the-key-itself}]")
-    for _ in range(5):
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    rounds = 0
+
+    def told() -> bool:
+        nonlocal rounds
         a = visitor("a")
         asked.meet(a)
         asked.check(a, INFER, "m")
-    (told,) = caplog.records
-    assert "keys[0].hash" in told.message
-    assert "gwk_" not in told.message
+        rounds += bool(caplog.records)
+        return rounds == 5
+
+    asyncio.run(until(told))
+    (record,) = caplog.records
+    assert "keys.yaml" in record.message
+    assert "gwk_" not in record.message
+
+
+def test_a_file_of_keys_is_read_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4096 of them take seconds, in which others are answered."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(lines({"a": "{}"}))
+    asked = doors(AccessSection(keys=str(path)), Time())
+    path.write_text(lines({f"key-{number}": "{}" for number in range(20)}))
+    pauses: list[int] = []
+    monkeypatch.setattr("gateway.documents.reader.pause", lambda: pauses.append(threading.get_ident()))
+    who = visitor("key-1")
+
+    def known() -> bool:
+        asked.meet(who)
+        return isinstance(who.key, ApiKey)
+
+    asyncio.run(until(known))
+    assert len(pauses) > 10
+    assert threading.get_ident() not in pauses
+
+
+def test_files_that_may_be_read_again_are(tmp_path: Path) -> None:
+    """Nothing of a file but its rights has changed."""
+    path, fault = tmp_path / "file", [ConfigError("not yet")]
+
+    def make() -> int:
+        if path.stat().st_mode & 0o777 == 0o600:
+            raise fault[0]
+        return path.stat().st_mode & 0o777
+
+    path.touch(0o644)
+    watched = WatchedFiles([str(path)], make, name="files", clock=Time().monotonic)
+    path.chmod(0o600)
+    assert [watched.current() for _ in range(5)] == [0o644] * 5
+    path.chmod(0o640)
+    assert watched.current() == 0o640
 
 
 def test_keys_may_be_in_the_environment_as_well(tmp_path: Path) -> None:
@@ -120,6 +182,8 @@ def test_keys_may_be_in_the_environment_as_well(tmp_path: Path) -> None:
         ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', scopes: [everything]}]", r"keys\[0\]\.scopes"),
         ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', expires: soon}]", r"keys\[0\]\.expires: .*a date such as"),
         ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', burst: 3}]", r"keys\[0\]\.burst"),
+        ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', requests_per_s: 1.0e-320}]", r"keys\[0\]\.requests_per_s"),
+        ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', requests_per_s: 0.0001, burst: 1000000}]", r"at most 100000"),
         (lines({"a": "{}"}) + lines({"a": "{}"}).partition("\n")[2], "another key has it too"),
     ],
 )

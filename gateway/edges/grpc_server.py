@@ -24,7 +24,8 @@ from gateway.edges.grpc_inference import InferCall, InferStream
 from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall
 from gateway.edges.http2 import Http2Connection
 from gateway.edges.http_server import last_words_s
-from gateway.edges.tls import Tls, within
+from gateway.edges.tls import within
+from gateway.edges.tls_turns import Tls
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
 from gateway.errors import Code, GatewayError, NotFound, NotReady, Unsupported

@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from gateway.config import Limits
-from gateway.edges.tls import Tls, within
+from gateway.edges.tls import within
+from gateway.edges.tls_turns import Tls
 from gateway.process.certificates import HTTP, Certificates
 from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection

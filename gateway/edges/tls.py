@@ -7,34 +7,23 @@ would not count as held; it cannot end one direction alone, which lets a client 
 Here a long answer is encrypted piece by piece, as the socket takes it, and the sizes that the connection is told are of all
 that waits. What the connection writes before the handshake has ended waits for that end, so it can be told of the socket at
 once: it counts, and is counted, from the first byte on.
-
-What comes costs more than its bytes tell: a first message of 300 asks for a signature, which takes a millisecond, and 27 ask
-for new keys, which takes 26 microseconds (2026-11-23, 2 cores). So handshakes and decrypting, of all connections of a listener,
-have a part of each of the loop's turns. Who comes when that is used up waits for the next, in the order of coming, and is read
-no further until then.
 """
 
 import asyncio
 import contextlib
-import logging
 import re
 import ssl
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
-from gateway.engine.failure_log import FailureLog
-from gateway.process.certificates import Certificates
+from gateway.edges.tls_turns import READ_BYTES, Tls
 from gateway.wire.http_errors import error_body
 from gateway.wire.tensors import Buffer
 
-# OpenSSL keeps buffers as large as what they once held: 64 KiB of each way, for as long as a connection lasts.
-_READ_BYTES: Final = 64 << 10
-_READS_AT_ONCE: Final = 4  # that fill that; uvloop would go on 32 times before others have their turn
+_READS_AT_ONCE: Final = 4  # of READ_BYTES; uvloop would go on 32 times before others have their turn
 _HEAD_BYTES: Final = 5  # of a record, the last two of them its length (RFC 8446, section 5.1)
 _SLICE_BYTES: Final = 1 << 10  # of short records, decrypted without a look at the time: as requests for new keys 1 ms
-_TURN_NS: Final = 1_000_000  # of handshakes and decrypting
 _PIECE_BYTES: Final = 64 << 10
 _AHEAD_BYTES: Final = 256 << 10  # encrypted, and not taken by the socket; and the most that is encrypted in a turn
 _PLAIN: Final = re.compile(rb"[A-Z]{3,8} ")  # HTTP's methods, and the preface of HTTP/2
@@ -44,77 +33,6 @@ _NOT_TLS: Final = (
 _USUAL_HIGH_BYTES: Final = 64 << 10  # asyncio's
 _CLOSE: Final = "close"
 _EOF: Final = "eof"
-
-log = logging.getLogger(__name__)
-
-
-class Tls:
-    """What the connections of one listener share."""
-
-    def __init__(self, certificates: Certificates, protocol: str, handshake_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        """protocol: of `certificates`. handshake_s: how long a handshake may take."""
-        self.certificates = certificates
-        self.protocol = protocol
-        self.handshake_s = handshake_s
-        # Reads of all connections land here, one at a time; so does what they mean, for connections without a buffer.
-        self.encrypted = memoryview(bytearray(_READ_BYTES))
-        self.plain = memoryview(bytearray(_READ_BYTES))
-        self._loop = loop
-        self._waiting: deque[TlsConnection] = deque()
-        self._spent_ns = 0  # of this turn
-        self._since_ns = 0  # when what is being decrypted was begun; 0: nothing is
-        self._turns = False  # the next turn is asked for
-        self._failures = FailureLog()
-
-    def wait(self, connection: "TlsConnection") -> None:
-        """Have a connection go on when it is its turn."""
-        self._waiting.append(connection)
-        self._ask_for_turn()
-
-    def begin(self) -> None:
-        """A connection begins to shake hands or to decrypt; between this and `end` nothing else is done."""
-        self._since_ns = time.monotonic_ns()
-
-    def end(self) -> None:
-        self._spent_ns += time.monotonic_ns() - self._since_ns
-        self._since_ns = 0
-        if self._spent_ns >= _TURN_NS // 2:
-            self._ask_for_turn()
-
-    @property
-    def spent(self) -> bool:
-        """Whether this turn's time is used up."""
-        now_ns = time.monotonic_ns() if self._since_ns else 0
-        return self._spent_ns + now_ns - self._since_ns >= _TURN_NS
-
-    def _ask_for_turn(self) -> None:
-        if not self._turns:
-            self._turns = True
-            self._loop.call_soon(self._take_turn)
-
-    def _take_turn(self) -> None:
-        self._turns, self._spent_ns = False, 0
-        waiting = self._waiting
-        for _ in range(len(waiting)):
-            connection = waiting.popleft()
-            try:
-                connection.go_on()
-            except BaseException:
-                log.exception("%r failed", connection)
-                connection.abort()
-            if self.spent:
-                break
-        if waiting:
-            self._ask_for_turn()
-
-    def tell(self, peer: object, reason: str, verification: str = "") -> None:
-        """Log that a handshake has failed, if there were not too many. reason, verification: OpenSSL's words."""
-        left_out = self._failures.take(time.monotonic_ns())
-        if left_out is not None:
-            others = f" ({left_out} like it before are left out)" if left_out else ""
-            said = verification or reason.lower().replace("_", " ")
-            address = peer[0] if isinstance(peer, tuple) else peer
-            log.info("TLS handshake with %s failed%s: %s", address, others, said)
 
 
 def within(
@@ -193,7 +111,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._left = memoryview(b"".join((self._left, read))) if self._left else read
         if self._open and not self._tls.spent:
             self._deliver()
-            self._full_reads = self._full_reads + 1 if nbytes == _READ_BYTES else 0
+            self._full_reads = self._full_reads + 1 if nbytes == READ_BYTES else 0
             if self._full_reads == _READS_AT_ONCE or (self._more and not self._paused):
                 self._wait()
         else:

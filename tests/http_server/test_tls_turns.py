@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.config import TlsSection
-from gateway.edges import tls
-from gateway.edges.tls import Tls, TlsConnection
+from gateway.edges import tls_turns
+from gateway.edges.tls import TlsConnection
+from gateway.edges.tls_turns import Tls
 from gateway.process.certificates import HTTP, Certificates
 from tests.certificates import Authority
 from tests.tls_records import FFDHE8192, P256, client_hello, key_updates
@@ -134,7 +135,7 @@ def shared(certificates: Certificates) -> Tls:
 def test_a_read_is_decrypted_in_turns(
     certificates: Certificates, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "_TURN_NS", 0)
+    monkeypatch.setattr(tls_turns, "_TURN_NS", 0)
 
     async def run() -> None:
         each = Shaken(shared(certificates), authority)
@@ -186,7 +187,7 @@ def test_a_long_answer_is_encrypted_in_turns(certificates: Certificates, authori
 
 
 def test_handshakes_take_turns(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "_TURN_NS", 0)
+    monkeypatch.setattr(tls_turns, "_TURN_NS", 0)
 
     async def run() -> None:
         together = shared(certificates)

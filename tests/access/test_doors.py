@@ -1,6 +1,7 @@
 """Keys of files and of the environment, read again when they change; and every path and call behind them."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -377,6 +378,52 @@ def test_each_call_is_for_whose_key_allows_it(client: gateway.TestClient, call: 
                 find(stub)(message, metadata=metadata(name))
             code = grpc.StatusCode.UNAUTHENTICATED if name in (None, "old") else grpc.StatusCode.PERMISSION_DENIED
             assert refused.value.code() is code, (name, refused.value.details())
+
+
+OPEN_PATHS = {"/ping", "/v2/health/live", "/v2/health/ready"}
+OPEN_CALLS = {"ServerLive", "ServerReady", "Check", "Watch"}
+
+
+def paths(client: gateway.TestClient) -> set[str]:
+    """All that the listener has, in its tables and in its own description."""
+    routes: Any = client._rest.handler
+    found = {f"/v2/{path}".rstrip("/") for path in routes._server_actions}
+    for of in ("mine", "mine/versions/1", "nobody"):
+        found |= {f"/v2/models/{of}/{path}".rstrip("/") for path in routes._model_actions}
+    found |= {f"/v2/repository/models/mine/{verb}" for verb in routes._control_actions}
+    found |= {f"/v2/{kind}/region/r/{verb}" for kind, verbs in routes._region_actions.items() for verb in verbs}
+    described = client.get("/openapi.json", headers=bearer("admin")).json()["paths"]
+    found |= {re.sub(r"\{[^}]*\}", "mine", path) for path in described}
+    return found | {"/openapi.json", "/metrics", "/v1/models", "/v1/models/", "/v1/models/mine:predict", "/nowhere", "/v2/x"}
+
+
+def test_no_path_is_open_by_omission(client: gateway.TestClient) -> None:
+    asked = paths(client)
+    assert len(asked) > 60
+    for path in sorted(asked - OPEN_PATHS):
+        for method in ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"):
+            for key, statuses in ((None, {401}), ("old", {401}), ("scraper", {200, 405} if path == "/metrics" else {403, 404})):
+                status = client.request(method, path, headers=bearer(key)).status_code
+                if path == "/" and method not in ("GET", "HEAD"):  # where only those ask for anything
+                    statuses = {405}
+                assert status in statuses, (method, path, key, status)
+
+
+def test_no_call_is_open_by_omission(client: gateway.TestClient) -> None:
+    calls = client._hosted.ingress.grpc_listener()._calls
+    assert len(calls) > 20
+    for path in map(bytes.decode, calls):
+        ask = client.channel.stream_stream(path)
+        if path.rpartition("/")[2] in OPEN_CALLS:
+            continue
+        for key, code in (
+            (None, grpc.StatusCode.UNAUTHENTICATED),
+            ("old", grpc.StatusCode.UNAUTHENTICATED),
+            ("scraper", grpc.StatusCode.PERMISSION_DENIED),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                list(ask(iter([b""]), metadata=metadata(key)))
+            assert refused.value.code() is code, (path, key)
 
 
 def test_health_is_open_over_grpc(client: gateway.TestClient) -> None:

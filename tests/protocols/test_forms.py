@@ -173,5 +173,5 @@ def test_an_npy_is_read_in_any_order_of_bytes_and_axes() -> None:
 @pytest.mark.parametrize("field", [b"9007199254740993.0", b"1_0", b"1e300", b"inf", b"\xc2\xb2"])
 def test_csv_of_whole_numbers_is_not_rounded(field: bytes) -> None:
     codec = FormCodec("m", "1", ModelSpec("", (TensorSpec("x", "INT64", (-1, 1)),), (), 64), None, 32)
-    with pytest.raises(InvalidArgument, match="line 2, column 1: got .*, expected INT64"):
+    with pytest.raises(InvalidArgument, match=r"line 2, column 1: got .*, expected INT64"):
         codec.decode(b"1.0\n" + field, Form("csv"), "", 0, lambda ref: b"")

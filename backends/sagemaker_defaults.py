@@ -9,6 +9,7 @@ Source: sagemaker-inference 1.10 (decoder, encoder) and sagemaker-pytorch-infere
 import io
 import json
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,7 +102,18 @@ def _from_csv(text: Any) -> np.ndarray:
 
 
 def _from_npy(body: Any) -> np.ndarray:
-    array: np.ndarray = np.load(io.BytesIO(body), allow_pickle=False)
+    """Raises: ValueError, also for one that says it is longer than it is: to make room for that may end a session."""
+    file = io.BytesIO(body)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        wanted = prod(shape) * dtype.itemsize
+        if not dtype.hasobject and wanted > len(body) - file.tell():  # of objects the rest is a pickle, which is refused
+            raise ValueError(f"{len(body) - file.tell()} bytes behind its head, expected {wanted} ({dtype} {shape})")
+        array: np.ndarray = np.load(io.BytesIO(body), allow_pickle=False)
+    except (ArithmeticError, MemoryError, TypeError) as exc:
+        raise ValueError(f"no npy file: {exc}") from exc
     return array
 
 

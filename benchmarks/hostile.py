@@ -1,6 +1,6 @@
 """Does a hostile client delay another one? Every attack of tests/hostile, beside a client that asks 1200 times a second.
 
-    python -m benchmarks.hostile [--only memory,bomb] [--seconds 3]
+    python -m benchmarks.hostile [--only memory,bomb] [--seconds 3] [--tls]
 
 Each attack is made again and again for some seconds. The client that observes is a process of its own: it asks by REST and by
 gRPC in turn when it is time to, whatever came of the requests before, and counts the delay from then. It asks a model of its
@@ -8,6 +8,8 @@ own, which shares no session with those that are attacked, and a sixth of the ti
 whatever the attack has the model compute, so its delay is told and not judged. Attackers have a lower priority, so that they
 do not take the processor from either. Where nobody attacks, the same is observed before, between and afterwards. Exit status 1:
 under an attack one request of a thousand to its own model was delayed by 100 ms more than it is then.
+
+--tls: the gateway, its client and its attackers speak TLS, and the attacks on TLS itself are made as well.
 
 Nothing else may run on the machine: how much of the time the gateway's loop was ready and waited for a processor is told, too.
 """
@@ -18,11 +20,12 @@ import contextlib
 import os
 import selectors
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -31,8 +34,9 @@ from typing import Any, Final
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
+from tests.certificates import Authority
 from tests.hostile import bench as attacked
-from tests.hostile import test_grpc, test_memory, test_rest
+from tests.hostile import over_tls, test_grpc, test_memory, test_rest, test_tls
 from tests.hostile.bench import Address, Attack
 from tests.served.gateway_process import ROOT, served
 
@@ -55,9 +59,9 @@ REST: Final = b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 
 class RestLane:
     """One connection; one request at a time. due_s: of that."""
 
-    def __init__(self, address: Address, model: str) -> None:
+    def __init__(self, address: Address, model: str, sockets: Any) -> None:
         self.model = model
-        self.socket = socket.create_connection(address)
+        self.socket = sockets.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         self.due_s = 0.0
@@ -68,7 +72,7 @@ class RestLane:
         self.socket.send(REST % (self.model.encode(), len(BODY), BODY))
 
     def answered(self) -> bool:
-        """Read on; whether the answer is here. Raises: RuntimeError, if it is an error."""
+        """Read on; whether the answer is here. Raises: RuntimeError, if it is an error; BlockingIOError, if nothing came."""
         self._came += self.socket.recv(1 << 16)
         head, separator, body = self._came.partition(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
@@ -82,9 +86,9 @@ class RestLane:
 class GrpcLane:
     """Likewise. The window of what it is sent is as wide as can be, and what it sends is far from the server's."""
 
-    def __init__(self, address: Address, model: str) -> None:
+    def __init__(self, address: Address, model: str, sockets: Any) -> None:
         self.model = model
-        self.socket = socket.create_connection(address)
+        self.socket = sockets.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(
             test_grpc.PREFACE
@@ -119,14 +123,17 @@ class GrpcLane:
         return ended
 
 
-def observe(http: Address, rpc: Address, path: str) -> None:
+def observe(http: Address, rpc: Address, path: str, authority: str) -> None:
     """Ask until killed. To the file: when each request was due, how long it took from then, in seconds, and whether it asked
     the model that is attacked, as doubles.
+
+    authority: the file of who vouches for the server; empty: it speaks no TLS.
     """
+    sockets: Any = over_tls.Sockets(ssl.create_default_context(cafile=authority)) if authority else socket
     waiting = selectors.EpollSelector()
     free: dict[str, list[RestLane | GrpcLane]] = {}
     for model in _RATES:
-        free[model] = [kind(at, model) for _ in range(_LANES) for kind, at in ((GrpcLane, rpc), (RestLane, http))]
+        free[model] = [kind(at, model, sockets) for _ in range(_LANES) for kind, at in ((GrpcLane, rpc), (RestLane, http))]
         for lane in free[model]:
             waiting.register(lane.socket, selectors.EVENT_READ, lane)
     told_s = time.monotonic() + 0.1
@@ -145,9 +152,10 @@ def observe(http: Address, rpc: Address, path: str) -> None:
             next_s = min((due_s[model] for model in _RATES if free[model]), default=now_s + 0.1)
             for key, _ in waiting.select(max(0.0, next_s - time.monotonic())):
                 lane = key.data
-                if lane.answered():
-                    done.extend((lane.due_s, time.monotonic() - lane.due_s, lane.model == "wide"))
-                    free[lane.model].insert(0, lane)
+                with contextlib.suppress(BlockingIOError):  # a part of a record
+                    if lane.answered():
+                        done.extend((lane.due_s, time.monotonic() - lane.due_s, lane.model == "wide"))
+                        free[lane.model].insert(0, lane)
 
 
 # the attacks
@@ -237,14 +245,16 @@ def attacks(module: ModuleType) -> Iterator[tuple[str, Callable[[Any], None]]]:
 
 
 @contextlib.contextmanager
-def observed(server: str, seconds: float) -> Iterator[Bench]:
+def observed(server: str, seconds: float, authority: Authority | None) -> Iterator[Bench]:
     """A gateway with its defaults but for a section of its configuration, and the client that observes it."""
+    server = server if authority is None else attacked.with_tls(server, authority)
+    vouching = "" if authority is None else str(authority.path)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         config, log = directory / "gateway.yaml", directory / "observed"
         config.write_text(server + attacked.MODELS)
         with served(config, "--no-ray", log=directory / "gateway.log") as gateway:
-            command = [sys.executable, "-m", "benchmarks.hostile", "--observe", gateway.http, gateway.grpc, str(log)]
+            command = [sys.executable, "-m", "benchmarks.hostile", "--observe", gateway.http, gateway.grpc, str(log), vouching]
             client = subprocess.Popen(command, cwd=ROOT)
             try:
                 while not log.exists() or not log.stat().st_size:
@@ -264,11 +274,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="attacks in whose name one of these stands, with commas between")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each attack, at least")
-    parser.add_argument("--observe", nargs=3, metavar=("HTTP", "GRPC", "FILE"), help=argparse.SUPPRESS)
+    parser.add_argument("--tls", action="store_true", help="all speak TLS; with the attacks on that")
+    parser.add_argument("--observe", nargs=4, metavar=("HTTP", "GRPC", "FILE", "AUTHORITY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.observe:
-        http, rpc, path = arguments.observe
-        observe(_address(http), _address(rpc), path)
+        http, rpc, path, vouching = arguments.observe
+        observe(_address(http), _address(rpc), path, vouching)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as patched:
+        if not arguments.tls:
+            return attack_all(arguments, MODULES, None)
+        authority = Authority(Path(folder))
+        for module in MODULES:
+            patched.enter_context(over_tls.speaking(module, authority))
+        return attack_all(arguments, (*MODULES, test_tls), authority)
+
+
+def attack_all(arguments: argparse.Namespace, modules: Sequence[ModuleType], authority: Authority | None) -> int:
+    """Returns the exit code."""
     wanted = arguments.only.split(",")
     found: dict[str, Delays] = {}
     idle: list[Delays] = []
@@ -277,11 +299,11 @@ def main() -> int:
         f"{'delays of others, ms; how long the loop waited for a processor':64} {'p99.9':>8} {'most':>8} "
         f"{'same model':>10} {'waited %':>8}"
     )
-    for module in MODULES:
+    for module in modules:
         chosen = [(title, test) for title, test in attacks(module) if any(word in title for word in wanted)]
         if not chosen:
             continue
-        with observed(getattr(module, "SERVER", ""), arguments.seconds) as bench:
+        with observed(getattr(module, "SERVER", ""), arguments.seconds, authority) as bench:
             bench.settle()
             idle.append(bench.idle())
             print(f"{'nobody attacks':64} {idle[-1]}", flush=True)

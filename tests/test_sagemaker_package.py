@@ -1,6 +1,8 @@
 """`gateway serve` of packages made for SageMaker: a folder, or a model.tar.gz, and what it says of them."""
 
 import base64
+import fcntl
+import gzip
 import io
 import json
 import os
@@ -8,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -330,6 +333,69 @@ def test_an_archive_cut_short_is_told(package: Path, tmp_path: Path) -> None:
     path = packed(package, tmp_path / "model.tar.gz")
     path.write_bytes(path.read_bytes()[:-20_000])
     assert "model.tar.gz: cannot be unpacked" in fault(path)
+
+
+def bent(path: Path) -> Path:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    return path
+
+
+def test_an_archive_whose_compressed_bytes_were_changed_is_told(package: Path, tmp_path: Path, kept: Path) -> None:
+    (package / "factor").write_bytes(os.urandom(500) * 100)
+    assert "model.tar.gz: cannot be unpacked" in fault(bent(packed(package, tmp_path / "model.tar.gz")))
+    assert [*kept.iterdir()] == []
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+def test_a_header_of_an_archive_is_not_read_whatever_its_length(tmp_path: Path, kept: Path, kind: bytes) -> None:
+    """Of zeros a thousandth of it would be in the archive."""
+    info = tarfile.TarInfo("h")
+    info.type, info.size = kind, 8 << 30
+    with gzip.open(tmp_path / "model.tar.gz", "wb") as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+    assert "a header of 8589934592 bytes" in fault(tmp_path / "model.tar.gz")
+    assert [*kept.iterdir()] == []
+
+
+def unpacked_elsewhere(path: Path, kept: Path) -> Path:
+    """By a process that has ended."""
+    code = "import sys; from pathlib import Path; from gateway.configuring.archive import unpacked\n"
+    code += "print(unpacked(Path(sys.argv[1]), Path(sys.argv[2])))"
+    command = [sys.executable, "-c", code, str(path), str(kept)]
+    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+
+
+def test_what_an_archive_was_before_is_removed_once_nobody_uses_it(tmp_path: Path, kept: Path) -> None:
+    path = an_archive(tmp_path / "model.tar.gz", member("a", data=b"1"))
+    other = unpacked_elsewhere(an_archive(tmp_path / "other.tar.gz", member("a", data=b"1")), kept)
+    first = unpacked_elsewhere(path, kept)
+    used = os.open(first, os.O_RDONLY)
+    try:
+        fcntl.flock(used, fcntl.LOCK_SH)
+        second = unpacked_elsewhere(an_archive(path, member("a", data=b"22")), kept)
+        assert {*kept.iterdir()} == {other, first, second}
+    finally:
+        os.close(used)
+    third = unpacked(an_archive(path, member("a", data=b"333")), kept)
+    assert {*kept.iterdir()} == {other, third}
+    fourth = unpacked_elsewhere(an_archive(path, member("a", data=b"4444")), kept)
+    assert {*kept.iterdir()} == {other, third, fourth}  # this process uses the third
+    assert unpacked(path, kept) == fourth
+
+
+def test_what_nobody_has_used_for_a_week_is_removed(tmp_path: Path, kept: Path) -> None:
+    archives = [an_archive(tmp_path / f"{name}.tar.gz", member("a")) for name in ("old", "used", "new")]
+    old, used = (unpacked_elsewhere(path, kept) for path in archives[:2])
+    torn = kept / "making-torn"
+    torn.mkdir()
+    ago_s = time.time() - 8 * 86_400
+    for each in (old, used, torn):
+        os.utime(each, (ago_s, ago_s))
+    assert unpacked_elsewhere(archives[1], kept) == used
+    new = unpacked_elsewhere(archives[2], kept)
+    assert {*kept.iterdir()} == {used, new}
 
 
 def test_an_archive_of_other_models_is_read_like_a_folder_of_them(tmp_path: Path) -> None:

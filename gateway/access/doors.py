@@ -47,7 +47,8 @@ class Doors:
         self._clock = clock
         self._wall_s = wall_s
         files = [section.keys] if section.keys is not None else []
-        self._keys = WatchedFiles(files, partial(keys_of, section, environment), name="keys", clock=clock)
+        # 4096 keys are read for seconds.
+        self._keys = WatchedFiles(files, partial(keys_of, section, environment), name="keys", long=True, clock=clock)
 
     def meet(self, visitor: Visitor) -> None:
         """See whose key it shows."""

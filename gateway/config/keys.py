@@ -4,13 +4,14 @@ import contextlib
 import datetime
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
 from gateway.config.fields import ModelName, Strict
 from gateway.documents.faults import Unfit
 
+_LONGEST_S: Final = 1e9  # whose nanoseconds an integer of 64 bits holds
 Scope = Literal["infer", "metrics", "status", "admin"]
 
 
@@ -48,7 +49,7 @@ class KeySection(Strict):
     models: tuple[ModelName, ...] | None = None  # None: all
     scopes: tuple[Scope, ...] = Field(default=("infer",), min_length=1)
     expires: Annotated[datetime.datetime | None, BeforeValidator(_moment)] = None  # from then on it is none
-    requests_per_s: float | None = Field(default=None, gt=0, le=1e6)  # None: without a limit
+    requests_per_s: float | None = Field(default=None, ge=1e-6, le=1e6)  # None: without a limit
     burst: int | None = Field(default=None, ge=1, le=1_000_000)  # at once, after a pause; None: what comes in a second
     concurrent: int | None = Field(default=None, ge=1, le=1_000_000)  # in flight
 
@@ -57,8 +58,13 @@ class KeySection(Strict):
         return (self._burst_of_nothing(),)
 
     def _burst_of_nothing(self) -> Iterator[Unfit]:
-        if self.burst is not None and self.requests_per_s is None:
+        if self.burst is None:
+            return
+        if self.requests_per_s is None:
             yield Unfit("there is no requests_per_s beside it", remedy="set that, or remove this", at=("burst",))
+        elif self.burst > _LONGEST_S * self.requests_per_s:
+            most = int(_LONGEST_S * self.requests_per_s)
+            yield Unfit("takes longer than 30 years to be regained", expected=f"at most {most}", at=("burst",))
 
 
 class KeyFile(Strict):

@@ -4,15 +4,18 @@ Only files, folders and links among them are taken; none below a link, and none 
 owners and rights is left aside, as tarfile's filter `data` has it.
 """
 
+import bz2
+import gzip
 import hashlib
-import os
+import lzma
 import posixpath
 import shutil
 import tarfile
-import tempfile
+import zlib
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final, cast
 
+from gateway.configuring.kept_folders import making, put_in_place, take
 from gateway.errors import ConfigError
 
 SUFFIXES: Final = (".tar.gz", ".tgz")
@@ -20,6 +23,8 @@ SUFFIXES: Final = (".tar.gz", ".tgz")
 _MOST_MEMBERS: Final = 100_000
 _MOST_BYTES: Final = 64 << 30
 _DEEPEST: Final = 64  # folders within each other
+_MOST_HEADER_BYTES: Final = 1 << 20  # which tarfile reads as one: a gigabyte of it is a megabyte in the archive
+_COMPRESSED: Final[dict[bytes, Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 
 
 def is_archive(path: Path) -> bool:
@@ -33,39 +38,44 @@ def unpacked(archive: Path, kept: Path, *, most_members: int = _MOST_MEMBERS, mo
     """
     try:
         status = archive.stat()
-        seen = f"{archive.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
-        folder = kept / hashlib.sha256(seen.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        if folder.is_dir():
-            return folder
-        made = Path(tempfile.mkdtemp(prefix="unpacking-", dir=kept))
-    except OSError as exc:
+        seen = f"{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
+        folder = kept / f"{_short_digest(str(archive.resolve()))}-{_short_digest(seen)}"
+        if not take(folder):
+            with making(kept) as made:
+                _unpack(archive, made, most_members, min(most_bytes, shutil.disk_usage(kept).free))
+                put_in_place(made, folder)
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as exc:
         raise ConfigError(f"{archive}: cannot be unpacked: {exc}") from exc
-    try:
-        _unpack(archive, made, most_members, min(most_bytes, shutil.disk_usage(kept).free))
-        return put_in_place(made, folder)
-    except (tarfile.TarError, OSError, EOFError, ValueError) as exc:
-        raise ConfigError(f"{archive}: cannot be unpacked: {exc}") from exc
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def put_in_place(made: Path, folder: Path) -> Path:
-    """Give a folder its name at once, unless another process has been faster. Raises: OSError."""
-    try:
-        os.rename(made, folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
     return folder
 
 
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+class _Archived:
+    """What an archive holds, which is never read as much of at once as its headers may say."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size_bytes: int) -> bytes:
+        if size_bytes > _MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size_bytes} bytes")
+        return self._file.read(size_bytes)
+
+
 def _unpack(archive: Path, into: Path, most_members: int, most_bytes: int) -> None:
-    """Raises: ConfigError; tarfile.TarError, OSError, EOFError, ValueError."""
+    """Raises: ConfigError; tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError."""
     if not hasattr(tarfile, "data_filter"):
         raise ConfigError(f"{archive}: unpacking it needs Python 3.11.4 or later: unpack it (`tar -xf`), and serve the folder")
     members = written = 0
     links: set[str] = set()
-    with tarfile.open(archive, "r:*") as tar:
+    with archive.open("rb") as file:
+        begins = file.read(6)
+    how = next((how for magic, how in _COMPRESSED.items() if begins.startswith(magic)), open)
+    with how(archive, "rb") as file, tarfile.open(archive, "r:", fileobj=cast(IO[bytes], _Archived(file))) as tar:
         for member in tar:
             members += 1
             written += member.size if member.isreg() else 0
@@ -76,6 +86,9 @@ def _unpack(archive: Path, into: Path, most_members: int, most_bytes: int) -> No
             if fault := _fault_of(member, links):
                 raise ConfigError(f"{archive}: {member.name!r}: {fault}")
             tar.extract(member, into, filter="data")
+        while rest := file.read(_MOST_HEADER_BYTES):  # to the sum behind it, which tells whether all of it is as it was
+            if (written := written + len(rest)) > most_bytes:
+                raise ConfigError(f"{archive}: more than {most_bytes} bytes when unpacked, which is what there is room for")
 
 
 def _fault_of(member: tarfile.TarInfo, links: set[str]) -> str:

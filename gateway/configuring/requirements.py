@@ -13,13 +13,12 @@ import site
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gateway.configuring.archive import put_in_place
+from gateway.configuring.kept_folders import making, put_in_place, take
 from gateway.errors import ConfigError
 from gateway.process.console import step
 
@@ -40,18 +39,16 @@ def installed(requirements: Path, kept: Path, *, longest_s: float = _LONGEST_S) 
     if not any(line.strip() and not line.lstrip().startswith(b"#") for line in asked.splitlines()):
         return None
     here = "\0".join((sys.version, sys.prefix, str(requirements.parent))).encode("utf-8", "surrogateescape")
-    folder = kept / f"requirements-{hashlib.sha256(here + asked).hexdigest()[:16]}"
-    if not folder.is_dir():
-        made = Path(tempfile.mkdtemp(prefix="installing-", dir=kept))
-        try:
-            with step(f"installing what {requirements} asks for"):
-                _install(requirements, made, longest_s)
-            _refuse_others(requirements, made / "packages")
-            put_in_place(made, folder)
-        except OSError as exc:
-            raise ConfigError(f"{requirements}: cannot be installed: {exc}") from exc
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+    folder = kept / f"{hashlib.sha256(here).hexdigest()[:16]}-{hashlib.sha256(asked).hexdigest()[:16]}"
+    try:
+        if not take(folder):
+            with making(kept) as made:
+                with step(f"installing what {requirements} asks for"):
+                    _install(requirements, made, longest_s)
+                _refuse_others(requirements, made / "packages")
+                put_in_place(made, folder)
+    except OSError as exc:
+        raise ConfigError(f"{requirements}: cannot be installed: {exc}") from exc
     packages = folder / "packages"
     return packages if any(packages.iterdir()) else None
 

@@ -16,6 +16,7 @@ import yaml
 
 from gateway.documents.faults import ConfigFaults, Fault, Location, nearest, path_of, shown
 from gateway.documents.sums import altered
+from gateway.turns import pause
 
 STANDARD_INPUT: Final = "-"
 PACKED: Final = "gateway.yaml"  # in a folder that is served by it
@@ -23,6 +24,7 @@ _STANDARD_INPUT_NAME: Final = "<stdin>"
 _MOST_BYTES: Final = 4 << 20
 _MOST_NODES: Final = 100_000  # anchors filled in
 _DEEPEST: Final = 64
+_NODES_AT_ONCE: Final = 8  # a millisecond
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _NO_SPACE: Final = re.compile(r"^\s*(?:- +)?([\w.-]+):([^\s:/].*)$")
 
@@ -154,6 +156,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # yaml's
+        if not len(self._measured) % _NODES_AT_ONCE:
+            pause()
         self._depth += 1
         if self._depth > _DEEPEST:
             raise _Unreasonable(problem=f"nested more than {_DEEPEST} deep", note="nest less", problem_mark=mark)

@@ -21,7 +21,8 @@ from typing import Final, cast
 
 from gateway.config import Limits
 from gateway.edges.long_turns import LongTurns
-from gateway.edges.tls import Tls, within
+from gateway.edges.tls import within
+from gateway.edges.tls_turns import Tls
 from gateway.process.certificates import HTTP, Certificates
 from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection
@@ -72,7 +73,7 @@ class HttpServer:
         None: without. Raises: OSError.
         """
         loop = asyncio.get_running_loop()
-        tls = None if certificates is None else Tls(certificates, HTTP, self.limits.header_timeout_s)
+        tls = None if certificates is None else Tls(certificates, HTTP, self.limits.header_timeout_s, loop)
         connect = within(tls, lambda: HttpConnection(self, loop), loop)
         self._listener = await loop.create_server(connect, host, port, backlog=2048, reuse_port=reuse_port, start_serving=True)
         return int(self._listener.sockets[0].getsockname()[1])

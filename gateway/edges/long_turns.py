@@ -42,9 +42,11 @@ class LongTurns:
         self._called = False
         waiting = self._waiting
         until_ns = time.monotonic_ns() + _TURN_NS
-        for _ in range(min(_AT_ONCE, len(waiting))):
-            waiting.popleft()()
-            if time.monotonic_ns() >= until_ns:
-                break
-        if waiting and not self._called:
-            self._call()
+        try:
+            for _ in range(min(_AT_ONCE, len(waiting))):
+                waiting.popleft()()
+                if time.monotonic_ns() >= until_ns:
+                    break
+        finally:  # what one of them raises is the loop's to tell, and ends no other's turn
+            if waiting and not self._called:
+                self._call()

@@ -11,49 +11,28 @@ once: it counts, and is counted, from the first byte on.
 
 import asyncio
 import contextlib
-import logging
+import re
 import ssl
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
-from gateway.engine.failure_log import FailureLog
-from gateway.process.certificates import Certificates
+from gateway.edges.tls_turns import READ_BYTES, Tls
+from gateway.wire.http_errors import error_body
 from gateway.wire.tensors import Buffer
 
-# OpenSSL keeps buffers as large as what they once held: 64 KiB of each way, for as long as a connection lasts.
-_READ_BYTES: Final = 64 << 10
+_READS_AT_ONCE: Final = 4  # of READ_BYTES; uvloop would go on 32 times before others have their turn
+_HEAD_BYTES: Final = 5  # of a record, the last two of them its length (RFC 8446, section 5.1)
+_SLICE_BYTES: Final = 1 << 10  # of short records, decrypted without a look at the time: as requests for new keys 1 ms
 _PIECE_BYTES: Final = 64 << 10
-_AHEAD_BYTES: Final = 256 << 10  # encrypted, and not taken by the socket
+_AHEAD_BYTES: Final = 256 << 10  # encrypted, and not taken by the socket; and the most that is encrypted in a turn
+_PLAIN: Final = re.compile(rb"[A-Z]{3,8} ")  # HTTP's methods, and the preface of HTTP/2
+_NOT_TLS: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+)
 _USUAL_HIGH_BYTES: Final = 64 << 10  # asyncio's
 _CLOSE: Final = "close"
 _EOF: Final = "eof"
-
-log = logging.getLogger(__name__)
-
-
-class Tls:
-    """What the connections of one listener share."""
-
-    def __init__(self, certificates: Certificates, protocol: str, handshake_s: float) -> None:
-        """protocol: of `certificates`. handshake_s: how long a handshake may take."""
-        self.certificates = certificates
-        self.protocol = protocol
-        self.handshake_s = handshake_s
-        # Reads of all connections land here, one at a time; so does what they mean, for connections without a buffer.
-        self.encrypted = memoryview(bytearray(_READ_BYTES))
-        self.plain = memoryview(bytearray(_READ_BYTES))
-        self._failures = FailureLog()
-
-    def tell(self, peer: object, exc: ssl.SSLError) -> None:
-        """Log that a handshake has failed, if there were not too many."""
-        left_out = self._failures.take(time.monotonic_ns())
-        if left_out is not None:
-            others = f" ({left_out} like it before are left out)" if left_out else ""
-            said = getattr(exc, "verify_message", "") or (exc.reason or "").lower().replace("_", " ")
-            address = peer[0] if isinstance(peer, tuple) else peer
-            log.info("TLS handshake with %s failed%s: %s", address, others, said)
 
 
 def within(
@@ -67,8 +46,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     """The protocol of a socket, and the transport of the connection within."""
 
     __slots__ = (
-        "_deadline", "_delivering", "_ended", "_ending", "_held", "_high", "_incoming", "_inner", "_loop", "_low", "_open",
-        "_outgoing", "_paused", "_pending", "_pending_bytes", "_session", "_socket", "_tls",
+        "_deadline", "_delivering", "_ended", "_ending", "_fed", "_full_reads", "_held", "_high", "_incoming", "_inner",
+        "_left", "_loop", "_low", "_of_record", "_open", "_outgoing", "_paused", "_pending", "_pending_bytes", "_sends_later",
+        "_session", "_socket", "_tls", "_waits",
     )  # fmt: skip
 
     def __init__(self, inner: asyncio.BufferedProtocol | asyncio.Protocol, tls: Tls, loop: asyncio.AbstractEventLoop) -> None:
@@ -82,9 +62,15 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._session: ssl.SSLObject | None = None  # None: not a byte has come
         self._open = False  # the handshake is done
         self._deadline: asyncio.TimerHandle | None = None  # of the handshake
+        self._left: memoryview | bytes = b""  # read, and not yet given to OpenSSL
+        self._fed = False  # OpenSSL, in this turn
+        self._full_reads = 0  # in a row
+        self._of_record = 0  # bytes to come of the record that was last given to it
+        self._waits = False  # for its turn, and reads nothing until then
         self._pending: deque[Buffer] = deque()  # written, and not yet encrypted
         self._pending_bytes = 0
         self._high, self._low = _USUAL_HIGH_BYTES, _USUAL_HIGH_BYTES // 4
+        self._sends_later = False  # enough was encrypted in this turn
         self._held = False  # the connection within was told to pause writing
         self._paused = False  # it wants no more bytes
         self._delivering = False
@@ -105,6 +91,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def connection_lost(self, exc: Exception | None) -> None:
         self._handshake_over()
         self._ended = True
+        self._left = b""
         self._pending.clear()
         self._pending_bytes = 0
         # They hold each other: free both now, not when the collector comes by.
@@ -120,12 +107,17 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended or (self._ending and self._open):  # nobody wants it any more
             return
-        self._incoming.write(self._tls.encrypted[:nbytes])
-        if self._open:
+        read = self._tls.encrypted[:nbytes]
+        self._left = memoryview(b"".join((self._left, read))) if self._left else read
+        if self._open and not self._tls.spent:
             self._deliver()
-        elif self._shaken():
-            self._send()
-            self._deliver()
+            self._full_reads = self._full_reads + 1 if nbytes == READ_BYTES else 0
+            if self._full_reads == _READS_AT_ONCE or (self._more and not self._paused):
+                self._wait()
+        else:
+            self._wait()
+        if self._left:
+            self._left = memoryview(bytes(self._left))  # the next read of any connection lands there
 
     def pause_writing(self) -> None:
         """Sizes are looked at where they change."""
@@ -133,28 +125,80 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def resume_writing(self) -> None:
         self._send()
 
+    # turns
+
+    def _wait(self) -> None:
+        """Read nothing until it is its turn, which goes on with what is here."""
+        if not self._waits:
+            self._waits = True
+            self._pause_socket()
+            self._tls.wait(self)
+
+    def go_on(self) -> None:
+        """It is its turn."""
+        self._waits = False
+        if self._open:
+            self._full_reads = 0
+            self._deliver()
+        elif not self._ended:
+            self._tls.begin()
+            try:
+                self._shake()
+            finally:
+                self._tls.end()
+        if self._more and not self._paused:
+            self._wait()
+        elif not self._paused:
+            self._resume_socket()
+
+    def _pause_socket(self) -> None:
+        if not self._socket.is_closing():
+            self._socket.pause_reading()
+
+    def _resume_socket(self) -> None:
+        if not self._waits and not self._socket.is_closing():
+            self._socket.resume_reading()
+
     # handshake
 
-    def _shaken(self) -> bool:
-        """Go on with the handshake. Whether it is done."""
+    def _shake(self) -> None:
+        """Go on with the handshake, by what is there."""
         session = self._session
         if session is None:
+            if _PLAIN.match(self._left):
+                self._refuse_plain()
+                return
             tls = self._tls
             context = tls.certificates.context(tls.protocol)
             session = self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        try:
-            session.do_handshake()
-        except ssl.SSLWantReadError:
-            self._flush()
-            return False
-        except ssl.SSLError as exc:
-            self._tls.tell(self._socket.get_extra_info("peername"), exc)
-            self._fail()
-            return False
+        while True:
+            self._feed()
+            try:
+                session.do_handshake()
+            except ssl.SSLWantReadError:
+                if self._more:
+                    continue
+                self._flush()
+                return
+            except ssl.SSLError as exc:
+                self._tls.tell(self._socket.get_extra_info("peername"), exc.reason or "", getattr(exc, "verify_message", ""))
+                self._fail()
+                return
+            break
         self._open = True
         self._handshake_over()
         self._flush()
-        return True
+        self._send()
+        self._wait()
+
+    def _refuse_plain(self) -> None:
+        """Tell a client that speaks no TLS so, in HTTP, which is what it may speak."""
+        self._tls.tell(self._socket.get_extra_info("peername"), "no TLS")
+        self._ended = True
+        body = error_body("this port speaks TLS: ask by https://")
+        self._left = b""
+        self._socket.write(_NOT_TLS % (len(body), body))
+        self._socket.close()
 
     def _handshake_over(self) -> None:
         if self._deadline is not None:
@@ -164,23 +208,51 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def _fail(self) -> None:
         """Tell the client what is wrong with what it sent, as TLS says it, and close."""
         self._ended = True
+        self._left = b""
         self._flush()
         self._socket.close()
 
     def _flush(self) -> None:
-        if self._outgoing.pending:
+        if self._socket.get_write_buffer_size() > 2 * _AHEAD_BYTES:  # it makes TLS answer, and takes no answer
+            self.abort()
+        elif self._outgoing.pending:
             self._socket.write(self._outgoing.read())
 
     # what comes
 
+    @property
+    def _more(self) -> bool:
+        """Whether there is more for OpenSSL than a part of a record's head, which is kept until the rest of it comes."""
+        return bool(self._left) and (self._of_record > 0 or len(self._left) >= _HEAD_BYTES)
+
+    def _feed(self) -> bool:
+        """Give OpenSSL more of what was read: a long record, or some short ones. False: there is no more, or no time for it."""
+        if not self._more or (self._fed and self._tls.spent):
+            return False
+        self._fed = self._open
+        left = self._left
+        size = 0
+        while size < _SLICE_BYTES and (self._of_record or len(left) - size >= _HEAD_BYTES):
+            if not self._of_record:
+                self._of_record = _HEAD_BYTES + int.from_bytes(left[size + 3 : size + _HEAD_BYTES])
+            taken = min(self._of_record, len(left) - size)
+            size += taken
+            self._of_record -= taken
+            if self._of_record:
+                break
+        self._incoming.write(left[:size])
+        self._left = left[size:]
+        return True
+
     def _deliver(self) -> None:
-        """Give the connection what is there."""
+        """Give the connection what is there, for as long as a turn lasts."""
         session = self._session
         if self._delivering or session is None:
             return
         self._delivering = True
+        self._fed = False
         try:
-            while not (self._paused or self._ended or self._ending) and (self._incoming.pending or session.pending()):
+            while not (self._paused or self._ended or self._ending):
                 inner = self._inner
                 if isinstance(inner, asyncio.BufferedProtocol):
                     size = self._read_into(session, cast(memoryview, inner.get_buffer(-1)))
@@ -194,6 +266,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
                     break
         finally:
             self._delivering = False
+        if self._ended or self._ending:
+            self._left = b""
         if self._outgoing.pending and not self._ended:  # an answer of TLS's own, such as to new keys
             self._flush()
         if self._pending:
@@ -202,20 +276,26 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def _read_into(self, session: ssl.SSLObject, room: memoryview) -> int:
         """Decrypt what is there, as far as there is room. 0: not a byte, or the client ends."""
         size = 0
+        self._tls.begin()
         try:
-            while size < len(room) and (self._incoming.pending or session.pending()):
-                count = cast(int, session.read(len(room) - size, room[size:]))
+            while size < len(room) and (self._incoming.pending or session.pending() or self._feed()):
+                try:
+                    count = cast(int, session.read(len(room) - size, room[size:]))
+                except ssl.SSLWantReadError:
+                    if self._feed():
+                        continue
+                    break
                 if not count:
                     self._leave_after(size)
                     break
                 size += count
-        except ssl.SSLWantReadError:
-            pass
         except ssl.SSLZeroReturnError:
             self._leave_after(size)
         except ssl.SSLError:  # a record that was changed on its way, or is none
             self._fail()
             return 0
+        finally:
+            self._tls.end()
         return size
 
     def _leave_after(self, size: int) -> None:
@@ -282,15 +362,12 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
     def pause_reading(self) -> None:
         self._paused = True
-        if not self._socket.is_closing():
-            self._socket.pause_reading()
+        self._pause_socket()
 
     def resume_reading(self) -> None:
         self._paused = False
-        if not self._socket.is_closing():
-            self._socket.resume_reading()
-        if not self._delivering:
-            self._loop.call_soon(self._deliver)
+        if self._open:
+            self._wait()
 
     # what leaves
 
@@ -304,8 +381,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         session, pending, sock = self._session, self._pending, self._socket
         if self._ended or not self._open or session is None:
             return
+        left_bytes = 0 if self._sends_later else _AHEAD_BYTES  # of this turn
         try:
-            while pending and sock.get_write_buffer_size() < _AHEAD_BYTES:
+            while pending and left_bytes > 0 and sock.get_write_buffer_size() < _AHEAD_BYTES:
                 data = pending[0]
                 count = session.write(data if len(data) <= _PIECE_BYTES else memoryview(data)[:_PIECE_BYTES])
                 if count == len(data):
@@ -313,6 +391,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
                 else:
                     pending[0] = memoryview(data)[count:]
                 self._pending_bytes -= count
+                left_bytes -= count
                 sock.write(self._outgoing.read())
         except ssl.SSLWantReadError:  # for new keys; `_deliver` goes on
             pass
@@ -321,7 +400,14 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             return
         if self._ending and not pending:
             self._end(session)
+        elif pending and left_bytes <= 0 and not self._sends_later:
+            self._sends_later = True
+            self._loop.call_soon(self._send_on)
         self._control()
+
+    def _send_on(self) -> None:
+        self._sends_later = False
+        self._send()
 
     def _end(self, session: ssl.SSLObject) -> None:
         """Say that nothing follows. The client need not say so as well."""

@@ -2,8 +2,11 @@
 
 Nobody waits for a change: who asks looks at the files, at most once a second. Files that cannot be used change nothing. A file
 whose neighbour is still to come is no fault yet: so the log tells of a fault only when a later look finds the same.
+
+What takes long to make is made beside the event loop, and counts once it is there.
 """
 
+import asyncio
 import logging
 import os
 import time
@@ -11,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from gateway.errors import ConfigError
+from gateway.turns import beside
 
 _LOOK_NS: Final = 1_000_000_000
-_State = tuple[tuple[int, int, int] | None, ...]
+_State = tuple[tuple[int, ...] | None, ...]
 Made = TypeVar("Made")
 
 log = logging.getLogger(__name__)
@@ -23,9 +27,15 @@ class WatchedFiles(Generic[Made]):
     """See the module. On one thread."""
 
     def __init__(
-        self, paths: Sequence[str], make: Callable[[], Made], *, name: str, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        paths: Sequence[str],
+        make: Callable[[], Made],
+        *,
+        name: str,
+        long: bool = False,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """make: reads the files; raises ConfigError, as this does then. name: what the log calls them."""
+        """make: reads the files; raises ConfigError, as this does then. long: it may take long. name: of them, for the log."""
         self._paths = paths
         self._make = make
         self._name = name
@@ -35,6 +45,8 @@ class WatchedFiles(Generic[Made]):
         self._next_look_ns = clock() + _LOOK_NS
         self._faulty: _State | None = None
         self._told = False  # of these faulty files
+        self._long = long
+        self._making: asyncio.Future[Made] | None = None
 
     def current(self) -> Made:
         """What the files say now, or said before they could not be used."""
@@ -45,6 +57,8 @@ class WatchedFiles(Generic[Made]):
         return self._made
 
     def _look(self) -> None:
+        if self._making is not None:
+            return
         state = self._state()
         if state == self._seen:
             self._faulty = None
@@ -53,11 +67,21 @@ class WatchedFiles(Generic[Made]):
         if known and self._told:
             return
         self._faulty, self._told = state, known
+        if self._long:
+            self._making = asyncio.get_running_loop().run_in_executor(None, beside, self._make)
+            self._making.add_done_callback(lambda making: self._take(making.result, state, known))
+        else:
+            self._take(self._make, state, known)
+
+    def _take(self, make: Callable[[], Made], state: _State, known: bool) -> None:
+        """known: these files were found faulty before."""
+        self._making = None
         try:
-            self._made = self._make()
-        except ConfigError as exc:
+            self._made = make()
+        except (ConfigError, OSError) as exc:  # a file that has just gone
             if known:
-                log.warning("%s; until that is mended, the %s of before count", exc.message, self._name)
+                said = exc.message if isinstance(exc, ConfigError) else str(exc)
+                log.warning("%s; until that is mended, the %s of before count", said, self._name)
         else:
             self._seen, self._faulty = state, None
             log.info("the %s have changed, and were read again", self._name)
@@ -67,10 +91,10 @@ class WatchedFiles(Generic[Made]):
         return tuple(map(_state_of, self._paths))
 
 
-def _state_of(path: str) -> tuple[int, int, int] | None:
-    """None: there is no such file."""
+def _state_of(path: str) -> tuple[int, ...] | None:
+    """None: there is no such file. ctime: a copy can be given another file's mtime."""
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    return status.st_ino, status.st_mode, status.st_mtime_ns, status.st_size, status.st_ctime_ns

@@ -1,6 +1,9 @@
 """Keys of files and of the environment, read again when they change; and every path and call behind them."""
 
-from collections.abc import Iterator, Mapping
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,10 @@ from tritonclient.grpc import service_pb2_grpc
 
 import gateway
 from gateway.access.doors import Doors
-from gateway.access.rules import INFER, digest_of
+from gateway.access.rules import INFER, ApiKey, digest_of
 from gateway.config import AccessSection
 from gateway.errors import ConfigError, Limited, Unauthenticated
+from gateway.process.watched_files import WatchedFiles
 
 KEYS = {
     "all": "{}",
@@ -74,7 +78,12 @@ def test_a_key_counts_from_when_it_is_written_until_it_is_taken_back_or_expires(
     with pytest.raises(Unauthenticated):
         asked.check(b, INFER, "m")
     path.write_text(lines({"b": "{expires: 1970-01-02}"}))
-    asked.meet(b)
+
+    def known() -> bool:
+        asked.meet(b)
+        return isinstance(b.key, ApiKey)
+
+    asyncio.run(until(known))
     asked.check(b, INFER, "m")
     with pytest.raises(Unauthenticated, match="none that is known"):  # in the middle of a stream, say
         asked.check(a, INFER, "m")
@@ -83,18 +92,72 @@ def test_a_key_counts_from_when_it_is_written_until_it_is_taken_back_or_expires(
         asked.check(b, INFER, "m")
 
 
-def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def until(condition: Callable[[], bool]) -> None:
+    """A file is read on a thread, and counts in a turn of the loop behind that."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # what is waited for is a file, no event
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("text", ["keys: [{name: a, hash: gwk_the-key-itself}]", "keys:", "", None], ids=str)
+def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None) -> None:
     path, time = tmp_path / "keys.yaml", Time()
     path.write_text(lines({"a": "{}"}))
     asked = doors(AccessSection(keys=str(path)), time)
-    path.write_text("keys: [{name: a, hash: gwk_the-key-itself}]")
-    for _ in range(5):
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    rounds = 0
+
+    def told() -> bool:
+        nonlocal rounds
         a = visitor("a")
         asked.meet(a)
         asked.check(a, INFER, "m")
-    (told,) = caplog.records
-    assert "keys[0].hash" in told.message
-    assert "gwk_" not in told.message
+        rounds += bool(caplog.records)
+        return rounds == 5
+
+    asyncio.run(until(told))
+    (record,) = caplog.records
+    assert "keys.yaml" in record.message
+    assert "gwk_" not in record.message
+
+
+def test_a_file_of_keys_is_read_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4096 of them take seconds, in which others are answered."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(lines({"a": "{}"}))
+    asked = doors(AccessSection(keys=str(path)), Time())
+    path.write_text(lines({f"key-{number}": "{}" for number in range(20)}))
+    pauses: list[int] = []
+    monkeypatch.setattr("gateway.documents.reader.pause", lambda: pauses.append(threading.get_ident()))
+    who = visitor("key-1")
+
+    def known() -> bool:
+        asked.meet(who)
+        return isinstance(who.key, ApiKey)
+
+    asyncio.run(until(known))
+    assert len(pauses) > 10
+    assert threading.get_ident() not in pauses
+
+
+def test_files_that_may_be_read_again_are(tmp_path: Path) -> None:
+    """Nothing of a file but its rights has changed."""
+    path, fault = tmp_path / "file", [ConfigError("not yet")]
+
+    def make() -> int:
+        if path.stat().st_mode & 0o777 == 0o600:
+            raise fault[0]
+        return path.stat().st_mode & 0o777
+
+    path.touch(0o644)
+    watched = WatchedFiles([str(path)], make, name="files", clock=Time().monotonic)
+    path.chmod(0o600)
+    assert [watched.current() for _ in range(5)] == [0o644] * 5
+    path.chmod(0o640)
+    assert watched.current() == 0o640
 
 
 def test_keys_may_be_in_the_environment_as_well(tmp_path: Path) -> None:
@@ -120,6 +183,8 @@ def test_keys_may_be_in_the_environment_as_well(tmp_path: Path) -> None:
         ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', scopes: [everything]}]", r"keys\[0\]\.scopes"),
         ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', expires: soon}]", r"keys\[0\]\.expires: .*a date such as"),
         ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', burst: 3}]", r"keys\[0\]\.burst"),
+        ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', requests_per_s: 1.0e-320}]", r"keys\[0\]\.requests_per_s"),
+        ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', requests_per_s: 0.0001, burst: 1000000}]", r"at most 100000"),
         (lines({"a": "{}"}) + lines({"a": "{}"}).partition("\n")[2], "another key has it too"),
     ],
 )
@@ -313,6 +378,52 @@ def test_each_call_is_for_whose_key_allows_it(client: gateway.TestClient, call: 
                 find(stub)(message, metadata=metadata(name))
             code = grpc.StatusCode.UNAUTHENTICATED if name in (None, "old") else grpc.StatusCode.PERMISSION_DENIED
             assert refused.value.code() is code, (name, refused.value.details())
+
+
+OPEN_PATHS = {"/ping", "/v2/health/live", "/v2/health/ready"}
+OPEN_CALLS = {"ServerLive", "ServerReady", "Check", "Watch"}
+
+
+def paths(client: gateway.TestClient) -> set[str]:
+    """All that the listener has, in its tables and in its own description."""
+    routes: Any = client._rest.handler
+    found = {f"/v2/{path}".rstrip("/") for path in routes._server_actions}
+    for of in ("mine", "mine/versions/1", "nobody"):
+        found |= {f"/v2/models/{of}/{path}".rstrip("/") for path in routes._model_actions}
+    found |= {f"/v2/repository/models/mine/{verb}" for verb in routes._control_actions}
+    found |= {f"/v2/{kind}/region/r/{verb}" for kind, verbs in routes._region_actions.items() for verb in verbs}
+    described = client.get("/openapi.json", headers=bearer("admin")).json()["paths"]
+    found |= {re.sub(r"\{[^}]*\}", "mine", path) for path in described}
+    return found | {"/openapi.json", "/metrics", "/v1/models", "/v1/models/", "/v1/models/mine:predict", "/nowhere", "/v2/x"}
+
+
+def test_no_path_is_open_by_omission(client: gateway.TestClient) -> None:
+    asked = paths(client)
+    assert len(asked) > 60
+    for path in sorted(asked - OPEN_PATHS):
+        for method in ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"):
+            for key, statuses in ((None, {401}), ("old", {401}), ("scraper", {200, 405} if path == "/metrics" else {403, 404})):
+                status = client.request(method, path, headers=bearer(key)).status_code
+                if path == "/" and method not in ("GET", "HEAD"):  # where only those ask for anything
+                    statuses = {405}
+                assert status in statuses, (method, path, key, status)
+
+
+def test_no_call_is_open_by_omission(client: gateway.TestClient) -> None:
+    calls = client._hosted.ingress.grpc_listener()._calls
+    assert len(calls) > 20
+    for path in map(bytes.decode, calls):
+        ask = client.channel.stream_stream(path)
+        if path.rpartition("/")[2] in OPEN_CALLS:
+            continue
+        for key, code in (
+            (None, grpc.StatusCode.UNAUTHENTICATED),
+            ("old", grpc.StatusCode.UNAUTHENTICATED),
+            ("scraper", grpc.StatusCode.PERMISSION_DENIED),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                list(ask(iter([b""]), metadata=metadata(key)))
+            assert refused.value.code() is code, (path, key)
 
 
 def test_health_is_open_over_grpc(client: gateway.TestClient) -> None:

@@ -90,6 +90,28 @@ def test_a_pickle_in_an_array_is_refused_and_not_run(sessions: dict[str, Session
         ask(sessions["defaults"], npy(np.array([{"a": 1}], object)), "application/x-npy")
 
 
+def head_only(text: str) -> bytes:
+    text = text + " " * (-(len(text) + 11) % 64) + "\n"
+    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"PK\x03\x04 no archive of arrays",
+        head_only("{'descr': '<f8', 'fortran_order': False, 'shape': (100000000000,)}"),
+        head_only("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000000000000000000,)}"),
+        head_only("{'descr': '<f8', 'fortran_order': False, 'shape': (True,)}"),
+        head_only("-" * 9000 + "1"),
+    ],
+    ids=["empty", "archive", "800 GB", "more", "a size that is none", "depth"],
+)
+def test_an_array_that_is_none_is_the_clients_fault_and_needs_no_memory(sessions: dict[str, Session], body: bytes) -> None:
+    with pytest.raises(InputRefused, match="cannot be read as application/x-npy"):
+        ask(sessions["defaults"], body, "application/x-npy")
+
+
 ECHO = """
 def model_fn(model_dir):
     return model_dir

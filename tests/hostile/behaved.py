@@ -2,13 +2,15 @@
 
 A process of its own: what attacks costs its own process must not be taken for the gateway's delay.
 
-    python -m tests.hostile.behaved HOST:PORT HOST:PORT FILE
+    python -m tests.hostile.behaved HOST:PORT HOST:PORT FILE [AUTHORITY]
 """
 
 import http.client
 import json
+import ssl
 import sys
 import time
+from pathlib import Path
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -19,9 +21,16 @@ _PAUSE_S = 0.002
 _BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}).encode()
 
 
-def main(http_address: str, grpc_address: str, path: str) -> None:
-    connection = http.client.HTTPConnection(http_address, timeout=TIMEOUT_S)
-    stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.insecure_channel(grpc_address))
+def main(http_address: str, grpc_address: str, path: str, authority: str = "") -> None:
+    """authority: the file of who vouches for the server; empty: it speaks no TLS."""
+    if authority:
+        trusted = ssl.create_default_context(cafile=authority)
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(http_address, timeout=TIMEOUT_S, context=trusted)
+        channel = grpc.secure_channel(grpc_address, grpc.ssl_channel_credentials(Path(authority).read_bytes()))
+    else:
+        connection = http.client.HTTPConnection(http_address, timeout=TIMEOUT_S)
+        channel = grpc.insecure_channel(grpc_address)
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
     message = pb.ModelInferRequest(model_name="wide", raw_input_contents=[bytes(16)])
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
 

@@ -1,6 +1,7 @@
 """A gateway as a user starts it, with its defaults, a client that behaves, and what becomes of both during an attack."""
 
 import contextlib
+import ssl
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import psutil
 
+from tests.certificates import Authority
 from tests.served.gateway_process import ROOT, served
 
 MODELS = """
@@ -66,6 +68,7 @@ class Bench:
     idle_s: float
     idle_bytes: int
     idle_files: int
+    tls: ssl.SSLContext | None = None
 
     def withstands(self, attack: Attack, most_more_bytes: int = MOST_MORE_BYTES) -> None:
         """Attack, and see that others were answered in time meanwhile, and that all is as before afterwards.
@@ -100,7 +103,9 @@ class Bench:
 
     def waiting(self) -> float:
         """Requests in the queues."""
-        with urllib.request.urlopen(f"http://{self.http.host}:{self.http.port}/metrics", timeout=30) as answer:
+        scheme = "http" if self.tls is None else "https"
+        url = f"{scheme}://{self.http.host}:{self.http.port}/metrics"
+        with urllib.request.urlopen(url, timeout=30, context=self.tls) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("gateway_queue_requests"))
 
@@ -116,14 +121,22 @@ def asked_after(client: "subprocess.Popen[bytes]", log: Path, moment_s: float, c
         time.sleep(0.02)
 
 
+def with_tls(server: str, authority: Authority) -> str:
+    """A section `server` of a configuration, perhaps empty, with a certificate of an authority."""
+    certificate, key = authority.issue("server")
+    tls = f"tls: {{certificate: {certificate}, key: {key}}}"
+    return server.replace("server: {", f"server: {{{tls}, ") if server else f"server: {{{tls}}}\n"
+
+
 @contextlib.contextmanager
-def attacked(directory: Path, server: str = "") -> Iterator[Bench]:
-    """server: its section of the configuration."""
+def attacked(directory: Path, server: str = "", authority: Authority | None = None) -> Iterator[Bench]:
+    """server: its section of the configuration. authority: by which it speaks TLS; None: it does not."""
     config = directory / "gateway.yaml"
-    config.write_text(server + MODELS)
+    config.write_text((server if authority is None else with_tls(server, authority)) + MODELS)
     log = directory / "asked"
     with served(config, "--no-ray", log=directory / "gateway.log") as gateway:
         command = [sys.executable, "-m", "tests.hostile.behaved", gateway.http, gateway.grpc, str(log)]
+        command += [] if authority is None else [str(authority.path)]
         client = subprocess.Popen(command, cwd=ROOT)
         try:
             asked = asked_after(client, log, 0.0, _IDLE_ASKED)
@@ -131,7 +144,7 @@ def attacked(directory: Path, server: str = "") -> Iterator[Bench]:
             idle_s = max(each.took_s for each in asked[10:])  # the first ones connect
             http, grpc = (Address(host, int(port)) for host, port in (a.rsplit(":", 1) for a in gateway[:2]))
             held = process.memory_info().rss, process.num_fds()
-            yield Bench(http, grpc, process, client, log, idle_s, *held)
+            yield Bench(http, grpc, process, client, log, idle_s, *held, None if authority is None else authority.trusted())
         finally:
             client.kill()
             client.wait()

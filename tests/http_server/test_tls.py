@@ -154,7 +154,15 @@ def test_who_does_not_shake_hands_is_cut_off_and_counted_meanwhile(authority: Au
         assert served.connect(authority.trusted()).ask(get()).status == 200
 
 
-@pytest.mark.parametrize("first", [get(), b"\x16\x03\x01\x00\x05hello", os.urandom(1000)], ids=["plain", "torn", "noise"])
+def test_who_speaks_no_tls_is_told_so(served: Served) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
+        client.sendall(get())
+        said = b"".join(iter(lambda: client.recv(1000), b""))
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b"this port speaks TLS: ask by https://" in said
+
+
+@pytest.mark.parametrize("first", [b"\x16\x03\x01\x00\x05hello", b"\xff" * 1000], ids=["torn", "noise"])
 def test_what_is_no_tls_ends_that_connection(
     served: Served, authority: Authority, caplog: pytest.LogCaptureFixture, first: bytes
 ) -> None:

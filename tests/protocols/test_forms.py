@@ -131,3 +131,47 @@ def test_what_takes_long_is_not_done_in_haste() -> None:
     assert codec.parses_long(b"1" * (1 << 17), Form("csv"))
     assert not codec.parses_long(b"1" * (1 << 17), Form("json"))
     assert not codec.parses_long(b"1" * (1 << 24), Form("raw"))
+
+
+def npy_of(descr: str, shape: str, content: bytes, more: str = "") -> bytes:
+    head = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, {more}}}".encode()
+    head += b" " * (-(len(head) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head + content
+
+
+TEXT = ModelSpec("", (TensorSpec("x", "BYTES", (-1, 1)),), (), 64)
+ANY = ModelSpec("", (TensorSpec("x", "FP32", (-1, -1)),), (), 64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "body", "told"),
+    [
+        (TEXT, npy_of("'<U1'", "(1, 1)", (0xD800).to_bytes(4, "little")), "a number that is no character"),
+        (TEXT, npy_of("'>U1'", "(1, 1)", (0xD800).to_bytes(4)), "a number that is no character"),
+        (TEXT, npy_of("'<U1'", "(1, 1)", (0x110000).to_bytes(4, "little")), "a number that is no character"),
+        (ANY, npy_of("'<f4'", "(0, 1" + "0" * 30 + ")", b""), "larger than a tensor can be"),
+        (ANY, npy_of("'<f4'", "(-1, -1)", bytes(4)), r"got FP32 \[-1, -1\]"),
+        (ANY, npy_of("'|O'", "(1, 1)", b"\x80\4."), "an array of object"),
+        (ANY, npy_of("[('a', '<f4')]", "(1, 1)", bytes(4)), "expected numbers, bool, or text"),
+        (ANY, npy_of("'<f4'", "(1, 1)", bytes(4), "'x': " + "-" * 9000 + "1"), "a head of at most 1024 bytes"),
+    ],
+)
+def test_an_npy_that_is_none_is_refused(spec: ModelSpec, body: bytes, told: str) -> None:
+    codec = FormCodec("m", "1", spec, None, 32)
+    with pytest.raises(InvalidArgument, match=told):
+        codec.decode(body, Form("npy"), "", 0, lambda ref: b"")
+
+
+def test_an_npy_is_read_in_any_order_of_bytes_and_axes() -> None:
+    codec = FormCodec("m", "1", ANY, None, 32)
+    array = np.asfortranarray(np.arange(6, dtype=">f4").reshape(2, 3))
+    for body in (npy(array), npy_of("'<f4'", "(True, 1)", bytes(4))):
+        read = codec.decode(body, Form("npy"), "", 0, lambda ref: b"").inputs["x"]
+        assert read.tolist() in (array.tolist(), [[0.0]])
+
+
+@pytest.mark.parametrize("field", [b"9007199254740993.0", b"1_0", b"1e300", b"inf", b"\xc2\xb2"])
+def test_csv_of_whole_numbers_is_not_rounded(field: bytes) -> None:
+    codec = FormCodec("m", "1", ModelSpec("", (TensorSpec("x", "INT64", (-1, 1)),), (), 64), None, 32)
+    with pytest.raises(InvalidArgument, match=r"line 2, column 1: got .*, expected INT64"):
+        codec.decode(b"1.0\n" + field, Form("csv"), "", 0, lambda ref: b"")

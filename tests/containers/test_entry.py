@@ -1,18 +1,22 @@
 """The entry point, as SageMaker and KServe run it: what it may touch, where it listens, and how it ends."""
 
 import contextlib
+import gzip
 import http.client
+import io
 import json
 import os
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 import yaml
@@ -31,6 +35,8 @@ MODEL: dict[str, Any] = {
 ROWS = json.dumps({"instances": [[1, 2]]})
 V2 = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]})
 ANSWER_S = 40.0
+LONG_BYTES = 25 << 20
+NPY = "application/x-npy"
 LOADS = """
 import os
 
@@ -186,6 +192,102 @@ def test_what_kserves_container_accepted_is_answered_when_sigterm_comes_under_lo
     options = ["serve", "--http-port", "0", "--grpc-port", "0", *LOOPBACK]
     with started(tmp_path, folder(tmp_path), options, place=KSERVE) as container:
         under_load(container, container.addresses(), signals)
+
+
+def test_bodies_of_25_mb_are_answered_however_they_come_and_ping_within_two_seconds(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    wide = {
+        **MODEL,
+        "inputs": [{**MODEL["inputs"][0], "shape": [-1, -1]}],
+        "outputs": [{**MODEL["outputs"][0], "shape": [-1, -1]}],
+    }
+    backend = {"kind": "synthetic", "fixed_ms": 0, "row_ms": 0, "output": "echo"}
+    (model / "gateway.yaml").write_text(yaml.safe_dump({"models": [{**wide, "backends": [backend]}]}))
+    file = io.BytesIO()
+    np.save(file, np.arange(LONG_BYTES // 4, dtype=np.float32).reshape(16, -1))
+    npy = file.getvalue()
+    number = b"0.12345,"
+    csv = number * (LONG_BYTES // 8) + b"0"
+    rows = b'{"instances":[[' + csv + b"]]}"
+    v2 = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data":[%b]}]}' % (LONG_BYTES // 8 + 1, csv)
+    json_bytes, binary = binary_v2(LONG_BYTES // 4)
+    asked: list[tuple[str, str, bytes, dict[str, str]]] = [
+        ("/invocations", NPY, npy, {}),
+        ("/invocations", NPY, npy, {"Expect": "100-continue"}),
+        ("/invocations", NPY, npy, {"Transfer-Encoding": "chunked"}),
+        ("/invocations", NPY, gzip.compress(npy, 1), {"Content-Encoding": "gzip"}),
+        ("/invocations", NPY, zlib.compress(npy, 1), {"Content-Encoding": "deflate"}),
+        ("/invocations", "application/octet-stream", npy[-LONG_BYTES:], {}),
+        ("/invocations", "text/csv", csv, {}),
+        ("/invocations", "application/json", rows, {}),
+        ("/invocations", "application/json", v2, {}),
+        ("/invocations", f"application/vnd.sagemaker-triton.binary+json;json-header-size={json_bytes}", binary, {}),
+    ]
+    with of_sagemaker(tmp_path, model) as container, ThreadPoolExecutor(1) as pinging:
+        address = container.addresses()["http"]
+        pings = pinging.submit(ping_until_refused, address)
+        for path, media, body, headers in asked:
+            accept = "application/json" if body is binary or body is v2 else NPY
+            status, answer = sent(address, path, body, {"Content-Type": media, "Accept": accept, **headers})
+            assert status == 200, (media, answer[:500])
+            assert len(answer) >= LONG_BYTES // 2
+            if accept == NPY and media == NPY:
+                assert answer == npy
+        assert sent(address, "/invocations", bytes((64 << 20) + 1), {"Content-Type": NPY})[0] == 413
+        container.process.terminate()
+        slowest_s = pings.result(KILLED_S)
+        assert slowest_s < 2.0
+        assert container.process.wait(KILLED_S) == 0
+
+
+def binary_v2(count: int) -> tuple[int, bytes]:
+    """How much of it is JSON, and a body with so many numbers behind it."""
+    tensor = b'{"name":"x","datatype":"FP32","shape":[1,%d],"parameters":{"binary_data_size":%d}}' % (count, 4 * count)
+    head = b'{"inputs":[%b],"parameters":{"binary_data_output":true}}' % tensor
+    return len(head), head + bytes(4 * count)
+
+
+def sent(address: tuple[str, int], path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+    """chunked: in pieces of 64 kB. Of an Expect the word to continue is awaited."""
+    with socket.create_connection(address, timeout=ANSWER_S) as connection, connection.makefile("rb") as answer:
+        if "Transfer-Encoding" not in headers:
+            headers = {**headers, "Content-Length": str(len(body))}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: c\r\n{lines}\r\n".encode())
+        if "Expect" in headers:
+            assert answer.readline().startswith(b"HTTP/1.1 100 ")
+            assert answer.readline() == b"\r\n"
+        if "Transfer-Encoding" in headers:
+            for at in range(0, len(body), 1 << 16):
+                piece = body[at : at + (1 << 16)]
+                connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+            connection.sendall(b"0\r\n\r\n")
+        else:
+            with contextlib.suppress(ConnectionError):  # what is too long is not read
+                connection.sendall(body)
+        status = int(answer.readline().split()[1])
+        told = dict(line.decode().lower().strip().split(": ", 1) for line in iter(answer.readline, b"\r\n"))
+        if "content-length" in told:
+            return status, answer.read(int(told["content-length"]))
+        pieces = []
+        while size := int(answer.readline(), 16):
+            pieces.append(answer.read(size))
+            answer.readline()
+        return status, b"".join(pieces)
+
+
+def ping_until_refused(address: tuple[str, int]) -> float:
+    """The slowest answer, in seconds."""
+    slowest_s = 0.0
+    while True:
+        begun_s = time.monotonic()
+        try:
+            assert ask(address, "GET", "/ping")[0] == 200
+        except OSError:
+            return slowest_s
+        slowest_s = max(slowest_s, time.monotonic() - begun_s)
+        time.sleep(0.02)
 
 
 def test_requests_of_five_seconds_are_answered_though_sigterm_comes_twice(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import csv
 import io
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +27,9 @@ from gateway.wire.tensors import Buffer, shaped, tensor_from_bytes, tensor_to_by
 _HEAD_BYTES: Final = 16 << 10  # of an npy; numpy's own limit is 10 000
 _LONG_BYTES: Final = 4 << 20  # copied or converted: a few milliseconds
 _MANY_LINES: Final = 1 << 10
+_LINES_AT_ONCE: Final = 64  # of a table that is read
 _MANY_NUMBERS: Final = 1 << 16
+_NUMBERS_AT_ONCE: Final = 1 << 13  # that are written: a millisecond or two
 _BOOLS: Final = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
@@ -43,15 +45,17 @@ class _Columns(NamedTuple):
     read: Callable[[str], Any]
     values: "list[Any] | array[float]"
 
-    def take(self, line: list[str], number: int) -> None:
-        """Raises: InvalidArgument."""
-        fields = line[self.begin : self.end]
+    def take(self, lines: list[list[str]], before: int) -> None:
+        """before: so many lines. Raises: InvalidArgument."""
+        begin, end = self.begin, self.end
+        fields = [field for line in lines for field in line[begin:end]] if len(lines) > 1 else lines[0][begin:end]
         try:
             self.values.extend(map(self.read, fields))
         except ValueError:
             index = next(index for index, field in enumerate(fields) if not _readable(self.read, field))
+            line, column = divmod(index, end - begin)
             raise InvalidArgument(
-                f"text/csv: line {number}, column {self.begin + index + 1}: got {fields[index][:40]!r}, "
+                f"text/csv: line {before + line + 1}, column {begin + column + 1}: got {fields[index][:40]!r}, "
                 f"expected {self.tensor.datatype}"
             ) from None
 
@@ -62,20 +66,19 @@ def from_csv(spec: ModelSpec, model: str, body: Buffer, *, titled: bool) -> Tens
     width = lines = 0
     try:
         text = bytes(body).decode("utf-8-sig")
-        for line in filter(None, csv.reader(io.StringIO(text, newline=""), strict=True)):
-            if titled:
-                titled = False
-                continue
-            lines += 1
-            if lines == 1:
-                width = len(line)
+        read = islice(filter(None, csv.reader(io.StringIO(text, newline=""), strict=True)), int(titled), None)
+        while some := list(islice(read, _LINES_AT_ONCE)):
+            if not columns:
+                width = len(some[0])
                 columns = _columns(spec, width)
-            elif len(line) != width:
-                raise InvalidArgument(
-                    f"text/csv: line {lines} has {len(line)} columns, the first has {width}: expected as many"
-                )
+            for number, line in enumerate(some, lines + 1):
+                if len(line) != width:
+                    raise InvalidArgument(
+                        f"text/csv: line {number} has {len(line)} columns, the first has {width}: expected as many"
+                    )
             for each in columns:
-                each.take(line, lines)
+                each.take(some, lines)
+            lines += len(some)
     except UnicodeDecodeError as exc:
         raise InvalidArgument(f"text/csv: no UTF-8 text: {exc.reason} at byte {exc.start}") from exc
     except csv.Error as exc:
@@ -184,7 +187,11 @@ def to_csv(spec: ModelSpec, outputs: Tensors, *, quoted: bool, in_haste: bool) -
             raise TakesLong
         for table in tables.values():
             check_written(table, in_haste=True)
-    return gathered(_short_lines(tables, rows, width, quoted) if width <= SLICE else _long_lines(tables, rows, quoted))
+    most = SLICE if any(table.dtype.kind in "OSU" for table in tables.values()) else _NUMBERS_AT_ONCE
+    lines = (
+        _long_lines(tables, rows, quoted, most) if width > most else _short_lines(tables, rows, quoted, most // max(width, 1))
+    )
+    return gathered(lines)
 
 
 def _table(spec: ModelSpec, array: np.ndarray) -> np.ndarray:
@@ -193,22 +200,21 @@ def _table(spec: ModelSpec, array: np.ndarray) -> np.ndarray:
     return array if array.ndim == 2 else array.reshape(1, array.size)
 
 
-def _short_lines(tables: Tensors, rows: int, width: int, quoted: bool) -> Iterator[bytes]:
-    step = max(1, SLICE // max(width, 1))
+def _short_lines(tables: Tensors, rows: int, quoted: bool, step: int) -> Iterator[bytes]:
     for at in range(0, rows, step):
         columns = [_lines(name, table[at : at + step], quoted) for name, table in tables.items()]
         yield b"".join([b",".join(line) + b"\n" for line in zip(*columns, strict=True)])
         pause()
 
 
-def _long_lines(tables: Tensors, rows: int, quoted: bool) -> Iterator[bytes]:
+def _long_lines(tables: Tensors, rows: int, quoted: bool, step: int) -> Iterator[bytes]:
     for row in range(rows):
         begun = False
         for name, table in tables.items():
-            for at in range(0, table.shape[1], SLICE):
+            for at in range(0, table.shape[1], step):
                 if begun:
                     yield b","
-                yield from _lines(name, table[row : row + 1, at : at + SLICE], quoted)
+                yield from _lines(name, table[row : row + 1, at : at + step], quoted)
                 begun = True
                 pause()
         yield b"\n"

@@ -85,7 +85,7 @@ locks: $(IMAGES)/.ready
 	PATH="$(CURDIR)/$(IMAGES)/bin:$$PATH" docker/locks.sh
 
 sbom: $(IMAGES)/.ready
-	rm -rf build/image build/wheels
+	rm -rf build/image build/wheels build/lib  # in the last, modules stay that are gone, and would be packed
 	$(IMAGES)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheels .
 	PATH="$(CURDIR)/$(IMAGES)/bin:$$PATH" docker/install.sh build/image docker/requirements-cpu.lock build/wheels/*.whl
 	PATH="$(CURDIR)/$(IMAGES)/bin:$$PATH" docker/sbom.sh build/image/bin/python build/sbom-cpu.cdx.json

@@ -36,7 +36,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.certificates import Authority
 from tests.hostile import bench as attacked
-from tests.hostile import over_tls, test_grpc, test_memory, test_rest, test_tls
+from tests.hostile import over_tls, test_grpc, test_invocations, test_memory, test_rest, test_tls
 from tests.hostile.bench import Address, Attack
 from tests.served.gateway_process import ROOT, served
 
@@ -47,7 +47,7 @@ _SETTLE_S: Final = 0.5
 _SETTLED_S: Final = 0.05
 _SETTLED_WITHIN_S: Final = 30.0
 _ATTACKERS: Final = 10  # added to their nice value
-MODULES: Final = (test_rest, test_grpc, test_memory)
+MODULES: Final = (test_rest, test_invocations, test_grpc, test_memory)
 
 BODY: Final = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
 REST: Final = b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"

@@ -10,6 +10,7 @@ python3 -m venv "$@" "$directory"
 pip() {
   "$directory/bin/python" -m pip --disable-pip-version-check --no-input "$@"
 }
+pip uninstall --yes --quiet setuptools  # which venv brings with older Pythons, an old one; nothing here needs it
 pip install --no-cache-dir --no-compile --no-deps --only-binary :all: --require-hashes --requirement "$lock"
 pip install --no-cache-dir --no-compile --no-deps --no-index "$wheel"
 rm -f "$directory"/lib/python3.*/site-packages/*.dist-info/direct_url.json  # where the wheel was: of no use to anybody else

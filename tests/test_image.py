@@ -243,6 +243,7 @@ def test_an_environment_takes_nothing_but_the_wheel_and_what_the_lock_has_by_its
     size, cached = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     assert size == "1"
     assert Path(cached).read_bytes()[4:8] == b"\1\0\0\0"  # PEP 552: by hash, and not compared
+    assert {path.name.partition("-")[0] for path in Path(cached).parent.parent.glob("*.dist-info")} == {"pip", "tiny"}
     refused = install("other", "tiny==1.0\n")
     assert refused.returncode != 0
     assert "hash" in (refused.stdout + refused.stderr).lower()

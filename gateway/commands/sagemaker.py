@@ -15,6 +15,7 @@ from gateway.process.command_line import add_command, speech
 
 MODEL: Final = "/opt/ml/model"
 BIND_TO_PORT: Final = "SAGEMAKER_BIND_TO_PORT"
+MAX_PAYLOAD: Final = "SAGEMAKER_MAX_PAYLOAD_IN_MB"  # of a batch transform job; 0: no limit
 
 _HOST: Final = "0.0.0.0"  # as the platform reaches a container from outside of it
 _PORT: Final = 8080
@@ -50,18 +51,24 @@ def contained(config: Config, environment: Mapping[str, str], *, host: str = _HO
     need, instead = need_of_ray(config)
     if need:
         raise ConfigError(f"{need}, which needs Ray, but a container of SageMaker is one process: {instead}")
+    limits = config.server.limits
     given = {
         "host": host,
-        "http_port": port_of(environment),
+        "http_port": _whole(environment, BIND_TO_PORT, _PORT, 65535, "a port, 0 (any free one) to 65535"),
         "grpc_port": None,  # nobody could reach it
         "drain_timeout_s": min(config.server.drain_timeout_s, _DRAIN_S),
+        "limits": limits.model_dump() | {"body_bytes": max(limits.body_bytes, _payload_bytes(environment))},
     }
     return config.model_copy(update={"server": listening(config.server, given)})
 
 
-def port_of(environment: Mapping[str, str]) -> int:
+def _payload_bytes(environment: Mapping[str, str]) -> int:
+    return _whole(environment, MAX_PAYLOAD, 0, 100, "0 to 100, in MB") << 20
+
+
+def _whole(environment: Mapping[str, str], name: str, default: int, most: int, expected: str) -> int:
     """Raises: ConfigError."""
-    text = environment.get(BIND_TO_PORT, "").strip() or str(_PORT)
-    if not (text.isascii() and text.isdigit() and int(text) < 65536):
-        raise ConfigError(f"{BIND_TO_PORT}: got {text!r}, expected a port, 0 (any free one) to 65535")
+    text = environment.get(name, "").strip() or str(default)
+    if not (text.isascii() and text.isdigit() and int(text) <= most):
+        raise ConfigError(f"{name}: got {text!r}, expected {expected}")
     return int(text)

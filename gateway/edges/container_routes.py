@@ -25,10 +25,14 @@ _TARGET_MODEL: Final = b"x-amzn-sagemaker-target-model"
 _ATTRIBUTES: Final = b"x-amzn-sagemaker-custom-attributes"
 _INFERENCE_ID: Final = b"x-amzn-sagemaker-inference-id"
 _TRACEPARENT: Final = b"traceparent"
+_SESSION: Final = b"x-amzn-sagemaker-session-id"
 _ARCHIVE: Final = ".tar.gz"  # a target model is named as its package is
 _JSON_BYTES: Final = b"inference-header-content-length"
 _AS_V2: Final = frozenset(("", "json", "raw"))  # answers of a binary request that are one, too
 _PREDICT: Final = ":predict"
+# Batch transform would send one request at a time if it were told nothing. Records are not put together by it, whatever their
+# form, but in batches here. The product may be 100 MB at most.
+_TRANSFORM: Final = {"MaxConcurrentTransforms": 16, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 6}
 _STATES: Final = {"READY": "AVAILABLE", "LOADING": "LOADING", "UNLOADING": "UNLOADING"}
 
 
@@ -66,6 +70,8 @@ class ContainerRoutes:
                 return {b"GET": self._ping, b"HEAD": self._ping, b"POST": self._ping}, "", "", OPEN
             case ["invocations"]:
                 return {b"POST": self._invoke}, "", "", INFER
+            case ["execution-parameters"]:
+                return {b"GET": self._transform, b"HEAD": self._transform}, "", "", OPEN
             case ["v1", "models"] | ["v1", "models", ""]:
                 return {b"GET": self._models, b"HEAD": self._models}, "", "", MODELS
             case ["v1", "models", name] if name:
@@ -91,8 +97,15 @@ class ContainerRoutes:
             inference = RawInvocation(self._raw_endpoints, exchange, asked)
             exchange.on_disconnect = inference.cancel
             inference.start()
+        elif _SESSION in exchange.headers:
+            raise InvalidArgument(
+                "X-Amzn-SageMaker-Session-Id: sessions are not kept here: leave it out; every request stands for itself"
+            )
         else:
             self._start(exchange, asked, Invocation)
+
+    def _transform(self, exchange: Exchange, route: AskedModel) -> None:
+        _respond_json(exchange, _TRANSFORM)
 
     def _is_raw(self, asked: Asked) -> bool:
         """Whether it is there, and is a raw model."""

@@ -15,7 +15,7 @@ from gateway.edges.rest_inference import (
 )
 from gateway.engine.inference import Endpoints, Inference, StreamedInference
 from gateway.errors import Code, GatewayError, InvalidArgument
-from gateway.protocols.invocations import FormCodec, FormReply, binary_headers, event_of
+from gateway.protocols.invocations import FormCodec, FormReply, binary_headers, check_event
 from gateway.protocols.media import Form
 from gateway.protocols.raw_body import RawCodec
 from gateway.protocols.rest import ReadRegion, Slices
@@ -127,18 +127,18 @@ class Invocation(OfExchange[FormCodec], StreamedInference[FormCodec, FormReply])
 
     def answer(self, reply: FormReply) -> None:
         if self._answer == "events":
-            data = event(event_of(reply))
+            check_event(reply)
             exchange = self._ended()
             exchange.compress = False  # as where there are more of them
-            exchange.respond(200, data, EVENTS, NOT_KEPT)
+            exchange.respond(200, [b"data: ", *reply.parts, b"\n\n"], EVENTS, NOT_KEPT)
         else:
             self._ended().respond(200, reply.parts, reply.content_type, reply.headers)
 
     def part(self, reply: FormReply) -> bool:
         if self._answer == "events":
-            data = event_of(reply)
+            check_event(reply)
             self._begin()
-            write_event(self._exchange, data)
+            write_event(self._exchange, reply.parts)
             return not self._exchange.backlog
         if self._reply is not None:
             raise self._not_one("more than one")

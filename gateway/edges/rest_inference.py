@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Generic, Protocol
 from urllib.parse import quote
@@ -230,7 +230,7 @@ class GenerateStream(_Generating):
 
     def part(self, reply: bytes) -> bool:
         self._begin()
-        write_event(self._exchange, reply)
+        write_event(self._exchange, (reply,))
         return not self._exchange.backlog
 
     def finish(self) -> None:
@@ -256,12 +256,12 @@ def event(data: bytes) -> bytes:
     return b"data: %b\n\n" % data
 
 
-def write_event(exchange: Exchange, data: bytes) -> None:
+def write_event(exchange: Exchange, pieces: Sequence[Buffer]) -> None:
     """Send a server-sent event behind others."""
-    if len(data) <= _LONG_EVENT:
-        exchange.write(event(data))
+    if sum(map(len, pieces)) <= _LONG_EVENT:
+        exchange.write(event(b"".join(pieces)))
     else:
-        for piece in (b"data: ", data, b"\n\n"):
+        for piece in (b"data: ", *pieces, b"\n\n"):
             exchange.write(piece)
 
 

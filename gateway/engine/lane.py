@@ -11,10 +11,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from backends.base import LastPart, ModelSpec, Tensors
 from gateway.batching.batch import Batch, Part
@@ -30,6 +28,7 @@ from gateway.engine.place import OnAnswer, OnAnswerPart, Place
 from gateway.engine.recorders import LaneGauges, LaneMetrics
 from gateway.engine.runner import BatchRunner, Execution
 from gateway.engine.runs import LaneObserver, Runs
+from gateway.engine.split_answer import SplitAnswer
 from gateway.errors import (
     BackendFailed,
     BackendUnreachable,
@@ -53,29 +52,21 @@ _FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
 log = logging.getLogger(__name__)
 
 
-class _Piece(NamedTuple):
-    """The outputs of some rows of a request, from `start` on."""
-
-    start: int
-    outputs: Tensors
-
-
 class _Waiting(msgspec.Struct, kw_only=True, eq=False):
     """One accepted request until it is answered, and its place.
 
-    retried: first rows of the parts that were run a second time. pieces: of the parts that are done, if split.
+    retried: first rows of the parts that were run a second time. split: what is done of it, if only parts are.
     batch: of a decoupled model, which has given a first part of the answer.
     """
 
     lane: "Lane"
     request: InferRequest
     on_answer: OnAnswer
-    rows_left: int
     reserved_ns: int
     on_answer_part: OnAnswerPart | None = None
     batch: Batch | None = None
     retried: tuple[int, ...] = ()
-    pieces: list[_Piece] = []
+    split: SplitAnswer | None = None
 
     def cancel(self) -> None:
         self.lane.cancel(self.request)
@@ -186,7 +177,6 @@ class Lane:
                 lane=self,
                 request=request,
                 on_answer=on_answer,
-                rows_left=request.rows,
                 reserved_ns=reserved_ns,
                 on_answer_part=on_answer_part,
             )
@@ -380,11 +370,11 @@ class Lane:
             self.metrics.dropped()  # it is over: cancelled, past its deadline, or another part of it failed
             return
         if part.rows != request.rows:
-            waiting.pieces.append(_Piece(part.start, outputs))
-            waiting.rows_left -= part.rows
-            if waiting.rows_left:
+            split = waiting.split = waiting.split or SplitAnswer(request.rows)
+            joined = split.add(part.start, part.rows, outputs)
+            if joined is None:
                 return
-            outputs = _join(waiting.pieces)
+            outputs = joined
         self.answer(request, _response(request, outputs))
 
     def _answered(self, took_ns: int) -> None:
@@ -478,9 +468,3 @@ def _response(request: InferRequest, outputs: Tensors) -> InferResponse:
     if request.outputs:
         outputs = {output.name: outputs[output.name] for output in request.outputs}
     return InferResponse(request.model, request.version, request.id, outputs, last=last)
-
-
-def _join(pieces: list[_Piece]) -> Tensors:
-    """The outputs of a split request, in row order. Shapes: (rows of the part, *per_row) each -> (rows, *per_row)."""
-    pieces.sort(key=lambda piece: piece.start)
-    return {name: np.concatenate([piece.outputs[name] for piece in pieces]) for name in pieces[0].outputs}

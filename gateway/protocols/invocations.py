@@ -116,27 +116,26 @@ class FormCodec:
         return FormReply(parts, _JSON) if json_bytes is None else FormReply(parts, *binary_headers(json_bytes))
 
 
-def event_of(reply: FormReply) -> bytes:
-    """What an event holds. Raises: InvalidArgument, if that is no JSON."""
+def check_event(reply: FormReply) -> None:
+    """Raises: InvalidArgument, if it is no JSON, which is what events hold."""
     if reply.content_type != _JSON:
         raise InvalidArgument("text/event-stream: events hold JSON: ask for no binary outputs")
-    return b"".join(reply.parts)
 
 
 def _rows(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
-    return [v1.written(spec, outputs, by_row=True, in_haste=in_haste)], _JSON
+    return [*v1.written(spec, outputs, by_row=True, in_haste=in_haste)], _JSON
 
 
 def _columns(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
-    return [v1.written(spec, outputs, by_row=False, in_haste=in_haste)], _JSON
+    return [*v1.written(spec, outputs, by_row=False, in_haste=in_haste)], _JSON
 
 
 def _csv(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
-    return [to_csv(spec, outputs, quoted=True, in_haste=in_haste)], b"text/csv; charset=utf-8"
+    return [*to_csv(spec, outputs, quoted=True, in_haste=in_haste)], b"text/csv; charset=utf-8"
 
 
 def _text(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
-    return [to_csv(spec, outputs, quoted=False, in_haste=in_haste)], b"text/plain; charset=utf-8"
+    return [*to_csv(spec, outputs, quoted=False, in_haste=in_haste)], b"text/plain; charset=utf-8"
 
 
 def _npy(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:

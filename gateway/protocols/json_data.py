@@ -10,7 +10,7 @@ import codecs
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from math import isnan
@@ -42,7 +42,9 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _SLICE: Final = 1 << 13  # numbers: a millisecond or two at worst
 _MANY_TEXTS: Final = 1 << 13  # elements of an answer
 _LONG_TEXT: Final = 1 << 20  # bytes, or characters; a text is read and written in pieces of so many
+_LONG_B64: Final = 3 << 18  # bytes of it that are encoded at once; a multiple of three, so that no padding is between
 _MANY_NESTED: Final = 1 << 16  # numbers of an answer: some milliseconds
+_PIECE_BYTES: Final = 128 << 10
 
 # datatype -> struct format, and what its JSON elements are
 _FORMATS: Final = {
@@ -268,50 +270,102 @@ def slices_to_json(array: np.ndarray) -> Iterator[bytes]:
     yield b"]" if flat.size else b"[]"
 
 
-def nested_to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: bool = False) -> bytes:
-    """Nested JSON lists; of a tensor without dimensions its element. BYTES is text; of a name that ends in `_bytes` it is b64.
+def nested_to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: bool = False) -> list[bytes]:
+    """The pieces of nested JSON lists; of a tensor without dimensions, of its element. BYTES is text; of a name that ends in
+    `_bytes` it is b64.
 
     Raises: InvalidArgument, for bytes that are no text; TakesLong, in haste.
     """
     if datatype == "BYTES":
         if in_haste and (array.size > _MANY_TEXTS or sum(map(len, array.flat)) > _LONG_TEXT):
             raise TakesLong
-        write: Callable[[np.ndarray], bytes] = partial(_nested_texts, name)
-    else:
-        if in_haste and array.size > _MANY_NESTED:
-            raise TakesLong
-        write = _slice_to_json
-        if datatype in WITHOUT_JSON:
-            array = array.astype(np.float32)
+        encoded = name.endswith("_bytes")
+        write: Callable[[np.ndarray], bytes] = partial(_texts_to_json, encoded=encoded)
+        try:
+            if array.size <= SLICE and sum(map(len, array.flat)) <= _LONG_TEXT:
+                return [write(array)]
+            return gathered(_list(array, write, partial(_long_text_to_json, encoded=encoded)))
+        except (UnicodeDecodeError, TypeError) as exc:
+            raise InvalidArgument(
+                f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})"
+            ) from exc
+    if in_haste and array.size > _MANY_NESTED:
+        raise TakesLong
+    if datatype in WITHOUT_JSON:
+        array = array.astype(np.float32)
     if not array.ndim:
-        return write(array.reshape(1))[1:-1]
-    return _nested_to_json(np.ascontiguousarray(array), write)
+        return [_slice_to_json(array.reshape(1))[1:-1]]
+    array = np.ascontiguousarray(array)
+    return [_slice_to_json(array)] if array.size <= _SLICE else gathered(_list(array, _slice_to_json, None))
 
 
-def _nested_to_json(array: np.ndarray, write: Callable[[np.ndarray], bytes]) -> bytes:
-    if array.size <= _SLICE:
-        text = write(array)
+def gathered(pieces: Iterable[bytes]) -> list[bytes]:
+    """Small pieces joined, until they are worth a write of their own. To join all of them would hold the interpreter."""
+    out: list[bytes] = []
+    small: list[bytes] = []
+    small_bytes = 0
+    for piece in pieces:
+        small.append(piece)
+        small_bytes += len(piece)
+        if small_bytes >= _PIECE_BYTES:
+            out.append(b"".join(small))
+            small, small_bytes = [], 0
+            pause()
+    return [*out, b"".join(small)] if small or not out else out
+
+
+def _list(
+    array: np.ndarray, write: Callable[[np.ndarray], bytes], write_long: Callable[[str | Buffer], Iterator[bytes]] | None
+) -> Iterator[bytes]:
+    """Nested JSON lists; of a text without dimensions its element. write_long: of text, one element that is long."""
+    if array.ndim:
+        yield b"["
+        yield from _elements_of(array, write, write_long)
+        yield b"]"
+    elif write_long is not None:
+        yield from write_long(array.item())
+
+
+def _elements_of(
+    array: np.ndarray, write: Callable[[np.ndarray], bytes], write_long: Callable[[str | Buffer], Iterator[bytes]] | None
+) -> Iterator[bytes]:
+    """What is between the brackets."""
+    most = _SLICE if write_long is None else SLICE
+    if array.size <= most and (write_long is None or sum(map(len, array.flat)) <= _LONG_TEXT):
+        yield write(array)[1:-1]
         pause()
-        return text
-    per_row = array.size // len(array)
-    if per_row > _SLICE:
-        return b"[%b]" % b",".join([_nested_to_json(row, write) for row in array])
-    step = _SLICE // per_row
-    return b"[%b]" % b",".join([_nested_to_json(array[at : at + step], write)[1:-1] for at in range(0, len(array), step)])
+    elif len(array) > 1:
+        half = len(array) // 2
+        yield from _elements_of(array[:half], write, write_long)
+        yield b","
+        yield from _elements_of(array[half:], write, write_long)
+    else:
+        yield from _list(array[0, ...], write, write_long)
 
 
-def _nested_texts(name: str, array: np.ndarray) -> bytes:
-    elements = [element if isinstance(element, str) else bytes(element) for element in array.flat]
-    written = np.empty(len(elements), object)
-    try:
-        if name.endswith("_bytes"):
-            raw = (element.encode() if isinstance(element, str) else element for element in elements)
-            written[:] = [{"b64": base64.b64encode(element).decode()} for element in raw]
-        else:
-            written[:] = [element if isinstance(element, str) else element.decode() for element in elements]
-        return orjson.dumps(written.reshape(array.shape).tolist())
-    except (UnicodeDecodeError, TypeError) as exc:
-        raise InvalidArgument(f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})") from exc
+def _texts_to_json(array: np.ndarray, *, encoded: bool) -> bytes:
+    """encoded: as b64. Raises: UnicodeDecodeError, TypeError."""
+    written = np.empty(array.size, object)
+    if encoded:
+        raw = (element.encode() if isinstance(element, str) else bytes(element) for element in array.flat)
+        written[:] = [{"b64": base64.b64encode(element).decode()} for element in raw]
+    else:
+        written[:] = [element if isinstance(element, str) else bytes(element).decode() for element in array.flat]
+    return orjson.dumps(written.reshape(array.shape).tolist())
+
+
+def _long_text_to_json(element: str | Buffer, *, encoded: bool) -> Iterator[bytes]:
+    if encoded:
+        view = memoryview(element.encode() if isinstance(element, str) else element)
+        yield b'{"b64":"'
+        for at in range(0, len(view), _LONG_B64):
+            yield base64.b64encode(view[at : at + _LONG_B64])
+            pause()
+        yield b'"}'
+    else:
+        yield b'"'
+        yield from _text_to_json(element)
+        yield b'"'
 
 
 def _slice_to_json(flat: np.ndarray) -> bytes:

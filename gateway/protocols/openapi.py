@@ -27,6 +27,7 @@ _SERVER: Final = {
     "/": ("get", "What is here", "Object"),
     "/openapi.json": ("get", "This document", "Object"),
     "/ping": ("get", "Whether every model that should be is ready, by the status alone", ""),
+    "/execution-parameters": ("get", "How SageMaker's batch transform had best send its records", "Object"),
     "/v1/models": ("get", "The names of all models, as KServe v1 lists them", "Object"),
     "/v1/models/{model}": ("get", "Whether a model is ready, as KServe v1 and TF Serving say it", "Object"),
     "/v1/models/{model}/versions/{version}": ("get", "The same of one version", "Object"),

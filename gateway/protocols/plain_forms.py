@@ -5,19 +5,20 @@ each has elements; those of several outputs likewise. npy: the array of the one 
 row by row; of BYTES one element. Text: one element of BYTES; an answer has a line for each.
 """
 
-import contextlib
 import csv
 import io
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, islice
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import InvalidArgument, shortened
-from gateway.protocols.json_data import nested_to_json, tensor_of_elements
+from gateway.protocols.json_data import gathered, nested_to_json, tensor_of_elements
 from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs
 from gateway.protocols.tensors import TakesLong, cast, check_input, check_texts, check_written, filled
 from gateway.turns import SLICE, pause
@@ -27,46 +28,103 @@ _HEAD_BYTES: Final = 1 << 10  # of an npy, which has 128 as a rule; numpy would 
 _LONG_BYTES: Final = 4 << 20  # copied or converted: a few milliseconds
 _MANY_LINES: Final = 1 << 10
 _WHOLE: Final = 1 << 53  # from there on not every whole number is a float
+_LINES_AT_ONCE: Final = 64  # of a table that is read
+_MANY_NUMBERS: Final = 1 << 16
+_NUMBERS_AT_ONCE: Final = 1 << 13  # that are written: a millisecond or two
 _BOOLS: Final = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
 # from CSV
 
 
+class _Columns(NamedTuple):
+    """Those of one input. read: makes a value of a field. values: of all lines so far."""
+
+    tensor: TensorSpec
+    begin: int
+    end: int
+    read: Callable[[str], Any]
+    values: "list[Any] | array[float]"
+
+    def take(self, lines: list[list[str]], before: int) -> None:
+        """before: so many lines. Raises: InvalidArgument."""
+        begin, end = self.begin, self.end
+        fields = [field for line in lines for field in line[begin:end]] if len(lines) > 1 else lines[0][begin:end]
+        try:
+            self.values.extend(map(self.read, fields))
+            odd = self.read is not str and any("_" in field for field in fields)  # Python reads 1_0 as 10
+        except ValueError:
+            odd = True
+        if odd:
+            index = next(index for index, field in enumerate(fields) if not _readable(self.read, field))
+            line, column = divmod(index, end - begin)
+            raise InvalidArgument(
+                f"text/csv: line {before + line + 1}, column {begin + column + 1}: got {fields[index][:40]!r}, "
+                f"expected {self.tensor.datatype}"
+            )
+
+
 def from_csv(spec: ModelSpec, model: str, body: Buffer, *, titled: bool) -> Tensors:
     """titled: the first line has names, which are passed over. Raises: InvalidArgument."""
+    columns: list[_Columns] = []
+    width = lines = 0
     try:
         text = bytes(body).decode("utf-8-sig")
-        lines = [line for line in csv.reader(io.StringIO(text, newline=""), strict=True) if line][int(titled) :]
+        read = islice(filter(None, csv.reader(io.StringIO(text, newline=""), strict=True)), int(titled), None)
+        while some := list(islice(read, _LINES_AT_ONCE)):
+            if not columns:
+                width = len(some[0])
+                columns = _columns(spec, width)
+            for number, line in enumerate(some, lines + 1):
+                if len(line) != width:
+                    raise InvalidArgument(
+                        f"text/csv: line {number} has {len(line)} columns, the first has {width}: expected as many"
+                    )
+            for each in columns:
+                each.take(some, lines)
+            lines += len(some)
     except UnicodeDecodeError as exc:
         raise InvalidArgument(f"text/csv: no UTF-8 text: {exc.reason} at byte {exc.start}") from exc
     except csv.Error as exc:
         raise InvalidArgument(f"text/csv: {exc}") from exc
     if not lines:
         raise InvalidArgument("text/csv: the body has no line of values: expected one for each row")
-    width = len(lines[0])
-    for number, line in enumerate(lines, 1):
-        if len(line) != width:
-            raise InvalidArgument(f"text/csv: line {number} has {len(line)} columns, the first has {width}: expected as many")
+    inputs: Tensors = {}
+    for tensor, begin, end, _, values in columns:
+        name, datatype = tensor.name, tensor.datatype
+        shape = _shape_of(spec, model, tensor, lines, end - begin)
+        check_input(spec, model, name, datatype, shape)
+        if datatype == "BYTES":
+            check_texts(name, shape, in_haste=False)
+        if isinstance(values, list):
+            inputs[name] = tensor_of_elements(name, datatype, shape, values)
+        else:
+            made = shaped(name, np.array(values, np.float64), shape)
+            inputs[name] = cast(name, datatype, cast(name, "FP32", made) if datatype in WITHOUT_JSON else made)
+    return inputs
+
+
+def _columns(spec: ModelSpec, width: int) -> list[_Columns]:
+    """Which of so many are whose. Raises: InvalidArgument."""
     needed = needed_inputs(spec)
     widths = [width] if len(needed) == 1 else [prod(max(size, 1) for size in _per_row(spec, tensor)) for tensor in needed]
     if sum(widths) != width:
         columns = ", ".join(f"{count} of '{tensor.name}'" for tensor, count in zip(needed, widths, strict=True))
         raise InvalidArgument(f"text/csv: got {width} columns, expected {sum(widths)}: {columns}")
-    inputs: Tensors = {}
-    at = 0
-    for tensor, count in zip(needed, widths, strict=True):
-        shape = _shape_of(spec, model, tensor, len(lines), count)
-        check_input(spec, model, tensor.name, tensor.datatype, shape)
-        if tensor.datatype == "BYTES":
-            check_texts(tensor.name, shape, in_haste=False)
-        flat = _values(tensor, [field for line in lines for field in line[at : at + count]], at, count)
-        if tensor.datatype in WITHOUT_JSON:
-            inputs[tensor.name] = cast(tensor.name, tensor.datatype, tensor_of_elements(tensor.name, "FP32", shape, flat))
-        else:
-            inputs[tensor.name] = tensor_of_elements(tensor.name, tensor.datatype, shape, flat)
-        at += count
-    return inputs
+    ends = list(accumulate(widths))
+    return [
+        _Columns(tensor, end - count, end, *_reader(tensor.datatype))
+        for tensor, count, end in zip(needed, widths, ends, strict=True)
+    ]
+
+
+def _reader(datatype: str) -> "tuple[Callable[[str], Any], list[Any] | array[float]]":
+    """What reads a field, and holds the values: of floats a fifth of a list's memory."""
+    if datatype == "BYTES":
+        return str, []
+    if datatype == "BOOL":
+        return _bool, []
+    return (_integer, []) if "INT" in datatype else (float, array("d"))
 
 
 def _per_row(spec: ModelSpec, tensor: TensorSpec) -> tuple[int, ...]:
@@ -86,22 +144,6 @@ def _shape_of(spec: ModelSpec, model: str, tensor: TensorSpec, lines: int, colum
             f"{tensor.datatype} {list(tensor.shape)}"
         )
     return found
-
-
-def _values(tensor: TensorSpec, fields: list[str], at: int, count: int) -> list[Any]:
-    """at, count: where its columns are, for a message. Raises: InvalidArgument."""
-    datatype = tensor.datatype
-    if datatype == "BYTES":
-        return fields
-    read: Callable[[str], Any] = _bool if datatype == "BOOL" else _integer if "INT" in datatype else float
-    with contextlib.suppress(ValueError):
-        values = list(map(read, fields))
-        if not any("_" in field for field in fields):  # Python reads 1_0 as 10
-            return values
-    index = next(index for index, field in enumerate(fields) if not _readable(read, field))
-    raise InvalidArgument(
-        f"text/csv: line {index // count + 1}, column {at + index % count + 1}: got {fields[index][:40]!r}, expected {datatype}"
-    )
 
 
 def _readable(read: Callable[[str], Any], field: str) -> bool:
@@ -133,34 +175,66 @@ def _integer(field: str) -> int:
 # to CSV and text
 
 
-def to_csv(spec: ModelSpec, outputs: Tensors, *, quoted: bool, in_haste: bool) -> bytes:
-    """A line for each row. quoted: text that would be read as something else. Raises: InvalidArgument; TakesLong, in haste."""
-    columns = [_lines(spec, name, array, quoted=quoted, in_haste=in_haste) for name, array in outputs.items()]
-    counts = {len(lines) for lines in columns}
+def to_csv(spec: ModelSpec, outputs: Tensors, *, quoted: bool, in_haste: bool) -> list[bytes]:
+    """The pieces of a table with a line for each row.
+
+    quoted: text that would be read as something else. Raises: InvalidArgument; TakesLong, in haste.
+    """
+    tables = {name: _table(spec, array) for name, array in outputs.items()}
+    counts = {len(table) for table in tables.values()}
     if len(counts) > 1:
         raise InvalidArgument(f"outputs of {min(counts)} and of {max(counts)} rows have no common lines: ask for JSON")
-    return b"".join([b",".join(line) + b"\n" for line in zip(*columns, strict=True)])
+    rows = max(counts)
+    width = sum(table.shape[1] for table in tables.values())
+    if in_haste:
+        if rows > _MANY_LINES or rows * width > _MANY_NUMBERS:
+            raise TakesLong
+        for table in tables.values():
+            check_written(table, in_haste=True)
+    most = SLICE if any(table.dtype.kind in "OSU" for table in tables.values()) else _NUMBERS_AT_ONCE
+    lines = (
+        _long_lines(tables, rows, quoted, most) if width > most else _short_lines(tables, rows, quoted, most // max(width, 1))
+    )
+    return gathered(lines)
 
 
-def _lines(spec: ModelSpec, name: str, array: np.ndarray, *, quoted: bool, in_haste: bool) -> list[bytes]:
+def _table(spec: ModelSpec, array: np.ndarray) -> np.ndarray:
     if spec.max_rows:
-        table = array.reshape(len(array), prod(array.shape[1:]))
-    else:
-        table = array if array.ndim == 2 else array.reshape(1, array.size)
-    if in_haste and len(table) > _MANY_LINES:
-        raise TakesLong
-    datatype = spec.output_by_name[name].datatype
+        return array.reshape(len(array), prod(array.shape[1:]))
+    return array if array.ndim == 2 else array.reshape(1, array.size)
+
+
+def _short_lines(tables: Tensors, rows: int, quoted: bool, step: int) -> Iterator[bytes]:
+    for at in range(0, rows, step):
+        columns = [_lines(name, table[at : at + step], quoted) for name, table in tables.items()]
+        yield b"".join([b",".join(line) + b"\n" for line in zip(*columns, strict=True)])
+        pause()
+
+
+def _long_lines(tables: Tensors, rows: int, quoted: bool, step: int) -> Iterator[bytes]:
+    for row in range(rows):
+        begun = False
+        for name, table in tables.items():
+            for at in range(0, table.shape[1], step):
+                if begun:
+                    yield b","
+                yield from _lines(name, table[row : row + 1, at : at + step], quoted)
+                begun = True
+                pause()
+        yield b"\n"
+
+
+def _lines(name: str, table: np.ndarray, quoted: bool) -> list[bytes]:
+    if not table.size:
+        return [b""] * len(table)
+    datatype = datatype_of(table)
     if datatype != "BYTES":
-        if not table.size:
-            return [b""] * len(table)
-        return nested_to_json(name, datatype, table, in_haste=in_haste)[2:-2].split(b"],[")
-    check_written(table, in_haste=in_haste)
+        (text,) = nested_to_json(name, datatype, table)
+        return text[2:-2].split(b"],[")
     lines = []
-    for number, row in enumerate(table):
+    for row in table:
         texts = [element.encode() if isinstance(element, str) else bytes(element) for element in row]
         lines.append(b",".join([_quoted(text) for text in texts] if quoted else texts))
-        if not number % SLICE:
-            pause()
     return lines
 
 

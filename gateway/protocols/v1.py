@@ -11,6 +11,8 @@ the batch dimension.
 import base64
 import binascii
 import re
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +22,15 @@ import orjson
 from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import InvalidArgument
-from gateway.protocols.json_data import depth_of, even_sizes, lists_from_json, nested_to_json, parse, tensor_of_elements
+from gateway.protocols.json_data import (
+    depth_of,
+    even_sizes,
+    gathered,
+    lists_from_json,
+    nested_to_json,
+    parse,
+    tensor_of_elements,
+)
 from gateway.protocols.smallest import WITHOUT_JSON
 from gateway.protocols.tensors import TakesLong, cast, check_input, check_texts
 from gateway.turns import SLICE, pause
@@ -32,6 +42,7 @@ _OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
 _ENCODED: Final = re.compile(rb'\s*\[\s*\{\s*"b64"\s*:')
 _EMPTY: Final = re.compile(rb"\s*\[\s*\]\s*")
 _MANY_ROWS: Final = 1 << 10  # of several outputs, an object each
+_MANY_ELEMENTS: Final = 1 << 16  # of these
 _Field = msgspec.Raw | Any  # as it came, or parsed, where the request holds NaN
 
 
@@ -86,38 +97,40 @@ def read(
     return inputs, "rows" if by_row else "columns"
 
 
-def written(spec: ModelSpec, outputs: Tensors, *, by_row: bool, in_haste: bool) -> bytes:
-    """An answer. Raises: InvalidArgument, for an output that has no JSON form; TakesLong, in haste."""
+def written(spec: ModelSpec, outputs: Tensors, *, by_row: bool, in_haste: bool) -> list[bytes]:
+    """The pieces of an answer. Raises: InvalidArgument, for an output that has no JSON form; TakesLong, in haste."""
     datatypes = {name: spec.output_by_name[name].datatype for name in outputs}
+    begin, end = (b'{"predictions":', b"}") if by_row else (b'{"outputs":', b"}")
+    if by_row and not spec.max_rows:
+        begin, end = begin + b"[", b"]" + end
     if len(outputs) == 1:
         ((name, array),) = outputs.items()
-        text = nested_to_json(name, datatypes[name], array, in_haste=in_haste)
-        if by_row and not spec.max_rows:
-            text = b"[%b]" % text
-    elif by_row and spec.max_rows:
-        text = _rows_of_objects(outputs, datatypes, in_haste=in_haste)
-    else:
-        texts = {name: nested_to_json(name, datatypes[name], array, in_haste=in_haste) for name, array in outputs.items()}
-        text = _object(texts)
-        if by_row:
-            text = b"[%b]" % text
-    return (b'{"predictions":%b}' if by_row else b'{"outputs":%b}') % text
+        pieces = nested_to_json(name, datatypes[name], array, in_haste=in_haste)
+        return [begin + pieces[0] + end] if len(pieces) == 1 else [begin, *pieces, end]
+    if by_row and spec.max_rows:
+        rows = len(next(iter(outputs.values())))
+        if in_haste and (rows > _MANY_ROWS or sum(array.size for array in outputs.values()) > _MANY_ELEMENTS):
+            raise TakesLong
+        return gathered(_rows_of_objects(outputs, datatypes, rows, begin + b"[", b"]" + end))
+    return gathered(chain((begin,), _object(outputs, datatypes, in_haste=in_haste), (end,)))
 
 
-def _rows_of_objects(outputs: Tensors, datatypes: dict[str, str], *, in_haste: bool) -> bytes:
-    rows = len(next(iter(outputs.values())))
-    if in_haste and rows > _MANY_ROWS:
-        raise TakesLong
-    written = []
+def _rows_of_objects(outputs: Tensors, datatypes: dict[str, str], rows: int, begin: bytes, end: bytes) -> Iterator[bytes]:
+    yield begin
     for row in range(rows):
-        written.append(_object({name: nested_to_json(name, datatypes[name], outputs[name][row, ...]) for name in outputs}))
+        if row:
+            yield b","
+        yield from _object({name: array[row, ...] for name, array in outputs.items()}, datatypes)
         if not row % SLICE:
             pause()
-    return b"[%b]" % b",".join(written)
+    yield end
 
 
-def _object(texts: dict[str, bytes]) -> bytes:
-    return b"{%b}" % b",".join([b"%b:%b" % (orjson.dumps(name), text) for name, text in texts.items()])
+def _object(tensors: Tensors, datatypes: dict[str, str], *, in_haste: bool = False) -> Iterator[bytes]:
+    for index, (name, array) in enumerate(tensors.items()):
+        yield b"%b%b:" % (b"," if index else b"{", orjson.dumps(name))
+        yield from nested_to_json(name, datatypes[name], array, in_haste=in_haste)
+    yield b"}"
 
 
 def _of_rows(rows: _Field, spec: ModelSpec, model: str) -> dict[str, _Field]:

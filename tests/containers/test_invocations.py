@@ -357,6 +357,12 @@ def test_ids_and_traces_travel_both_ways(served: Served) -> None:
     assert answer.headers["x-request-id"] == "mine"
 
 
+def test_batch_transform_is_told_to_send_many_requests_at_a_time(served: Served) -> None:
+    told = ask(served, "GET", "/execution-parameters").json()
+    assert told["MaxConcurrentTransforms"] * told["MaxPayloadInMB"] <= 100
+    assert (told["MaxConcurrentTransforms"], told["BatchStrategy"]) == (16, "SINGLE_RECORD")
+
+
 # refusals
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 
-from gateway.commands.sagemaker import contained, port_of
+from gateway.commands.sagemaker import contained
 from gateway.config import parse_config
 from gateway.errors import ConfigError
 from tests.backends.sagemaker_cases import ANSWERS, REQUESTS, write_package
@@ -174,10 +174,18 @@ def test_the_environment_decides_where_it_listens() -> None:
     server = contained(config, {}).server
     assert (server.host, server.http_port, server.grpc_port, server.drain_timeout_s) == ("0.0.0.0", 8080, None, 25.0)
     assert server.limits.body_bytes == 1000
-    assert port_of({"SAGEMAKER_BIND_TO_PORT": " 21000"}) == 21000
+    assert contained(config, {"SAGEMAKER_BIND_TO_PORT": " 21000"}).server.http_port == 21000
     for odd in ("0x1F90", "65536", "-1"):
-        with pytest.raises(ConfigError, match="expected a port"):
-            port_of({"SAGEMAKER_BIND_TO_PORT": odd})
+        with pytest.raises(ConfigError, match=r"SAGEMAKER_BIND_TO_PORT: got .* expected a port"):
+            contained(config, {"SAGEMAKER_BIND_TO_PORT": odd})
+
+
+def test_a_batch_transform_job_may_send_what_it_says() -> None:
+    config = parse_config({"models": [MODEL]}, source="x")
+    for told, body_bytes in (("", 64 << 20), ("0", 64 << 20), ("6", 64 << 20), ("100", 100 << 20)):
+        assert contained(config, {"SAGEMAKER_MAX_PAYLOAD_IN_MB": told}).server.limits.body_bytes == body_bytes
+    with pytest.raises(ConfigError, match="SAGEMAKER_MAX_PAYLOAD_IN_MB: got '6 MB', expected 0 to 100, in MB"):
+        contained(config, {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6 MB"})
 
 
 def test_what_needs_ray_is_refused() -> None:

@@ -30,6 +30,14 @@ models:
     inputs: [{name: INPUT0, datatype: BYTES, shape: [-1, -1]}]
     outputs: [{name: OUTPUT0, datatype: BYTES, shape: [-1, -1]}]
     backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]
+  - name: image
+    inputs: [{name: INPUT0, datatype: BYTES, shape: [-1, -1]}]
+    outputs: [{name: image_bytes, datatype: BYTES, shape: [-1, -1]}]
+    backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]
+  - name: pair
+    inputs: [{name: A, datatype: FP32, shape: [-1, 1]}, {name: B, datatype: INT32, shape: [-1, 1]}]
+    outputs: [{name: C, datatype: FP32, shape: [-1, 1]}, {name: D, datatype: INT32, shape: [-1, 1]}]
+    backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]
 """
 # What the gateway holds to is 100 ms. Tests share their machine, with attacks among others, and look for seconds.
 MOST_DELAY_S = 2.0

@@ -1,8 +1,10 @@
 """Forms of bodies, and the headers that name them, without a socket."""
 
+import base64
 import io
 import json
 import random
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -126,8 +128,7 @@ def test_what_takes_long_is_not_done_in_haste() -> None:
     response = InferResponse("m", "1", "", {"y": request.inputs["x"]})
     with pytest.raises(TakesLong):
         codec.encode(request, response, lambda ref, data: None)
-    (text,) = at_leisure.encode(request, response, lambda ref, data: None).parts
-    assert len(text) > 6 << 20
+    assert sum(map(len, at_leisure.encode(request, response, lambda ref, data: None).parts)) > 6 << 20
     assert codec.parses_long(b"1" * (1 << 17), Form("csv"))
     assert not codec.parses_long(b"1" * (1 << 17), Form("json"))
     assert not codec.parses_long(b"1" * (1 << 24), Form("raw"))
@@ -175,3 +176,61 @@ def test_csv_of_whole_numbers_is_not_rounded(field: bytes) -> None:
     codec = FormCodec("m", "1", ModelSpec("", (TensorSpec("x", "INT64", (-1, 1)),), (), 64), None, 32)
     with pytest.raises(InvalidArgument, match=r"line 2, column 1: got .*, expected INT64"):
         codec.decode(b"1.0\n" + field, Form("csv"), "", 0, lambda ref: b"")
+
+
+def texts(count: int, length: int) -> np.ndarray:
+    made = np.empty((count, 1), object)
+    made[:, 0] = [b"%0*d" % (length, index) for index in range(count)]
+    return made
+
+
+NUMBERS = np.arange(300_000, dtype=np.float32).reshape(-1, 3)
+LINE = np.arange(300_000, dtype=np.float32).reshape(1, -1)
+MOST_BYTES = 2 << 20  # of one piece: to make it holds the interpreter
+
+
+def pieces(outputs: dict[str, np.ndarray], answer: str) -> list[bytes]:
+    """Of the answer to a request that asks for it so."""
+    specs = [
+        TensorSpec(name, "BYTES" if array.dtype.hasobject else "FP32", (-1,) * array.ndim) for name, array in outputs.items()
+    ]
+    codec = FormCodec("m", "1", ModelSpec("", FLOATS.inputs, tuple(specs), 64), None, 8)
+    request = codec.decode(b'{"instances": [[1, 2, 3]]}', Form("json"), answer, 0, lambda ref: b"")
+    return [bytes(part) for part in codec.encode(request, InferResponse("m", "1", "", outputs), lambda ref, data: None).parts]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        ({"y": NUMBERS}, NUMBERS.tolist()),
+        ({"y": LINE}, LINE.tolist()),
+        ({"y": NUMBERS.reshape(-1, 5, 3)}, NUMBERS.reshape(-1, 5, 3).tolist()),
+        ({"y": np.empty((0, 3), np.float32)}, []),
+        ({"y": np.empty((2, 0), np.float32)}, [[], []]),
+        ({"y": texts(20_000, 300)}, [[f"{index:0300d}"] for index in range(20_000)]),
+        ({"y": texts(3, 3_000_000)}, [[f"{index:03000000d}"] for index in range(3)]),
+        ({"y_bytes": texts(20_000, 300)}, [[{"b64": base64.b64encode(b"%0300d" % index).decode()}] for index in range(20_000)]),
+        ({"y_bytes": texts(3, 3_000_001)}, [[{"b64": base64.b64encode(b"%03000001d" % index).decode()}] for index in range(3)]),
+        (
+            {"y": NUMBERS, "s": texts(100_000, 30)},
+            [{"y": row, "s": [f"{index:030d}"]} for index, row in enumerate(NUMBERS.tolist())],
+        ),
+        ({"y": LINE, "s": texts(1, 3_000_000)}, [{"y": LINE[0].tolist(), "s": ["0" * 3_000_000]}]),
+    ],
+    ids=range(11),
+)
+def test_a_long_answer_in_json_is_made_in_pieces(outputs: dict[str, np.ndarray], expected: list[object]) -> None:
+    made = pieces(outputs, "json")
+    assert max(map(len, made)) < MOST_BYTES
+    assert json.loads(b"".join(made)) == {"predictions": expected}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outputs", [{"y": NUMBERS}, {"y": LINE}, {"y": NUMBERS, "s": texts(100_000, 30), "z": NUMBERS[:, :1]}])
+def test_a_long_table_is_made_in_pieces(outputs: dict[str, np.ndarray]) -> None:
+    made = pieces(outputs, "csv")
+    assert max(map(len, made)) < MOST_BYTES
+    rows = zip(*(array.tolist() for array in outputs.values()), strict=True)
+    expected = [",".join(cell.decode() if isinstance(cell, bytes) else str(cell) for cell in chain(*row)) for row in rows]
+    assert b"".join(made).decode().splitlines() == expected

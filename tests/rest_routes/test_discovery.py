@@ -78,7 +78,7 @@ def test_the_api_is_valid_openapi(served: Served) -> None:
 
 def test_the_api_names_every_path_that_is_served_and_no_other(served: Served) -> None:
     routes = RestRoutes(served.repository, Limits(), scrape=lambda accept: pytest.fail("is not asked"))
-    expected = {"/", "/openapi.json", "/ping", "/metrics", "/invocations", "/v1/models"}
+    expected = {"/", "/openapi.json", "/ping", "/metrics", "/invocations", "/execution-parameters", "/v1/models"}
     for at in ("/v1/models/{model}", "/v1/models/{model}/versions/{version}"):
         expected |= {at, f"{at}:predict"}
     expected |= {f"/v2/{key}".rstrip("/") for key in routes._server_actions}

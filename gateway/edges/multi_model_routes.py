@@ -10,7 +10,7 @@ from gateway.access.rules import ADMIN
 from gateway.edges.control import LaterAnswers, read_json, respond_json
 from gateway.edges.rest_inference import AskedModel
 from gateway.engine.multi_model import Listed, MultiModel
-from gateway.errors import Code
+from gateway.errors import Code, InvalidArgument, shortened
 from gateway.wire.exchange import Exchange
 
 TARGET_MODEL: Final = b"x-amzn-sagemaker-target-model"
@@ -50,9 +50,13 @@ class MultiModelRoutes:
 
     def _list(self, exchange: Exchange, route: AskedModel) -> None:
         token = parse_qs(exchange.query.decode("latin-1")).get("next_page_token", [""])[-1]
-        page, more = self.models.page(token)
+        try:
+            page, more = self.models.page(bytes.fromhex(token).decode())
+        except ValueError:
+            got = shortened(token)
+            raise InvalidArgument(f"next_page_token: got {got!r}, expected a nextPageToken of an answer") from None
         told: dict[str, object] = {"models": [_told(model) for model in page]}
-        respond_json(exchange, told | ({"nextPageToken": more} if more else {}))
+        respond_json(exchange, told | ({"nextPageToken": more.encode().hex()} if more else {}))
 
     def _get(self, exchange: Exchange, route: AskedModel) -> None:
         respond_json(exchange, _told(self.models.get(route.name)))

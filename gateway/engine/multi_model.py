@@ -142,9 +142,9 @@ class MultiModel:
             raise _unknown(name)
         return Listed(name, placed.url)
 
-    def page(self, token: str = "", most: int = PAGE) -> tuple[list[Listed], str]:
-        """The loaded models behind a token, by name, and the token of the next page; empty: there is none."""
-        names = sorted(name for name, placed in self._placed.items() if placed.ready and name > token)
+    def page(self, behind: str = "", most: int = PAGE) -> tuple[list[Listed], str]:
+        """The loaded models behind a name, in their order, and behind which name the next page is; empty: there is none."""
+        names = sorted(name for name, placed in self._placed.items() if placed.ready and name > behind)
         page = [Listed(name, self._placed[name].url) for name in names[:most]]
         return page, names[most - 1] if len(names) > most else ""
 

@@ -292,13 +292,13 @@ def test_pages_are_by_name_and_models_may_go_between_them(tmp_path: Path) -> Non
     async def main(lab: Lab) -> None:
         for name in "edcba":
             await lab.load(name)
-        page, token = lab.models.page(most=2)
-        assert ([listed.name for listed in page], token) == (["a", "b"], "b")
+        page, behind = lab.models.page(most=2)
+        assert ([listed.name for listed in page], behind) == (["a", "b"], "b")
         await lab.unload("b")
-        page, token = lab.models.page(token, most=2)
-        assert ([listed.name for listed in page], token) == (["c", "d"], "d")
-        page, token = lab.models.page(token, most=2)
-        assert ([listed.name for listed in page], token) == (["e"], "")
+        page, behind = lab.models.page(behind, most=2)
+        assert ([listed.name for listed in page], behind) == (["c", "d"], "d")
+        page, behind = lab.models.page(behind, most=2)
+        assert ([listed.name for listed in page], behind) == (["e"], "")
 
     lab(tmp_path, main)
 

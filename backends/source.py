@@ -7,6 +7,7 @@ the gateway itself, is hidden by one.
 import difflib
 import hashlib
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -175,3 +176,13 @@ def example_of(model: str, code: Any) -> Tensors | None:
     if found is not None and not isinstance(found, Mapping):
         raise LoadFailed(f"{model}: `example`: expected a dict of one array for each input, got {type(found).__name__}")
     return None if found is None else dict(found)
+
+
+def forget_code(folder: Path) -> None:
+    """What was imported from a folder is imported anew when it is asked for; nothing in this process runs it any more."""
+    within = str(folder.resolve()) + os.sep
+    for path in [path for path in sys.path if (path + os.sep).startswith(within)]:
+        sys.path.remove(path)
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(within):
+            del sys.modules[name]

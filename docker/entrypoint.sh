@@ -2,7 +2,7 @@
 # What the image runs: `gateway` with the arguments that it is given, and
 #
 #   serve            the model that the platform mounts: $GATEWAY_MODEL, SageMaker's /opt/ml/model (as `gateway sagemaker`, with
-#                    one port) or KServe's /mnt/models
+#                    one port) or KServe's /mnt/models; with SAGEMAKER_MULTI_MODEL=true what SageMaker loads later
 #   serve MODEL ...  that one; on all addresses of the container, unless --host says otherwise
 #   loadtest ...     the other program
 #
@@ -41,6 +41,9 @@ shift
 case ${1:-} in
   -h | --help) exec gateway serve --help ;;
   '' | -*)
+    case ${SAGEMAKER_MULTI_MODEL:-} in
+      [Tt]rue | TRUE) exec gateway sagemaker serve --model "$sagemaker" "$@" ;;
+    esac
     model=$(mounted)
     if [ "$model" = "$sagemaker" ]; then
       exec gateway sagemaker serve --model "$model" "$@"

@@ -22,6 +22,7 @@ from gateway.edges.rest_routes import RestRoutes
 from gateway.engine.lane import Lane
 from gateway.engine.lane_opener import LaneOpener, OpenRunner
 from gateway.engine.metrics import Metrics
+from gateway.engine.multi_model import MultiModel
 from gateway.engine.repository import Repository, RepositoryControl
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.engine.workers import WorkerPool
@@ -69,11 +70,12 @@ class Ingress:
         owner: str | None = None,
         probe_every_length: bool = True,
         on_change: Callable[[], None] = lambda: None,
+        multi_model: Callable[[Repository], MultiModel] | None = None,
     ) -> None:
         """run_dir: of this node, shared by its ingress processes. probe_every_length: see `probe`.
 
         on_change: called when a client's load or unload is done. owner: all who name the same one may listen on the same ports,
-        side by side; None: it listens alone.
+        side by side; None: it listens alone. multi_model: makes what SageMaker loads and unloads by; None: it does not.
         """
         self._config = config
         self._run_dir = run_dir
@@ -103,6 +105,7 @@ class Ingress:
             control=control,
             on_change=on_change,
         )
+        self._multi_model = multi_model(self.repository) if multi_model is not None else None
         self.metrics.watch_models(self._readiness)
         self._tracer = self.repository.tracer = open_tracer(config.tracing, os.environ)
         if self._tracer is not None:
@@ -144,7 +147,12 @@ class Ingress:
         server = self._config.server
         scrape = self.metrics.scrape if self.metrics.enabled else None
         routes = RestRoutes(
-            self.repository, server.limits, scrape=scrape, status_page=server.shows_page, doors=self._asked_keys()
+            self.repository,
+            server.limits,
+            scrape=scrape,
+            status_page=server.shows_page,
+            doors=self._asked_keys(),
+            multi_model=self._multi_model,
         )
         self._http = HttpServer(routes, server.limits, self._memory, self._turns)
         return self._http
@@ -170,6 +178,8 @@ class Ingress:
 
         A second call does nothing.
         """
+        if self._multi_model is not None:
+            self._multi_model.end_loads()
         self.repository.end_loads()  # nobody gains by their end, and their callers would hold the listeners up
         timeout_s = self._config.server.drain_timeout_s
         end_s = time.monotonic() + timeout_s

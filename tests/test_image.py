@@ -74,6 +74,8 @@ SAGEMAKER = "gateway sagemaker serve --model {}"
         ("own/x.yaml", ["serve"], {"GATEWAY_MODEL": "{}/own"}, MOUNTED.format("{}/own", 8080, 9000)),
         ("own/x.yaml", ["serve"], {"GATEWAY_MODEL": "{}/own/x.yaml"}, MOUNTED.format("{}/own/x.yaml", 8080, 9000)),
         ("mnt/models", ["serve"], {"GATEWAY_MODEL": "/absent"}, MOUNTED.format("/absent", 8080, 9000)),
+        ("", ["serve"], {"SAGEMAKER_MULTI_MODEL": "true"}, SAGEMAKER.format("{}/opt/ml/model")),
+        ("mnt/models", ["serve"], {"SAGEMAKER_MULTI_MODEL": "false"}, MOUNTED.format("{}/mnt/models", 8080, 9000)),
         ("base/model", ["serve"], {"SAGEMAKER_BASE_DIR": "{}/base"}, SAGEMAKER.format("{}/base/model")),
         (
             "mnt/models",
@@ -301,6 +303,7 @@ def test_each_image_ends_as_a_platform_wants_it() -> None:
         assert json.loads(stages[image]["CMD"]) == ["serve"]
         assert stages[image]["HEALTHCHECK"].endswith('CMD ["health.py"]')
         assert 'sagemaker.capabilities.accept-bind-to-port="true"' in stages[image]["LABEL"]
+        assert ('sagemaker.capabilities.multi-models="true"' in stages[image]["LABEL"]) is (image != "neuron")
         assert stages[image].get("USER") == (None if image == "neuron" else "1000:1000")
 
 

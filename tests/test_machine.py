@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.process.machine import memory_bytes
+from gateway.process.machine import memory_bytes, memory_left_bytes
 
 
 def test_it_is_the_machines_where_nothing_bounds_it(tmp_path: Path) -> None:
@@ -30,3 +30,27 @@ def test_it_is_what_a_cgroup_leaves(tmp_path: Path, line: str, file: str) -> Non
     assert memory_bytes(tmp_path) == 1 << 20
     (tmp_path / file).write_text("max\n")
     assert memory_bytes(tmp_path) == memory_bytes(Path("/nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("line", "limit", "usage", "cached"),
+    [
+        ("0::/a", "sys/fs/cgroup/a/memory.max", "memory.current", "inactive_file"),
+        ("7:memory:/a", "sys/fs/cgroup/memory/a/memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_what_is_left_is_what_neither_the_machine_nor_a_cgroup_has_used(
+    tmp_path: Path, line: str, limit: str, usage: str, cached: str
+) -> None:
+    assert memory_left_bytes() == pytest.approx(psutil.virtual_memory().available, rel=0.05)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{line}\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    3000 kB\n")
+    assert memory_left_bytes(tmp_path) == 3000 << 10
+    (tmp_path / limit).parent.mkdir(parents=True)
+    (tmp_path / limit).write_text("1000000\n")
+    (tmp_path / limit).with_name(usage).write_text("700000\n")
+    assert memory_left_bytes(tmp_path) == 300000
+    # Pages of files are dropped where memory is asked for.
+    (tmp_path / limit).with_name("memory.stat").write_text(f"anon 1\n{cached} 500000\n")
+    assert memory_left_bytes(tmp_path) == 800000

@@ -5,8 +5,9 @@ import contextlib
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gateway.config import Config
 from gateway.garbage import collecting_seldom, leave_out, take_in
@@ -16,11 +17,18 @@ from gateway.process.interrupts import Interrupts, end_at_once, say_stopping, st
 from gateway.process.run_dir import fresh_run_dir, make_run_dir
 
 if TYPE_CHECKING:
+    from gateway.engine.multi_model import MultiModel
+    from gateway.engine.repository import Repository
     from gateway.ingress import Ingress
 
+MakeMultiModel: TypeAlias = "Callable[[Repository], MultiModel] | None"
 
-def serve(config: Config, *, on_ray: bool, speech: Speech) -> int:
-    """Serve until a signal ends it. Call on the main thread. Returns the exit code. Raises: GatewayError, OSError."""
+
+def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMultiModel = None) -> int:
+    """Serve until a signal ends it. Call on the main thread. Returns the exit code. Raises: GatewayError, OSError.
+
+    multi_model: makes what SageMaker loads and unloads by, not on Ray; None: it does not.
+    """
     if on_ray:
         from gateway.commands.on_ray import serve_on_ray  # with what a command line needs, which `gateway.run` does without
 
@@ -33,19 +41,19 @@ def serve(config: Config, *, on_ray: bool, speech: Speech) -> int:
         shutil.rmtree(run_dir / "regions", ignore_errors=True)  # registered with a server that is gone
         import uvloop
 
-        uvloop.run(_serve_until_signal(config, run_dir, announce))
+        uvloop.run(_serve_until_signal(config, run_dir, announce, multi_model))
     leave_out()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
     return 0
 
 
-async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce) -> None:
+async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce, multi_model: MakeMultiModel) -> None:
     with step("starting"), collecting_seldom():
         from gateway.ingress import Ingress
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     interrupts = Interrupts()
-    ingress = Ingress(config, run_dir=run_dir, on_change=take_in)
+    ingress = Ingress(config, run_dir=run_dir, on_change=take_in, multi_model=multi_model)
 
     def interrupted(number: int) -> None:
         meaning = interrupts.meaning(number, time.monotonic())

@@ -4,12 +4,14 @@ import ipaddress
 import re
 import unicodedata
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gateway.config.other_names import KEYS, plain
 from gateway.documents.faults import Unfit
+
+LONGEST_NAME: Final = 128  # of a model, in characters
 
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -21,11 +23,16 @@ Rows = Annotated[int, Field(ge=1, le=1 << 20)]
 def _name(value: object, *, most: int) -> object:
     if not isinstance(value, str):
         return value  # which pydantic refuses
-    unfit = any(char == "/" or unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in value)
-    if unfit or not 0 < len(value) <= most:
+    if not is_name(value, most=most):
         remedy = f"for instance {value.replace('/', '-')}" if "/" in value.strip("/") else "choose another"
         raise Unfit(expected=f"1 to {most} characters, none of them '/' or a control character", remedy=remedy)
     return value
+
+
+def is_name(value: str, *, most: int = LONGEST_NAME) -> bool:
+    """Whether a model can have it. most: characters."""
+    unfit = any(char == "/" or unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in value[:most])
+    return not unfit and 0 < len(value) <= most
 
 
 def _version(value: object) -> object:
@@ -56,7 +63,7 @@ def is_loopback(host: str) -> bool:
 
 
 Host = Annotated[str, BeforeValidator(_host)]
-ModelName = Annotated[str, BeforeValidator(partial(_name, most=128))]
+ModelName = Annotated[str, BeforeValidator(partial(_name, most=LONGEST_NAME))]
 BackendName = Annotated[str, BeforeValidator(partial(_name, most=48))]
 Version = Annotated[str, BeforeValidator(_version)]
 

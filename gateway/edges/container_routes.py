@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-import orjson
-
 from gateway.access.rules import INFER, MODELS, OPEN
+from gateway.edges.control import respond_json
 from gateway.edges.invocations import BinaryInvocation, Invocation, Prediction, RawInvocation
+from gateway.edges.multi_model_routes import TARGET_MODEL, MultiModelRoutes
 from gateway.edges.rest_inference import AskedModel
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
@@ -21,7 +21,6 @@ from gateway.wire.request_ids import NAME as REQUEST_ID
 
 Action = Callable[[Exchange, AskedModel], None]
 
-_TARGET_MODEL: Final = b"x-amzn-sagemaker-target-model"
 _ATTRIBUTES: Final = b"x-amzn-sagemaker-custom-attributes"
 _INFERENCE_ID: Final = b"x-amzn-sagemaker-inference-id"
 _TRACEPARENT: Final = b"traceparent"
@@ -46,9 +45,12 @@ class Asked(NamedTuple):
 class ContainerRoutes:
     """A part of `RestRoutes`."""
 
-    def __init__(self, repository: Repository, v2: Endpoints[RestCodec], json_depth: int) -> None:
-        """v2: the models, as that protocol speaks of them."""
+    def __init__(
+        self, repository: Repository, v2: Endpoints[RestCodec], json_depth: int, multi_model: MultiModelRoutes | None = None
+    ) -> None:
+        """v2: the models, as that protocol speaks of them. multi_model: by which SageMaker loads them; None: it does not."""
         self._repository = repository
+        self._multi_model = multi_model
         self._v2 = v2
         self._endpoints = Endpoints(
             repository,
@@ -79,7 +81,9 @@ class ContainerRoutes:
             case ["v1", "models", name, "versions", version] if name and version:
                 version, predict, rest = version.partition(_PREDICT)
                 return None if rest else self._of_model(name + predict, version)
-        return None
+            case ["models", name, "invoke"] if name and self._multi_model is not None:
+                return {b"POST": self._invoke}, name, "", INFER
+        return None if self._multi_model is None else self._multi_model.match(parts)
 
     def _of_model(self, name: str, version: str) -> tuple[dict[bytes, Action], str, str, str]:
         if name.endswith(_PREDICT):
@@ -87,12 +91,15 @@ class ContainerRoutes:
         return {b"GET": self._model, b"HEAD": self._model}, name, version, INFER
 
     def _ping(self, exchange: Exchange, route: AskedModel) -> None:
-        exchange.respond(200 if self._repository.ready() else 503)
+        # Where models come and go one of them says nothing of the container, which would be replaced.
+        well = self._multi_model is not None or self._repository.ready()
+        exchange.respond(200 if well else 503)
 
     # SageMaker
 
     def _invoke(self, exchange: Exchange, route: AskedModel) -> None:
-        asked = self._asked(exchange)
+        """At /invocations, or at the path of a model."""
+        asked = self._asked(exchange, route.name)
         if self._is_raw(asked):
             inference = RawInvocation(self._raw_endpoints, exchange, asked)
             exchange.on_disconnect = inference.cancel
@@ -105,7 +112,7 @@ class ContainerRoutes:
             self._start(exchange, asked, Invocation)
 
     def _transform(self, exchange: Exchange, route: AskedModel) -> None:
-        _respond_json(exchange, _TRANSFORM)
+        respond_json(exchange, _TRANSFORM)
 
     def _is_raw(self, asked: Asked) -> bool:
         """Whether it is there, and is a raw model."""
@@ -125,27 +132,29 @@ class ContainerRoutes:
             self._names.clear()
             self._raw.clear()
 
-    def _asked(self, exchange: Exchange) -> Asked:
+    def _asked(self, exchange: Exchange, name: str) -> Asked:
         """The model: by its own header, by Custom-Attributes, or the only one. Tells in the answer what comes back there.
 
-        Raises: InvalidArgument, NotFound.
+        name: as the path has it; empty: it has none. Raises: InvalidArgument, NotFound.
         """
         headers = exchange.headers
         if _INFERENCE_ID in headers:
             headers.setdefault(REQUEST_ID, headers[_INFERENCE_ID])
             exchange.tell(b"X-Amzn-SageMaker-Inference-Id", headers[_INFERENCE_ID])
-        version = name = ""
+        version = attributed = ""
         if _ATTRIBUTES in headers:
             told = attributes_of(headers[_ATTRIBUTES])
-            name, version = told.get("model", ""), told.get("version", "")
+            attributed, version = told.get("model", ""), told.get("version", "")
             if "traceparent" in told:
                 headers.setdefault(_TRACEPARENT, told["traceparent"].encode())
             if "request_id" in told:
                 headers.setdefault(REQUEST_ID, told["request_id"].encode())
             exchange.tell(b"X-Amzn-SageMaker-Custom-Attributes", headers[_ATTRIBUTES])
-        if _TARGET_MODEL in headers:
-            name = headers[_TARGET_MODEL].decode("utf-8", "replace").removesuffix(_ARCHIVE)
-        return Asked(name or self._the_only_model(), version)
+        if not name and TARGET_MODEL in headers:
+            target = headers[TARGET_MODEL].decode("utf-8", "replace")
+            name = self._multi_model.models.named(target) if self._multi_model is not None else target
+            name = name.removesuffix(_ARCHIVE)
+        return Asked(name or attributed or self._the_only_model(), version)
 
     def _the_only_model(self) -> str:
         """Raises: InvalidArgument, if there are several; NotFound, if there is none."""
@@ -169,7 +178,7 @@ class ContainerRoutes:
     # TF Serving and KServe v1
 
     def _models(self, exchange: Exchange, route: AskedModel) -> None:
-        _respond_json(exchange, {"models": [model["name"] for model in self._repository.models()]})
+        respond_json(exchange, {"models": [model["name"] for model in self._repository.models()]})
 
     def _model(self, exchange: Exchange, route: AskedModel) -> None:
         repository, name, version = self._repository, route.name, route.version
@@ -185,7 +194,7 @@ class ContainerRoutes:
             for row in rows
         ]
         ready = repository.model_ready(name, version)
-        _respond_json(exchange, {"name": name, "ready": ready, "model_version_status": told})
+        respond_json(exchange, {"name": name, "ready": ready, "model_version_status": told})
 
     def _predict(self, exchange: Exchange, route: AskedModel) -> None:
         self._start(exchange, route, Prediction)
@@ -196,6 +205,8 @@ class ContainerRoutes:
         headers = exchange.headers
         form = form_of(headers.get(b"content-type", b""))
         if form is None:
+            if self._multi_model is not None:
+                self._endpoints.find(asked.name, asked.version, exchange)  # 404 goes before: the platform then loads it anew
             got = headers[b"content-type"].decode("latin-1")
             taken = ", ".join((*TAKEN, "image/*, audio/* and video/*"))
             exchange.respond(415, error_body(f"Content-Type: {got[:100]!r} is not taken; expected one of {taken}"))
@@ -220,8 +231,3 @@ class ContainerRoutes:
         exchange.on_disconnect = inference.cancel
         exchange.on_drained = inference.drained
         inference.start()
-
-
-def _respond_json(exchange: Exchange, value: object) -> None:
-    exchange.compress = False  # as all that is no inference
-    exchange.respond(200, orjson.dumps(value))

@@ -265,11 +265,11 @@ def write_event(exchange: Exchange, pieces: Sequence[Buffer]) -> None:
             exchange.write(piece)
 
 
-def respond_error(exchange: Exchange, error: GatewayError) -> None:
-    """Answer with an error; one that is safe to retry says when."""
+def respond_error(exchange: Exchange, error: GatewayError, status: int | None = None) -> None:
+    """Answer with an error; one that is safe to retry says when. status: None: the usual one."""
     headers = b""
     if error.code is Code.UNAUTHENTICATED:
         headers = b"WWW-Authenticate: Bearer\r\n"
     elif isinstance(error, Unavailable):
         headers = b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_s))
-    exchange.respond(STATUS[error.code], error_body(error.words), JSON, headers)
+    exchange.respond(status or STATUS[error.code], error_body(error.words), JSON, headers)

@@ -1,11 +1,9 @@
 """Paths to calls on the repository to answers: what the HTTP listener serves. A path is parsed once and remembered."""
 
-import asyncio
-import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -15,31 +13,28 @@ from gateway.access.doors import Doors
 from gateway.access.rules import ADMIN, INFER, METRICS, MODELS, OPEN, STATUS
 from gateway.config import Limits
 from gateway.edges.container_routes import ContainerRoutes
+from gateway.edges.control import LaterAnswers, read_json, respond_json
+from gateway.edges.multi_model_routes import MultiModelRoutes
 from gateway.edges.rest_inference import Generate, GenerateStream, RestInference, respond_error
 from gateway.edges.status_page import HTML, page, prefers_html
 from gateway.engine.descriptions import describe_welcome
 from gateway.engine.inference import Endpoints
+from gateway.engine.multi_model import MultiModel
 from gateway.engine.repository import Repository
 from gateway.engine.status import Status
-from gateway.errors import Code, GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
+from gateway.errors import Code, GatewayError, InvalidArgument, NotFound, Unsupported
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.openapi import describe_api
 from gateway.protocols.openapi_keys import with_keys
 from gateway.protocols.rest import RestCodec
-from gateway.protocols.tensors import LONG_BYTES
 from gateway.wire.exchange import JSON, Exchange
 from gateway.wire.http_errors import error_body
-from gateway.wire.tensors import Buffer
 
 _MSGPACK: Final = b"application/msgpack"
 _PATHS_REMEMBERED: Final = 4096  # a client that invents paths must not fill the memory
 _LONGEST_REMEMBERED: Final = 512  # bytes; 4096 of 30 kB held 254 MB
 
-_Struct = TypeVar("_Struct", bound=msgspec.Struct)
-_Made = TypeVar("_Made")
 Action = Callable[[Exchange, "MatchedPath"], None]
-
-log = logging.getLogger(__name__)
 
 
 class MatchedPath(NamedTuple):
@@ -85,10 +80,12 @@ class RestRoutes:
         scrape: Callable[[bytes], Awaitable[tuple[str, bytes]]] | None = None,
         status_page: bool = False,
         doors: Doors | None = None,
+        multi_model: MultiModel | None = None,
     ) -> None:
         """scrape: gives content type and body of /metrics, by the client's Accept; None: there is no such path.
 
-        status_page: for browsers, at /. doors: who asks for keys; None: nobody.
+        status_page: for browsers, at /. doors: who asks for keys; None: nobody. multi_model: what SageMaker loads and unloads;
+        None: it does not.
         """
         self._repository = repository
         self._doors = doors
@@ -110,10 +107,11 @@ class RestRoutes:
             ),
             doors,
         )
-        self._container = ContainerRoutes(repository, self._endpoints, limits.json_depth)
+        self._later = LaterAnswers()
+        self._multi_model = MultiModelRoutes(multi_model, self._later) if multi_model is not None else None
+        self._container = ContainerRoutes(repository, self._endpoints, limits.json_depth, self._multi_model)
         self._api_generation = -1
         self._api_json = b""
-        self._tasks: set[asyncio.Task[None]] = set()
         self._server_actions: dict[str, dict[bytes, Action]] = {
             "": _get(self._server_metadata),
             "models": _get(self._models),
@@ -241,7 +239,7 @@ class RestRoutes:
     # the server
 
     def _server_metadata(self, exchange: Exchange, route: MatchedPath) -> None:
-        _respond_json(exchange, self._repository.server_metadata())
+        respond_json(exchange, self._repository.server_metadata())
 
     def _options(self, exchange: Exchange, route: MatchedPath) -> None:
         exchange.respond(200, headers=b"Allow: GET, HEAD, POST, OPTIONS\r\n")
@@ -257,7 +255,7 @@ class RestRoutes:
             return
         metrics = self._scrape is not None
         welcome = describe_welcome(self._repository.models(), metrics=metrics)
-        _respond_json(exchange, welcome, indent=True, headers=b"Vary: Accept\r\n")
+        respond_json(exchange, welcome, indent=True, headers=b"Vary: Accept\r\n")
 
     def _tell_status(self, exchange: Exchange, route: MatchedPath) -> None:
         """Not of the protocol: counts and states, for who shows what goes on."""
@@ -265,11 +263,11 @@ class RestRoutes:
         def told(status: bytes) -> None:
             exchange.respond(200, status, JSON, b"Cache-Control: no-store\r\n")
 
-        self._answer(exchange, self._status.json(), told)
+        self._later.made(exchange, self._status.json(), told)
 
     def _models(self, exchange: Exchange, route: MatchedPath) -> None:
         """Not of the protocol."""
-        _respond_json(exchange, {"models": self._repository.models()}, indent=True)
+        respond_json(exchange, {"models": self._repository.models()}, indent=True)
 
     def _api(self, exchange: Exchange, route: MatchedPath) -> None:
         """Not of the protocol: all of the paths, and what each model takes and gives."""
@@ -277,7 +275,7 @@ class RestRoutes:
         if repository.generation != self._api_generation:
             self._api_generation = repository.generation
             models = [(served.name, served.version, served.spec) for served in repository.ready_models()]
-            document = describe_api(models, metrics=self._scrape is not None)
+            document = describe_api(models, metrics=self._scrape is not None, multi_model=self._multi_model is not None)
             self._api_json = orjson.dumps(document if self._doors is None else with_keys(document, self._key_for))
         exchange.respond(200, self._api_json)
 
@@ -289,11 +287,11 @@ class RestRoutes:
 
     def _live(self, exchange: Exchange, route: MatchedPath) -> None:
         live = self._repository.live()
-        _respond_json(exchange, {"live": live}, 200 if live else 503)
+        respond_json(exchange, {"live": live}, 200 if live else 503)
 
     def _ready(self, exchange: Exchange, route: MatchedPath) -> None:
         ready = self._repository.ready()
-        _respond_json(exchange, {"ready": ready}, 200 if ready else 503)
+        respond_json(exchange, {"ready": ready}, 200 if ready else 503)
 
     def _metrics(self, exchange: Exchange, route: MatchedPath) -> None:
         assert self._scrape is not None
@@ -302,21 +300,7 @@ class RestRoutes:
             content_type, body = scraped
             exchange.respond(200, body, content_type.encode(), b"Vary: Accept\r\n")
 
-        self._answer(exchange, self._scrape(exchange.headers.get(b"accept", b"")), told)
-
-    def _answer(self, exchange: Exchange, making: Awaitable[_Made], told: Callable[[_Made], None]) -> None:
-        """Answer once something is made. told: answers with it."""
-
-        async def answer() -> None:
-            try:
-                made = await making
-            except Exception:  # a fault of ours must still be an answer
-                log.exception("%s could not be told", exchange.path.decode())
-                respond_error(exchange, InternalError("internal error"))
-            else:
-                told(made)
-
-        self._keep(asyncio.get_running_loop().create_task(answer()))
+        self._later.made(exchange, self._scrape(exchange.headers.get(b"accept", b"")), told)
 
     def _unsupported(self, exchange: Exchange, route: MatchedPath) -> None:
         raise Unsupported(f"{exchange.path.decode()} is not offered by this server")
@@ -324,10 +308,10 @@ class RestRoutes:
     # models
 
     def _model_metadata(self, exchange: Exchange, route: MatchedPath) -> None:
-        _respond_json(exchange, self._repository.model_metadata(route.name, route.version))
+        respond_json(exchange, self._repository.model_metadata(route.name, route.version))
 
     def _model_config(self, exchange: Exchange, route: MatchedPath) -> None:
-        _respond_json(exchange, self._repository.model_config(route.name, route.version))
+        respond_json(exchange, self._repository.model_config(route.name, route.version))
 
     def _model_ready(self, exchange: Exchange, route: MatchedPath) -> None:
         try:
@@ -336,19 +320,19 @@ class RestRoutes:
             ready = False
         if ready:
             missing = self._repository.missing(route.name, route.version)
-            _respond_json(exchange, {"name": route.name, "ready": True, **({"missing": missing} if missing else {})})
+            respond_json(exchange, {"name": route.name, "ready": True, **({"missing": missing} if missing else {})})
         else:
             exchange.respond(400, error_body("Model version not ready"))
 
     def _statistics(self, exchange: Exchange, route: MatchedPath) -> None:
-        _respond_json(exchange, self._repository.statistics(route.name, route.version))
+        respond_json(exchange, self._repository.statistics(route.name, route.version))
 
     def _explain(self, exchange: Exchange, route: MatchedPath) -> None:
         """Not of the protocol: where a request of ?rows= rows would go now, and why."""
         rows = parse_qs(exchange.query.decode("latin-1")).get("rows", ["1"])[-1]
         if not _is_version(rows) or len(rows) > 7 or int(rows) < 1:
             raise InvalidArgument(f"rows: got {rows!r}, expected a number from 1")
-        _respond_json(exchange, self._repository.explain(route.name, route.version, int(rows)))
+        respond_json(exchange, self._repository.explain(route.name, route.version, int(rows)))
 
     def _why(self, exchange: Exchange, route: MatchedPath) -> None:
         """Not of the protocol: the last decisions, for `gateway why`."""
@@ -356,47 +340,25 @@ class RestRoutes:
         exchange.respond(200, self._repository.why(route.name, route.version), _MSGPACK)
 
     def _index(self, exchange: Exchange, route: MatchedPath) -> None:
-        _respond_json(exchange, self._repository.index(_read_json(exchange.body, _Index).ready))
+        respond_json(exchange, self._repository.index(read_json(exchange.body, _Index).ready))
 
     def _load(self, exchange: Exchange, route: MatchedPath) -> None:
-        control = _read_json(exchange.body, _ModelControl)
-        self._run(exchange, self._repository.load(route.name, control.parameters))
+        control = read_json(exchange.body, _ModelControl)
+        self._later.changed(exchange, self._repository.load(route.name, control.parameters))
 
     def _unload(self, exchange: Exchange, route: MatchedPath) -> None:
-        dependents = _read_json(exchange.body, _ModelControl).parameters.get("unload_dependents", False)
+        dependents = read_json(exchange.body, _ModelControl).parameters.get("unload_dependents", False)
         if not isinstance(dependents, bool):
             raise InvalidArgument(f"parameter 'unload_dependents': got {dependents!r}, expected true or false")
-        self._run(exchange, self._repository.unload(route.name, dependents))
-
-    def _run(self, exchange: Exchange, change: Awaitable[None]) -> None:
-        """Answer once a change of the repository is done. It goes on if the client goes away."""
-
-        async def change_and_answer() -> None:
-            try:
-                await change
-            except GatewayError as exc:
-                respond_error(exchange, exc)
-            except asyncio.CancelledError:  # the change was: nobody cancels this
-                respond_error(exchange, NotReady("the server is shutting down", retry_after_s=1.0))
-            except Exception:  # a fault of ours must still be an answer
-                log.exception("%s failed", exchange.path.decode())
-                respond_error(exchange, InternalError("internal error"))
-            else:
-                exchange.respond(200)
-
-        self._keep(asyncio.get_running_loop().create_task(change_and_answer()))
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._later.changed(exchange, self._repository.unload(route.name, dependents))
 
     # shared memory
 
     def _region_status(self, exchange: Exchange, route: MatchedPath) -> None:
-        _respond_json(exchange, self._repository.regions.status(route.name))
+        respond_json(exchange, self._repository.regions.status(route.name))
 
     def _register(self, exchange: Exchange, route: MatchedPath) -> None:
-        region = _read_json(exchange.body, _Register)
+        region = read_json(exchange.body, _Register)
         if region.byte_size < 0 or region.offset < 0:
             raise InvalidArgument(
                 f"shared memory region '{route.name}': got offset {region.offset} and byte_size {region.byte_size}, expected "
@@ -410,7 +372,7 @@ class RestRoutes:
         exchange.respond(200)
 
     def _cuda_status(self, exchange: Exchange, route: MatchedPath) -> None:
-        _respond_json(exchange, [])
+        respond_json(exchange, [])
 
     def _cuda_region_status(self, exchange: Exchange, route: MatchedPath) -> None:
         raise NotFound(f"Unable to find cuda shared memory region: '{route.name}'")
@@ -440,13 +402,6 @@ class RestRoutes:
         inference.start()
 
 
-def _respond_json(exchange: Exchange, value: object, status: int = 200, *, indent: bool = False, headers: bytes = b"") -> None:
-    # As in Triton: tritonclient's asyncio client accepts gzip in every call, but decompresses only inference answers.
-    exchange.compress = False
-    body = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE if indent else None)
-    exchange.respond(status, body, JSON, headers)
-
-
 def _get(action: Action) -> dict[bytes, Action]:
     return {b"GET": action, b"HEAD": action}
 
@@ -457,13 +412,3 @@ def _post(action: Action) -> dict[bytes, Action]:
 
 def _is_version(text: str) -> bool:
     return text.isascii() and text.isdigit()
-
-
-def _read_json(body: Buffer, kind: type[_Struct]) -> _Struct:
-    """Read a small JSON object; an empty body is an empty one. Raises: InvalidArgument, TooLarge."""
-    if len(body) > LONG_BYTES:
-        raise TooLarge(f"request body of {len(body)} bytes: expected at most {LONG_BYTES} bytes of what is no inference")
-    try:
-        return msgspec.json.decode(bytes(body) or b"{}", type=kind)
-    except (ValueError, RecursionError) as exc:
-        raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc

@@ -4,6 +4,7 @@ Both protocols answer with these: REST as they are, gRPC as the protobuf message
 """
 
 from typing import Any, Final
+from urllib.parse import quote
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import config_datatype
@@ -29,6 +30,22 @@ def describe_server(instance_type: str | None) -> dict[str, Any]:
     """The answer to a server metadata request; `instance_type` is ours, and only there if the operator stated it."""
     known = {"name": "serving-gateway", "version": __version__, "extensions": list(EXTENSIONS)}
     return known | ({"instance_type": instance_type} if instance_type else {})
+
+
+def describe_models(index: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every model, by name, with the state of each version; a model's is that of its best one. index: the repository's."""
+    states: dict[str, list[dict[str, Any]]] = {}
+    for row in index:
+        states.setdefault(row.pop("name"), []).append(row)
+    return [
+        {
+            "name": name,
+            "state": "READY" if any(row["state"] == "READY" for row in rows) else rows[-1]["state"],
+            "versions": rows,
+            "url": f"/v2/models/{quote(name, safe='')}",
+        }
+        for name, rows in states.items()
+    ]
 
 
 def describe_welcome(models: list[dict[str, Any]], *, metrics: bool) -> dict[str, Any]:

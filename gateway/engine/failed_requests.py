@@ -13,6 +13,7 @@ from gateway.types import Caller, InferRequest, RequestTrace
 _TOLD_BEFORE: Final = frozenset((Code.BACKEND_FAILED, Code.INTERNAL))
 # The server refuses, or is late; any other code is about what a client asks.
 _OURS: Final = frozenset((Code.OVERLOADED, Code.DEADLINE_EXCEEDED, Code.NOT_READY, Code.BACKEND_UNREACHABLE))
+_KEPT: Final = 4096  # models, by the codes that each had
 _LONGEST: Final = 500  # of a message, which may hold what a client has sent
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class FailedRequests:
             return
         failures = self._logs.get((model, version, code))
         if failures is None:
+            if len(self._logs) >= _KEPT:  # models have come and gone
+                self._logs.clear()
             failures = self._logs[model, version, code] = FailureLog()
         left_out = failures.take(now_ns)
         if left_out is None:

@@ -66,7 +66,8 @@ class Metrics:
         triton_names: show Triton's names beside ours. session_pids: of processes that hold a session for this one.
         """
         self.enabled = enabled
-        self._slo_ns = {(model.name, model.version): round(model.slo.p99_ms * 1e6) for model in models if model.slo}
+        self._slo_ns: dict[tuple[str, str], int] = {}
+        self.add(models)
         self._files: NodeFiles | None = None
         self._endpoints: dict[tuple[str, str, str], EndpointMetrics] = {}
         self._lanes: list[LaneMetrics] = []
@@ -83,6 +84,20 @@ class Metrics:
         self._last: tuple[int, bool, bytes] | None = None  # when the last scrape began, its form, and what it gave
         if directory is not None and enabled:
             self._share(directory)
+
+    # models
+
+    def add(self, models: Iterable[ModelSection]) -> None:
+        """More models, whose objectives become bucket edges."""
+        self._slo_ns |= {(model.name, model.version): round(model.slo.p99_ms * 1e6) for model in models if model.slo}
+
+    def forget(self, model: str) -> None:
+        """A model is gone for good, and its series with it. None of its lanes is open."""
+        self._endpoints = {labels: each for labels, each in self._endpoints.items() if labels[0] != model}
+        self._costs = {labels: each for labels, each in self._costs.items() if labels[0] != model}
+        self._ended = {key: each for key, each in self._ended.items() if key.labels[:1] != (model,)}
+        for labels in [labels for labels in self._slo_ns if labels[0] == model]:
+            del self._slo_ns[labels]  # which the edges are read from
 
     # recorders
 

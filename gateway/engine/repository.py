@@ -16,13 +16,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
-from urllib.parse import quote
 
 from gateway.batching.recorded_file import packed
 from gateway.batching.recording import ring_of
 from gateway.clock import Clock
 from gateway.config import Config, ModelSection
-from gateway.engine.descriptions import describe_config, describe_metadata, describe_server, describe_statistics
+from gateway.engine.descriptions import (
+    describe_config,
+    describe_metadata,
+    describe_models,
+    describe_server,
+    describe_statistics,
+)
 from gateway.engine.dispatcher import Dispatcher
 from gateway.engine.lane import Lane
 from gateway.engine.lane_opener import LaneOpener, Opened, close_all
@@ -272,18 +277,7 @@ class Repository:
 
     def models(self) -> list[dict[str, Any]]:
         """Every model of the configuration, by name, with the state of each version; a model's is that of its best one."""
-        states: dict[str, list[dict[str, Any]]] = {}
-        for row in self.index():
-            states.setdefault(row.pop("name"), []).append(row)
-        return [
-            {
-                "name": name,
-                "state": "READY" if any(row["state"] == "READY" for row in rows) else rows[-1]["state"],
-                "versions": rows,
-                "url": f"/v2/models/{quote(name, safe='')}",
-            }
-            for name, rows in states.items()
-        ]
+        return describe_models(self.index())
 
     def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
         """The repository index: name, version, state, and the reason of what is not ready."""
@@ -297,6 +291,15 @@ class Repository:
         return rows
 
     # load and unload
+
+    def add(self, models: Sequence[ModelSection]) -> None:
+        """Know the versions of one model that is in no configuration. `apply` loads it."""
+        self._models[models[0].name] = {model.version: ServedModel(model) for model in models}
+
+    def forget(self, name: str) -> None:
+        """Know a model no more. It is not loaded, and no load of it is under way."""
+        del self._models[name]
+        self.generation += 1
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Load or reload every version of a model, in every ingress process.

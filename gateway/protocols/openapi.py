@@ -68,14 +68,16 @@ _MODEL: Final = {
 }
 
 
-def describe_api(models: Sequence[tuple[str, str, ModelSpec]], *, metrics: bool) -> dict[str, Any]:
+def describe_api(models: Sequence[tuple[str, str, ModelSpec]], *, metrics: bool, multi_model: bool = False) -> dict[str, Any]:
     """The document. models: name, version and tensors of those that are ready, of each name the version that is the default
-    first. metrics: whether there is /metrics."""
+    first. metrics: whether there is /metrics. multi_model: whether SageMaker loads and unloads models."""
     paths: dict[str, Any] = {path: _path(path, *operation) for path, operation in _SERVER.items()}
     paths["/ping"] |= _path("/ping", "post", "The same, for SageMaker", "")
     paths["/invocations"] = _invocation("/invocations", "Inference, as SageMaker asks for it")
     for path in ("/v1/models/{model}:predict", "/v1/models/{model}/versions/{version}:predict"):
         paths[path] = _invocation(path, "Inference, as KServe v1 and TF Serving ask for it")
+    if multi_model:
+        paths |= _multi_model()
     if metrics:
         paths["/metrics"] = {"get": {"summary": "Metrics, for Prometheus", "responses": {"200": _text(), "default": _ERROR}}}
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
@@ -143,11 +145,13 @@ def _invocation(path: str, summary: str) -> dict[str, Any]:
     """By any form of body and answer."""
     request, response = [_ref("V1Request")], [_ref("V1Response")]
     parameters = _path_parameters(path)
-    if not parameters:
+    if not path.endswith(":predict"):
         request.append(_ref("InferenceRequest"))
         response.append(_ref("InferenceResponse"))
-        headers = ("X-Amzn-SageMaker-Target-Model", "X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id")
-        parameters = [{"name": name, "in": "header", "required": False, "schema": {"type": "string"}} for name in headers]
+        headers = ["X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id"]
+        if not parameters:
+            headers.insert(0, "X-Amzn-SageMaker-Target-Model")
+        parameters += [{"name": name, "in": "header", "required": False, "schema": {"type": "string"}} for name in headers]
     taken: dict[str, Any] = {media: {} for media in TAKEN} | {_JSON: {"schema": {"anyOf": request}}}
     given: dict[str, Any] = {media: {} for media in GIVEN} | {_JSON: {"schema": {"anyOf": response}}}
     refused = {"415": "Content-Type is not taken", "406": "Nothing of Accept is given", "503": "Too full, or too late"}
@@ -161,6 +165,18 @@ def _invocation(path: str, summary: str) -> dict[str, Any]:
             | {status: {"description": words, "content": error} for status, words in refused.items()},
         }
     }
+
+
+def _multi_model() -> dict[str, Any]:
+    """By which SageMaker loads and unloads."""
+    path, token = "/models/{model}", {"name": "next_page_token", "in": "query", "required": False, "schema": {"type": "string"}}
+    many = _path("/models", "get", "The loaded models, by pages", "Object")
+    many["get"]["parameters"] = [token]
+    many |= _path("/models", "post", "Load a model: 409, it is loaded already; 507, memory does not suffice", "")
+    many["post"]["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref("LoadModel")}}}
+    one = _path(path, "get", "A loaded model", "Object") | _path(path, "delete", "Unload a model", "")
+    invoke = _invocation(f"{path}/invoke", "Inference, as SageMaker asks a model for it")
+    return {"/models": many, path: one, f"{path}/invoke": invoke}
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
@@ -243,6 +259,11 @@ def _common_schemas() -> dict[str, Schema]:
             "type": "object",
             "required": ["model_name", "model_version", "outputs"],
             "properties": {"outputs": {"type": "array", "items": _ref("Tensor")}},
+        },
+        "LoadModel": {
+            "type": "object",
+            "required": ["model_name", "url"],
+            "properties": {"model_name": {"type": "string"}, "url": {"type": "string", "description": "Its folder"}},
         },
         "V1Request": {
             "type": "object",

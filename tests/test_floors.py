@@ -71,7 +71,7 @@ DOORS = {
     "onnxruntime": {"backends.onnxruntime", "backends.onnxruntime_cuda", "backends.onnx_export"},
     "prometheus_client": {"loadtest.reports.openmetrics"},  # and the tests, which read with its parser
     "jinja2": {"loadtest.reports.pages"},
-    "opentelemetry": {"gateway.tracing.exporter"},
+    "opentelemetry": {"gateway.tracing.opentelemetry"},
 }
 
 

@@ -29,7 +29,7 @@ from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit
 from gateway.documents.reader import Document, read
 from gateway.errors import ConfigError
 from gateway.process.certificates import contexts
-from gateway.tracing.exporter import REMEDY, installed
+from gateway.tracing.opentelemetry import REMEDY, installed
 
 T = TypeVar("T")
 _MAY_BE_SECRET: Final = frozenset(("class_options", "factory_options"))

@@ -1,55 +1,27 @@
-"""Spans to an OTLP collector, by OpenTelemetry's own SDK and exporters; nobody else imports them.
+"""Spans to an OTLP collector.
 
 What has ended is put into a queue, which takes a microsecond and waits for nobody. A thread makes spans of it and sends them,
-when there are many or a while has passed. The queue is bounded: what finds no room, because the collector is slow, hangs or is
+when there are many or a while has passed. For a full message it computes 2 ms, of which the event loop may wait for each: less
+than the interpreter's 5 ms, so it does not pause in between, for which both would pay. The queue is bounded: what finds no room, because the collector is slow, hangs or is
 gone, is dropped and counted. So is what the collector did not take within the exporter's timeout.
 """
 
-import importlib.util
 import logging
-import os
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final
 
-from gateway import __version__
-from gateway.errors import ConfigError
 from gateway.tracing.context import span_id
+from gateway.tracing.opentelemetry import LOGS, Collector
+from gateway.tracing.otlp import spans_bytes
 from gateway.tracing.settings import Settings
 from gateway.tracing.spans import Span, span_count, spans_of
-from gateway.types import BatchTrace, RequestTrace, SpanContext
+from gateway.types import BatchTrace, RequestTrace
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import SpanContext as TheirContext
-
-REMEDY: Final = "pip install 'serving-gateway[otel]'"
-
-_EXPORTERS: Final = {"grpc": "opentelemetry.exporter.otlp.proto.grpc", "http": "opentelemetry.exporter.otlp.proto.http"}
-_THEIR_LOGS: Final = (
-    "opentelemetry.exporter.otlp.proto.grpc.exporter",
-    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-)
-_TRACES_PATH: Final = "/v1/traces"
 _TOLD_EVERY_S: Final = 60.0
-_AT_ONCE: Final = 64  # spans: 0.8 ms
-_PAUSE_S: Final = 0.0005
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-def installed(protocol: str) -> bool:
-    """Whether what sends spans by a protocol can be imported; looks, and imports nothing but the packages above it."""
-    try:
-        return importlib.util.find_spec(_EXPORTERS[protocol]) is not None
-    except ModuleNotFoundError:  # of a package above it
-        return False
 
 
 class Exporter:
@@ -59,8 +31,7 @@ class Exporter:
         """Imports the SDK: some 0.3 s. Raises: ConfigError."""
         self.exported = self.dropped = self.failed = 0
         self._settings = settings
-        self._made = _Spans()
-        self._exporter = _exporter(settings)
+        self._collector = Collector(settings)
         self._queue: deque[RequestTrace | BatchTrace] = deque()
         self._put = self._taken = 0  # spans; each is counted by one thread alone
         self._sending = 0
@@ -102,11 +73,11 @@ class Exporter:
             self.dropped += waiting
             if waiting + self._sending:
                 log.warning("%d spans are given up at the end: the collector has not taken them", waiting + self._sending)
-        self._exporter.shutdown()  # ends a call by gRPC; one by HTTP is left to its daemon thread
+        self._collector.close()  # a call by HTTP is left to its daemon thread
 
     def _main(self) -> None:
         self._reason.thread = threading.get_ident()
-        for name in _THEIR_LOGS:
+        for name in LOGS:
             logging.getLogger(name).filters.insert(0, self._reason)  # before one of theirs that drops what is said again
         try:
             ending = False
@@ -116,7 +87,7 @@ class Exporter:
                 ending = self._ending
                 self._send_what_waits()
         finally:
-            for name in _THEIR_LOGS:
+            for name in LOGS:
                 logging.getLogger(name).removeFilter(self._reason)
 
     def _send_what_waits(self) -> None:
@@ -129,7 +100,8 @@ class Exporter:
                 spans += spans_of(trace, span_id)
             self._sending = len(spans)
             try:
-                taken = self._made.send(self._exporter, spans)
+                # Once for all: what ends together must not drift apart with the wall clock.
+                taken = self._collector.send(spans_bytes(spans, time.time_ns() - time.monotonic_ns()))
             except Exception as exc:  # whatever it is, the next ones may go well
                 self._reason.text = f"{type(exc).__name__}: {exc}"
                 taken = False
@@ -168,101 +140,3 @@ class _Reason(logging.Filter):
             return True
         self.text = record.getMessage()
         return False
-
-
-class _WithPauses(list[T]):
-    """A list whose reader lets others run in between: a thread that computes holds the event loop up for 5 ms at a time."""
-
-    def __iter__(self) -> Iterator[T]:
-        for index, item in enumerate(super().__iter__()):
-            if index % _AT_ONCE == 0:
-                time.sleep(_PAUSE_S)
-            yield item
-
-
-class _Spans:
-    """Makes the SDK's spans of ours."""
-
-    def __init__(self) -> None:
-        """Raises: ConfigError."""
-        try:
-            from opentelemetry import trace
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import ReadableSpan
-            from opentelemetry.sdk.trace.export import SpanExportResult
-            from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-        except ImportError as exc:
-            raise ConfigError(f"tracing: OpenTelemetry cannot be imported ({exc}): {REMEDY}") from exc
-        self._span = ReadableSpan
-        self._context = trace.SpanContext
-        self._state = trace.TraceState.from_header
-        self._sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-        self._link = trace.Link
-        self._kinds = {kind.name.lower(): kind for kind in trace.SpanKind}
-        self._unset, self._failed = trace.Status(trace.StatusCode.UNSET), trace.Status(trace.StatusCode.ERROR)
-        self._taken = SpanExportResult.SUCCESS
-        self._scope = InstrumentationScope("gateway", __version__)
-        own = {"service.name": "gateway", "service.version": __version__, "host.name": socket.gethostname()}
-        told = {
-            key: value for key, value in Resource.create().attributes.items() if not str(value).startswith("unknown_service")
-        }
-
-        class One(Resource):
-            """Equal to itself alone: the exporter looks for it for each span, by its content for 7 of 20 µs."""
-
-            __hash__ = object.__hash__
-            __eq__ = object.__eq__
-
-        self._resource = One({**own, **told, "process.pid": os.getpid()})
-
-    def send(self, exporter: "SpanExporter", spans: Sequence[Span]) -> bool:
-        """Whether the collector has taken them. Takes as long as the exporter's timeout."""
-        # Once for all: what ends together must not drift apart with the wall clock.
-        unix_ns = time.time_ns() - time.monotonic_ns()
-        contexts = {span.context: self._their(span.context) for span in spans}
-        made = _WithPauses(self._made(span, unix_ns, contexts) for span in _WithPauses(spans))
-        return exporter.export(made) is self._taken
-
-    def _made(self, span: Span, unix_ns: int, contexts: "dict[SpanContext, TheirContext]") -> "ReadableSpan":
-        """contexts: those made before, by the span's."""
-        context = span.context
-        parent = None
-        if span.parent_id:
-            outer = SpanContext(context.trace_id, span.parent_id, context.state)
-            parent = contexts.get(outer) or self._their(outer, remote=span.remote)
-        return self._span(
-            span.name,
-            contexts[context],
-            parent,
-            self._resource,
-            span.attributes,
-            links=[self._link(contexts.get(link) or self._their(link)) for link in span.links],
-            kind=self._kinds[span.kind],
-            status=self._failed if span.failed else self._unset,
-            start_time=span.start_ns + unix_ns,
-            end_time=span.end_ns + unix_ns,
-            instrumentation_scope=self._scope,
-        )
-
-    def _their(self, context: SpanContext, *, remote: bool = False) -> "TheirContext":
-        state = self._state([context.state]) if context.state else None
-        return self._context(int(context.trace_id, 16), int(context.span_id, 16), remote, self._sampled, state)
-
-
-def _exporter(settings: Settings) -> "SpanExporter":
-    """Headers, certificates, timeouts and compression it reads from OTEL_EXPORTER_OTLP_*. Raises: ConfigError."""
-    endpoint = settings.endpoint
-    try:
-        if settings.protocol == "grpc":
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as ByGrpc
-
-            return ByGrpc(endpoint)
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as ByHttp
-
-        if endpoint is not None and not endpoint.rstrip("/").endswith(_TRACES_PATH):
-            endpoint = endpoint.rstrip("/") + _TRACES_PATH
-        return ByHttp(endpoint)
-    except ImportError as exc:
-        raise ConfigError(f"tracing: the exporter by {settings.protocol} cannot be imported ({exc}): {REMEDY}") from exc
-    except Exception as exc:  # an OTEL_EXPORTER_OTLP_* variable that it cannot read
-        raise ConfigError(f"tracing: the exporter by {settings.protocol} cannot be made: {type(exc).__name__}: {exc}") from exc

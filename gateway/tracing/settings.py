@@ -49,8 +49,7 @@ def settings(tracing: Tracing | None, environ: Mapping[str, str]) -> Settings | 
         tracing.protocol or _protocol(environ),
         tracing.endpoint,
         queued_spans,
-        # Half of what the SDK has: a message is put together at once, 256 spans in a millisecond, for which the loop waits.
-        min(queued_spans, _count(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 256)),
+        min(queued_spans, _count(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)),
         _count(environ, "OTEL_BSP_SCHEDULE_DELAY", 5000) / 1e3,
     )
 

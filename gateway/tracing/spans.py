@@ -6,8 +6,9 @@ it, linked to all of them; within it is what its session did, which is that requ
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, Literal
+
+import msgspec
 
 from gateway.errors import Code
 from gateway.types import BatchTrace, RequestTrace, SpanContext
@@ -24,8 +25,7 @@ _FAULTS: Final = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct):
     """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process."""
 
     name: str
@@ -33,9 +33,8 @@ class Span:
     parent_id: str
     start_ns: int
     end_ns: int
-    _: KW_ONLY
     kind: Kind = "internal"
-    attributes: Mapping[str, str | int] = field(default_factory=dict)
+    attributes: Mapping[str, str | int] = {}
     links: tuple[SpanContext, ...] = ()
     failed: bool = False
     remote: bool = False

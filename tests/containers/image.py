@@ -6,6 +6,7 @@ and what the platform adds, nothing else. The network is the machine's, so optio
 """
 
 import contextlib
+import os
 import shlex
 import subprocess
 import sys
@@ -27,6 +28,7 @@ OF_SAGEMAKER = {
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/_container_credentials/none", "SAGEMAKER_SAFE_PORT_RANGE": "21000-21999",
     "SAGEMAKER_BIND_TO_PORT": "0", "SAGEMAKER_REGION": "us-east-1", "SAGEMAKER_CONTAINER_LOG_LEVEL": "20",
 }  # fmt: skip
+IMAGE = os.environ.get("GATEWAY_IMAGE", "")  # the environment that `make sbom` has made; "": that of the tests
 KILLED_S = 30.0  # behind SIGTERM
 
 _TREE = """
@@ -93,9 +95,11 @@ def started(
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Container]:
     """directory: for what the process says, and its program. model: what is mounted at `place`, read-only."""
-    given = OF_THE_IMAGE | (OF_SAGEMAKER if place == SAGEMAKER else {}) | {"PYTHONPATH": str(ROOT)} | dict(variables or {})
+    given = OF_THE_IMAGE | (OF_SAGEMAKER if place == SAGEMAKER else {}) | dict(variables or {})
     program = directory / "gateway-program"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gateway.cli "$@"\n')
+    paths = "" if IMAGE else f"PYTHONPATH={ROOT} "
+    python = f"{IMAGE}/bin/python" if IMAGE else sys.executable
+    program.write_text(f'#!/bin/sh\n{paths}exec {python} -m gateway.cli "$@"\n')
     program.chmod(0o755)
     model.chmod(0o555)
     tree = _TREE.format(

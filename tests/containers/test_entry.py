@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=lacki
 
 MODEL: dict[str, Any] = {
     "name": "echo",
+    "batching": {"probe_s": 0},
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
     "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],
 }
@@ -141,9 +142,7 @@ class Load:
     def grpc(self, address: tuple[str, int]) -> None:
         message = pb.ModelInferRequest(model_name="echo", raw_input_contents=[bytes(8)])
         message.inputs.add(name="x", datatype="FP32", shape=[1, 2])
-        states: list[grpc.ChannelConnectivity] = []
         with grpc.insecure_channel(f"{address[0]}:{address[1]}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            channel.subscribe(states.append)
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             connected = 0
             while True:

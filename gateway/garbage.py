@@ -6,8 +6,10 @@ loaded is left out. Only for processes of our own: it is a setting of the whole 
 """
 
 import gc
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
 
 @contextmanager
@@ -21,17 +23,30 @@ def collecting_seldom() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-@contextmanager
-def collecting_nothing() -> Iterator[None]:
-    """Look for no garbage meanwhile: what makes many lists, none of them garbage, would pay for going through them all."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+class _Pause:
+    """Several may ask for it at once, on any thread: it is over when the last one is done."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._askers = 0
+        self._usual = True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._askers:
+                self._usual = gc.isenabled()
+                gc.disable()
+            self._askers += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._askers -= 1
+            if not self._askers and self._usual:
+                gc.enable()
+
+
+collecting_nothing: Final = _Pause()
+"""Within it nothing looks for garbage: what makes many lists, none of them garbage, would pay for going through them all."""
 
 
 def leave_out() -> None:

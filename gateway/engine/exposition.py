@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
 from typing import Final
 
-from gateway.engine.metric_blocks import FIELDS, BlockText, Edges, Key, State, escaped, heads, place
+from gateway.engine.metric_blocks import FIELDS, SEP, BlockText, Edges, Key, State, escaped, heads, place
 from gateway.engine.metric_table import TABLE, TRITON_TABLE
 from gateway.engine.model_statistics import ModelStatistics
 
@@ -27,7 +27,7 @@ class Exposition:
         self._exemplars = exemplars
         self._triton_names = triton_names
         self._texts: dict[Key, BlockText] = {}
-        self._heads = {form: dict(heads(TABLE, openmetrics=form)) for form in (False, True)}
+        self._heads = {form: [(name, head.encode()) for name, head in heads(TABLE, openmetrics=form)] for form in (False, True)}
         self._order = _order()
 
     def written(self, blocks: Mapping[Key, State], *, openmetrics: bool) -> Generator[None, None, bytes]:
@@ -43,24 +43,21 @@ class Exposition:
         by_kind: dict[str, list[BlockText]] = defaultdict(list)
         for block in self._texts.values():
             by_kind[block.key.kind].append(block)
-        parts: list[str] = []
-        for name, head in self._heads[openmetrics].items():
-            own = [self._text_of(block, index, openmetrics) for kind, index in self._order[name] for block in by_kind[kind]]
-            body = "".join(own)
-            if body:
-                parts += (head, body)
-            yield
+        parts: list[bytes] = []
+        for name, head in self._heads[openmetrics]:
+            bodies = []
+            for kind, index in self._order[name]:
+                bodies.append(b"".join([self._text_of(block, index, openmetrics) for block in by_kind[kind]]))
+                yield
+            if any(bodies):
+                parts += (head, *bodies)
         if self._triton_names:
-            parts.append((yield from self._triton(blocks, openmetrics)))
+            parts.append((yield from self._triton(blocks, openmetrics)).encode())
         if openmetrics:
-            parts.append("# EOF\n")
-        encoded = []
-        for text in parts:
-            encoded.append(text.encode())
-            yield
-        return b"".join(encoded)
+            parts.append(b"# EOF\n")
+        return b"".join(parts)
 
-    def _text_of(self, block: BlockText, index: int, openmetrics: bool) -> str:
+    def _text_of(self, block: BlockText, index: int, openmetrics: bool) -> bytes:
         if openmetrics and index == _LATENCY and block.key.kind == "edge":
             model, version, protocol = block.key.labels
             exemplars = self._exemplars(model, version, protocol)
@@ -120,5 +117,6 @@ def _add_lane(statistics: ModelStatistics, state: State) -> None:
     statistics.pending += state[_WAITING] or 0
     for stage, index in _STAGES.items():
         statistics.add_stage(stage, state[index])
-    for rows, counts in state[-1].items():
-        statistics.executions_by_rows[int(rows)].add(counts)
+    for key, number in state[-1].items():
+        rows, _, of = key.partition(SEP)
+        statistics.executions_by_rows[int(rows)].add(of, number)

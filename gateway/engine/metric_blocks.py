@@ -1,9 +1,12 @@
 """What recorders give, how it is added up, and how it reads as text.
 
-A block is what one recorder counts: a kind, its label values, and a value for each field of the kind: a number; a list, which
+A block is what one recorder counts: a kind, its label values, and a value for each field of the kind: a number; a tuple, which
 is a histogram (the count of each bucket, of what lies beyond the last edge, and the sum); a mapping from inner label values,
 joined by SEP, to numbers; or None, where there is nothing to tell. Times of counters and histograms are integer nanoseconds.
 Blocks of equal kind and labels are merged, be they of one process or of several: so a sum is exact.
+
+Histograms are tuples, and mappings plain dicts of numbers: Python's garbage collector does not keep an eye on them. Of lists,
+or copies of a defaultdict, it would go through thousands again and again.
 
 A `BlockText` is that of one block, by family; what has not changed since the last scrape is not written again.
 """
@@ -17,7 +20,7 @@ from gateway.engine.metric_table import BY_NAME, Metric
 
 SEP: Final = "\x1f"
 
-State = list[Any]
+State = tuple[Any, ...]
 
 
 class Key(NamedTuple):
@@ -90,7 +93,7 @@ FIELDS: Final[Mapping[str, tuple[Field, ...]]] = {
         _stage("queue"),
         _stage("batch_wait"),
         _stage("compute"),
-        Field("", ("rows",)),  # executions and their times by rows, for the statistics extension
+        Field("", ("rows", "of")),  # batches and their times by rows, for the statistics extension
     ),
     "model": (
         Field("gateway_slo_seconds"),
@@ -128,15 +131,15 @@ def place(kind: str, name: str, **fixed: str) -> int:
 
 def counters_only(kind: str, state: State) -> State:
     """What still counts when its process, or its lane, has ended."""
-    return [
+    return tuple(
         None if field.metric is not None and field.metric.kind == "gauge" else value
         for field, value in zip(FIELDS[kind], state, strict=True)
-    ]
+    )
 
 
 def merge(kind: str, one: State, other: State) -> State:
     """Two states of one block as one. Histograms of other edges than `one` has are left out."""
-    return [_merge(field, a, b) for field, a, b in zip(FIELDS[kind], one, other, strict=True)]
+    return tuple(_merge(field, a, b) for field, a, b in zip(FIELDS[kind], one, other, strict=True))
 
 
 def _merge(field: Field, one: Any, other: Any) -> Any:
@@ -144,8 +147,8 @@ def _merge(field: Field, one: Any, other: Any) -> Any:
         return other
     if other is None:
         return one
-    if isinstance(one, list):
-        return [a + b for a, b in zip(one, other, strict=True)] if len(one) == len(other) else one
+    if isinstance(one, tuple):
+        return tuple(a + b for a, b in zip(one, other, strict=True)) if len(one) == len(other) else one
     if isinstance(one, dict):
         found = dict(one)
         for key, value in other.items():
@@ -166,24 +169,24 @@ class BlockText:
 
     def __init__(self, key: Key) -> None:
         self.key = key
-        self.texts: list[str] = [""] * len(FIELDS[key.kind])
+        self.texts: list[bytes] = [b""] * len(FIELDS[key.kind])
         self._labels = dict(zip(LABELS[key.kind], key.labels, strict=True))
-        self._state: State = [None] * len(self.texts)
+        self._state: State = (None,) * len(self.texts)
         self._forms: dict[Any, str] = {}  # what stands before a value, or all of a histogram with gaps for its values
 
     def update(self, state: State, edges: Edges) -> None:
         for index, (field, value, before) in enumerate(zip(FIELDS[self.key.kind], state, self._state, strict=True)):
             if value != before and field.name:
-                self.texts[index] = self._text(index, field, value, edges)
+                self.texts[index] = self._text(index, field, value, edges).encode()
         self._state = state
 
-    def with_exemplars(self, index: int, exemplars: Mapping[int, str]) -> str:
+    def with_exemplars(self, index: int, exemplars: Mapping[int, str]) -> bytes:
         """The text of a histogram with these behind the lines of their buckets."""
         lines = self.texts[index].splitlines(keepends=True)
         for bucket, exemplar in exemplars.items():
             if bucket < len(lines):
-                lines[bucket] = f"{lines[bucket][:-1]} # {exemplar}\n"
-        return "".join(lines)
+                lines[bucket] = b"%b # %b\n" % (lines[bucket][:-1], exemplar.encode())
+        return b"".join(lines)
 
     def _text(self, index: int, field: Field, value: Any, edges: Edges) -> str:
         metric = field.metric
@@ -196,7 +199,7 @@ class BlockText:
                 f"{self._form(index, field, metric, inner)}{number / 1e9 if time else number}\n"
                 for inner, number in value.items()
             )
-        if not isinstance(value, list):
+        if not isinstance(value, tuple):
             return f"{self._form(index, field, metric, '')}{value / 1e9 if time else value}\n"
         form = self._forms.get((index, len(value)))
         if form is None:

@@ -5,6 +5,8 @@ so that no half of one is read. Its owner holds a lock beside it for as long as 
 feign: of those whose owner has ended the counters count on, and the gauges do not. A process that starts adds the files of the
 ended into one, so that a node on which many have come and gone stays cheap to read.
 
+What takes long is done in slices: the methods that give a generator are to be run to its end, and its value is the result.
+
 A full disk costs others what is new here, until there is room; nothing of it reaches a request.
 """
 
@@ -14,22 +16,26 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-FORMAT: Final = 1
+from gateway.engine.metric_blocks import State
+
+FORMAT: Final = 2
 _ENDED: Final = "ended"
 _TOUCHED_S: Final = 3600.0
 
 log = logging.getLogger(__name__)
 
-Block = tuple[str, tuple[str, ...], list[Any]]
+Block = tuple[str, tuple[str, ...], State]
 """Kind, label values, and the values of the kind's fields."""
 
-_decode: Final = msgspec.msgpack.Decoder(tuple[int, list[Block]]).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+_split: Final = msgspec.msgpack.Decoder(tuple[int, list[msgspec.Raw]]).decode
+_decode: Final = msgspec.msgpack.Decoder(tuple[str, tuple[str, ...], tuple[Any, ...]]).decode
 
 
 class Published(NamedTuple):
@@ -47,20 +53,26 @@ class NodeFiles:
         self._directory = directory
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._written = b""
+        self._encodings = self._written_by = 0
         self._told = False  # that a file could not be written
         self._seen: list[Published] | None = None  # of the others, when it was looked last
         self._young_until_s = 0.0
-        self._read: dict[
-            str, tuple[tuple[int, int], list[Block]]
-        ] = {}  # name -> what told this state of it from others, and it
+        # name -> what told this state of it from others, and it
+        self._read: dict[str, tuple[tuple[int, int], list[Block]]] = {}
         self._lock = self._locked(f"{self._name}.lock")
 
-    def publish(self, blocks: Sequence[Block]) -> None:
+    def publish(self, blocks: Sequence[Block]) -> Generator[None, None, None]:
         """Replace what the others see of this process, if it has changed."""
         self._keep_young()
-        content = msgspec.msgpack.encode((FORMAT, blocks))
-        if content == self._written:
+        self._encodings = number = self._encodings + 1
+        encoded = []
+        for block in blocks:
+            encoded.append(msgspec.Raw(_encode(block)))
+            yield
+        content = _encode((FORMAT, encoded))
+        if content == self._written or number < self._written_by:  # one that began later was done first
             return
+        self._written_by = number
         path = self._directory / f"{self._name}.blocks"
         try:
             _replace(path, content)
@@ -71,29 +83,34 @@ class NodeFiles:
         else:
             self._written = content
 
-    def others(self) -> list[Published]:
+    def others(self) -> Generator[None, None, list[Published]]:
         """What every other process has published, those that have ended among them."""
         # What was seen before, while one that starts makes one file of several: it may take long, or be stopped.
         how = fcntl.LOCK_SH if self._seen is None else fcntl.LOCK_SH | fcntl.LOCK_NB
         with contextlib.suppress(OSError), self._whole(how):
-            self._seen = self._look()
+            self._seen = yield from self._look()
         return self._seen or []
 
-    def _look(self) -> list[Published]:
+    def _look(self) -> Generator[None, None, list[Published]]:
         found = []
         names = self._names()
         for name in names:
-            blocks = self._blocks(name)
+            blocks = yield from self._blocks(name)
             if blocks is not None:
                 found.append(Published(blocks, name != _ENDED and self._lives(name)))
         for gone in self._read.keys() - names:
             del self._read[gone]
         return found
 
-    def ended(self) -> list[tuple[str, list[Block]]]:
+    def ended(self) -> Generator[None, None, list[tuple[str, list[Block]]]]:
         """Names and blocks of the processes that have ended. While `folding`."""
-        names = [name for name in self._names() if name == _ENDED or not self._lives(name)]
-        return [(name, blocks) for name in names if (blocks := self._blocks(name)) is not None]
+        found = []
+        for name in self._names():
+            if name == _ENDED or not self._lives(name):
+                blocks = yield from self._blocks(name)
+                if blocks is not None:
+                    found.append((name, blocks))
+        return found
 
     def fold(self, names: Sequence[str], blocks: Sequence[Block]) -> None:
         """Put one file in the place of those of ended processes. While `folding`. Raises: OSError."""
@@ -154,7 +171,7 @@ class NodeFiles:
             os.close(handle)
         return False
 
-    def _blocks(self, name: str) -> list[Block] | None:
+    def _blocks(self, name: str) -> Generator[None, None, list[Block] | None]:
         """None: of another format, or no longer there."""
         path = self._directory / f"{name}.blocks"
         try:
@@ -163,10 +180,15 @@ class NodeFiles:
             known = self._read.get(name)
             if known is not None and known[0] == state:
                 return known[1]
-            number, blocks = _decode(path.read_bytes())
+            number, encoded = _split(path.read_bytes())
+            if number != FORMAT:
+                return None
+            blocks = []
+            for one in encoded:
+                yield
+                kind, labels, values = _decode(one)
+                blocks.append((kind, labels, tuple(tuple(value) if isinstance(value, list) else value for value in values)))
         except (OSError, msgspec.MsgspecError):
-            return None
-        if number != FORMAT:
             return None
         self._read[name] = (state, blocks)
         return blocks

@@ -35,6 +35,7 @@ from gateway.engine.recorders import (
     ProcessMetrics,
     RoutingMetrics,
 )
+from gateway.garbage import collecting_nothing
 
 FLUSH_INTERVAL_S: Final = 1.0
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -219,12 +220,12 @@ class Metrics:
             yield cost.key, cost.state(now_ns)
         yield from self._process.states(now_ns)
         ready = {SEP.join(one[:2]): int(one[2]) for one in self._readiness()}
-        yield Key("node", ()), [self._process.info or None, ready or None]
+        yield Key("node", ()), (self._process.info or None, ready or None)
         yield from ended
 
     def _publish(self) -> Generator[None, None, None]:
         if self._files is not None:
-            self._files.publish((yield from self._collected()))
+            yield from self._files.publish((yield from self._collected()))
 
     def _collected(self, wanted: Collection[tuple[str, str]] | None = None) -> Generator[None, None, list[Block]]:
         found: list[Block] = []
@@ -243,8 +244,8 @@ class Metrics:
             yield
         if self._files is not None:
             if wanted is None:
-                self._files.publish(own)  # or who is scraped next, and cannot see this, would show less
-            for published in self._files.others():
+                yield from self._files.publish(own)  # or who is scraped next, and cannot see this, would show less
+            for published in (yield from self._files.others()):
                 for block in published.blocks:
                     if wanted is not None and block[1][:2] not in wanted:
                         continue
@@ -264,7 +265,7 @@ class Metrics:
     def _fold(self, files: NodeFiles) -> None:
         """Make one file of those of processes that have ended. Raises: OSError."""
         with files.folding():
-            ended = files.ended()
+            ended = _at_once(files.ended())
             if len(ended) > 1:
                 found: dict[Key, State] = {}
                 for _, blocks in ended:
@@ -322,17 +323,22 @@ def _at_once(work: Generator[None, None, T]) -> T:
 
 
 async def in_slices(work: Generator[None, None, T]) -> T:
-    """Its result, with the loop free for others in between."""
+    """Its result, with the loop free for others in between.
+
+    What it makes, thousands of tuples for hundreds of models, takes the place of what the last one made: so Python is not to
+    look for garbage because of it. It would do so eight times, and every tenth time or so look through all that there is.
+    """
     clock = time.monotonic_ns
     until_ns = clock() + _SLICE_NS
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return cast(T, end.value)
-        if clock() >= until_ns:
-            # Sessions' threads wait for Python's lock: given up for less than they need to wake, it would be taken again at
-            # once, and they get it after 5 ms only.
-            time.sleep(1e-6)  # noqa: ASYNC251
-            await asyncio.sleep(0)
-            until_ns = clock() + _SLICE_NS
+    with collecting_nothing:
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return cast(T, end.value)
+            if clock() >= until_ns:
+                # Sessions' threads wait for Python's lock: given up for less than they need to wake, it would be taken again at
+                # once, and they get it after 5 ms only.
+                time.sleep(1e-6)  # noqa: ASYNC251
+                await asyncio.sleep(0)
+                until_ns = clock() + _SLICE_NS

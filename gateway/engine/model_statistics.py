@@ -5,9 +5,11 @@ So they cannot disagree with what /metrics says.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Final
 
+from gateway.engine.metric_blocks import SEP
 from gateway.errors import Code
 
 STAGES: Final = ("decode", "queue", "batch_wait", "compute", "encode")
@@ -40,12 +42,14 @@ class Executions:
     compute_ns: int = 0
     from_worker_ns: int = 0
 
-    def add(self, counts: Sequence[int]) -> None:
-        count, to_ns, compute_ns, from_ns = counts
-        self.count += count
-        self.to_worker_ns += to_ns
-        self.compute_ns += compute_ns
-        self.from_worker_ns += from_ns
+    def add(self, of: str, number: int) -> None:
+        setattr(self, of, getattr(self, of) + number)
+
+
+@cache
+def execution_keys(rows: int) -> tuple[str, ...]:
+    """Of batches of so many rows in a block: the rows, and what of their `Executions`."""
+    return tuple(SEP.join((str(rows), one.name)) for one in fields(Executions))
 
 
 class ModelStatistics:

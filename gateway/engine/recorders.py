@@ -16,7 +16,7 @@ from gateway import __version__
 from gateway.batching.batch import Batch
 from gateway.engine.metric_blocks import SEP, Key, State
 from gateway.engine.metric_buckets import CODEC_NS, LAG_NS, ROWS, STAGE_NS, latency_edges_ns
-from gateway.engine.model_statistics import OK
+from gateway.engine.model_statistics import OK, execution_keys
 from gateway.engine.process_facts import age_s, ended_children_cpu_ns, own_memory_bytes, used_by
 from gateway.engine.runner import Execution
 from gateway.errors import Cancelled, Code
@@ -66,6 +66,9 @@ class _Executed:
     compute_ns: int = 0
     from_ns: int = 0
 
+    def by_key(self, rows: int) -> Iterator[tuple[str, int]]:
+        return zip(execution_keys(rows), (self.batches, self.to_ns, self.compute_ns, self.from_ns), strict=True)
+
 
 class LaneMetrics:
     """Counted by one lane."""
@@ -88,7 +91,7 @@ class LaneMetrics:
         self._log: list[tuple[str, int, int, Sequence[int], int, int, int, int, int, int | None]] = []
         self._queue, self._wait, self._run = ([0] * (len(STAGE_NS) + 1) for _ in range(3))
         self._queue_ns = self._wait_ns = self._run_ns = 0
-        self._reasons: dict[str, int] = defaultdict(int)
+        self._reasons: dict[str, int] = {}
         self._executed: dict[int, _Executed] = {}  # by rows
         self._busy_ns = self._predicted_ns = self._expected_ns = 0
         self._retries = self._failed = self._dropped = self._shifts = 0
@@ -126,7 +129,7 @@ class LaneMetrics:
         bisect, stage = bisect_left, STAGE_NS
         queue_ns = wait_ns = run_ns = busy_ns = 0
         for reason, rows, padded, arrivals_ns, closed_ns, started_ns, finished_ns, now_ns, expected_ns, first_ns in log:
-            reasons[reason] += 1
+            reasons[reason] = reasons.get(reason, 0) + 1
             bucket = (rows - 1).bit_length()  # the edges are powers of 2
             sizes[bucket if bucket < last else last] += 1
             self._rows_sum += rows
@@ -181,7 +184,7 @@ class LaneMetrics:
         }
         self._shifts = max(self._shifts, gauges.shifts)  # what was learned of a shape is forgotten where there are many
         executed = self._executed.values()
-        return [
+        return (
             gauges.queue_rows if here else None,
             gauges.queue_requests if here else None,
             gauges.oldest_ns / 1e9 if here else None,
@@ -190,7 +193,7 @@ class LaneMetrics:
             service or None,
             gauges.cold_start_ns / 1e9 if gauges.cold_start_ns is not None else None,
             dict(self._reasons),
-            [*self._rows, self._rows_sum],
+            (*self._rows, self._rows_sum),
             self._padding,
             self._busy_ns + gauges.running_ns,
             sum(each.to_ns for each in executed),
@@ -203,11 +206,11 @@ class LaneMetrics:
             self._shifts,
             self._rows_sum - self._rows_failed,
             self._dropped,
-            [*self._queue, self._queue_ns],
-            [*self._wait, self._wait_ns],
-            [*self._run, self._run_ns],
-            {str(rows): [each.batches, each.to_ns, each.compute_ns, each.from_ns] for rows, each in self._executed.items()},
-        ]
+            (*self._queue, self._queue_ns),
+            (*self._wait, self._wait_ns),
+            (*self._run, self._run_ns),
+            {key: number for rows, each in self._executed.items() for key, number in each.by_key(rows)},
+        )
 
 
 class RoutingMetrics:
@@ -219,8 +222,8 @@ class RoutingMetrics:
         self._ended = ended
         self._routed: dict[tuple[str, str], int] = defaultdict(int)
         self._copies: dict[tuple[str, str, str], int] = defaultdict(int)
-        self._busy_usd: dict[str, float] = defaultdict(float)
-        self._ejections: dict[str, int] = defaultdict(int)
+        self._busy_usd: dict[str, float] = {}
+        self._ejections: dict[str, int] = {}
         self._ejected: dict[str, int] = {}
 
     def routed(self, backend: str, reason: str) -> None:
@@ -230,10 +233,10 @@ class RoutingMetrics:
         self._copies[backend, why, result] += 1
 
     def busy(self, backend: str, usd: float) -> None:
-        self._busy_usd[backend] += usd
+        self._busy_usd[backend] = self._busy_usd.get(backend, 0.0) + usd
 
     def ejected(self, backend: str) -> None:
-        self._ejections[backend] += 1
+        self._ejections[backend] = self._ejections.get(backend, 0) + 1
         self._ejected[backend] = 1
 
     def back(self, backend: str) -> None:
@@ -243,14 +246,14 @@ class RoutingMetrics:
         self._ended(self, self.state())
 
     def state(self) -> State:
-        return [
+        return (
             self._slo_s,
             {SEP.join(key): count for key, count in self._routed.items()},
             {SEP.join(key): count for key, count in self._copies.items()},
             dict(self._ejections),
             dict(self._ejected) or None,
             dict(self._busy_usd),
-        ]
+        )
 
 
 class EndpointMetrics:
@@ -274,7 +277,7 @@ class EndpointMetrics:
         self._unfinished = [0, 0]  # answers in parts that have begun and not ended well, by whether the first part was in time
         self._gaps_ns = self._parts = 0
         self._ok = 0
-        self._failed: dict[str, int] = defaultdict(int)
+        self._failed: dict[str, int] = {}
         self._failed_ns = 0
         self._last_s: float | None = None
 
@@ -342,22 +345,22 @@ class EndpointMetrics:
 
     def failed(self, code: Code, arrival_ns: int, answered_ns: int) -> None:
         """Count an error."""
-        self._failed[code.value] += 1
+        self._failed[code.value] = self._failed.get(code.value, 0) + 1
         self._failed_ns += answered_ns - arrival_ns
 
     def state(self) -> State:
         self._count()
-        return [
+        return (
             {OK: self._ok, **self._failed} if self._ok or self.key.labels[0] else dict(self._failed),
-            [*self._latency, self._latency_ns],
+            (*self._latency, self._latency_ns),
             self._failed_ns,
             self._attained(),
             self._last_s,
-            [*self._decode, self._decode_ns],
-            [*self._encode, self._encode_ns],
+            (*self._decode, self._decode_ns),
+            (*self._encode, self._encode_ns),
             sum(self._latency) + self._parts if self._gaps is not None else None,
-            [*self._gaps, self._gaps_ns] if self._gaps is not None else None,
-        ]
+            (*self._gaps, self._gaps_ns) if self._gaps is not None else None,
+        )
 
     def _attained(self) -> dict[str, int] | None:
         if self._slo_bucket is None:
@@ -415,11 +418,11 @@ class Cost:
         busy_usd = busy_ns * self._usd_per_ns / self._sessions
         self._idle_usd = max(self._idle_usd, held_ns * self._usd_per_ns - busy_usd)  # a counter never goes back
         priced = self._usd_per_hour is not None
-        return [
+        return (
             {"busy": busy_usd, "idle": self._idle_usd} if priced else None,
             (self._usd_per_hour if self._holders else 0.0) if priced else None,
             int(self._measure is not None) or None,
-        ]
+        )
 
 
 class ProcessMetrics:
@@ -444,9 +447,9 @@ class ProcessMetrics:
         self._lag_ns += max(0, lag_ns)
 
     def states(self, now_ns: int) -> Iterator[tuple[Key, State]]:
-        lag = [*self._lag, self._lag_ns]
+        lag = (*self._lag, self._lag_ns)
         spans = dict(self.spans()) or None
-        yield self._key, [1, time.process_time_ns(), own_memory_bytes(), self._started_s, lag, spans]
+        yield self._key, (1, time.process_time_ns(), own_memory_bytes(), self._started_s, lag, spans)
         pids = list(self._session_pids())
         ended_ns = ended_children_cpu_ns()
         if pids or ended_ns or self._sessions_ns:
@@ -454,7 +457,7 @@ class ProcessMetrics:
             # One that ends is in neither of them for a moment, and a counter never goes back.
             self._sessions_ns = max(self._sessions_ns, ended_ns + sum(one.cpu_ns for one in used))
             memory_bytes = sum(one.memory_bytes for one in used)
-            yield Key("process", ("session",)), [len(used), self._sessions_ns, memory_bytes, None, None, None]
+            yield Key("process", ("session",)), (len(used), self._sessions_ns, memory_bytes, None, None, None)
 
 
 # With `metrics: off`: nothing is counted, and nothing costs more than the call.

@@ -109,7 +109,7 @@ def tensor_from_json(
     long: the data may be, so elements are counted before they are read, and no garbage is looked for among their lists.
     """
     if long:
-        with collecting_nothing():
+        with collecting_nothing:
             flat = _flat(name, datatype, data, json_depth, partial(check_count, name, datatype, shape))
     else:
         flat = _flat(name, datatype, data, json_depth)

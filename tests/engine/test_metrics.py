@@ -1,6 +1,7 @@
 """What is counted arrives in the exposition, also that of another process of the node, in both text formats."""
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import ModelSection, parse_config
 from gateway.engine import recorders
+from gateway.engine.metric_blocks import FIELDS
 from gateway.engine.metric_files import NodeFiles
 from gateway.engine.metric_table import BY_NAME, TRITON_TABLE
 from gateway.engine.metrics import FLUSH_INTERVAL_S, Metrics
@@ -417,12 +419,12 @@ def test_a_process_that_makes_one_file_of_several_holds_nobody_up(tmp_path: Path
 
 def test_files_are_kept_from_those_who_remove_what_is_old(tmp_path: Path) -> None:
     ended = NodeFiles(tmp_path)
-    ended.publish([])
+    list(ended.publish([]))
     ended.close()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     for path, mtime_ns in before.items():
         os.utime(path, ns=(0, mtime_ns))
-    NodeFiles(tmp_path).publish([])
+    list(NodeFiles(tmp_path).publish([]))
     now_s = time.time()
     assert len(before) == 3
     assert all(path.stat().st_atime > now_s - 60 for path in before)
@@ -517,6 +519,70 @@ def test_others_have_their_turns_during_a_scrape() -> None:
 
     asyncio.run(main())
     assert turns > 10  # of some 30 ms, a quarter of one at a time
+
+
+def test_what_a_scrape_keeps_is_nothing_to_the_garbage_collector(tmp_path: Path) -> None:
+    metrics, other = Metrics(directory=tmp_path), Metrics(directory=tmp_path)
+    count_all(metrics)
+    count_all(other)
+    other.flush()
+    blocks = asyncio.run(metrics.counted())
+    gc.collect()
+    assert {key.kind for key in blocks} == FIELDS.keys()
+    assert not [(key.kind, value) for key, state in blocks.items() for value in state if gc.is_tracked(value)]
+
+
+def test_no_garbage_is_looked_for_because_of_a_scrape_though_states_are_published_meanwhile(tmp_path: Path) -> None:
+    metrics = Metrics(directory=tmp_path)
+    looked = []
+
+    async def main() -> None:
+        for number in range(500):
+            metrics.endpoint(f"m{number}", "1", "rest").done(0, 0, 0, 1)
+        publishing = asyncio.create_task(metrics.keep_publishing(0.0))
+        await metrics.scrape(b"")
+        gc.collect()  # or it might be due just now
+        gc.callbacks.append(note)
+        try:
+            await metrics.scrape(b"")
+        finally:
+            gc.callbacks.remove(note)
+            publishing.cancel()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        looked.append(phase)
+
+    asyncio.run(main())
+    assert looked == []
+    assert gc.isenabled()
+
+
+def test_the_files_of_processes_are_written_and_read_a_block_at_a_time(tmp_path: Path) -> None:
+    files, other = NodeFiles(tmp_path), NodeFiles(tmp_path)
+    blocks = [("edge", (f"m{number}", "1", "rest"), ({"ok": number}, (1, 2, 3), None)) for number in range(500)]
+    assert len(list(other.publish(blocks))) == 500
+    reading = files.others()
+    slices = 0
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            (published,) = end.value
+            break
+        slices += 1
+    assert slices == 500
+    assert published.blocks == blocks
+    assert len(list(files.others())) == 0  # it has not changed
+
+
+def test_what_was_counted_earlier_is_not_published_over_what_was_later(tmp_path: Path) -> None:
+    metrics, files = Metrics(directory=tmp_path), NodeFiles(tmp_path)
+    requests = key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")
+    earlier = files.publish([("edge", ("m", "1", "rest"), ({"ok": 1}, *[None] * 8))])
+    next(earlier)
+    list(files.publish([("edge", ("m", "1", "rest"), ({"ok": 2}, *[None] * 8))]))
+    list(earlier)
+    assert exposed(metrics)[requests] == 2
 
 
 def test_lag_is_measured_while_it_publishes() -> None:

@@ -31,7 +31,7 @@ def claimed(table: str) -> list[str]:
 
 
 def state(address: str) -> str:
-    """What it answers: "200", or why it does not. With TLS where it does not speak without; nobody's certificate is judged."""
+    """What it answers: "200", or what else. By TLS where that is not so without; nobody's certificate is judged."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -44,7 +44,9 @@ def state(address: str) -> str:
             connection.request("GET", "/ping")
             response = connection.getresponse()
             response.read()
-            return str(response.status)
+            if response.status == 200:
+                return "200"
+            said = said or str(response.status)
         except (OSError, http.client.HTTPException) as exc:
             said = said or f"{type(exc).__name__}: {exc}"
         finally:

@@ -1,8 +1,9 @@
 """What the keys have asked: in one process, or of all ingress processes of a node, in a file that they share.
 
 The file has a row for each key: its digest, when what it has asked is due, and, a column for each process, its requests in
-flight. Whoever decides holds the lock of the file meanwhile, for some microseconds. Each process holds the lock of its column's
-own file for as long as it lives, which the kernel lets go however it ends: then its column counts nothing any more.
+flight; and behind the rows how many processes have come, so that the others see a new one at once. Whoever decides holds the
+lock of the file meanwhile, for some microseconds. Each process holds the lock of its column's own file for as long as it lives,
+which the kernel lets go however it ends: then its column counts nothing any more.
 
 Processes on other nodes have other files. Each node grants the part of a limit that its processes are of all that are
 configured, and never more than the whole. A row that nothing is in flight of, and nothing due, says what no row would say: it
@@ -22,6 +23,7 @@ _COLUMNS: Final = 128  # 64 ingresses, and as many that take their places
 _ROWS: Final = 8192  # twice as many as a file may list
 _DIGEST: Final = 4  # numbers of 64 bits
 _ROW: Final = _DIGEST + 1 + _COLUMNS
+_CAME: Final = -1  # behind all rows: how many processes have come so far
 _NUMBER_BYTES: Final = 8
 _NOBODY: Final = bytes(_DIGEST * _NUMBER_BYTES)
 _LOCK: Final = "process-"
@@ -67,12 +69,14 @@ class SharedUsage:
         self._next_look_ns = 0
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
-            size = _ROWS * _ROW * _NUMBER_BYTES
+            size = (_ROWS * _ROW + 1) * _NUMBER_BYTES
             if os.fstat(self._file).st_size < size:
                 os.ftruncate(self._file, size)  # of which only what is written takes room
             self._map = mmap.mmap(self._file, size)
             self._table = memoryview(self._map).cast("q")
             self._column, self._lock = self._free_column()
+            self._table[_CAME] += 1  # the others are to look
+            self._came = self._table[_CAME]
             self._look()
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -81,8 +85,8 @@ class SharedUsage:
         table = self._table
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
-            if now_ns >= self._next_look_ns:
-                self._next_look_ns = now_ns + _LOOK_NS
+            if now_ns >= self._next_look_ns or table[_CAME] != self._came:
+                self._next_look_ns, self._came = now_ns + _LOOK_NS, table[_CAME]
                 self._look()
             at = self._row(digest, now_ns) + _DIGEST
             standing = KeyStanding(table[at], sum(table[at + 1 : at + 1 + self._columns]))

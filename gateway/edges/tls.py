@@ -21,6 +21,7 @@ from gateway.edges.tls_turns import READ_BYTES, Tls
 from gateway.wire.http_errors import error_body
 from gateway.wire.tensors import Buffer
 
+_READ_SHAKING_BYTES: Final = 8 << 10  # held until it is the connection's turn: of all who do not shake hands, little
 _READS_AT_ONCE: Final = 4  # of READ_BYTES; uvloop would go on 32 times before others have their turn
 _HEAD_BYTES: Final = 5  # of a record, the last two of them its length (RFC 8446, section 5.1)
 _SLICE_BYTES: Final = 1 << 10  # of short records, decrypted without a look at the time: as requests for new keys 1 ms
@@ -46,9 +47,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     """The protocol of a socket, and the transport of the connection within."""
 
     __slots__ = (
-        "_deadline", "_delivering", "_ended", "_ending", "_fed", "_full_reads", "_held", "_high", "_incoming", "_inner",
-        "_left", "_loop", "_low", "_of_record", "_open", "_outgoing", "_paused", "_pending", "_pending_bytes", "_sends_later",
-        "_session", "_socket", "_tls", "_waits",
+        "_deadline", "_delivering", "_ended", "_ending", "_fed", "_full", "_full_reads", "_held", "_high", "_incoming",
+        "_inner", "_left", "_loop", "_low", "_of_record", "_open", "_outgoing", "_paused", "_pending", "_pending_bytes",
+        "_sends_later", "_session", "_socket", "_tls", "_waits",
     )  # fmt: skip
 
     def __init__(self, inner: asyncio.BufferedProtocol | asyncio.Protocol, tls: Tls, loop: asyncio.AbstractEventLoop) -> None:
@@ -71,6 +72,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._pending_bytes = 0
         self._high, self._low = _USUAL_HIGH_BYTES, _USUAL_HIGH_BYTES // 4
         self._sends_later = False  # enough was encrypted in this turn
+        self._full = False  # the socket takes no more for now, and tells when it does
         self._held = False  # the connection within was told to pause writing
         self._paused = False  # it wants no more bytes
         self._delivering = False
@@ -102,7 +104,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         """Without a word of TLS before it: the client is gone. Returning None closes the socket."""
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._tls.encrypted
+        return self._tls.encrypted if self._open else self._tls.encrypted[:_READ_SHAKING_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended or (self._ending and self._open):  # nobody wants it any more
@@ -120,9 +122,10 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._left = memoryview(bytes(self._left))  # the next read of any connection lands there
 
     def pause_writing(self) -> None:
-        """Sizes are looked at where they change."""
+        self._full = True
 
     def resume_writing(self) -> None:
+        self._full = False
         self._send()
 
     # turns
@@ -400,7 +403,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             return
         if self._ending and not pending:
             self._end(session)
-        elif pending and left_bytes <= 0 and not self._sends_later:
+        elif pending and not self._full and not self._sends_later:
             self._sends_later = True
             self._loop.call_soon(self._send_on)
         self._control()
@@ -423,10 +426,11 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def _control(self) -> None:
         """Tell the connection whether it may write."""
         size = self.get_write_buffer_size()
+        more = self._full or bool(self._pending)  # else nothing will tell of a size that falls
         if self._held:
-            if size <= self._low:
+            if size <= self._low or not more:
                 self._held = False
                 self._inner.resume_writing()
-        elif size > self._high:
+        elif size > self._high and more:
             self._held = True
             self._inner.pause_writing()

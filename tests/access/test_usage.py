@@ -39,6 +39,15 @@ def test_processes_of_a_node_grant_together_what_one_would(tmp_path: Path) -> No
     assert two.enter(B, most, S) == 0
 
 
+def test_a_process_that_has_just_come_counts_at_once(tmp_path: Path) -> None:
+    first = SharedUsage(tmp_path, 2)
+    assert first.enter(A, Limit(0, 1, 8), S) == 0
+    second = SharedUsage(tmp_path, 2)
+    limit = Limit(0, 1, 4)
+    assert [second.enter(A, limit, S) for _ in range(4)] == [0, 0, 0, FULL]
+    assert first.enter(A, limit, S) == FULL
+
+
 def test_a_node_grants_its_part_of_what_all_nodes_do(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()

@@ -26,13 +26,14 @@ class Socket(asyncio.Transport):
         self.written = b""
         self.reading = True
         self.closed = False
+        self.holds = 0  # of what it has taken, if it takes anything
         self._takes = takes
 
     def write(self, data: Any) -> None:
         self.written += data
 
     def get_write_buffer_size(self) -> int:
-        return 0 if self._takes else len(self.written)
+        return self.holds if self._takes else len(self.written)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
@@ -63,6 +64,7 @@ class Inner(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.held = False
         self.transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -70,6 +72,12 @@ class Inner(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.sizes.append(len(data))
+
+    def pause_writing(self) -> None:
+        self.held = True
+
+    def resume_writing(self) -> None:
+        self.held = False
 
 
 class Shaken:
@@ -182,6 +190,25 @@ def test_a_long_answer_is_encrypted_in_turns(certificates: Certificates, authori
             before = len(each.socket.written)
             await asyncio.sleep(0)
         assert before > 3 << 20
+
+    asyncio.run(run())
+
+
+def test_who_writes_may_go_on_once_all_is_with_a_socket_that_takes_more(
+    certificates: Certificates, authority: Authority
+) -> None:
+    """It never told that it was full, and so tells nothing when it is no longer."""
+
+    async def run() -> None:
+        each = Shaken(shared(certificates), authority)
+        await each.shake()
+        each.socket.holds = 40 << 10  # more than would let one go on that was full, less than what makes it full
+        each.inner.transport.write(bytes(1 << 20))
+        assert each.inner.held
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(each.socket.written) > 1 << 20
+        assert not each.inner.held
 
     asyncio.run(run())
 

@@ -20,7 +20,9 @@ class MultiModelSection(Strict):
     spare_bytes: int = Field(default=256 << 20, ge=0)  # of the container's memory, for requests
 
 
-class _File(Strict):
+class MultiModelFile(Strict):
+    """All of it."""
+
     multi_model: MultiModelSection = MultiModelSection()
     server: ServerSection = ServerSection()
     metrics: MetricsSection = MetricsSection()
@@ -33,7 +35,9 @@ def multi_model_of(document: Document) -> tuple[Config, MultiModelSection]:
     Relative paths count from the document's folder. Raises: ConfigFaults.
     """
     folder = document.folder
-    seen = as_far_as_valid(_File, document, (lambda value: value) if folder is None else lambda value: located(value, folder))
+    seen = as_far_as_valid(
+        MultiModelFile, document, (lambda value: value) if folder is None else lambda value: located(value, folder)
+    )
     if seen.faults:
         raise ConfigFaults(seen.faults)
     file = seen.found

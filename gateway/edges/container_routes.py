@@ -150,8 +150,7 @@ class ContainerRoutes:
             if "request_id" in told:
                 headers.setdefault(REQUEST_ID, told["request_id"].encode())
             exchange.tell(b"X-Amzn-SageMaker-Custom-Attributes", headers[_ATTRIBUTES])
-        if not name and TARGET_MODEL in headers:
-            target = headers[TARGET_MODEL].decode("utf-8", "replace")
+        if not name and (target := headers.get(TARGET_MODEL, b"").decode("utf-8", "replace")):
             name = self._multi_model.models.named(target) if self._multi_model is not None else target
             name = name.removesuffix(_ARCHIVE)
         return Asked(name or attributed or self._the_only_model(), version)

@@ -18,7 +18,6 @@ import contextlib
 import logging
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +96,7 @@ class MultiModel:
         self._placed: dict[str, _Placed] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._reading: set[asyncio.Future[Any]] = set()
-        self._gone: deque[str] = deque()
+        self._gone: dict[str, None] = {}  # in the order in which they went
         self._loads_ended = False
 
     async def load(self, name: str, url: str, target: str = "") -> None:
@@ -116,11 +115,12 @@ class MultiModel:
             placed = self._placed[name] = _Placed(url, target)
             try:
                 await self._load(name, placed)
-            except BaseException:
+            except BaseException as exc:
                 del self._placed[name]
+                log.warning("model %s (%s) is not loaded: %s", name, target or "of no target", exc)
                 raise
             placed.ready = True
-        log.info("model %s is %s, of %s", name, target or "without a target", url)
+        log.info("model %s (%s) is loaded from %s", name, target or "of no target", url)
 
     async def unload(self, name: str) -> None:
         """Unload a model, once what was accepted is answered. Raises: NotFound, BackendFailed."""
@@ -170,6 +170,8 @@ class MultiModel:
         models = await self._beside(name, lambda: _models_in(folder, name, self._read))
         sessions = sum(b.sessions for model in models for b in model.backends if b.isolation == "process")
         self._reserve(name, placed, files_bytes, sessions)
+        self._gone.pop(name, None)
+        self._repository.metrics.forget(name)  # its objective may be another now
         self._repository.metrics.add(models)
         self._repository.add(models)
         try:
@@ -179,8 +181,6 @@ class MultiModel:
                 await self._repository.apply(name, False)
             self._forget(name)
             raise _shortage(name, exc) or exc from None
-        if name in self._gone:
-            self._gone.remove(name)
 
     async def _beside(self, name: str, work: Callable[[], T | GatewayError]) -> T:
         """What it gives, on a thread. Raises: what it gives, if that is an error."""
@@ -224,9 +224,11 @@ class MultiModel:
     def _forget(self, name: str) -> None:
         """The repository knows it no more; its series stand until many others have gone."""
         self._repository.forget(name)
-        self._gone.append(name)
-        while len(self._gone) > _SERIES_KEPT:
-            self._repository.metrics.forget(self._gone.popleft())
+        self._gone[name] = None
+        if len(self._gone) > _SERIES_KEPT:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            self._repository.metrics.forget(oldest)
 
 
 def _unknown(name: str) -> NotFound:

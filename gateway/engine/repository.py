@@ -100,6 +100,7 @@ class Repository:
         self._process = secrets.token_hex(4)  # its name, unlike those of others that serve the same models
         self._closing = self._loads_ended = False
         self._turn = asyncio.Lock()  # one load or unload at a time, in the order they were asked for
+        self._turns: dict[str, asyncio.Lock] = {}  # of models that were added: who adds many waits for none of them
         self._changes: dict[str, _Change] = {}  # model -> the last that was asked for, until it is done
         self._openings: set[asyncio.Task[Opened]] = set()
         self._models: dict[str, dict[str, ServedModel]] = {}
@@ -293,12 +294,13 @@ class Repository:
     # load and unload
 
     def add(self, models: Sequence[ModelSection]) -> None:
-        """Know the versions of one model that is in no configuration. `apply` loads it."""
+        """Know the versions of one model that is in no configuration. `apply` loads it, beside others."""
+        self._turns[models[0].name] = asyncio.Lock()
         self._models[models[0].name] = {model.version: ServedModel(model) for model in models}
 
     def forget(self, name: str) -> None:
         """Know a model no more. It is not loaded, and no load of it is under way."""
-        del self._models[name]
+        del self._models[name], self._turns[name]
         self.generation += 1
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
@@ -347,7 +349,7 @@ class Repository:
         """Change every version, also where one fails; gives what they met."""
         failed: list[GatewayError] = []
         try:
-            async with self._turn:
+            async with self._turns.get(name, self._turn):
                 for served in self._models[name].values():
                     served.wanted = loaded
                     try:

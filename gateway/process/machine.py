@@ -20,8 +20,8 @@ def _machine_bytes() -> int:
 
 
 def _available_bytes(root: Path) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return _listed(root / "proc/meminfo", "MemAvailable:") * 1024
+    with contextlib.suppress(OSError):
+        return _listed(root / "proc/meminfo", "MemAvailable:") * 1024 or _machine_bytes()
     return _machine_bytes()
 
 
@@ -49,11 +49,14 @@ def _limits(root: Path) -> list[tuple[int, int]]:
 
 def _used(folder: Path, usage: str, cached: str) -> int:
     """0, if it is not told."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return max(0, int((folder / usage).read_text()) - _listed(folder / "memory.stat", cached))
-    return 0
+    used = dropped = 0
+    with contextlib.suppress(OSError, ValueError):
+        used = int((folder / usage).read_text())
+        dropped = _listed(folder / "memory.stat", cached)
+    return max(0, used - dropped)
 
 
 def _listed(path: Path, name: str) -> int:
-    """A number of a file that has a line for each. Raises: OSError, ValueError, IndexError."""
-    return next((int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == name), 0)
+    """A number of a file that has a line for each; 0, if it is not there. Raises: OSError, ValueError."""
+    lines = map(str.split, path.read_text().splitlines())
+    return next((int(line[1]) for line in lines if line[:1] == [name]), 0)

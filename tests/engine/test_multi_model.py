@@ -322,7 +322,11 @@ def test_the_series_of_models_that_are_gone_are_bounded(tmp_path: Path) -> None:
             await lab.load(name)
             lab.metrics.endpoint(name, "1", "rest")
             await lab.unload(name)
+        lab.packages["000"] = ConfigError("for now")
+        assert await outcomes(lab.load("000"), lab.load("000")) == [InvalidArgument] * 2
+        lab.packages["000"] = sections({"slo": {"p99_ms": 7}})
         await lab.load("000")  # it comes back, and stays
+        assert isinstance(await lab.infer("000"), InferResponse)
         lab.metrics.endpoint("000", "1", "rest")
         labels = {key.labels[0] for key in await lab.metrics.counted() if key.kind in ("edge", "lane", "model", "cost")}
         assert labels == {"000", *(f"{index:03}" for index in range(16, 80))}

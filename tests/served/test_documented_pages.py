@@ -27,6 +27,8 @@ import pytest
 import yaml
 
 from gateway.config import parse_config
+from gateway.config.multi_model import multi_model_of
+from gateway.documents.reader import Document
 from loadtest.prices.catalogue import load_catalogue
 from loadtest.question.spec import parse_search_spec
 from tests.served.documents import DOCUMENTS, ROOT, Block, blocks
@@ -132,10 +134,16 @@ def executed(code: Any) -> list[str]:
 
 
 def valid(document: Any, *, source: str) -> None:
-    """A configuration, or what could stand in one: `models`, one model, its backends, or keys beside the models."""
+    """A configuration, or what could stand in one: `models`, one model, its backends, or keys beside the models.
+
+    Also the settings of what serves what a platform loads.
+    """
     if isinstance(document, dict) and "launcher" in document:
         with contextlib.chdir(ROOT / "configs" / "loadtests"):  # where the page says that it is
             parse_search_spec(document, load_catalogue(), source=source)
+        return
+    if "multi_model" in document:
+        multi_model_of(Document(source, document))
         return
     if isinstance(document, list):
         document = {"models": document} if "name" in document[0] else {"backends": document}

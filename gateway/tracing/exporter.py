@@ -1,9 +1,9 @@
 """Spans to an OTLP collector.
 
 What has ended is put into a queue, which takes a microsecond and waits for nobody. A thread makes spans of it and sends them,
-when there are many or a while has passed. For a full message it computes 2 ms, of which the event loop may wait for each: less
-than the interpreter's 5 ms, so it does not pause in between, for which both would pay. The queue is bounded: what finds no room, because the collector is slow, hangs or is
-gone, is dropped and counted. So is what the collector did not take within the exporter's timeout.
+when there are many or a while has passed. For a full message it computes 2 ms: less than the interpreter's 5 ms, after which
+others run, so it does not pause in between, for which both would pay. The queue is bounded: what finds no room, because the
+collector is slow, hangs or is gone, is dropped and counted. So is what the collector did not take within the exporter's timeout.
 """
 
 import logging

@@ -380,7 +380,7 @@ def test_each_call_is_for_whose_key_allows_it(client: gateway.TestClient, call: 
             assert refused.value.code() is code, (name, refused.value.details())
 
 
-OPEN_PATHS = {"/ping", "/v2/health/live", "/v2/health/ready"}
+OPEN_PATHS = {"/ping", "/execution-parameters", "/v2/health/live", "/v2/health/ready"}
 OPEN_CALLS = {"ServerLive", "ServerReady", "Check", "Watch"}
 
 

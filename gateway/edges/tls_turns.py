@@ -50,7 +50,7 @@ class Tls:
         self._turns = False  # the next turn is asked for
         self._failures = FailureLog()
 
-    def wait(self, connection: "Waiter") -> None:
+    def wait(self, connection: Waiter) -> None:
         """Have a connection go on when it is its turn."""
         self._waiting.append(connection)
         self._ask_for_turn()

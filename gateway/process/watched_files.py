@@ -66,9 +66,13 @@ class WatchedFiles(Generic[Made]):
         known = state == self._faulty
         if known and self._told:
             return
-        self._faulty, self._told = state, known
         if self._long:
-            self._making = asyncio.get_running_loop().run_in_executor(None, beside, self._make)
+            try:
+                self._making = asyncio.get_running_loop().run_in_executor(None, beside, self._make)
+            except RuntimeError:  # no thread can be started: it is looked at again
+                return
+        self._faulty, self._told = state, known
+        if self._making is not None:
             self._making.add_done_callback(lambda making: self._take(making.result, state, known))
         else:
             self._take(self._make, state, known)

@@ -119,7 +119,7 @@ def _columns(spec: ModelSpec, width: int) -> list[_Columns]:
 
 
 def _reader(datatype: str) -> "tuple[Callable[[str], Any], list[Any] | array[float]]":
-    """What reads a field, and holds the values: of floats a fifth of a list's memory."""
+    """What reads a field, and holds the values: of floats in a fifth of the memory of a list."""
     if datatype == "BYTES":
         return str, []
     if datatype == "BOOL":

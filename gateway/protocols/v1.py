@@ -42,7 +42,7 @@ _OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
 _ENCODED: Final = re.compile(rb'\s*\[\s*\{\s*"b64"\s*:')
 _EMPTY: Final = re.compile(rb"\s*\[\s*\]\s*")
 _MANY_ROWS: Final = 1 << 10  # of several outputs, an object each
-_MANY_ELEMENTS: Final = 1 << 16  # of these
+_MUCH_WORK: Final = 1 << 16  # numbers, or bytes of text, of these
 _Field = msgspec.Raw | Any  # as it came, or parsed, where the request holds NaN
 
 
@@ -109,10 +109,14 @@ def written(spec: ModelSpec, outputs: Tensors, *, by_row: bool, in_haste: bool) 
         return [begin + pieces[0] + end] if len(pieces) == 1 else [begin, *pieces, end]
     if by_row and spec.max_rows:
         rows = len(next(iter(outputs.values())))
-        if in_haste and (rows > _MANY_ROWS or sum(array.size for array in outputs.values()) > _MANY_ELEMENTS):
+        if in_haste and (rows > _MANY_ROWS or sum(map(_work, outputs.values())) > _MUCH_WORK):
             raise TakesLong
         return gathered(_rows_of_objects(outputs, datatypes, rows, begin + b"[", b"]" + end))
     return gathered(chain((begin,), _object(outputs, datatypes, in_haste=in_haste), (end,)))
+
+
+def _work(array: np.ndarray) -> int:
+    return sum(map(len, array.flat)) if array.dtype.hasobject else array.size
 
 
 def _rows_of_objects(outputs: Tensors, datatypes: dict[str, str], rows: int, begin: bytes, end: bytes) -> Iterator[bytes]:

@@ -122,14 +122,15 @@ class Credentials:
             return f"{where}: it ended the connection without an answer: if it speaks TLS, write {where.replace(':', 's:', 1)}"
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"{where}: {self._distrust(cause)}"
-        if tls and isinstance(cause, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError):
+        broken = isinstance(cause, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)
+        if tls and (broken or getattr(cause, "reason", None) == "SSLV3_ALERT_HANDSHAKE_FAILURE"):
             if self.certificate:
                 return f"{where}: it ended the connection: it may not accept the certificate of --cert {self.certificate}"
             return f"{where}: it ended the connection: if it asks for a client's certificate, name one with --cert and --key"
         if not isinstance(cause, ssl.SSLError):
             return ""
         reason = cause.reason or ""
-        if "ALERT" in reason and ("CERTIFICATE" in reason or "CA" in reason.split("_") or "HANDSHAKE_FAILURE" in reason):
+        if "ALERT" in reason and ("CERTIFICATE" in reason or "CA" in reason.split("_")):
             if not self.certificate:
                 return f"{where}: it asks for a client's certificate: name one with --cert and --key"
             return f"{where}: it does not accept the certificate of --cert {self.certificate}: {_said(cause)}"

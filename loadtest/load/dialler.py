@@ -4,10 +4,12 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.load.blocking import NotAnswered, in_thread
+
+_BROKEN: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
@@ -50,8 +52,8 @@ class Dialler:
         self._addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
 
     def failed(self, exc: BaseException | None) -> str:
-        """What TLS failed of, if that is why a connection ended, or was not made; else empty."""
-        return self._shown.failed(exc, self._where) if isinstance(exc, ssl.SSLError) else ""
+        """What TLS failed of, if that is why a connection ended, or was not made; empty too for one that broke."""
+        return self._shown.failed(exc, self._where) if isinstance(exc, ssl.SSLError) and not isinstance(exc, _BROKEN) else ""
 
     async def dial(self, protocol: Callable[[], P]) -> P:
         """Connect to the first address that answers, and begin with that one the next time.

@@ -219,8 +219,6 @@ def _ask_grpc(address: Address, spec: LoadSpec, method: str, **fields: str) -> d
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
     where = f"{address.host}:{address.port}"
-    if address.tls and (words := _handshake(address)):
-        raise TargetError(words)
     with address.grpc_channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
@@ -235,8 +233,8 @@ def _ask_grpc(address: Address, spec: LoadSpec, method: str, **fields: str) -> d
     return found
 
 
-def _handshake(address: Address) -> str:
-    """What TLS fails of, which gRPC's library does not tell; empty, if it does not fail. Raises: ConfigError."""
+def shake_hands(address: Address) -> None:
+    """See whether TLS comes about for gRPC, whose library does not tell why not. Raises: TargetError, ConfigError."""
     context = address.shown.context()
     context.set_alpn_protocols(["h2"])
     try:
@@ -246,5 +244,5 @@ def _handshake(address: Address) -> str:
         ):
             secured.recv(1)  # its settings; by TLS 1.3 it refuses our certificate only now
     except OSError as exc:
-        return address.shown.failed(exc, f"grpcs://{address.host}:{address.port}")
-    return ""
+        if words := address.shown.failed(exc, f"grpcs://{address.host}:{address.port}"):
+            raise TargetError(words) from exc

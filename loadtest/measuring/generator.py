@@ -176,6 +176,8 @@ def check(spec: LoadSpec) -> None:
 
 def _prepare(spec: LoadSpec, address: target.Address) -> tuple[str, list[bytes]]:
     """The model's name and its encoded requests."""
+    if spec.protocol == "grpc" and address.tls:
+        target.shake_hands(address)
     if spec.payloads:
         model = spec.model if spec.protocol == "invocations" else target.model_name(spec, address)
         return model, payloads.from_files(spec, address, model)

@@ -25,18 +25,19 @@ from tests.clients.test_locked import KEYS, Locked, locked
 pytestmark = pytest.mark.slow
 
 SECRET = "w4tch"
+FEW = ("--connections", "8")  # of which each takes a handshake
 COMMANDS = {
     "top": ("top", "URL", "--once", "--seconds", "0.2"),
     "why": ("why", "URL"),
     "route explain": ("route", "explain", "URL", "echo"),
     "predict": ("predict", "URL", "echo", "--input", "INPUT"),
-    "loadtest run": ("run", "URL", "--model", "echo", "--rate", "50", "--duration", "0.5"),
-    "loadtest run, binary": ("run", "URL", "--model", "echo", "--protocol", "rest-binary", "--rate", "50", "--duration", "0.5"),
-    "loadtest run, gRPC": ("run", "GRPC", "--model", "echo", "--protocol", "grpc", "--rate", "50", "--duration", "0.5"),
-    "loadtest run, payload": ("run", "URL", "--model", "echo", "--payload", "INPUT", "--duration", "0.5"),
+    "loadtest run": ("run", "URL", "--model", "echo", "--rate", "50", "--duration", "0.2", *FEW),
+    "loadtest run, binary": ("run", "URL", "--model", "echo", "--protocol", "rest-binary", "--rate", "50", "--duration", "0.2", *FEW),
+    "loadtest run, gRPC": ("run", "GRPC", "--model", "echo", "--protocol", "grpc", "--rate", "50", "--duration", "0.2", *FEW),
+    "loadtest run, payload": ("run", "URL", "--model", "echo", "--payload", "INPUT", "--duration", "0.2", *FEW),
     "loadtest run, gRPC, payload": (
         *("run", "GRPC", "--model", "echo", "--protocol", "grpc", "--payload", "INPUT", "--rate", "50"),
-        *("--duration", "0.5"),
+        *("--duration", "0.2", *FEW),
     ),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("command", COMMANDS)

@@ -303,7 +303,7 @@ def test_models_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
             seen.append((used(process), process.memory_info().rss))
         steady = seen[1]  # what both kinds of model leave the first time: imported modules
         end_s = time.monotonic() + TIMEOUT_S
-        while (now := used(process)) > steady[0]:  # threads of sessions end behind the answer
+        while any(map(int.__gt__, now := used(process), steady[0])):  # threads of sessions end behind the answer
             assert time.monotonic() < end_s, (now, steady)
             time.sleep(0.01)
         assert seen[-1][1] - steady[1] < 12 << 20, seen

@@ -25,14 +25,17 @@ _FAULTS: Final = frozenset(
 )  # fmt: skip
 
 
-class Span(msgspec.Struct):
-    """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process."""
-
+class _Station(msgspec.Struct):
     name: str
     context: SpanContext
     parent_id: str
     start_ns: int
     end_ns: int
+
+
+class Span(_Station, kw_only=True):
+    """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process."""
+
     kind: Kind = "internal"
     attributes: Mapping[str, str | int] = {}
     links: tuple[SpanContext, ...] = ()

@@ -268,7 +268,7 @@ class RecordedBatcher(Recorded, Batcher):
         if self._widths_of is not None:
             self._append(self._arrival(_ADDED, request, now_ns, reserved_ns))
             return
-        # The same without a call, as nearly all are: a tenth of what is recorded of a request.
+        # The same without a call, as nearly all are.
         own, shape_key = request.id, request.shape_key
         self._append(
             (
@@ -311,20 +311,24 @@ class RecordedBatcher(Recorded, Batcher):
             if not free_slots and self._expires_ns == expires_ns and self._state.in_flight:
                 return step
         number = self._number
-        absent = not free_slots and not self._state.in_flight and not self._lives()
+        state = self._state
+        absent = not free_slots and not state.in_flight and not self._lives()
         self._append(
             (
                 _STEPPED,
                 now_ns,
                 free_slots,
-                self._state.workers,
-                [_told(batch, number) for batch in batches],
+                state.workers,
+                # A comprehension is a call, for which each batch would pay.
+                [_told(batches[0], number)] if len(batches) == 1 else [_told(batch, number) for batch in batches],
                 [(number(request), type(error).__name__) for request, error in shed] if shed else (),
                 wake_at_ns,
                 absent,
             )
         )
-        self._room()
+        ring = self.ring
+        if ring is not None and len(ring.events) >= _PACKED:
+            self._room()
         return step
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:

@@ -25,7 +25,7 @@ _FAULTS: Final = frozenset(
 )  # fmt: skip
 
 
-class _Interval(msgspec.Struct):
+class _Station(msgspec.Struct):
     name: str
     context: SpanContext
     parent_id: str
@@ -33,7 +33,7 @@ class _Interval(msgspec.Struct):
     end_ns: int
 
 
-class Span(_Interval, kw_only=True):
+class Span(_Station, kw_only=True):
     """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process."""
 
     kind: Kind = "internal"

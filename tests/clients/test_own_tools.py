@@ -25,21 +25,18 @@ from tests.clients.test_locked import KEYS, Locked, locked
 pytestmark = pytest.mark.slow
 
 SECRET = "w4tch"
-FEW = ("--connections", "8")  # of which each takes a handshake
+LOAD = ("--rate", "50", "--duration", "0.2", "--connections", "8")  # of which each takes a handshake
 COMMANDS = {
     "top": ("top", "URL", "--once", "--seconds", "0.2"),
     "why": ("why", "URL"),
     "route explain": ("route", "explain", "URL", "echo"),
     "predict": ("predict", "URL", "echo", "--input", "INPUT"),
-    "loadtest run": ("run", "URL", "--model", "echo", "--rate", "50", "--duration", "0.2", *FEW),
-    "loadtest run, binary": ("run", "URL", "--model", "echo", "--protocol", "rest-binary", "--rate", "50", "--duration", "0.2", *FEW),
-    "loadtest run, gRPC": ("run", "GRPC", "--model", "echo", "--protocol", "grpc", "--rate", "50", "--duration", "0.2", *FEW),
-    "loadtest run, payload": ("run", "URL", "--model", "echo", "--payload", "INPUT", "--duration", "0.2", *FEW),
-    "loadtest run, gRPC, payload": (
-        *("run", "GRPC", "--model", "echo", "--protocol", "grpc", "--payload", "INPUT", "--rate", "50"),
-        *("--duration", "0.2", *FEW),
-    ),
-}  # fmt: skip
+    "loadtest run": ("run", "URL", "--model", "echo", *LOAD),
+    "loadtest run, binary": ("run", "URL", "--model", "echo", "--protocol", "rest-binary", *LOAD),
+    "loadtest run, gRPC": ("run", "GRPC", "--model", "echo", "--protocol", "grpc", *LOAD),
+    "loadtest run, payload": ("run", "URL", "--model", "echo", "--payload", "INPUT", *LOAD),
+    "loadtest run, gRPC, payload": ("run", "GRPC", "--model", "echo", "--protocol", "grpc", "--payload", "INPUT", *LOAD),
+}
 EACH = pytest.mark.parametrize("command", COMMANDS)
 
 
@@ -222,6 +219,16 @@ def test_nothing_that_is_written_holds_the_key(here: Locked, tmp_path: Path, mon
     written = sorted(path.name for path in tmp_path.iterdir())
     assert written == ["csv", "json", "log", "openmetrics"]
     assert not [name for name in written if SECRET in (tmp_path / name).read_text()]
+
+
+def test_a_null_server_speaks_tls_to_selfcheck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server")
+    typed = ["selfcheck", "--rates", "100", "--seconds", "0.3", "--json", "--tls", str(certificate), str(key)]
+    assert loadtest([*typed, "--ca", str(authority.path)]) == 0
+    protocols = json.loads(capsys.readouterr().out)
+    assert [each["protocol"] for each in protocols] == ["rest-json", "grpc"]
+    assert all(run["sent_rps"] > 50 for each in protocols for run in each["runs"])
 
 
 def test_a_server_that_runs_already_is_asked_with_the_key(here: Locked) -> None:

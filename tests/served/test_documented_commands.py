@@ -182,6 +182,10 @@ NOT_RUN = {
         "loadtest recover FILE.live --json FILE",
         "ray start --address HEAD:6379",
     ),
+    "is what tests/clients/test_own_tools.py does": (
+        "gateway why https://gateway.internal:8000 --ca ca.pem",
+        "loadtest selfcheck --tls server.pem server.key --ca ca.pem",
+    ),
     "a name in a sentence": (
         "gateway check",
         "gateway compile",

@@ -38,6 +38,10 @@ _split: Final = msgspec.msgpack.Decoder(tuple[int, list[msgspec.Raw]]).decode
 _decode: Final = msgspec.msgpack.Decoder(tuple[str, tuple[str, ...], tuple[Any, ...]]).decode
 
 
+_Content = tuple[tuple[int, int], bytes | list[Block]]
+"""What tells this state of a file from others, and what is in it: the blocks, if it was read before."""
+
+
 class Published(NamedTuple):
     """What one process, or all that have ended together, had counted."""
 
@@ -87,27 +91,26 @@ class NodeFiles:
         """What every other process has published, those that have ended among them."""
         # What was seen before, while one that starts makes one file of several: it may take long, or be stopped.
         how = fcntl.LOCK_SH if self._seen is None else fcntl.LOCK_SH | fcntl.LOCK_NB
-        with contextlib.suppress(OSError), self._whole(how):
-            self._seen = yield from self._look()
+        with contextlib.suppress(OSError):
+            with self._whole(how):  # and not while it is decoded: who starts waits for it
+                names = self._names()
+                contents = [(name, self._content(name), name != _ENDED and self._lives(name)) for name in names]
+            found = []
+            for name, content, lives in contents:
+                blocks = yield from self._blocks(name, content)
+                if blocks is not None:
+                    found.append(Published(blocks, lives))
+            for gone in self._read.keys() - names:
+                del self._read[gone]
+            self._seen = found
         return self._seen or []
-
-    def _look(self) -> Generator[None, None, list[Published]]:
-        found = []
-        names = self._names()
-        for name in names:
-            blocks = yield from self._blocks(name)
-            if blocks is not None:
-                found.append(Published(blocks, name != _ENDED and self._lives(name)))
-        for gone in self._read.keys() - names:
-            del self._read[gone]
-        return found
 
     def ended(self) -> Generator[None, None, list[tuple[str, list[Block]]]]:
         """Names and blocks of the processes that have ended. While `folding`."""
         found = []
         for name in self._names():
             if name == _ENDED or not self._lives(name):
-                blocks = yield from self._blocks(name)
+                blocks = yield from self._blocks(name, self._content(name))
                 if blocks is not None:
                     found.append((name, blocks))
         return found
@@ -171,26 +174,36 @@ class NodeFiles:
             os.close(handle)
         return False
 
-    def _blocks(self, name: str) -> Generator[None, None, list[Block] | None]:
-        """None: of another format, or no longer there."""
+    def _content(self, name: str) -> _Content | None:
+        """None: it is no longer there."""
         path = self._directory / f"{name}.blocks"
         try:
             status = path.stat()
-            state = (status.st_ino, status.st_mtime_ns)
+            told = (status.st_ino, status.st_mtime_ns)
             known = self._read.get(name)
-            if known is not None and known[0] == state:
-                return known[1]
-            number, encoded = _split(path.read_bytes())
+            return told, known[1] if known is not None and known[0] == told else path.read_bytes()
+        except OSError:
+            return None
+
+    def _blocks(self, name: str, content: _Content | None) -> Generator[None, None, list[Block] | None]:
+        """None: of another format, or no longer there."""
+        if content is None:
+            return None
+        told, encoded = content
+        if isinstance(encoded, list):
+            return encoded
+        try:
+            number, parts = _split(encoded)
             if number != FORMAT:
                 return None
             blocks = []
-            for one in encoded:
+            for part in parts:
                 yield
-                kind, labels, values = _decode(one)
+                kind, labels, values = _decode(part)
                 blocks.append((kind, labels, tuple(tuple(value) if isinstance(value, list) else value for value in values)))
-        except (OSError, msgspec.MsgspecError):
+        except msgspec.MsgspecError:
             return None
-        self._read[name] = (state, blocks)
+        self._read[name] = (told, blocks)
         return blocks
 
 

@@ -3,7 +3,7 @@
 What has ended is put into a queue, which takes a microsecond and waits for nobody. A thread makes spans of it and sends them,
 when there are many or a while has passed. For a full message it computes 2 ms: less than the interpreter's 5 ms, after which
 others run, so it does not pause in between, for which both would pay. The queue is bounded: what finds no room, because the
-collector is slow, hangs or is gone, is dropped and counted. So is what the collector did not take within the exporter's timeout.
+collector is slow, hangs or is gone, is dropped and counted. So is what it did not take within the exporter's timeout.
 """
 
 import logging

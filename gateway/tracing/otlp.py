@@ -1,7 +1,7 @@
 """Spans as bytes of OTLP, straight from ours; pure.
 
-The SDK's spans and its protobuf messages cost 400 µs for the eight spans of a request; these bytes cost 20. What is the same
-for all spans of a process, the resource and the scope, comes encoded from the SDK. Field numbers:
+Why not by the SDK: docs/decisions/otlp-bytes.md. What is the same for all spans of a process, the resource and the scope, comes
+encoded from there. Field numbers:
 https://github.com/open-telemetry/opentelemetry-proto, trace.proto and common.proto.
 """
 

@@ -331,27 +331,21 @@ def forms() -> dict[str, tuple[str, bytes, Mapping[str, str]]]:
     return dict(zip(FORMS, asked, strict=True))
 
 
-def end_under_load(server: Server, case: Case, connections: int = 64) -> Ending:
-    """SIGTERM to the container's first process while all connections ask, and SIGKILL 30 s later, as SageMaker does."""
-    found: Counter[str] = Counter()
-    begun = threading.Semaphore(0)
+def asking(port: int, body: bytes, begun: threading.Semaphore) -> Counter[str] | None:
+    """Ask over one connection until the server closes it, and tell `begun` of each answer. None: it takes none.
 
-    def send() -> None:
-        while True:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=KILLED_S + 30)
-            try:
-                connection.connect()
-            except OSError:
-                return  # it takes no more
-            found.update(outcome := asking(connection))
-            begun.release(outcome.total())
-
-    def asking(connection: http.client.HTTPConnection) -> Counter[str]:
-        """Until the server closes the connection."""
-        told: Counter[str] = Counter()
+    Counts "answered", of them "other" than 200, and "lost": sent, and not answered.
+    """
+    told: Counter[str] = Counter()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2 * KILLED_S)
+    try:
+        connection.connect()
+    except OSError:
+        return None
+    with contextlib.closing(connection):
         while True:
             try:
-                connection.request("POST", INVOCATIONS, case.body, JSON)
+                connection.request("POST", INVOCATIONS, body, JSON)
             except OSError:
                 return told  # not accepted
             try:
@@ -364,8 +358,17 @@ def end_under_load(server: Server, case: Case, connections: int = 64) -> Ending:
             told["other"] += answer.status != 200
             begun.release()
             if answer.will_close:
-                connection.close()
                 return told
+
+
+def end_under_load(server: Server, case: Case, connections: int = 64) -> Ending:
+    """SIGTERM to the container's first process while all connections ask, and SIGKILL 30 s later, as SageMaker does."""
+    found: Counter[str] = Counter()
+    begun = threading.Semaphore(0)
+
+    def send() -> None:
+        while (told := asking(server.port, case.body, begun)) is not None:
+            found.update(told)
 
     senders = [threading.Thread(target=send) for _ in range(connections)]
     for sender in senders:

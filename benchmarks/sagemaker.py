@@ -52,7 +52,7 @@ OF_OTHERS: Final = ("starlette==1.3.1", "jinja2==3.1.6")  # which the image has 
 CONNECTIONS: Final = (1, 64, 256)
 GIVE_UP_S: Final = 180.0
 KILLED_S: Final = 30.0  # behind SIGTERM
-TURNS: Final = 5  # of each form of a body, in a round
+TURNS: Final = 4  # of each form of a body, in a round
 TOKENS: Final = 32
 INVOCATIONS: Final = "/invocations"
 JSON: Final = {"Content-Type": "application/json"}
@@ -281,7 +281,7 @@ def load(
     """As many requests as take about so long. Shorter loads in front tell how many that is, and warm."""
     data, log = directory / "body", directory / "h2load.log"
     data.write_bytes(case.body if body is None else body)
-    requests = 4 * connections
+    requests = min(4 * connections, 768)
     while True:
         log.unlink(missing_ok=True)
         command = ["h2load", "--h1", "-t1", "-m1", f"-c{connections}", f"-n{requests}", "-d", str(data), f"--log-file={log}"]
@@ -364,10 +364,10 @@ def asking(port: int, body: bytes, begun: threading.Semaphore) -> Counter[str] |
 def end_under_load(server: Server, case: Case, connections: int = 64) -> Ending:
     """SIGTERM to the container's first process while all connections ask, and SIGKILL 30 s later, as SageMaker does."""
     found: Counter[str] = Counter()
-    begun = threading.Semaphore(0)
+    begun, killed = threading.Semaphore(0), threading.Event()
 
     def send() -> None:
-        while (told := asking(server.port, case.body, begun)) is not None:
+        while not killed.is_set() and (told := asking(server.port, case.body, begun)) is not None:
             found.update(told)
 
     senders = [threading.Thread(target=send) for _ in range(connections)]
@@ -381,6 +381,7 @@ def end_under_load(server: Server, case: Case, connections: int = 64) -> Ending:
     try:
         server.process.wait(KILLED_S)
     except subprocess.TimeoutExpired:
+        killed.set()  # what connects from now on was not accepted
         first.kill()
         server.process.wait()
     gone_s = time.monotonic() - asked_s

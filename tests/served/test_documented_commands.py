@@ -132,6 +132,8 @@ BENCHMARKS = (
     "python -m benchmarks.observability",
     "python -m benchmarks.routing",
     "python -m benchmarks.routing --real",
+    "python -m benchmarks.sagemaker",
+    "python -m benchmarks.sagemaker --source CHECKOUT --peer ENV",
     "python -m benchmarks.scrape",
     "python -m benchmarks.sessions",
     "python -m benchmarks.streams replicas",

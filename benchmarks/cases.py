@@ -1,7 +1,7 @@
 """Cases for batching rules, drawn by seed: backends from flat to steep and quiet to noisy, their SLO and their traffic.
 
-Case i of a grid depends on nothing but the grid's stream and i, so the first six of sixty are the six of six. The two streams are
-the first word of every seed, of cases and of arrivals: what is drawn for tuning is never drawn for judging.
+Case i of a grid depends on nothing but the grid's stream and i, so the first six of sixty are the six of six. The two streams
+are the first word of every seed, of cases and of arrivals: what is drawn for tuning is never drawn for judging.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def seed_of(stream: int, what: int, *numbers: int) -> tuple[int, ...]:
 class Backend:
     """t(rows, length) = fixed + row · rows · length/mean length, rows in steps of `tile`, rows and length in compiled sizes.
 
-    row_sizes, buckets: compiled sizes of rows and lengths; empty: any. lengths: what requests have, equally often; one: all alike.
+    row_sizes, buckets: compiled sizes of rows and lengths; empty: any. lengths: what requests have, equally often.
     noise: standard deviation of log t. tail: share of batches that take up to ten times as long (Pareto, exponent 1.5).
     stall_every_ns, stall_ns: mean time between stalls of all workers, and their length; 0: none.
     """
@@ -127,7 +127,7 @@ class DrawnCase:
 
 
 class Luck:
-    """The service of one run: noise, tails and stalls of a seed. Stalls are of time, not of batches: every rule meets the same."""
+    """The service of one run: noise, tails and stalls of a seed. Stalls are of time, the same for every rule."""
 
     def __init__(self, case: DrawnCase, until_ns: int, seed: int, stream: int) -> None:
         self._backend = backend = case.backend

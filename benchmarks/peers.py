@@ -157,11 +157,11 @@ class Nexus:
 
 
 class Symphony:
-    """Symphony (Chen et al., 2023): deferred batches. A batch closes at the latest moment at which one more row would still fit.
+    """Symphony (Chen et al., 2023): deferred batches. A batch closes at the latest moment at which one more row still fits.
 
-    With d the deadline of the first and n the rows that wait and fit: at d - t(n + 1), which one row more can no longer make; at
-    once when it is full. What cannot be in time in a batch of the target, the largest that k staggered workers take without a
-    loss, is dropped, as far as more waits: the sliding window of Nexus, which its batches are formed by.
+    With d the deadline of the first and n the rows that wait and fit: at d - t(n + 1), which one row more can no longer make;
+    at once when it is full. What cannot be in time in a batch of the target, the largest that k staggered workers take without
+    a loss, is dropped, as far as more waits: the sliding window of Nexus, which its batches are formed by.
     """
 
     by_length = False
@@ -195,10 +195,10 @@ class Symphony:
         rows = min(left, self._limits.max_rows)
         while now_ns + self._rows_ns(rows) > due_ns:
             rows -= 1
-        latest_ns = due_ns - self._rows_ns(rows + 1)
-        if rows < left or rows == self._limits.max_rows or now_ns >= latest_ns:
+        if rows < left or rows == self._limits.max_rows:
             return Decision(rows, "deferred", shed=shed)
-        return Decision(0, wake_at_ns=latest_ns, shed=shed)
+        latest_ns = due_ns - self._rows_ns(rows + 1)
+        return Decision(rows, "deferred", shed=shed) if now_ns >= latest_ns else Decision(0, wake_at_ns=latest_ns, shed=shed)
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
 

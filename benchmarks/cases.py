@@ -4,6 +4,7 @@ Case i of a grid depends on nothing but the grid's stream and i, so the first si
 are the first word of every seed, of cases and of arrivals: what is drawn for tuning is never drawn for judging.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.arrivals import arrivals_ns
-from gateway.batching.batch import Batch, bucket_of, ragged_length
+from gateway.batching.batch import Batch, bucket_of
 from gateway.config import Ragged
 from gateway.types import InferRequest
 
@@ -20,6 +21,7 @@ MS: Final = 1_000_000
 TUNING: Final = 0
 JUDGING: Final = 1
 GRIDS: Final = {"tuning": TUNING, "judging": JUDGING}
+_LEAST_LIMITS: Final = 20  # of a run: what is empty at its start, and drained after its end, then weighs little
 _CASES, _TRAFFIC, _LUCK, _STALLS = range(4)  # second word of a seed: what is drawn
 
 NO_PROMISE_SHARE: Final = 20
@@ -107,9 +109,14 @@ class DrawnCase:
         return self.backend.most_rps(1.0 if self.slo_ns else 0.0, self.slo_ns or 1.0)
 
     def arrivals_ns(self, load: float, requests: int, seed: int, stream: int) -> np.ndarray:
-        """At a share of the unit, the same for every rule."""
+        """At a share of the unit, the same for every rule. requests: or as many as come in 20 limits, if that is more.
+
+        Bursts last three limits in the mean.
+        """
+        rate = load * self.unit_rps
         drawn = seed_of(stream, _TRAFFIC, self.stream, self.number, seed)
-        return arrivals_ns(self.arrivals, load * self.unit_rps, requests, 10 * self.limit_ns, drawn)
+        count = max(requests, math.ceil(_LEAST_LIMITS * self.limit_ns / 1e9 * rate))
+        return arrivals_ns(self.arrivals, rate, count, 3 * self.limit_ns, drawn)
 
     def requests_of(self, count: int, seed: int, stream: int, *, by_shape: bool) -> Callable[[int, int], InferRequest]:
         """Makes requests with their lengths. by_shape: requests of other lengths have another shape and never share a batch."""
@@ -131,7 +138,7 @@ class Luck:
 
     def __init__(self, case: DrawnCase, until_ns: int, seed: int, stream: int) -> None:
         self._backend = backend = case.backend
-        self._ragged = backend.ragged or Ragged(pad={"ids": 0})
+        self._many = len(backend.lengths) > 1
         drawn = seed_of(stream, _LUCK, case.stream, case.number, seed)
         self._rng = np.random.default_rng(drawn)
         self._stalls_ns = np.zeros(0)
@@ -142,12 +149,8 @@ class Luck:
 
     def __call__(self, batch: Batch, busy: int, now_ns: int) -> int:
         backend = self._backend
-        lengths = max(ragged_length(part.request, self._ragged) for part in batch.parts)
-        time_ns = (
-            backend.time_ns(batch.padded_rows, bucket_of(lengths, backend.buckets))
-            if backend.ragged
-            else float(backend.rows_ns(batch.padded_rows))
-        )
+        longest = max([part.request.inputs["ids"].shape[1] for part in batch.parts]) if self._many else backend.mean_length
+        time_ns = backend.time_ns(batch.padded_rows, bucket_of(longest, backend.buckets) if self._many else longest)
         if backend.noise:
             time_ns *= float(np.exp(self._rng.normal(-(backend.noise**2) / 2, backend.noise)))
         if backend.tail and self._rng.random() < backend.tail:

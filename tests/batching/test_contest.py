@@ -1,6 +1,7 @@
 """The contest of batching rules: its cases, its rivals on hand-made arrivals, and what it calls ahead."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from benchmarks.batching import Case, clairvoyant
 from benchmarks.cases import JUDGING, MS, TUNING, Backend, DrawnCase, Luck, draw, kinds_of, seed_of
-from benchmarks.contest import OURS, Contender, capacity, choices, leads, lower_bound, ours, run, tables
+from benchmarks.contest import OURS, Contender, capacity, choices, goodput, leads, lower_bound, ours, run, tables
 from benchmarks.peers import Clipper, Nexus, Symphony
 from gateway.batching.batcher import Batcher
 from gateway.batching.policy import Policy
@@ -93,12 +94,10 @@ def test_symphony_goes_at_once_when_full() -> None:
 
 
 def test_nexus_drops_from_the_front_until_its_target_fits() -> None:
-    # Target: 2·(4 + n) <= 20, n = 6. While the first runs, seven come; at 5 ms those of 1 ms have 16 left, and 10 do.
-    outcome = served(Nexus(20 * MS, PROFILE), [0, 1, 1, 1, 1, 1, 1, 1])
-    assert outcome.batch_rows == (1, 6, 1)
-    late = served(Nexus(12 * MS, PROFILE), [0, 0.1, 4.9, 4.9])  # target 2: 4 + 2 ms; at 5 ms the second has 7.1 left
-    assert SHED not in late.latencies_ns.tolist()
-    assert served(Nexus(10 * MS, PROFILE), [0, 0.1, 4.9, 4.9]).refused_ns.tolist() == [SHED, round(4.9 * MS), SHED, SHED]
+    # Target: 2·(4 + n) <= 12, n = 2. At 11 ms, the end of the second batch, who came at 0.1 ms has no time for a batch of two.
+    outcome = served(Nexus(12 * MS, PROFILE), [0, 0.1, 0.1, 0.1, 6, 6])
+    assert outcome.batch_rows == (1, 2, 2)
+    assert outcome.refused_ns.tolist() == [SHED, SHED, SHED, round(10.9 * MS), SHED, SHED]
 
 
 def test_clipper_runs_alone_whose_time_has_passed() -> None:
@@ -114,6 +113,21 @@ def test_every_rule_ends_every_request_of_a_hard_case() -> None:
             outcome = run(case, settings[-1], 1.5, 120, 0)
             assert np.all((outcome.latencies_ns >= 0) != (outcome.refused_ns >= 0))
     assert not {name for name in choices(draw(JUDGING, 7)) if "Nexus" in name or "Symphony" in name}
+
+
+def test_a_run_lasts_twenty_limits_at_least() -> None:
+    assert len(PLAIN.arrivals_ns(1.0, 10, 0, JUDGING)) == math.ceil(20 * 0.1 * PLAIN.unit_rps)
+    assert len(PLAIN.arrivals_ns(1.0, 5000, 0, JUDGING)) == 5000
+
+
+def test_goodput_counts_what_is_in_time_while_requests_come_after_the_first_limit() -> None:
+    arrivals = np.arange(0, 301, 10) * MS  # one in 10 ms, for three limits
+    latencies = np.full(31, 90 * MS)
+    latencies[5], latencies[6] = 120 * MS, SHED
+    outcome = Simulated(arrivals, latencies, (), Counter(), 0, 1, np.full(31, SHED))
+    # Those of 10 to 200 ms end from 100 to 290: 20, of which one is late and one refused.
+    assert goodput(PLAIN, outcome) == pytest.approx(100 * 18 / 0.2 / PLAIN.unit_rps)
+    assert goodput(replace(PLAIN, slo_ns=None), outcome) > 0
 
 
 def test_a_capacity_is_found_to_a_hundredth_or_so() -> None:

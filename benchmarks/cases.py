@@ -22,6 +22,7 @@ TUNING: Final = 0
 JUDGING: Final = 1
 GRIDS: Final = {"tuning": TUNING, "judging": JUDGING}
 _LEAST_LIMITS: Final = 20  # of a run: what is empty at its start, and drained after its end, then weighs little
+_ENOUGH: Final = 4000  # requests for that: else the fastest backends would take most of the time
 _CASES, _TRAFFIC, _LUCK, _STALLS = range(4)  # second word of a seed: what is drawn
 
 NO_PROMISE_SHARE: Final = 20
@@ -109,13 +110,13 @@ class DrawnCase:
         return self.backend.most_rps(1.0 if self.slo_ns else 0.0, self.slo_ns or 1.0)
 
     def arrivals_ns(self, load: float, requests: int, seed: int, stream: int) -> np.ndarray:
-        """At a share of the unit, the same for every rule. requests: or as many as come in 20 limits, if that is more.
+        """At a share of the unit, the same for every rule. requests: at least; more, up to 4000, until they come for 20 limits.
 
         Bursts last three limits in the mean.
         """
         rate = load * self.unit_rps
         drawn = seed_of(stream, _TRAFFIC, self.stream, self.number, seed)
-        count = max(requests, math.ceil(_LEAST_LIMITS * self.limit_ns / 1e9 * rate))
+        count = max(requests, min(_ENOUGH, math.ceil(_LEAST_LIMITS * self.limit_ns / 1e9 * rate)))
         return arrivals_ns(self.arrivals, rate, count, 3 * self.limit_ns, drawn)
 
     def requests_of(self, count: int, seed: int, stream: int, *, by_shape: bool) -> Callable[[int, int], InferRequest]:

@@ -337,7 +337,7 @@ def contest(options: argparse.Namespace) -> dict[str, Any]:
     known = {case["name"] for case in result["cases"]}
     for number in range(options.cases):
         case = draw(GRIDS[options.grid], number, options.trace)
-        if case.name in known:
+        if case.name in known or options.kind not in ("", *kinds_of(case)):
             continue
         began = time.monotonic()
         result["cases"].append(measure(case, options.requests, range(options.seeds)))
@@ -353,6 +353,7 @@ def main(arguments: Iterable[str]) -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--requests", type=int, default=1500, help="of each run, at least")
     parser.add_argument("--grid", choices=GRIDS, default="judging")
+    parser.add_argument("--kind", default="", help="only cases of this kind, as the table names it: 'SLO up to 3 t(1)'")
     parser.add_argument("--trace")
     parser.add_argument("--out", type=Path, default=Path("contest.json"))
     parser.add_argument("--table", type=Path, help="only print the tables of this file")

@@ -115,8 +115,9 @@ def test_every_rule_ends_every_request_of_a_hard_case() -> None:
     assert not {name for name in choices(draw(JUDGING, 7)) if "Nexus" in name or "Symphony" in name}
 
 
-def test_a_run_lasts_twenty_limits_at_least() -> None:
+def test_a_run_lasts_twenty_limits_unless_that_takes_too_many_requests() -> None:
     assert len(PLAIN.arrivals_ns(1.0, 10, 0, JUDGING)) == math.ceil(20 * 0.1 * PLAIN.unit_rps)
+    assert len(PLAIN.arrivals_ns(50.0, 10, 0, JUDGING)) == 4000
     assert len(PLAIN.arrivals_ns(1.0, 5000, 0, JUDGING)) == 5000
 
 

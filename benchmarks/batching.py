@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import batching_charts, leases
+from benchmarks.arrivals import arrivals_ns
 from benchmarks.peers import Bento, Nexus, RayServe
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
@@ -171,72 +171,22 @@ def _powers(most: int) -> list[int]:
     return sizes
 
 
-# arrivals
-
-
-def arrivals_ns(case: Case, rate: float, requests: int, seed: int) -> np.ndarray:
-    """Ascending int64 (requests,) at the mean rate per second."""
-    rng = np.random.default_rng(seed)
-    if case.arrivals == "poisson":
-        gaps = rng.exponential(1e9 / rate, requests)
-    elif case.arrivals == "mmpp":
-        gaps = _bursty_gaps(rate, requests, case.slo_ns * 10, rng)
-    elif case.arrivals == "diurnal":
-        day = np.sin(np.linspace(0, 4 * np.pi, requests))
-        gaps = rng.exponential(1e9 / rate, requests) / (1 + 0.5 * day)
-    else:
-        gaps = _replayed_gaps(case.arrivals, rate, requests, rng)
-    return np.cumsum(gaps).astype(np.int64) + 1
-
-
-def _bursty_gaps(rate: float, requests: int, dwell_ns: float, rng: np.random.Generator) -> np.ndarray:
-    """Two-state Markov-modulated Poisson: 0.5 and 1.5 times the rate, changing after `dwell_ns` in the mean."""
-    gaps: list[np.ndarray] = []
-    made, fast = 0, False
-    while made < requests:
-        in_state = rate * (1.5 if fast else 0.5)
-        count = max(1, rng.poisson(in_state * rng.exponential(dwell_ns) / 1e9))
-        gaps.append(rng.exponential(1e9 / in_state, count))
-        made += count
-        fast = not fast
-    return np.concatenate(gaps)[:requests]
-
-
-def _replayed_gaps(path: str, rate: float, requests: int, rng: np.random.Generator) -> np.ndarray:
-    """Counts per second of a trace as a rate function, scaled to the mean rate; time is not compressed."""
-    counts = _counts_per_second(path)
-    seconds = max(2, round(requests / rate))
-    start = int(rng.integers(0, max(1, len(counts) - seconds)))
-    window = np.resize(counts[start : start + seconds], seconds).astype(float)
-    window *= rate / max(window.mean(), 1e-9)
-    drawn = rng.poisson(window)
-    times = np.concatenate([np.sort(rng.uniform(i, i + 1, count)) for i, count in enumerate(drawn)])
-    return np.diff(times, prepend=0.0) * 1e9
-
-
-def _counts_per_second(path: str) -> np.ndarray:
-    with Path(path).open(newline="") as file:
-        rows = list(csv.reader(file))[1:]
-    seconds = np.array([datetime.fromisoformat(row[0][:26]).timestamp() for row in rows])
-    return np.bincount((seconds - seconds[0]).astype(int))
-
-
 # measuring
 
 
 def run(case: Case, rule: Rule, load: float, requests: int, seed: int, factor: float = 1.0) -> Simulated:
     """One run at a share of z. factor: the backend is that much slower than every profile says."""
-    arrivals = arrivals_ns(case, load * case.zero_loss_rps(), requests, seed)
+    arrivals = arrivals_ns(case.arrivals, load * case.zero_loss_rps(), requests, 10 * case.slo_ns, seed)
     service = Noisy(case.profile, factor, case.noise, np.random.default_rng(seed + 1))
     if not rule.per_worker or case.workers == 1:
         return simulate(rule.batcher(case), arrivals, service, workers=case.workers).after(0.05)
     worker = np.random.default_rng(seed + 2).integers(0, case.workers, len(arrivals))
-    latencies = np.empty(len(arrivals), dtype=np.int64)
+    latencies, refused = np.empty((2, len(arrivals)), dtype=np.int64)
     alone = replace(case, workers=1)
     for k in range(case.workers):
         outcome = simulate(rule.batcher(alone), arrivals[worker == k], service, workers=1)
-        latencies[worker == k] = outcome.latencies_ns
-    return Simulated(arrivals, latencies, outcome.batch_rows, outcome.reasons, outcome.busy_ns, case.workers).after(0.05)
+        latencies[worker == k], refused[worker == k] = outcome.latencies_ns, outcome.refused_ns
+    return replace(outcome, arrivals_ns=arrivals, latencies_ns=latencies, refused_ns=refused, workers=case.workers).after(0.05)
 
 
 def capacity(case: Case, rule: Rule, requests: int, seed: int) -> float:
@@ -383,7 +333,7 @@ def optimum(options: argparse.Namespace) -> list[list[str]]:
         for load in loads:
             shares = []
             for seed in options.seeds:
-                arrivals = arrivals_ns(case, load * case.zero_loss_rps(), requests, seed)
+                arrivals = arrivals_ns(case.arrivals, load * case.zero_loss_rps(), requests, 10 * case.slo_ns, seed)
                 served = simulate(OURS.batcher(case), arrivals, case.profile, workers=1).attainment(case.slo_ns) * requests
                 shares.append(100 * served / clairvoyant(case, arrivals))
             cells.append(interval(shares))
@@ -469,7 +419,9 @@ def leased(options: argparse.Namespace) -> list[list[str]]:
             for split, moving in (((1.0,), False), (parts, True), (parts, False)):
                 inside, size, p99 = [], [], []
                 for seed in options.seeds:
-                    arrivals = arrivals_ns(case, load * case.zero_loss_rps(), options.requests * 2, seed)
+                    arrivals = arrivals_ns(
+                        case.arrivals, load * case.zero_loss_rps(), options.requests * 2, 10 * case.slo_ns, seed
+                    )
                     outcome = leases.run(
                         lambda: _adaptive(case),
                         arrivals,

@@ -6,6 +6,7 @@ reading that serves it better is taken.
 
 from collections import deque
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 
@@ -13,6 +14,12 @@ from gateway.batching.batch import Batch
 from gateway.batching.policy import Decision
 from gateway.batching.queue import BatchLimits, Entry, Queue, State
 from loadtest.search.simulator import Affine
+
+
+class Profile(Protocol):
+    """How long a batch takes, as a rule that needs it is told."""
+
+    def rows_ns(self, rows: int) -> int: ...
 
 
 class RayServe:
@@ -122,7 +129,7 @@ class Nexus:
     by_length = False
     service = None
 
-    def __init__(self, slo_ns: int, profile: Affine) -> None:
+    def __init__(self, slo_ns: int, profile: Profile) -> None:
         self._slo_ns = slo_ns
         self._profile = profile
         self._limits = BatchLimits(1)
@@ -147,3 +154,88 @@ class Nexus:
         return Decision(0, shed=shed)
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
+
+
+class Symphony:
+    """Symphony (Chen et al., 2023): deferred batches. A batch closes at the latest moment at which one more row still fits.
+
+    With d the deadline of the first and n the rows that wait and fit: at d - t(n + 1), which one row more can no longer make;
+    at once when it is full. What cannot be in time in a batch of the target, the largest that k staggered workers take without
+    a loss, is dropped, as far as more waits: the sliding window of Nexus, which its batches are formed by.
+    """
+
+    by_length = False
+    service = None
+
+    def __init__(self, slo_ns: int, profile: Profile, workers: int) -> None:
+        self._slo_ns = slo_ns
+        self._profile = profile
+        self._share = 1 + 1 / workers
+        self._limits = BatchLimits(1)
+        self._target = 1
+
+    def bind(self, limits: BatchLimits) -> None:
+        self._limits = limits
+        sizes = limits.row_sizes or range(1, limits.max_rows + 1)
+        self._target = max((size for size in sizes if self._share * self._rows_ns(size) <= self._slo_ns), default=sizes[0])
+
+    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
+
+    def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
+        shed: list[Entry] = []
+        left = len(queue.entries)
+        for entry in islice(queue.entries, left):
+            due_ns = entry[4].arrival_ns + self._slo_ns
+            if now_ns + self._rows_ns(min(self._target, left)) <= due_ns:
+                break
+            shed.append(entry)
+            left -= 1
+        else:
+            return Decision(0, shed=shed)
+        rows = min(left, self._limits.max_rows)
+        while now_ns + self._rows_ns(rows) > due_ns:
+            rows -= 1
+        if rows < left or rows == self._limits.max_rows:
+            return Decision(rows, "deferred", shed=shed)
+        latest_ns = due_ns - self._rows_ns(rows + 1)
+        return Decision(rows, "deferred", shed=shed) if now_ns >= latest_ns else Decision(0, wake_at_ns=latest_ns, shed=shed)
+
+    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
+
+    def _rows_ns(self, rows: int) -> int:
+        return self._profile.rows_ns(self._limits.padded(rows))
+
+
+class Clipper:
+    """Clipper (clipper, containers' queue in task_executor.hpp): the rows that its regression of rows on latency allows.
+
+    What the first has left of the SLO is what the batch may take; a first whose time has passed runs in a batch of one.
+    Nothing waits for more and nothing is dropped. Fits over the last 50 batches; explores one row beyond the largest seen.
+    """
+
+    by_length = False
+    service = None
+    _KEPT = 50
+
+    def __init__(self, slo_ns: int) -> None:
+        self._slo_ns = slo_ns
+        self._seen: deque[tuple[int, int]] = deque(maxlen=self._KEPT)
+        self._max_rows = 1
+
+    def bind(self, limits: BatchLimits) -> None:
+        self._max_rows = limits.max_rows
+
+    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
+
+    def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
+        left_ns = queue.oldest_ns + self._slo_ns - now_ns
+        if left_ns <= 0 or not self._seen:
+            return Decision(1, "late" if self._seen else "first")
+        rows, times = np.array(self._seen, dtype=float).T
+        spread = float(np.var(times))
+        slope = float(np.mean((times - times.mean()) * (rows - rows.mean()))) / spread if spread else 0.0
+        most = rows.mean() + slope * (left_ns - times.mean()) if slope > 0 else rows.max() + 1
+        return Decision(max(1, min(self._max_rows, int(most))), "budget")
+
+    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
+        self._seen.append((batch.rows, compute_ns))

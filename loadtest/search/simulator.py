@@ -8,7 +8,7 @@ per second.
 import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -68,7 +68,8 @@ class PiecewiseLinear:
 class Simulated:
     """What became of every request, in order of arrival.
 
-    arrivals_ns, latencies_ns: int64 (requests,); a latency is `SHED` for a request that got no result.
+    arrivals_ns, latencies_ns, refused_ns: int64 (requests,). A latency is `SHED` for a request that got no result;
+    refused_ns: how long after its arrival it was told so, `SHED` for one that got a result.
     """
 
     arrivals_ns: np.ndarray
@@ -77,6 +78,7 @@ class Simulated:
     reasons: Counter[str]
     busy_ns: int
     workers: int
+    refused_ns: np.ndarray
 
     def attainment(self, slo_ns: int) -> float:
         """Share of all requests answered within the SLO."""
@@ -99,8 +101,11 @@ class Simulated:
     def after(self, share: float) -> "Simulated":
         """Without the first share of the requests: the warm-up."""
         skip = int(len(self.arrivals_ns) * share)
-        return Simulated(
-            self.arrivals_ns[skip:], self.latencies_ns[skip:], self.batch_rows, self.reasons, self.busy_ns, self.workers
+        return replace(
+            self,
+            arrivals_ns=self.arrivals_ns[skip:],
+            latencies_ns=self.latencies_ns[skip:],
+            refused_ns=self.refused_ns[skip:],
         )
 
     def _within(self, slo_ns: int) -> np.ndarray:
@@ -127,6 +132,7 @@ def simulate(
     make = request_of or _one_row
     arrivals = [int(at) for at in arrivals_ns]
     latencies = np.full(len(arrivals), SHED, dtype=np.int64)
+    refused = np.full(len(arrivals), SHED, dtype=np.int64)
     index: dict[InferRequest, int] = {}
     rows_left: dict[InferRequest, int] = {}
     running: list[tuple[int, int, Batch, int]] = []
@@ -154,7 +160,9 @@ def simulate(
             if lost:
                 for part in batch.parts:
                     if batch.reason == "retry":
-                        index.pop(part.request, None)
+                        at = index.pop(part.request, None)
+                        if at is not None:
+                            refused[at] = now_ns - arrivals[at]
                         batcher.cancel(part.request)
                     elif part.request in index:
                         batcher.retry(part, now_ns)
@@ -174,14 +182,16 @@ def simulate(
                 batcher.add(request, now_ns)
                 index[request] = upcoming
             except GatewayError:
-                pass
+                refused[upcoming] = now_ns - arrivals[upcoming]
             upcoming += 1
         if not free and not due and not step_all:
             continue
         step = batcher.step(now_ns, free)
         wake_ns = NEVER if step.wake_at_ns is None else max(step.wake_at_ns, now_ns + 1)
         for request, _ in step.shed:
-            index.pop(request, None)
+            at = index.pop(request, None)
+            if at is not None:
+                refused[at] = now_ns - arrivals[at]
         for batch in step.batches:
             free -= 1
             compute_ns = service(batch, workers - free, now_ns)
@@ -190,7 +200,7 @@ def simulate(
             heapq.heappush(running, (now_ns + compute_ns, started, batch, compute_ns))
             batch_rows.append(batch.rows)
             reasons[batch.reason] += 1
-    return Simulated(np.asarray(arrivals_ns), latencies, tuple(batch_rows), reasons, busy_ns, workers)
+    return Simulated(np.asarray(arrivals_ns), latencies, tuple(batch_rows), reasons, busy_ns, workers, refused)
 
 
 def _one_row(index: int, arrival_ns: int) -> InferRequest:

@@ -193,7 +193,7 @@ def test_a_request_that_gets_no_result_is_neither_fast_nor_in_time() -> None:
 
 
 def test_an_answer_in_no_time_is_an_answer() -> None:
-    nothing = Simulated(np.array([0, 5]), np.array([0, 0]), (1, 1), Counter(), 0, 1)
+    nothing = Simulated(np.array([0, 5]), np.array([0, 0]), (1, 1), Counter(), 0, 1, np.array([-1, -1]))
     assert (nothing.attainment(0), nothing.mean_ms(), nothing.goodput_rps(0)) == (1.0, 0.0, 4e8)
     assert np.isnan(simulate(batcher_of(Greedy()), np.empty(0, np.int64), BERT, workers=1).mean_ms())
 

@@ -1,0 +1,161 @@
+"""The contest of batching rules: its cases, its rivals on hand-made arrivals, and what it calls ahead."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.batching import Case, clairvoyant
+from benchmarks.cases import JUDGING, MS, TUNING, Backend, DrawnCase, Luck, draw, kinds_of, seed_of
+from benchmarks.contest import OURS, Contender, capacity, choices, goodput, leads, lower_bound, ours, run, tables
+from benchmarks.peers import Clipper, Nexus, Symphony
+from gateway.batching.batcher import Batcher
+from gateway.batching.policy import Policy
+from loadtest.search.simulator import SHED, Affine, Simulated, simulate
+
+PROFILE = Affine(4 * MS, 1 * MS)
+PLAIN = DrawnCase("plain", Backend(fixed_ns=4 * MS, row_ns=6 * MS, workers=1, max_rows=32), 100 * MS, "poisson", JUDGING, 0)
+
+
+def served(policy: Policy, arrivals_ms: list[float], *, max_rows: int = 8, workers: int = 1) -> Simulated:
+    batcher = Batcher(policy, max_rows=max_rows, workers=workers)
+    return simulate(batcher, np.array([round(at * MS) for at in arrivals_ms]), PROFILE, workers=workers)
+
+
+def test_no_seed_of_tuning_is_one_of_judging() -> None:
+    assert TUNING != JUDGING
+    for what in range(4):
+        for number in range(3):
+            one, other = (np.random.SeedSequence(seed_of(stream, what, number)) for stream in (TUNING, JUDGING))
+            assert one.generate_state(4).tolist() != other.generate_state(4).tolist()
+    names = [{draw(stream, number).name for number in range(64)} for stream in (TUNING, JUDGING)]
+    assert not names[0] & names[1]
+    assert not np.array_equal(*(PLAIN.arrivals_ns(1.0, 10, 0, stream) for stream in (TUNING, JUDGING)))
+
+
+def test_sixty_cases_hold_every_kind_and_are_the_same_each_time() -> None:
+    cases = [draw(JUDGING, number) for number in range(60)]
+    assert [case.name for case in cases] == [draw(JUDGING, number).name for number in range(60)]
+    assert len({kind for case in cases for kind in kinds_of(case)}) == 4 + 3 + 2 + 2 + 2 + 2 + 1 + 1 + 3
+    promised = [case.slo_ns / case.backend.rows_ns(1) for case in cases if case.slo_ns]
+    assert 1.5 <= min(promised) < 2
+    assert 15 < max(promised) <= 20
+    assert {case.backend.workers for case in cases} == {1, 2, 3, 4, 8}
+    assert all(case.unit_rps > 0 for case in cases)
+
+
+def test_every_rule_meets_the_same_requests_and_stalls() -> None:
+    case = next(case for case in (draw(JUDGING, number) for number in range(60)) if len(case.backend.lengths) > 1)
+    one, other = (case.requests_of(50, 3, JUDGING, by_shape=by_shape) for by_shape in (True, False))
+    lengths = [[make(index, 0).inputs["ids"].shape[1] for index in range(50)] for make in (one, other)]
+    assert lengths[0] == lengths[1]
+    assert len(set(lengths[0])) > 1
+    assert [one(index, 0).shape_key for index in range(50)] == lengths[0]
+    assert other(0, 0).shape_key is None
+
+
+def test_a_stall_lengthens_what_runs_then_and_nothing_else() -> None:
+    backend = replace(PLAIN.backend, stall_every_ns=1e9, stall_ns=50.0 * MS)
+    batch = Batcher(Contender(ours).batcher(PLAIN).policy, max_rows=1).probe(
+        PLAIN.requests_of(1, 0, 0, by_shape=False)(0, 0), 0
+    )
+    luck = Luck(replace(PLAIN, backend=backend), 100_000 * MS, 0, JUDGING)
+    times = {at: luck(batch, 1, at * MS) for at in range(0, 30_000, 5)}
+    assert min(times.values()) == 10 * MS
+    assert 55 * MS < max(times.values()) <= 60 * MS
+    assert sum(time > 10 * MS for time in times.values()) == pytest.approx(30 * 60 / 5, rel=0.5)
+
+
+def test_the_zero_loss_capacity_is_that_of_the_largest_batch_of_which_two_fit() -> None:
+    assert PLAIN.unit_rps == pytest.approx(7 / 0.046)  # 2·(4 + 6·7) <= 100 < 2·(4 + 6·8)
+    assert PLAIN.ceiling_rps == pytest.approx(16 / 0.1)
+    assert replace(PLAIN, slo_ns=None).unit_rps == pytest.approx(32 / 0.196)
+    assert replace(PLAIN, slo_ns=15 * MS).unit_rps == pytest.approx(100 / 2)  # not even two single ones fit: half of c
+
+
+def test_ours_comes_near_the_known_optimum_of_one_worker_without_luck() -> None:
+    arrivals = PLAIN.arrivals_ns(1.2, 600, 0, JUDGING)
+    best = clairvoyant(Case("", 4, 6, 1, 100, 32), arrivals)
+    in_time = run(PLAIN, Contender(ours), 1.2, 600, 0).attainment(100 * MS) * 600
+    assert 0.95 * best <= in_time <= best
+
+
+def test_symphony_closes_at_the_last_moment_at_which_one_more_would_fit() -> None:
+    # t(1) = 5, t(2) = 6, t(3) = 7: two that wait since 0 and 1 go at 20 - 7, when a third could no longer join.
+    outcome = served(Symphony(20 * MS, PROFILE, 1), [0, 1])
+    assert outcome.latencies_ns.tolist() == [19 * MS, 18 * MS]
+    assert outcome.batch_rows == (2,)
+
+
+def test_symphony_goes_at_once_when_full() -> None:
+    assert served(Symphony(100 * MS, PROFILE, 1), [0, 1], max_rows=2).latencies_ns.tolist() == [7 * MS, 6 * MS]
+
+
+def test_nexus_drops_from_the_front_until_its_target_fits() -> None:
+    # Target: 2·(4 + n) <= 12, n = 2. At 11 ms, the end of the second batch, who came at 0.1 ms has no time for a batch of two.
+    outcome = served(Nexus(12 * MS, PROFILE), [0, 0.1, 0.1, 0.1, 6, 6])
+    assert outcome.batch_rows == (1, 2, 2)
+    assert outcome.refused_ns.tolist() == [SHED, SHED, SHED, round(10.9 * MS), SHED, SHED]
+
+
+def test_clipper_runs_alone_whose_time_has_passed() -> None:
+    outcome = served(Clipper(3 * MS), [0, 0.1, 0.1, 0.1])
+    assert outcome.batch_rows == (1, 1, 1, 1)
+    assert SHED not in outcome.latencies_ns.tolist()
+
+
+def test_every_rule_ends_every_request_of_a_hard_case() -> None:
+    for number in (0, 7):  # lengths, tails; and one without an SLO
+        case = draw(JUDGING, number)
+        for settings in (*choices(case).values(), [Contender(ours)]):
+            outcome = run(case, settings[-1], 1.5, 120, 0)
+            assert np.all((outcome.latencies_ns >= 0) != (outcome.refused_ns >= 0))
+    assert not {name for name in choices(draw(JUDGING, 7)) if "Nexus" in name or "Symphony" in name}
+
+
+def test_a_run_lasts_twenty_limits_unless_that_takes_too_many_requests() -> None:
+    assert len(PLAIN.arrivals_ns(1.0, 10, 0, JUDGING)) == math.ceil(20 * 0.1 * PLAIN.unit_rps)
+    assert len(PLAIN.arrivals_ns(50.0, 10, 0, JUDGING)) == 4000
+    assert len(PLAIN.arrivals_ns(1.0, 5000, 0, JUDGING)) == 5000
+
+
+def test_goodput_counts_what_is_in_time_while_requests_come_after_the_first_limit() -> None:
+    arrivals = np.arange(0, 301, 10) * MS  # one in 10 ms, for three limits
+    latencies = np.full(31, 90 * MS)
+    latencies[5], latencies[6] = 120 * MS, SHED
+    outcome = Simulated(arrivals, latencies, (), Counter(), 0, 1, np.full(31, SHED))
+    # Those of 10 to 200 ms end from 100 to 290: 20, of which one is late and one refused.
+    assert goodput(PLAIN, outcome) == pytest.approx(100 * 18 / 0.2 / PLAIN.unit_rps)
+    assert goodput(replace(PLAIN, slo_ns=None), outcome) > 0
+
+
+def test_a_capacity_is_found_to_a_hundredth_or_so() -> None:
+    assert capacity(lambda load: 1.0 if load <= 0.7 else 0.0) == pytest.approx(70, abs=1.2)
+    assert capacity(lambda load: 0.0) == 0
+
+
+def test_the_bound_is_students_and_one_sided() -> None:
+    assert lower_bound([1.0, 2.0, 3.0]) == pytest.approx(2 - 2.92 / math.sqrt(3), abs=0.001)
+    assert lower_bound([5.0]) == -math.inf
+
+
+def test_who_leads_by_more_than_two_points_for_certain_is_named() -> None:
+    steady, shaky = [60.0, 61.0, 62.0], [70.0, 30.0, 90.0]
+    mine = [50.0, 51.0, 52.0]
+    rules = {
+        OURS: {"capacity": mine, "goodput": mine},
+        "steady": {"capacity": steady, "goodput": mine},
+        "shaky": {"capacity": shaky, "goodput": [value - 9 for value in mine]},
+    }
+    case = {"name": "a case", "kinds": ["tight"], "unit_rps": 1.0, "rules": rules, "overload": {}}
+    result = {"seeds": 3, "requests": 9, "date": "2026-01-01", "cases": [case]}
+    first, second = leads(result)
+    assert (first.rule, first.figure, first.mean, first.bound) == ("steady", "capacity", 10.0, 10.0)
+    assert (second.rule, second.bound) == ("steady", 0.0)
+    text = tables(result)
+    assert "1 figures of 1 cases are lost" in text
+    assert "| a case | capacity | steady | 10.0 | 10.0 |" in text
+    assert "| a case | goodput (close) | steady | 0.0 | 0.0 |" in text
+    assert "| tight | 1 | 1, 0 | 10.0, - |" in text

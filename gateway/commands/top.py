@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from gateway.commands.rates import Figures, Statuses, Told
 from gateway.errors import BackendUnreachable, ConfigError
-from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
+from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials, told
 
 if TYPE_CHECKING:
     from gateway.commands.top_screen import Shown
@@ -109,6 +109,8 @@ class StatusClient:
         if answer.status in (401, 403, 429):
             raise BackendUnreachable(self._shown.refused(self.url, answer.status, body.decode(errors="replace")).message)
         try:
+            if answer.status == 400 and (words := told(body.decode(errors="replace"))):  # it speaks TLS, say
+                raise BackendUnreachable(f"{self.url}: {words}")
             if answer.status != 200:
                 raise ValueError
             status: dict[str, Any] = json.loads(body)

@@ -337,10 +337,13 @@ class Lane:
             return
         behind = self._behind
         waits = bool(behind)
-        behind += zip(batch.parts, pieces, strict=True)
+        behind += [*zip(batch.parts, pieces, strict=True)]
         if not waits:
             self._part_done(*behind.popleft())
-            self._answered(self._clock.now_ns() - now_ns)
+            try:
+                self._answered(self._clock.now_ns() - now_ns)
+            except BaseException:
+                log.exception("%s: how long it took to answer could not be learned", self.name)
             if behind:
                 self._answer_behind(now_ns)
 

@@ -227,7 +227,9 @@ def _ask_grpc(address: Address, spec: LoadSpec, method: str, **fields: str) -> d
         except grpc.RpcError as exc:
             if status := REFUSED_BY_GRPC.get(exc.code().value[0]):
                 raise TargetError(f"{where}: {address.shown.refusal(status, exc.details() or '')}") from exc
-            other = "" if address.tls or "closed" not in str(exc.details()) else f"; if it speaks TLS, write grpcs://{where}"
+            # A gateway tells by HTTP/1 that it speaks TLS.
+            unlike = not address.tls and any(word in str(exc.details()) for word in ("closed", "http1.x"))
+            other = f"; if it speaks TLS, write grpcs://{where}" if unlike else ""
             raise TargetError(f"{where} {method}: {exc.code().name}: {exc.details()}{other}") from exc
     found: dict[str, Any] = MessageToDict(answer, preserving_proto_field_name=True)
     return found

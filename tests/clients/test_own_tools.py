@@ -143,7 +143,7 @@ def test_a_key_for_something_else_or_used_up_is_told(
 def test_who_forgets_tls_is_told_of_it(here: Locked, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     tool = Tool(here, command, capsys)
     tool._typed = [word.replace("https:", "http:").replace("grpcs:", "grpc:") for word in tool._typed]
-    assert_refused(tool.type(), "if it speaks TLS, write ")
+    assert_refused(tool.type(), "speaks TLS")
 
 
 def assert_refused(ended: tuple[int, str], words: str) -> None:

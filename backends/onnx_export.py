@@ -124,7 +124,7 @@ def _quantised(path: Path) -> Path:
             weight_type=QuantType.QInt8,
             per_channel=True,
             op_types_to_quantize=["MatMul"],
-            # Weights of 7 bits: sums of products of 8 overflow 16 bits on a processor without VNNI, and answers are wrong there.
+            # Weights of 7 bits: without VNNI, sums of products of 8 overflow 16 bits, and answers are wrong.
             reduce_range=True,
         )
     return target

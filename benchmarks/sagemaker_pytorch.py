@@ -1,4 +1,4 @@
-"""The gateway beside SageMaker's old PyTorch container, serving the same packages, in one run of some two minutes.
+"""The gateway beside SageMaker's old PyTorch container, serving the same packages, in one run of some four minutes.
 
     python -m benchmarks.sagemaker_pytorch
     python -m benchmarks.sagemaker_pytorch --old ENV                       with its environment at hand

@@ -23,6 +23,7 @@ import http.client
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -33,7 +34,7 @@ import threading
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -226,30 +227,23 @@ def peer_command(case: Case, source: Path, folder: Path, port: int, *, sleeps: b
 
 
 @contextlib.contextmanager
-def running(name: str, case: Case, folder: Path, source: Path, environment: Path) -> Iterator[Server]:
-    """Start a server and wait for its first right answer; kill it in the end. name: "aws, no pauses" as well."""
-    port, place = free_port(), Path(tempfile.mkdtemp(dir=folder))
-    variables = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PYTHON", "VIRTUAL_ENV"))}
-    variables["SAGEMAKER_BIND_TO_PORT"] = str(port)
-    if name == "gateway":
-        (place / "model").mkdir()
-        shutil.copyfile(f"models/{case.name}.onnx", place / f"model/{case.name}.onnx")
-        variables["PYTHONPATH"] = str(Path.cwd())
-        command = [sys.executable, "-m", "gateway.cli", "sagemaker", "serve", "--host", "127.0.0.1"]
-        command += ["--model", str(place / "model")]
-    else:
-        variables |= {"RAY_TMPDIR": str(place), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
-        variables["PATH"] = f"{environment.absolute() / 'bin'}:{os.environ['PATH']}"
-        command = peer_command(case, source, place / "app", port, sleeps=name == "aws")
+def contained(
+    name: str, command: list[str], variables: Mapping[str, str], port: int, log: Path, ready: Callable[[], bool]
+) -> Iterator[Server]:
+    """Run a command as process 1 of a namespace, wait until it is ready, and kill all in it in the end.
+
+    variables: beside this process's own. ready: whether the first answer is right; not, while there is none.
+    Raises: SystemExit, if it ends before, or takes longer than GIVE_UP_S, with the end of its log.
+    """
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PYTHON", "VIRTUAL_ENV"))}
     began = time.perf_counter()
-    with (place / "log").open("w+b") as said:
+    with log.open("w+b") as said:
         process = subprocess.Popen(
             ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *command],
-            env=variables, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            env={**own, "SAGEMAKER_BIND_TO_PORT": str(port), **variables}, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
         )  # fmt: skip
         try:
-            expected = case.expected()
-            while not right(port, case.body, expected):
+            while not ready():
                 if process.poll() is not None or time.perf_counter() - began > GIVE_UP_S:
                     said.seek(0)
                     raise SystemExit(f"{name}: no right answer\n{said.read().decode(errors='replace')[-4000:]}")
@@ -258,6 +252,27 @@ def running(name: str, case: Case, folder: Path, source: Path, environment: Path
         finally:
             process.kill()  # and so all that is inside
             process.wait()
+
+
+def gateway_command(model: Path) -> tuple[list[str], dict[str, str]]:
+    """The command that serves a folder, and what it needs in the environment."""
+    command = [sys.executable, "-m", "gateway.cli", "sagemaker", "serve", "--host", "127.0.0.1", "--model", str(model)]
+    return command, {"PYTHONPATH": str(Path.cwd())}
+
+
+def running(name: str, case: Case, folder: Path, source: Path, environment: Path) -> contextlib.AbstractContextManager[Server]:
+    """A server from its start to its end, ready. name: "aws, no pauses" as well."""
+    port, place = free_port(), Path(tempfile.mkdtemp(dir=folder))
+    if name == "gateway":
+        (place / "model").mkdir()
+        shutil.copyfile(f"models/{case.name}.onnx", place / f"model/{case.name}.onnx")
+        command, variables = gateway_command(place / "model")
+    else:
+        variables = {"RAY_TMPDIR": str(place), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+        variables["PATH"] = f"{environment.absolute() / 'bin'}:{os.environ['PATH']}"
+        command = peer_command(case, source, place / "app", port, sleeps=name == "aws")
+    expected = case.expected()
+    return contained(name, command, variables, port, place / "log", lambda: right(port, case.body, expected))
 
 
 def right(port: int, body: bytes, expected: list[float]) -> bool:
@@ -276,9 +291,13 @@ def right(port: int, body: bytes, expected: list[float]) -> bool:
 
 def load(
     server: Server, case: Case, connections: int, seconds: float, directory: Path, *, form: str = "instances",
-    path: str = INVOCATIONS, body: bytes | None = None, headers: Mapping[str, str] = JSON,
+    path: str = INVOCATIONS, body: bytes | None = None, headers: Mapping[str, str] = JSON, answer_bytes: int | None = None,
 ) -> Figure:  # fmt: skip
-    """As many requests as take about so long. Shorter loads in front tell how many that is, and warm."""
+    """As many requests as take about so long. Shorter loads in front tell how many that is, and warm.
+
+    answer_bytes: of each answer's body. Where it is given, errors are told by it, and not by the status: h2load reads none in a
+    line without a reason, which TorchServe sends.
+    """
     data, log = directory / "body", directory / "h2load.log"
     data.write_bytes(case.body if body is None else body)
     requests = min(4 * connections, 768)
@@ -295,6 +314,8 @@ def load(
         if done.returncode:
             raise SystemExit(f"h2load: {done.stdout}{done.stderr}")
         took_s, percentiles, errors = logged(log.read_text(), requests)
+        if answer_bytes is not None:
+            errors = 0 if received(done.stdout) == requests * answer_bytes else requests
         if took_s >= 0.7 * seconds:
             p50, p99 = percentiles
             each_us = used_s / requests * 1e6
@@ -314,6 +335,14 @@ def logged(text: str, requests: int) -> tuple[float, tuple[float, float], int]:
     p50, p99 = np.percentile(rows[:, 2], (50, 99)) / 1e3
     took_us = int((rows[:, 0] + rows[:, 2]).max() - rows[:, 0].min())
     return took_us / 1e6, (float(p50), float(p99)), int((rows[:, 1] != 200).sum())
+
+
+def received(text: str) -> int:
+    """Bytes of all bodies, as h2load tells them."""
+    found = re.search(r"^traffic: .* \((\d+)\) data$", text, re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"h2load tells no bytes: {text}")
+    return int(found[1])
 
 
 def forms() -> dict[str, tuple[str, bytes, Mapping[str, str]]]:

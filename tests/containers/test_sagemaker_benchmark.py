@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from benchmarks.sagemaker import Figure, asking, logged, medians, pins, ratio, replaced
+from benchmarks.sagemaker import Figure, asking, logged, medians, pins, ratio, received, replaced
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -21,6 +21,13 @@ def test_every_request_of_a_load_counts_whatever_its_status() -> None:
     assert p99 == pytest.approx(2.49)
     with pytest.raises(SystemExit, match="of 3 requests, sent 4"):
         logged(lines, 4)
+
+
+def test_bytes_of_bodies_are_those_that_h2load_tells() -> None:
+    text = "status codes: 0 2xx\ntraffic: 1.34KB (1372) total, 876B (876) headers (space savings 0.00%), 316B (316) data\n"
+    assert received(text) == 316
+    with pytest.raises(SystemExit, match="tells no bytes"):
+        received("status codes: 0 2xx\n")
 
 
 def test_medians_and_ratios_are_of_rounds() -> None:

@@ -139,6 +139,8 @@ BENCHMARKS = (
     "python -m benchmarks.routing --real",
     "python -m benchmarks.sagemaker",
     "python -m benchmarks.sagemaker --source CHECKOUT --peer ENV",
+    "python -m benchmarks.sagemaker_pytorch",
+    "python -m benchmarks.sagemaker_pytorch --old ENV",
     "python -m benchmarks.scrape",
     "python -m benchmarks.sessions",
     "python -m benchmarks.streams replicas",

@@ -128,7 +128,8 @@ def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it
         out, told = process.stdout.read(), process.stderr.read()
         asking.join()
         assert [status for status, _ in answers] == [200]
-        assert not [each for each in started if each.is_running()]
+        # One whose parent ended before it has ended, too, until init looks.
+        assert not [each for each in started if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
         models, page, how, command = out.splitlines()
         assert (models, page, how) == ("models: m", f"what goes on, in a browser: http://127.0.0.1:{port}/", "try it:")
         assert command.startswith(f"  curl -sS http://127.0.0.1:{port}/v2/models/m/infer -d ")

@@ -138,8 +138,10 @@ def main() -> int:
     recommend = [sys.executable, "-m", "loadtest.cli", "recommend", SPACE, "--out", RESULTS, "--fresh"]
     code = subprocess.run(recommend, check=False, timeout=600).returncode
     print(f"The report with its plots: {RESULTS}/report.html")
+    if code == 3:  # too much noise to say anything, as the report says
+        print("This machine was too busy, or too slow, for an answer in four minutes. What was served above is not in doubt.")
     # 1: no candidate met the SLO on this machine, which is an answer too.
-    return 0 if code in (0, 1) else code
+    return 0 if code in (0, 1, 3) else code
 
 
 if __name__ == "__main__":

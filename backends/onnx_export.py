@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.base import LoadFailed, ModelSpec, Tensors, example_inputs
+from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, Tensors, example_inputs
+from backends.datatypes import NUMPY
 from backends.source import made_from
 
 if TYPE_CHECKING:
     import torch
 
 TOLERANCE = 1e-4  # between the module and its fp32 export, element by element
-_LEAST_COSINE = {"fp16": 0.999, "int8": 0.9}  # between the two outputs as vectors, on inputs as unlikely as random ones
+_LEAST_COSINE = {"fp16": 0.999, "int8": 0.9}  # between all outputs of the two as one vector, on random inputs
+_DRAWS = 4  # of random inputs for each shape: an unlikely one alone makes even a good int8 look bad
 _PROTOBUF_LIMIT_BYTES = 2 << 30
 
 
@@ -31,17 +33,22 @@ def build(
     options: Mapping[str, Any],
     precision: str = "fp32",
     opset: int = 18,
+    integers_below: Mapping[str, int] = NO_OPTIONS,
     lengths: tuple[int, ...] = (),
 ) -> str:
     """Export, verify, and only then put the file in its place. Answers with one line for the operator.
 
     source: `module:factory` or `path/to/file.py:factory`; its module takes the declared inputs by position.
     precision: fp32; fp16 with inputs and outputs left as they are; or int8, dynamically quantised matrix products.
+    integers_below: by integer input, above the values to verify with; of those not named: 0 and 1, tokens and masks alike.
     lengths: open sizes to verify with.
     Raises: LoadFailed, if the export fails or computes something else than the module.
     """
     if not declared.inputs or not declared.outputs:
         raise LoadFailed(f"{artifact}: an export needs the model's `inputs` and `outputs` stated")
+    integers = {tensor.name for tensor in declared.inputs if NUMPY[tensor.datatype].kind in "iu"}
+    if strange := [name for name in integers_below if name not in integers]:
+        raise LoadFailed(f"{artifact}: build.integers_below names {', '.join(strange)}, expected integer inputs of the model")
     if missing := [name for name in ("torch", "onnx", "onnxscript") if find_spec(name) is None]:
         raise LoadFailed(f"{artifact}: an export needs {', '.join(missing)}: pip install 'serving-gateway[torch,onnx]'")
     module = made_from(source, options, key="build.options").eval().requires_grad_(False)
@@ -51,12 +58,13 @@ def build(
         _export(module, declared, exported, opset)
         if precision != "fp32":
             exported = _quantised(exported) if precision == "int8" else _halved(exported)
-        difference, cosine = _compare(module, exported, declared, lengths)
+        difference, cosine = _compare(module, exported, declared, lengths, integers_below)
         if precision == "fp32" and not difference <= TOLERANCE:
             raise LoadFailed(f"{artifact}: the export differs from {source} by {difference:.2g}, more than {TOLERANCE:g}")
         if precision != "fp32" and not cosine >= _LEAST_COSINE[precision]:
             raise LoadFailed(
                 f"{artifact}: {precision} keeps a cosine of {cosine:.4f} to {source}, less than {_LEAST_COSINE[precision]:g}"
+                + ("; name likelier tokens in build.integers_below" if integers - {*integers_below} else "")
             )
         for file in exported.parent.iterdir():
             if file.name.startswith(exported.name):
@@ -141,17 +149,25 @@ def _halved(path: Path) -> Path:
     return target
 
 
-def _compare(module: "torch.nn.Module", path: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> tuple[float, float]:
-    """The greatest absolute difference and the least cosine over all outputs, for several rows and lengths."""
+def _compare(
+    module: "torch.nn.Module",
+    path: Path,
+    declared: ModelSpec,
+    lengths: tuple[int, ...],
+    integers_below: Mapping[str, int],
+) -> tuple[float, float]:
+    """The greatest absolute difference, and the least cosine of an output over all draws, for several rows and lengths."""
     import torch
 
     from backends.onnxruntime import load
 
     session = load(declared, model=str(path)).open_session(0)
-    greatest, least = 0.0, 1.0
+    generator = np.random.default_rng(0)
+    greatest = 0.0
+    products = {tensor.name: np.zeros(3) for tensor in declared.outputs}  # want · got, want · want, got · got
     for rows in {1, min(3, declared.max_rows) or 1}:
-        for length in lengths or (5, 16):
-            inputs = _random_inputs(declared, rows, length)
+        for length in (lengths or (5, 16)) * _DRAWS:
+            inputs = _random_inputs(declared, rows, length, integers_below, generator)
             with torch.inference_mode():
                 results = module(*(torch.from_numpy(array) for array in inputs.values()))
             expected = [results] if isinstance(results, torch.Tensor) else list(results)
@@ -159,17 +175,19 @@ def _compare(module: "torch.nn.Module", path: Path, declared: ModelSpec, lengths
             for tensor, given in zip(declared.outputs, expected, strict=True):
                 want, got = given.double().numpy().ravel(), outputs[tensor.name].astype(np.float64).ravel()
                 greatest = max(greatest, float(np.abs(want - got).max()))
-                least = min(least, float(want @ got) / max(float(np.linalg.norm(want)) * float(np.linalg.norm(got)), 1e-30))
-    return greatest, least
+                products[tensor.name] += (want @ got, want @ want, got @ got)
+    return greatest, min(float(both / max(np.sqrt(one * other), 1e-30)) for both, one, other in products.values())
 
 
-def _random_inputs(declared: ModelSpec, rows: int, length: int) -> Tensors:
-    """Floats around 0; integers of 0 and 1 that begin with 1, which are tokens and attention masks alike."""
-    generator = np.random.default_rng(0)
+def _random_inputs(
+    declared: ModelSpec, rows: int, length: int, integers_below: Mapping[str, int], generator: np.random.Generator
+) -> Tensors:
+    """Floats around 0; integers that begin with 1, as every sequence has a token that is attended to."""
     inputs = example_inputs(declared, rows, length)
-    for array in inputs.values():
+    for name, array in inputs.items():
         if array.dtype.kind == "f":
             array[...] = generator.standard_normal(array.shape)
         elif array.dtype.kind in "iu":
-            array[..., 1:] = generator.integers(0, 2, array[..., 1:].shape)
+            below = min(integers_below.get(name, 2), np.iinfo(array.dtype).max)
+            array[..., 1:] = generator.integers(0, below, array[..., 1:].shape)
     return inputs

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.base import LoadFailed, ModelSpec, example_inputs
+from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, example_inputs
 from backends.source import made_from
 
 TOLERANCE = 1e-4  # between the module and its package, element by element
@@ -21,11 +21,13 @@ def build(
     options: Mapping[str, Any],
     precision: str = "fp32",
     opset: int = 0,
+    integers_below: Mapping[str, int] = NO_OPTIONS,
     lengths: tuple[int, ...] = (),
 ) -> str:
     """Compile, verify, and only then put the file in its place. Answers with one line for the operator.
 
-    The package holds code for this CPU: build it on the kind of machine that will run it. opset: ONNX's, of no meaning here.
+    The package holds code for this CPU: build it on the kind of machine that will run it.
+    opset, integers_below: of no meaning here.
     """
     if artifact.suffix != ".pt2":
         raise LoadFailed(f"{artifact}: an AOTInductor package ends with .pt2")

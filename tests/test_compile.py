@@ -65,3 +65,38 @@ def test_a_broken_record_is_built_anew_rather_than_trusted(tmp_path: Path) -> No
     (tmp_path / "linear.onnx.build.json").write_text("{")
     with pytest.raises(ConfigError, match="nothing_of_this_name"):
         compiled(config(tmp_path, source="nothing_of_this_name:f"))
+
+
+def test_the_inputs_to_verify_with_are_checked_before_anything_is_built(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"build\.integers_below names INPUT0, expected integer inputs of the model"):
+        compiled(config(tmp_path, source="configs/examples/linear.py:linear", integers_below={"INPUT0": 9}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_int8_that_changes_the_answers_is_not_put_in_place(tmp_path: Path) -> None:
+    """One weight far beyond the others leaves them no steps of their own; the error names what its inputs were."""
+    code = tmp_path / "code" / "model.py"
+    code.parent.mkdir()
+    code.write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.rows = torch.nn.Parameter(torch.randn(100, 4, generator=torch.Generator().manual_seed(0)))\n"
+        "    def forward(self, tokens):\n"
+        "        rows = self.rows[tokens]\n"
+        "        return rows * torch.tensor([1.0, 1.0, 1.0, 1e4]) @ torch.diag(torch.tensor([1.0, 1.0, 1.0, 1e-9]))\n"
+        "def model():\n"
+        "    return Model()\n"
+    )
+    document = f"""
+models:
+  - name: tokens
+    inputs: [{{name: tokens, datatype: INT64, shape: [-1, -1]}}]
+    outputs: [{{name: rows, datatype: FP32, shape: [-1, -1, 4]}}]
+    backends:
+      - {{kind: onnxruntime, model: {tmp_path}/tokens.onnx, build: {{source: "{code}:model", precision: int8}}}}
+"""
+    with pytest.raises(ConfigError, match=r"int8 keeps a cosine of .* name likelier tokens in build\.integers_below"):
+        compiled(parse_config(yaml.safe_load(document), source="x.yaml"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["code"]

@@ -108,9 +108,9 @@ class StatusClient:
                 raise self._unreachable(exc) from exc
         if answer.status in (401, 403, 429):
             raise BackendUnreachable(self._shown.refused(self.url, answer.status, body.decode(errors="replace")).message)
+        if answer.status == 400 and (words := told(body.decode(errors="replace"))):  # it speaks TLS, say
+            raise BackendUnreachable(f"{self.url}: {words}")
         try:
-            if answer.status == 400 and (words := told(body.decode(errors="replace"))):  # it speaks TLS, say
-                raise BackendUnreachable(f"{self.url}: {words}")
             if answer.status != 200:
                 raise ValueError
             status: dict[str, Any] = json.loads(body)

@@ -100,6 +100,7 @@ class Build(Strict):
     options: dict[str, Any] = Field(default={})  # given to the factory
     precision: Literal["fp32", "fp16", "int8"] = "fp32"  # fp16: for GPUs; int8: dynamically quantised matrix products
     opset: int = Field(default=18, ge=11, le=30)
+    integers_below: dict[str, Annotated[int, Field(ge=2, le=2**31)]] = Field(default={})  # by input, to verify with; else 2
 
 
 class NeuronBuild(Strict):

@@ -225,7 +225,9 @@ class Bench:
                 raise RuntimeError("the client that observes was not answered")
             raw = self.log.read_bytes()
             seen = np.frombuffer(raw[: len(raw) // 24 * 24]).reshape(-1, 3)
-            if all((seen[seen[:, 2] == attacked, 0] > ended_s + 0.05).any() for attacked in (0, 1)):
+            if all(
+                _answered_until_s(seen[seen[:, 2] == at, 0], rate, begun_s) > ended_s for at, rate in enumerate(_RATES.values())
+            ):
                 break
             time.sleep(0.05)
         seen = seen[(seen[:, 0] + seen[:, 1] >= begun_s) & (seen[:, 0] <= ended_s)]
@@ -267,6 +269,13 @@ def observed(server: str, seconds: float, authority: Authority | None) -> Iterat
             finally:
                 client.kill()
                 client.wait()
+
+
+def _answered_until_s(due_s: np.ndarray, rate: int, begun_s: float) -> float:
+    """When the last was due before the first of those that are missing. due_s: of those that were answered."""
+    due_s = np.sort(due_s[due_s >= begun_s])
+    gaps = np.flatnonzero(np.diff(due_s, prepend=begun_s, append=np.inf) > 1.5 / rate)
+    return float(due_s[gaps[0] - 1]) if gaps[0] else begun_s
 
 
 def _address(text: str) -> Address:

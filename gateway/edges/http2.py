@@ -11,7 +11,7 @@ from math import inf
 from typing import Final, cast
 
 from gateway.config import Limits
-from gateway.edges.long_turns import LongTurns
+from gateway.edges.long_turns import LongTurns, is_gone
 from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import ServerConnection
 from gateway.wire.memory import Memory
@@ -83,7 +83,9 @@ class Http2Connection(asyncio.Protocol):
         core, transport = self._core, self._transport
         if transport is None or core.write_paused:
             return
-        if core.more or self._held:
+        if is_gone(transport):  # what it asked for nobody waits for
+            transport.abort()
+        elif core.more or self._held:
             data, self._held = self._held, b""
             core.receive(data)
             self._flush()

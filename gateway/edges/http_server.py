@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from gateway.config import Limits
-from gateway.edges.long_turns import LongTurns
+from gateway.edges.long_turns import LongTurns, is_gone
 from gateway.edges.tls import within
 from gateway.edges.tls_turns import Tls
 from gateway.process.certificates import HTTP, Certificates
@@ -205,7 +205,9 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _rested(self) -> None:
         self._resting = False
-        if self.http.reading:
+        if not self._lost and is_gone(self._transport):  # what it asked for nobody waits for
+            self._transport.abort()
+        elif self.http.reading:
             self.resume_reading()
 
     def pause_writing(self) -> None:
@@ -256,9 +258,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._server.turns.wait(self._go_on)
 
     def _go_on(self) -> None:
-        if not self._lost:
-            self.http.go_on()
-            self._time_request()
+        if self._lost:
+            return
+        if is_gone(self._transport):
+            self._transport.abort()
+            return
+        self.http.go_on()
+        self._time_request()
 
     def end(self) -> None:
         """Stop talking, listen a moment, close."""

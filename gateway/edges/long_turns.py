@@ -5,6 +5,8 @@ whoever asks for little would wait for them all.
 """
 
 import asyncio
+import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +14,18 @@ from typing import Final
 
 _TURN_NS: Final = 1_000_000
 _AT_ONCE: Final = 8  # what one of them brings about, such as a read, comes behind it
+_CLOSED: Final = 7  # Linux' TCP_CLOSE
+
+
+def is_gone(transport: asyncio.BaseTransport) -> bool:
+    """Whether the client has reset the connection, which a transport that does not read learns much later. Linux knows."""
+    if sys.platform != "linux" or (sock := transport.get_extra_info("socket")) is None:
+        return False
+    try:
+        state: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    except OSError:  # it has just been closed here
+        return True
+    return state[0] == _CLOSED
 
 
 class LongTurns:

@@ -1,9 +1,13 @@
 """The shell of an HTTP/2 connection: its transport and its clock."""
 
 import asyncio
+import socket
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+import pytest
 
 from gateway.config import Limits
 from gateway.edges.http2 import Http2Connection
@@ -22,13 +26,14 @@ from gateway.wire.http2_frames import (
 from gateway.wire.http2_headers import header_block
 from gateway.wire.http2_sending import Stream
 from tests.simulation import SimulatedClock, run_simulated
+from tests.sockets import reset
 
 
 class Wire(asyncio.Transport):
-    """Collects what is written. unread: what the client has not taken."""
+    """Collects what is written. sock: what it says its socket is. unread: what the client has not taken."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, sock: socket.socket | None = None) -> None:
+        super().__init__({"socket": sock})
         self.sent = b""
         self.unread = 0
         self.closed = False
@@ -192,6 +197,24 @@ async def test_of_many_long_reads_a_turn_has_one_and_short_ones_do_not_wait_for_
         await asyncio.sleep(0)
     assert begun == [(0, 0), (0, 4), (1, 1), (2, 2)]
     assert all(wire.reading for _, wire in made[:3])
+
+
+@in_simulated_time
+async def test_what_waits_for_its_turn_is_not_handled_once_its_client_has_gone() -> None:
+    if sys.platform != "linux":
+        pytest.skip("no other system tells")
+    turns = LongTurns()
+    begun: list[Stream] = []
+    with reset() as sock:
+        connection, wire = Http2Connection(Limits(), begun.append, lambda connection: None, turns=turns), Wire(sock)
+        connection.connection_made(wire)
+        connection.data_received(PREFACE + frame(SETTINGS, 0, 0))
+        assert turns.may_begin()
+        head = frame(HEADERS, 4, 1, header_block((b":method", b"POST")))
+        connection.data_received(head + frame(DATA, 0, 1, bytes(17_000)))
+        await asyncio.sleep(0)
+        assert (begun, wire.closed) == ([], True)
+        connection.connection_lost(None)
 
 
 @in_simulated_time

@@ -1,22 +1,34 @@
 """A connection that is sent much lets others have their turn."""
 
 import asyncio
+import socket
+import sys
 import time
 from typing import Any
+
+import pytest
 
 from gateway.config import Limits
 from gateway.edges.http_server import HttpConnection, HttpServer
 from gateway.wire.exchange import Exchange
 from tests.http_server.serving import get, post
 from tests.simulation import SimulatedClock, run_simulated
+from tests.sockets import reset
 
 MIB = 1 << 20
 
 
 class Wire(asyncio.Transport):
-    """Keeps whether it is read."""
+    """Keeps whether it is read, and whether it was cut. sock: what it says its socket is."""
 
     reading = True
+    aborted = False
+
+    def __init__(self, sock: socket.socket | None = None) -> None:
+        super().__init__({"socket": sock})
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
@@ -63,6 +75,41 @@ def test_behind_a_read_that_fills_its_buffer_nothing_is_read_in_this_turn() -> N
         connection.connection_lost(None)
 
     run_simulated(main)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system tells")
+def test_who_rests_and_has_gone_is_read_no_further() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        with reset() as sock:
+            connection, wire = HttpConnection(HttpServer(refuse, Limits()), asyncio.get_running_loop()), Wire(sock)
+            connection.connection_made(wire)
+            come(connection, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (2 * MIB))
+            come(connection, bytes(len(connection.get_buffer(-1))))
+            await asyncio.sleep(0)
+            assert (wire.reading, wire.aborted) == (False, True)
+            connection.connection_lost(None)
+
+    run_simulated(main)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system tells")
+def test_a_long_request_that_waits_for_its_turn_is_not_handled_once_its_client_has_gone() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        with reset() as sock:
+            server = HttpServer(refuse, Limits())
+            connection, wire = HttpConnection(server, asyncio.get_running_loop()), Wire(sock)
+            connection.connection_made(wire)
+            assert server.turns.may_begin()
+            come(connection, post(bytes(17_000)))
+            await asyncio.sleep(0)
+            assert wire.aborted
+            connection.connection_lost(None)
+
+    run_simulated(main)
+
+
+def refuse(exchange: Exchange) -> None:
+    raise AssertionError(f"{exchange!r} was handled")
 
 
 def connected(server: HttpServer) -> HttpConnection:

@@ -195,6 +195,33 @@ async def test_of_many_long_reads_a_turn_has_one_and_short_ones_do_not_wait_for_
 
 
 @in_simulated_time
+async def test_of_many_clients_that_send_many_calls_at_once_a_turn_has_those_of_one() -> None:
+    turns = LongTurns()
+    begun: list[int] = []
+    made: list[Http2Connection] = []
+    calls = b"".join(frame(HEADERS, 4, 2 * number + 1, header_block((b":method", b"POST"))) for number in range(100))
+
+    for number in range(5):
+
+        def begin(stream: Stream, number: int = number) -> None:
+            begun.append(number)
+            time.sleep(0.00002)
+
+        connection = Http2Connection(Limits(), begin, lambda connection: None, turns=turns)
+        connection.connection_made(Wire())
+        connection.data_received(PREFACE + frame(SETTINGS, 0, 0))
+        made.append(connection)
+    for connection in made:
+        connection.data_received(calls)
+    assert begun == [0] * 100
+    while len(begun) < 500:
+        had = len(begun)
+        await asyncio.sleep(0)
+        assert len(begun) <= had + 100
+    assert sorted(set(begun)) == [0, 1, 2, 3, 4]
+
+
+@in_simulated_time
 async def test_what_was_read_waits_while_the_client_takes_nothing() -> None:
     connection, wire = connected()
     connection.data_received(PINGS)

@@ -25,8 +25,7 @@ from gateway.edges.grpc_services import HealthWatch, InferenceServicer, Reflecti
 from gateway.edges.http2 import Http2Connection
 from gateway.edges.http_server import last_words_s
 from gateway.edges.long_turns import LongTurns
-from gateway.edges.tls import within
-from gateway.edges.tls_turns import Tls
+from gateway.edges.tls import Tls, within
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
 from gateway.errors import Code, GatewayError, NotFound, NotReady, Unsupported
@@ -91,7 +90,7 @@ class GrpcServer:
         port is taken.
         """
         loop = asyncio.get_running_loop()
-        tls = None if certificates is None else Tls(certificates, HTTP2, self._limits.header_timeout_s, loop)
+        tls = None if certificates is None else Tls(certificates, HTTP2, self._limits.header_timeout_s)
         connect = within(tls, self._connect, loop)
         self._listener = await loop.create_server(connect, host, port, backlog=2048, reuse_port=reuse_port)
         return int(self._listener.sockets[0].getsockname()[1])

@@ -11,13 +11,12 @@ from math import inf
 from typing import Final, cast
 
 from gateway.config import Limits
-from gateway.edges.long_turns import LongTurns, is_gone
+from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
 from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import ServerConnection
 from gateway.wire.memory import Memory
 
 _WRITE_PIECE: Final = 1 << 16  # longer bodies are handed to the transport as they are, not joined
-_SHORT_BYTES: Final = 16 << 10  # no more is handled as it comes, whoever else waits
 _FULL_READ_BYTES: Final = 128 << 10  # there is more behind it, and uvloop would read 32 times before others have their turn
 
 
@@ -68,16 +67,23 @@ class Http2Connection(asyncio.Protocol):
             self._on_closed(self)
 
     def data_received(self, data: bytes) -> None:
-        core = self._core
-        if len(data) > _SHORT_BYTES and not self._turns.may_begin():
-            self._held += data
-        else:
+        core, turns = self._core, self._turns
+        if len(data) <= SHORT_BYTES:
             core.receive(data)
             self._flush()
+        elif turns.may_begin():
+            turns.begin()
+            try:
+                core.receive(data)
+                self._flush()
+            finally:
+                turns.end()
+        else:
+            self._held += data
         more = core.more or self._held or len(data) >= _FULL_READ_BYTES
         if more and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
-            self._turns.wait(self._read_on)
+            turns.wait(self._read_on)
 
     def _read_on(self) -> None:
         core, transport = self._core, self._transport

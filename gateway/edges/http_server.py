@@ -20,9 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from gateway.config import Limits
-from gateway.edges.long_turns import LongTurns, is_gone
-from gateway.edges.tls import within
-from gateway.edges.tls_turns import Tls
+from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
+from gateway.edges.tls import Tls, within
 from gateway.process.certificates import HTTP, Certificates
 from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection
@@ -73,7 +72,7 @@ class HttpServer:
         None: without. Raises: OSError.
         """
         loop = asyncio.get_running_loop()
-        tls = None if certificates is None else Tls(certificates, HTTP, self.limits.header_timeout_s, loop)
+        tls = None if certificates is None else Tls(certificates, HTTP, self.limits.header_timeout_s)
         connect = within(tls, lambda: HttpConnection(self, loop), loop)
         self._listener = await loop.create_server(connect, host, port, backlog=2048, reuse_port=reuse_port, start_serving=True)
         return int(self._listener.sockets[0].getsockname()[1])
@@ -185,16 +184,29 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         http = self.http
         reader = http.reader
-        if reader.buffer is None:
-            filled = nbytes == _READ_BYTES
+        if nbytes <= SHORT_BYTES and reader.buffer is None:
+            filled = False
             http.receive(self._server.scratch[:nbytes])
         else:
-            filled = nbytes == min(len(reader.buffer), _READ_BODY_BYTES)
-            http.filled(nbytes)
+            filled = self._take_long(nbytes)
         if filled:
             self._rest()
         if reader.phase != IDLE or self._deadline is not None:
             self._time_request()
+
+    def _take_long(self, nbytes: int) -> bool:
+        """Take what may cost much of this turn's time. Whether more is likely to be there."""
+        http, turns = self.http, self._server.turns
+        buffer, spent_ns = http.reader.buffer, turns.spent_ns
+        turns.begin()
+        try:
+            if buffer is None:
+                http.receive(self._server.scratch[:nbytes], spent_ns)
+                return nbytes == _READ_BYTES
+            http.filled(nbytes)
+            return nbytes == min(len(buffer), _READ_BODY_BYTES)
+        finally:
+            turns.end()
 
     def _rest(self) -> None:
         """Let others have their turn: a transport that finds its buffer filled reads on at once, uvloop 32 times."""

@@ -1,7 +1,8 @@
-"""Connections that have long work to do, on one event loop: one after the other, for some milliseconds of each of its turns.
+"""The time that all connections together have, of each turn of an event loop, for what takes more of it than a short read.
 
-Each of them lets others in after a millisecond or so. Without this, a thousand of them would take a second of every turn, and
-whoever asks for little would wait for them all.
+What comes is handled at once while there is time. Who comes when it is used up waits, as does who has more to do than it lets
+others wait for: one after the other, each for a millisecond or so. Without this, a thousand connections would take a second of
+every turn, and whoever asks for little would wait for them all.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+SHORT_BYTES: Final = 1 << 10  # a read of no more, a small request or two, is handled as it comes, whoever else waits
 _TURN_NS: Final = 1_000_000
 _AT_ONCE: Final = 8  # what one of them brings about, such as a read, comes behind it
 _CLOSED: Final = 7  # Linux' TCP_CLOSE
@@ -34,13 +36,33 @@ class LongTurns:
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
         self._called = False  # `_go_on`, for the loop's next turn
+        self._spent_ns = 0  # of this turn, on what did not wait
+        self._since_ns = 0  # when what goes on was begun; 0: nothing does
+
+    def begin(self) -> None:
+        """Something begins that takes of this turn's time; between this and `end` nothing else does."""
+        self._since_ns = time.monotonic_ns()
+
+    def end(self) -> None:
+        self._spent_ns += time.monotonic_ns() - self._since_ns
+        self._since_ns = 0
+        if self._spent_ns >= _TURN_NS // 2 and not self._called:
+            self._call()
+
+    @property
+    def spent_ns(self) -> int:
+        """Of this turn's time."""
+        now_ns = time.monotonic_ns() if self._since_ns else 0
+        return self._spent_ns + now_ns - self._since_ns
+
+    @property
+    def spent(self) -> bool:
+        """Whether this turn's time is used up."""
+        return self.spent_ns >= _TURN_NS
 
     def may_begin(self) -> bool:
-        """Whether long work may be done at once, as nobody else does any; if not, `wait`."""
-        if self._called:
-            return False
-        self._call()
-        return True
+        """Whether long work may be done at once: there is time, and nobody waits for it; if not, `wait`."""
+        return not self._waiting and not self.spent
 
     def wait(self, go_on: Callable[[], None]) -> None:
         """Have it called when its turn has come: never within this call, and also when its connection is gone by then."""
@@ -53,7 +75,7 @@ class LongTurns:
         asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        self._called = False
+        self._called, self._spent_ns = False, 0
         waiting = self._waiting
         until_ns = time.monotonic_ns() + _TURN_NS
         try:

@@ -119,6 +119,7 @@ class Lane:
         self._call_soon = call_soon
         self._shared = shared
         self._waiting: dict[InferRequest, _Waiting] = {}
+        self._left: set[InferRequest] = set()  # cancelled in this tick of the loop
         self._behind: deque[tuple[Part, Tensors]] = deque()  # done, and to be answered in the loop's next turns
         self._answering_ns = self._answering_deviation_ns = 0.0
         self._most_reserved_ns = _RESERVED_SHARE * (batcher.slo_ns or 0)
@@ -190,14 +191,21 @@ class Lane:
     def cancel(self, request: InferRequest) -> None:
         """Forget a request that nobody waits for any more: out of the queue now, or its result is dropped.
 
-        A batch that nobody waits for is cancelled. on_answer gets Cancelled.
+        A batch that nobody waits for is cancelled, once this tick of the loop is over. on_answer gets Cancelled.
         """
         if request not in self._waiting:
             return
+        if not self._left:
+            self._call_soon(self._cancel_batches)
+        self._left.add(request)
         self._end(request, Cancelled("the client cancelled the request"))
-        for batch in self.runs.running:
-            requests = [part.request for part in batch.parts]
-            if request in requests and not any(other in self._waiting for other in requests):
+
+    def _cancel_batches(self) -> None:
+        """Cancel what only ran for requests that were cancelled in one tick: a client may cancel thousands at once."""
+        left, self._left = self._left, set()
+        for batch in list(self.runs.running):
+            requests = {part.request for part in batch.parts}
+            if not requests.isdisjoint(left) and self._waiting.keys().isdisjoint(requests):
                 self.runs.cancel(batch)
 
     def hand_over(self, now_ns: int) -> None:

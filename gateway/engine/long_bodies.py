@@ -16,7 +16,6 @@ import functools
 import gc
 import importlib
 import logging
-import os
 import queue
 import resource
 import signal
@@ -33,7 +32,7 @@ from backends.base import ModelSpec, Tensors, words_of
 from gateway.config import Ragged
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
-from gateway.process.child import Child, ChildLost, receive, send, serve
+from gateway.process.child import Child, ChildLost, give_way, receive, send, serve
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.invocations import FormCodec, FormRequest
 from gateway.protocols.media import Form
@@ -321,8 +320,7 @@ def _serve(channel: socket.socket) -> None:
     # Millions of lists come and go here, none of them garbage: looking for some took most of the time.
     gc.freeze()
     gc.disable()
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
+    give_way(_NICE)
     while True:
         try:
             frame = receive(channel)

@@ -98,11 +98,16 @@ class Http1Connection(BoundedHttp1Connection):
 
     # what comes
 
-    def receive(self, data: memoryview) -> None:
-        """Take bytes that the client sent; they are the caller's again when this returns."""
+    def receive(self, data: memoryview, spent_ns: int = 0) -> None:
+        """Take bytes that the client sent; they are the caller's again when this returns.
+
+        spent_ns: of this turn, by others: but for its first, their requests wait for another where it is used up.
+        """
         if self._unread:  # although reading is paused
             self._unread += data
             return
+        if spent_ns:
+            self._turn_began_ns = self._clock() - spent_ns
         self._gathering = True
         feed = self.reader.feed
         at = feed(data)

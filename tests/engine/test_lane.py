@@ -2,12 +2,13 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gateway.batching.batch import Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
@@ -274,6 +275,7 @@ def test_a_request_cancelled_while_it_runs_drops_its_result() -> None:
         await bench.pass_ms(0.5)
         bench.lane.cancel(running)
         bench.lane.cancel(running)
+        await bench.pass_ms(0)
         assert bench.runner.cancelled == bench.runner.batches
         await bench.pass_ms(2)
         assert isinstance(bench.outcome("running"), Cancelled)
@@ -289,13 +291,43 @@ def test_a_batch_is_cancelled_once_nobody_waits_for_any_of_it() -> None:
         waiting = bench.send("waiting")
         bench.lane.cancel(waiting)
         bench.lane.cancel(first)
+        await bench.pass_ms(0)
         assert bench.runner.cancelled == []
         bench.lane.cancel(second)
+        await bench.pass_ms(0)
         assert bench.runner.cancelled == bench.runner.batches
         await bench.pass_ms(20)
         assert len(bench.runner.batches) == 1  # not run once more, as after a failure
         assert bench.lane.pending == 0
         assert [len(ended) for ended in bench.ended.values()] == [1, 1, 1]
+
+    simulate(main)
+
+
+def test_what_runs_is_looked_through_once_for_all_that_are_cancelled_at_once() -> None:
+    looks = 0
+
+    class Looked(list[Part]):
+        def __iter__(self) -> Iterator[Part]:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, workers=2, fixed_ns=5 * MS)
+        sent = [bench.send(f"{number}") for number in range(60)]
+        await bench.pass_ms(1)
+        running = bench.runner.batches[:]
+        for batch in running:
+            batch.parts = Looked(batch.parts)
+        for request in sent:
+            bench.lane.cancel(request)
+        await bench.pass_ms(0)
+        assert looks == len(running) == 2
+        assert sorted(bench.runner.cancelled, key=id) == sorted(running, key=id)
+        await bench.pass_ms(10)
+        assert bench.runner.batches == running
+        assert all(isinstance(bench.outcome(request.id), Cancelled) for request in sent)
 
     simulate(main)
 
@@ -308,6 +340,7 @@ def test_all_parts_of_a_cancelled_request_are_cancelled() -> None:
         await bench.pass_ms(1)
         assert [batch.rows for batch in bench.runner.batches] == [4, 4, 3]
         bench.lane.cancel(large)
+        await bench.pass_ms(0)
         assert sorted(bench.runner.cancelled, key=id) == sorted(bench.runner.batches[1:], key=id)
         await bench.pass_ms(10)
         assert isinstance(bench.outcome(other.id), InferResponse)

@@ -744,6 +744,7 @@ def test_a_run_that_cannot_be_cancelled_stops_neither_the_others_nor_the_end(cap
         bench.send("other", rows=4)
         await bench.pass_ms(1)
         bench.lane.cancel(gone)
+        await bench.pass_ms(0)
         assert len(runner.cancelled) == 1
         bench.lane.give_up(NotReady("the server is shutting down"))
         assert len(runner.cancelled) == 3

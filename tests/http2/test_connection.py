@@ -209,12 +209,39 @@ async def test_what_waits_for_its_turn_is_not_handled_once_its_client_has_gone()
         connection, wire = Http2Connection(Limits(), begun.append, lambda connection: None, turns=turns), Wire(sock)
         connection.connection_made(wire)
         connection.data_received(PREFACE + frame(SETTINGS, 0, 0))
-        assert turns.may_begin()
+        turns.wait(int)  # somebody else's
         head = frame(HEADERS, 4, 1, header_block((b":method", b"POST")))
         connection.data_received(head + frame(DATA, 0, 1, bytes(17_000)))
         await asyncio.sleep(0)
         assert (begun, wire.closed) == ([], True)
         connection.connection_lost(None)
+
+
+@in_simulated_time
+async def test_of_many_clients_that_send_many_calls_at_once_a_turn_has_those_of_one() -> None:
+    turns = LongTurns()
+    begun: list[int] = []
+    made: list[Http2Connection] = []
+    calls = b"".join(frame(HEADERS, 4, 2 * number + 1, header_block((b":method", b"POST"))) for number in range(100))
+
+    for number in range(5):
+
+        def begin(stream: Stream, number: int = number) -> None:
+            begun.append(number)
+            time.sleep(0.00002)
+
+        connection = Http2Connection(Limits(), begin, lambda connection: None, turns=turns)
+        connection.connection_made(Wire())
+        connection.data_received(PREFACE + frame(SETTINGS, 0, 0))
+        made.append(connection)
+    for connection in made:
+        connection.data_received(calls)
+    assert begun == [0] * 100
+    while len(begun) < 500:
+        had = len(begun)
+        await asyncio.sleep(0)
+        assert len(begun) <= had + 100
+    assert sorted(set(begun)) == [0, 1, 2, 3, 4]
 
 
 @in_simulated_time

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.config import TlsSection
-from gateway.edges import tls_turns
-from gateway.edges.tls import TlsConnection
-from gateway.edges.tls_turns import Tls
+from gateway.edges import long_turns
+from gateway.edges.tls import Tls, TlsConnection
 from gateway.process.certificates import HTTP, Certificates
 from tests.certificates import Authority
 from tests.tls_records import FFDHE8192, P256, client_hello, key_updates
@@ -137,13 +136,13 @@ def certificates(authority: Authority) -> Certificates:
 
 
 def shared(certificates: Certificates) -> Tls:
-    return Tls(certificates, HTTP, 10.0, asyncio.get_running_loop())
+    return Tls(certificates, HTTP, 10.0)
 
 
 def test_a_read_is_decrypted_in_turns(
     certificates: Certificates, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_turns, "_TURN_NS", 0)
+    monkeypatch.setattr(long_turns, "_TURN_NS", 0)
 
     async def run() -> None:
         each = Shaken(shared(certificates), authority)
@@ -214,7 +213,7 @@ def test_who_writes_may_go_on_once_all_is_with_a_socket_that_takes_more(
 
 
 def test_handshakes_take_turns(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_turns, "_TURN_NS", 0)
+    monkeypatch.setattr(long_turns, "_TURN_NS", 0)
 
     async def run() -> None:
         together = shared(certificates)

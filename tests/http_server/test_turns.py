@@ -4,6 +4,7 @@ import asyncio
 import socket
 import sys
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ def test_a_long_request_that_waits_for_its_turn_is_not_handled_once_its_client_h
             server = HttpServer(refuse, Limits())
             connection, wire = HttpConnection(server, asyncio.get_running_loop()), Wire(sock)
             connection.connection_made(wire)
-            assert server.turns.may_begin()
+            server.turns.wait(int)  # somebody else's
             come(connection, post(bytes(17_000)))
             await asyncio.sleep(0)
             assert wire.aborted
@@ -141,6 +142,32 @@ def test_of_many_long_requests_a_turn_has_one_and_short_ones_do_not_wait_for_the
             come(connections[0], get())
         assert handled == [(0, 20_001), (1, 20_002), (1, 0), (2, 20_003), (2, 0), (3, 0), (4, 0)]
         for connection in connections[:3]:
+            connection.connection_lost(None)
+
+    run_simulated(main)
+
+
+def test_of_many_clients_that_send_many_requests_at_once_a_turn_has_the_first_of_each() -> None:
+    handled: list[tuple[int, int]] = []
+    turn = 0
+
+    def handle(exchange: Exchange) -> None:
+        handled.append((turn, len(exchange.body)))
+        time.sleep(0.0006)
+        exchange.respond(200)
+
+    async def main(clock: SimulatedClock) -> None:
+        nonlocal turn
+        server = HttpServer(handle, Limits())
+        connections = [connected(server) for _ in range(6)]
+        for number, connection in enumerate(connections):
+            come(connection, post(bytes(number)) * 30)
+        assert [number for _, number in handled if number > 1] == [2, 3, 4, 5], "the turn is used up"
+        for turn in range(1, 400):  # noqa: B007  # it is what `handle` sees
+            await asyncio.sleep(0)
+        assert len(handled) == 6 * 30
+        assert max(Counter(turn for turn, _ in handled if turn).values()) <= 3
+        for connection in connections:
             connection.connection_lost(None)
 
     run_simulated(main)

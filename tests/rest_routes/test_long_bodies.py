@@ -1,8 +1,10 @@
 """Long JSON bodies, decoded in a process of its own, through the REST edge."""
 
 import asyncio
+import contextlib
 import http.client
 import json
+import os
 import resource
 import socket
 import threading
@@ -304,6 +306,14 @@ def test_the_process_ends_with_its_server(tmp_path: Path) -> None:
         assert asked(own, "/v2/models/wide/infer", infer_body(values()))[0] == 200
         (child,) = [child for child in children() if child.pid not in before]
     assert not child.is_running()
+
+
+def test_the_process_gives_way_to_its_server(served: Served) -> None:
+    assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+    (child, *_) = children()
+    assert child.nice() == os.nice(0) + 5
+    with contextlib.suppress(FileNotFoundError):  # not a Linux that shares processors among sessions
+        assert Path(f"/proc/{child.pid}/autogroup").read_text().endswith(" nice 5\n")
 
 
 def test_the_process_takes_no_more_memory_than_is_said(served: Served) -> None:

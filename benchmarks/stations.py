@@ -5,7 +5,7 @@
     python -m benchmarks.stations . --profile instances       # cProfile of one path
 
 Each run starts the ingress of one checkout in a process of its own, with the model `linear` in it, and hands the bytes of
-requests to real connections, whose transport asks again when an answer is written to it. What is counted is the CPU time of the
+requests to real connections, which all ask again when all are answered. What is counted is the CPU time of the
 process, its worker's thread included: chunks of requests are timed. Of all chunks of all rounds, in which the checkouts take
 turns, the median is told, and in brackets what a tenth of them stay below: that wanders least beside other work.
 """
@@ -27,7 +27,7 @@ from typing import Any, Final
 
 CONFIG: Final = Path("configs/examples/linear.yaml")
 ROW: Final = [round(n * 0.37, 2) for n in range(16)]
-CHUNK: Final = 250
+CHUNK: Final = 240
 _ABOUT: Final = json.dumps(
     {
         "inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "parameters": {"binary_data_size": 64}}],
@@ -186,24 +186,28 @@ async def _drive(ingress: Any, path: str, connections: int, requests: int, profi
     at_s = 0.0
     times: list[float] = []
 
-    def answered(asking: Asking) -> None:
+    def answered(_: Asking) -> None:
         nonlocal left, at_s
         left -= 1
         if left % CHUNK == 0:
             now_s = time.process_time()
             times.append((now_s - at_s) / CHUNK * 1e6)
             at_s = now_s
-        if left > 0:
-            loop.call_soon(asking.ask)
-        elif not done.done():
-            done.set_result(None)
+        if left % connections == 0:  # together, so that every batch is of as many
+            if left > 0:
+                ask()
+            else:
+                done.set_result(None)
+
+    def ask() -> None:
+        for each in asking:
+            loop.call_soon(each.ask)
 
     asking = _connections(ingress, path, connections, answered)
     at_s = time.process_time()
     if profile is not None:
         profile.enable()
-    for each in asking:
-        loop.call_soon(each.ask)
+    ask()
     await done
     if profile is not None:
         profile.disable()
@@ -235,7 +239,7 @@ def main() -> None:
     parser.add_argument("checkouts", type=Path, nargs="*")
     parser.add_argument("--paths", nargs="+", choices=PATHS, default=["rest-json", "instances", "rest-binary", "grpc"])
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--requests", type=int, default=8000)
+    parser.add_argument("--requests", type=int, default=9600)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", choices=PATHS)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)

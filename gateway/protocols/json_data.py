@@ -201,6 +201,12 @@ def _odd_element(exc: ValueError) -> str:
     return f", got {_JSON_WORDS.get(got, got)}" + (f" at data{place}" if place else "")
 
 
+def lists_of(datatype: str, depth: int) -> Any:
+    """The type of so deeply nested lists of a datatype's JSON elements; None: it has none."""
+    kind = _KINDS.get(datatype)
+    return None if kind is None else _nested(kind, depth)
+
+
 def _nested(kind: type, depth: int) -> Any:
     nested: Any = kind
     for _ in range(depth):

@@ -11,7 +11,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from math import isnan
 from typing import Any, Final, TypeVar
@@ -95,10 +95,15 @@ def tensor_of_elements(name: str, datatype: str, shape: Sequence[int], flat: lis
         elements[:] = [text.encode() for text in flat]
         return shaped(name, elements, shape)
     try:
-        packed = struct.pack(f"<{count}{_FORMATS[datatype]}", *flat)
+        packed = _packer(datatype, count)(*flat)
     except (struct.error, OverflowError):
         raise out_of_range(name, datatype, flat) from None
     return shaped(name, np.frombuffer(packed, NUMPY[datatype]), shape)
+
+
+@lru_cache(maxsize=256)  # `struct` keeps as many, by formats that would have to be written first
+def _packer(datatype: str, count: int) -> Callable[..., bytes]:
+    return struct.Struct(f"<{count}{_FORMATS[datatype]}").pack
 
 
 def tensor_from_json(

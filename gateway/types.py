@@ -76,6 +76,7 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     None when it gave none. The lane adds the model's SLO.
     priority: 0 is the model's default, 1 the highest.
     shape_key: requests with equal keys may share a batch.
+    form: how its answer is written, for protocols that know several; empty: as the request is.
     caller: who asks, for the log; None: nobody does over a wire. trace: what is noted of it where it is traced.
     Compared by identity: two equal requests are still two requests.
     """
@@ -84,6 +85,7 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     deadline_ns: int | None = None
     priority: int = 0
     shape_key: Hashable = None
+    form: str = ""
     caller: Caller | None = None
     trace: "RequestTrace | None" = None
 

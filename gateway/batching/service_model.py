@@ -30,7 +30,10 @@ _DRIFT_BELOW: Final = 0.77
 _CLIP: Final = 2.0
 _QUANTILE: Final = 0.9
 _ALL_SIZES_UP_TO: Final = 128
-_REFRESH_AT: Final = 0.01  # tables are built again when a size's mean has moved by this share
+# Tables are built again when a size's mean has moved by this share, with the next ranking of the ratios; by the other, at once.
+# To build them takes 60 µs, and of a noisy model every second batch would move one by a hundredth.
+_REFRESH_AT: Final = 0.01
+_REFRESH_AT_ONCE: Final = 0.05
 _FORMAT: Final = 1
 _CURVES: Final = 256
 
@@ -133,12 +136,12 @@ class ServiceCurve:
             levels[busy] = level * (1.0 + _RATE * (clipped - 1.0))
         elif busy not in levels:
             levels[busy] = level
-        self._learn(rows, seen, clipped * at_level_one)
+        moved = self._learn(rows, seen, clipped * at_level_one)
         if ratio > _DRIFT_ABOVE or ratio < _DRIFT_BELOW:
             self._watch_drift(ratio)
         elif self._run:
             self._run.clear()
-        if self._stale or self._until_ranked <= 0:
+        if moved or self._until_ranked <= 0:
             self._refresh()
 
     def borrow(self, other: "ServiceCurve", factor: float) -> None:
@@ -186,7 +189,8 @@ class ServiceCurve:
         self._until_ranked = 0
         self._refresh()
 
-    def _learn(self, rows: int, seen: _Seen | None, at_level_one: float) -> None:
+    def _learn(self, rows: int, seen: _Seen | None, at_level_one: float) -> bool:
+        """Whether the tables are to be built again at once."""
         if seen is None:
             seen = self._seen[rows] = _Seen(self.at(rows), at_level_one, 0)
         count = seen.count
@@ -194,7 +198,8 @@ class ServiceCurve:
         mean_ns = seen.mean_ns
         mean_ns += (_SHAPE_RATE if count >= _SHAPE_COUNT else 1.0 / (count + 1)) * (at_level_one - mean_ns)
         seen.mean_ns = mean_ns
-        if abs(mean_ns - seen.built_ns) > _REFRESH_AT * seen.built_ns:
+        moved_ns = abs(mean_ns - seen.built_ns)
+        if moved_ns > _REFRESH_AT * seen.built_ns:
             self._stale = True
         weight, x, y, xx, xy = self._sums
         self._sums = (
@@ -204,6 +209,7 @@ class ServiceCurve:
             xx * _FORGET + rows * rows,
             xy * _FORGET + rows * at_level_one,
         )
+        return moved_ns > _REFRESH_AT_ONCE * seen.built_ns
 
     def _watch_drift(self, ratio: float) -> None:
         run = self._run

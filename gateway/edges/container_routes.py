@@ -63,6 +63,7 @@ class ContainerRoutes:
         )
         self._generation = -1
         self._names: list[str] = []  # of the models that are wanted, in this generation
+        self._only: Asked | None = None  # the one of them, if it was looked for
         self._raw: dict[Asked, bool] = {}  # likewise
 
     def match(self, parts: list[str]) -> tuple[dict[bytes, Action], str, str, str] | None:
@@ -130,6 +131,7 @@ class ContainerRoutes:
         if self._repository.generation != self._generation:
             self._generation = self._repository.generation
             self._names.clear()
+            self._only = None
             self._raw.clear()
 
     def _asked(self, exchange: Exchange, name: str) -> Asked:
@@ -150,21 +152,26 @@ class ContainerRoutes:
             if "request_id" in told:
                 headers.setdefault(REQUEST_ID, told["request_id"].encode())
             exchange.tell(b"X-Amzn-SageMaker-Custom-Attributes", headers[_ATTRIBUTES])
-        if not name and (target := headers.get(TARGET_MODEL, b"").decode("utf-8", "replace")):
+        if not name and TARGET_MODEL in headers and (target := headers[TARGET_MODEL].decode("utf-8", "replace")):
             name = self._multi_model.models.named(target) if self._multi_model is not None else target
             name = name.removesuffix(_ARCHIVE)
-        return Asked(name or attributed or self._the_only_model(), version)
+        if name or attributed or version:
+            return Asked(name or attributed or self._the_only_model().name, version)
+        return self._the_only_model()
 
-    def _the_only_model(self) -> str:
+    def _the_only_model(self) -> Asked:
         """Raises: InvalidArgument, if there are several; NotFound, if there is none."""
         self._look_anew()
+        if self._only is not None:
+            return self._only
         if not self._names:
             known = self._repository.all_models()
             wanted = [served for served in known if served.wanted] or known
             self._names = list(dict.fromkeys(served.name for served in wanted))
         names = self._names
         if len(names) == 1:
-            return names[0]
+            self._only = Asked(names[0])
+            return self._only
         if not names:
             raise NotFound("no model is loaded")
         # Which there are is not for every key.

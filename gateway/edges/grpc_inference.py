@@ -10,7 +10,6 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
-from gateway.engine.place import OnAnswerPart
 from gateway.errors import Code, GatewayError, NotReady
 from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, Parts, ReadRegion, parse, parts_of
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
@@ -124,7 +123,7 @@ class _Turn(_OfMessage, StreamedInference[GrpcCodec, Reply]):
 
     operation = "inference.GRPCInferenceService/ModelStreamInfer"
 
-    __slots__ = ("_data", "_final", "_message", "_on_reply", "_parts_of_data", "call", "in_parts", "replies", "reserved")
+    __slots__ = ("_data", "_final", "_message", "_on_reply", "_parts_of_data", "call", "replies", "reserved")
 
     def __init__(self, endpoints: Endpoints[GrpcCodec], call: GrpcCall, data: Buffer, on_reply: Callable[[], None]) -> None:
         super().__init__(endpoints, time.monotonic_ns())
@@ -132,14 +131,9 @@ class _Turn(_OfMessage, StreamedInference[GrpcCodec, Reply]):
         self._data = data
         self._message = None
         self._on_reply = on_reply
-        self.in_parts = False
         self.reserved = 0  # bytes of its message, if that is long or came compressed
         self._final = False  # it has been sent
         self.replies: tuple[Reply | GatewayError, ...] | None = None  # what is left to send; None: not known
-
-    def _parts(self, endpoint: Endpoint[GrpcCodec]) -> OnAnswerPart:
-        self.in_parts = True
-        return super()._parts(endpoint)
 
     def part(self, reply: Reply) -> bool:
         self.send(reply, last=self._last)

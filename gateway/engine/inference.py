@@ -330,13 +330,20 @@ class _Made(NamedTuple):
 class StreamedInference(Inference[C, Reply]):
     """An inference whose protocol can send an answer in parts.
 
-    A decoupled model: `part` …, then `finish`, or `refuse`, which may come behind parts. Any other: `answer` or `refuse`.
+    A decoupled model (in_parts): `part` …, then `finish`, or `refuse`, which may come behind parts. Any other: `answer` or
+    `refuse`.
     """
 
-    __slots__ = ("_behind", "_encoding", "_fault", "_in_time", "_last", "_outcome", "_outcome_waits", "_part_ns", "_untaken")
+    __slots__ = (
+        "_behind", "_encoding", "_fault", "_in_time", "_last", "_outcome", "_outcome_waits", "_part_ns", "_untaken", "in_parts",
+    )  # fmt: skip
 
     def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
         super().__init__(endpoints, arrival_ns)
+        self.in_parts = False
+
+    def _parts(self, endpoint: Endpoint[C]) -> OnAnswerPart:
+        self.in_parts = True  # only then is there what comes next: most answers are whole
         self._encoding = False  # a part takes long
         self._behind: list[_Made] = []  # parts that wait for that one: as many at most as a model may be ahead
         self._outcome_waits = False  # behind those: `_outcome` says how
@@ -346,6 +353,7 @@ class StreamedInference(Inference[C, Reply]):
         self._last = False  # the model has said that the part in hand is its last
         self._part_ns = 0  # when the last part was there; 0: none was
         self._untaken = 0  # parts that wait for the client
+        return self._part
 
     @abstractmethod
     def part(self, reply: Reply) -> bool:
@@ -360,13 +368,12 @@ class StreamedInference(Inference[C, Reply]):
 
     def drained(self) -> None:
         """All that was sent has left."""
+        if not self.in_parts:
+            return
         untaken, self._untaken = self._untaken, 0
         for _ in range(untaken):
             if self._place is not None:
                 self._place.taken()
-
-    def _parts(self, endpoint: Endpoint[C]) -> OnAnswerPart:
-        return self._part
 
     def _part(self, response: InferResponse) -> None:
         made = _Made(response, time.monotonic_ns())
@@ -427,6 +434,9 @@ class StreamedInference(Inference[C, Reply]):
             self._place.cancel()
 
     def _done(self, outcome: InferResponse | GatewayError | None) -> None:
+        if not self.in_parts:
+            super()._done(outcome)
+            return
         if self._encoding:
             if not isinstance(outcome, Cancelled):  # it comes behind the parts
                 self._place = None

@@ -34,7 +34,7 @@ from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
 from gateway.process.child import Child, ChildLost, give_way, receive, send, serve
 from gateway.protocols.generate import GenerateCodec
-from gateway.protocols.invocations import FormCodec, FormRequest
+from gateway.protocols.invocations import FormCodec
 from gateway.protocols.media import Form
 from gateway.protocols.rest import RestCodec
 from gateway.protocols.tensors import shape_key
@@ -169,13 +169,10 @@ class LongBodies:
             if "error" in answer:
                 raise _ERRORS[answer["error"]](answer["message"])
             parameters = answer["parameters"]
-            made: Callable[..., InferRequest] = InferRequest
-            if "form" in answer:
-                made = partial(FormRequest, form=answer["form"])
-            return made(
+            return InferRequest(
                 codec.model, codec.version, answer["id"], inputs, answer["rows"], about["arrival_ns"],
                 msgspec.convert(answer["outputs"], tuple[OutputRequest, ...]), parameters=parameters,
-                deadline_ns=answer["deadline_ns"], priority=answer["priority"],
+                deadline_ns=answer["deadline_ns"], priority=answer["priority"], form=answer["form"],
                 shape_key=shape_key(codec.spec, codec.ragged, inputs, parameters),
             )  # fmt: skip
 
@@ -309,10 +306,8 @@ def _decoded(frame: Buffer) -> Sequence[Buffer]:
         signal.setitimer(signal.ITIMER_PROF, 0)
     extra: dict[str, Any] = {
         "id": request.id, "rows": request.rows, "outputs": request.outputs, "parameters": request.parameters,
-        "deadline_ns": request.deadline_ns, "priority": request.priority,
+        "deadline_ns": request.deadline_ns, "priority": request.priority, "form": request.form,
     }  # fmt: skip
-    if isinstance(request, FormRequest):
-        extra["form"] = request.form
     return encode_frame(request.inputs, extra)
 
 

@@ -6,7 +6,7 @@ for another form.
 
 import copy
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from backends.base import ModelSpec, Tensors
 from gateway.config import Ragged
@@ -21,15 +21,8 @@ from gateway.wire.tensors import Buffer
 
 _JSON: Final = b"application/json"
 _LONG_CSV_BYTES: Final = 64 << 10  # 4 ms
+_JSONS: Final = frozenset(("json", "v1"))
 _BY_ITSELF: Final = frozenset(("", "json", "events"))  # answers that are as the request was
-
-_Encode = Callable[[ModelSpec, Tensors, bool], tuple[list[Buffer], bytes]]
-
-
-class FormRequest(InferRequest, kw_only=True, eq=False):
-    """A request whose answer is no v2. form: of the answer, one of _ENCODE."""
-
-    form: str
 
 
 class FormReply(NamedTuple):
@@ -59,12 +52,14 @@ class FormCodec:
         self.spec = spec
         self.ragged = ragged
         self.json_depth = json_depth
+        self._rows = v1.RowsReader(spec, model, json_depth, in_haste=in_haste)
 
     def at_leisure(self) -> "FormCodec":
         """The same, not in haste."""
         other = copy.copy(self)
         other._in_haste = False
         other._v2 = self._v2.at_leisure()
+        other._rows = v1.RowsReader(self.spec, self.model, self.json_depth, in_haste=False)
         return other
 
     def parses_long(self, body: Buffer, form: Form) -> bool:
@@ -80,7 +75,10 @@ class FormCodec:
         """
         spec, model, kind = self.spec, self.model, form.kind
         written = "rows"
+        rows = self._rows.try_read(body) if kind in _JSONS else None
         match kind:
+            case _ if rows is not None:
+                inputs = rows
             case "csv":
                 inputs = from_csv(spec, model, body, titled=form.titled)
             case "npy":
@@ -92,22 +90,21 @@ class FormCodec:
                 if message is None or (kind == "json" and v1.is_v2(message)):
                     return self._decode_v2(body, form, answer, arrival_ns, read_region)
                 inputs, written = v1.read(message, spec, model, self.json_depth, in_haste=self._in_haste)
-        return FormRequest(
+        return InferRequest(
             model, self.version, "", inputs, count_rows(spec, model, inputs), arrival_ns,
             shape_key=shape_key(spec, self.ragged, inputs), form=written if answer in _BY_ITSELF else answer,
         )  # fmt: skip
 
     def _decode_v2(self, body: Buffer, form: Form, answer: str, arrival_ns: int, read_region: ReadRegion) -> InferRequest:
         request = self._v2.decode(body, header_length(form.header, len(body)), arrival_ns, read_region)
-        if answer in _BY_ITSELF:
-            return request
-        fields: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
-        return FormRequest(**fields, form=answer)
+        if answer not in _BY_ITSELF:
+            request.form = answer
+        return request
 
     def encode(self, request: InferRequest, response: InferResponse, write_region: WriteRegion) -> FormReply:
         """Write an answer, or a part of one. Raises: InvalidArgument, for outputs without that form; TakesLong, in haste."""
-        if isinstance(request, FormRequest):
-            return FormReply(*_ENCODE[request.form](self.spec, response.outputs, self._in_haste))
+        if request.form:
+            return _ENCODE[request.form](self.spec, response.outputs, self._in_haste)
         parts, json_bytes = self._v2.encode(request, response, write_region)
         if not isinstance(parts, list):
             if self._in_haste:
@@ -122,31 +119,31 @@ def check_event(reply: FormReply) -> None:
         raise InvalidArgument("text/event-stream: events hold JSON: ask for no binary outputs")
 
 
-def _rows(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
-    return [*v1.written(spec, outputs, by_row=True, in_haste=in_haste)], _JSON
+def _rows(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> FormReply:
+    return FormReply(v1.written(spec, outputs, by_row=True, in_haste=in_haste), _JSON)
 
 
-def _columns(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
-    return [*v1.written(spec, outputs, by_row=False, in_haste=in_haste)], _JSON
+def _columns(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> FormReply:
+    return FormReply(v1.written(spec, outputs, by_row=False, in_haste=in_haste), _JSON)
 
 
-def _csv(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
-    return [*to_csv(spec, outputs, quoted=True, in_haste=in_haste)], b"text/csv; charset=utf-8"
+def _csv(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> FormReply:
+    return FormReply([*to_csv(spec, outputs, quoted=True, in_haste=in_haste)], b"text/csv; charset=utf-8")
 
 
-def _text(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
-    return [*to_csv(spec, outputs, quoted=False, in_haste=in_haste)], b"text/plain; charset=utf-8"
+def _text(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> FormReply:
+    return FormReply([*to_csv(spec, outputs, quoted=False, in_haste=in_haste)], b"text/plain; charset=utf-8")
 
 
-def _npy(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
-    return to_npy(outputs, in_haste=in_haste), b"application/x-npy"
+def _npy(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> FormReply:
+    return FormReply(to_npy(outputs, in_haste=in_haste), b"application/x-npy")
 
 
-def _raw(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> tuple[list[Buffer], bytes]:
-    return to_raw(outputs, in_haste=in_haste), b"application/octet-stream"
+def _raw(spec: ModelSpec, outputs: Tensors, in_haste: bool) -> FormReply:
+    return FormReply(to_raw(outputs, in_haste=in_haste), b"application/octet-stream")
 
 
-_ENCODE: Final[dict[str, _Encode]] = {
+_ENCODE: Final[dict[str, Callable[[ModelSpec, Tensors, bool], FormReply]]] = {
     "rows": _rows,
     "columns": _columns,
     "csv": _csv,

@@ -11,7 +11,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from math import isnan
 from typing import Any, Final, TypeVar
@@ -95,10 +95,15 @@ def tensor_of_elements(name: str, datatype: str, shape: Sequence[int], flat: lis
         elements[:] = [text.encode() for text in flat]
         return shaped(name, elements, shape)
     try:
-        packed = struct.pack(f"<{count}{_FORMATS[datatype]}", *flat)
+        packed = _packer(datatype, count)(*flat)
     except (struct.error, OverflowError):
         raise out_of_range(name, datatype, flat) from None
     return shaped(name, np.frombuffer(packed, NUMPY[datatype]), shape)
+
+
+@lru_cache(maxsize=256)  # `struct` keeps as many, by formats that would have to be written first
+def _packer(datatype: str, count: int) -> Callable[..., bytes]:
+    return struct.Struct(f"<{count}{_FORMATS[datatype]}").pack
 
 
 def tensor_from_json(
@@ -199,6 +204,12 @@ def _odd_element(exc: ValueError) -> str:
         return f": {exc}"
     got, place = found.groups()
     return f", got {_JSON_WORDS.get(got, got)}" + (f" at data{place}" if place else "")
+
+
+def lists_of(datatype: str, depth: int) -> Any:
+    """The type of so deeply nested lists of a datatype's JSON elements; None: it has none."""
+    kind = _KINDS.get(datatype)
+    return None if kind is None else _nested(kind, depth)
 
 
 def _nested(kind: type, depth: int) -> Any:

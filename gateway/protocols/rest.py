@@ -14,6 +14,7 @@ read and written as these words, which JSON lacks and every v2 client has.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from math import prod
 from typing import Annotated, Any, Final
 
@@ -304,7 +305,7 @@ class RestCodec:
                 labels = self.spec.output_by_name[name].labels
                 array = classify(array, output.classification, labels, batched=self.spec.max_rows > 0, in_haste=self._in_haste)
                 head = _output_head(name, datatype)
-            head += ",".join(map(str, array.shape)).encode()
+            head += _shape_text(array.shape)
             if output is not None and output.region is not None:
                 check_written(array, in_haste=self._in_haste, region=True)
                 write_region(output.region, tensor_to_bytes(array))
@@ -432,6 +433,11 @@ def no_json_output(spec: TensorSpec) -> InvalidArgument:
 
 def _output_head(name: str, datatype: str) -> bytes:
     return f'{{"name":{_text(name)},"datatype":"{datatype}","shape":['.encode()
+
+
+@lru_cache(maxsize=1024)  # answers have the same ones again and again
+def _shape_text(shape: tuple[int, ...]) -> bytes:
+    return ",".join(map(str, shape)).encode()
 
 
 def _text(value: str) -> str:

@@ -27,6 +27,7 @@ from gateway.protocols.json_data import (
     even_sizes,
     gathered,
     lists_from_json,
+    lists_of,
     nested_to_json,
     parse,
     tensor_of_elements,
@@ -97,22 +98,58 @@ def read(
     return inputs, "rows" if by_row else "columns"
 
 
-def written(spec: ModelSpec, outputs: Tensors, *, by_row: bool, in_haste: bool) -> list[bytes]:
+class RowsReader:
+    """Reads the body that most send, in one go: `instances` of a model's one input, nested as deep as its shape."""
+
+    def __init__(self, spec: ModelSpec, model: str, json_depth: int, *, in_haste: bool) -> None:
+        self._spec = spec
+        self._model = model
+        self._in_haste = in_haste
+        needed = [tensor for tensor in spec.inputs if not tensor.optional] or list(spec.inputs)
+        self._input = tensor = needed[0] if len(needed) == 1 and spec.max_rows else None
+        self._depth = depth = len(tensor.shape) if tensor is not None else 0
+        lists = lists_of(tensor.datatype, depth) if tensor is not None and 0 < depth <= json_depth else None
+        self._opening: re.Pattern[bytes] | None = None  # of such a body; None: there is none
+        if lists is not None:
+            self._opening = re.compile(rb'\s*\{\s*"instances"\s*:' + rb"\s*\[" * depth + rb"\s*[^\s\[{]")
+            fields = [("instances", lists), ("inputs", msgspec.Raw, _ABSENT)]
+            self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(msgspec.defstruct("_Rows", fields, gc=False))
+
+    def try_read(self, body: Buffer) -> Tensors | None:
+        """None: it is another body, or is at fault, which is for `read` to tell. Raises: as that does."""
+        expected = self._input
+        if expected is None or self._opening is None or self._opening.match(body) is None:
+            return None
+        try:
+            message = self._decoder.decode(body)
+        except (ValueError, RecursionError):
+            return None
+        if message.inputs is not _ABSENT:
+            return None
+        name, datatype = expected.name, expected.datatype
+        shape, flat = even_sizes(name, message.instances, self._depth)
+        check_input(self._spec, self._model, name, datatype, shape)
+        if datatype == "BYTES":
+            check_texts(name, shape, in_haste=self._in_haste)
+        return {name: tensor_of_elements(name, datatype, shape, flat)}
+
+
+def written(spec: ModelSpec, outputs: Tensors, *, by_row: bool, in_haste: bool) -> list[Buffer]:
     """The pieces of an answer. Raises: InvalidArgument, for an output that has no JSON form; TakesLong, in haste."""
-    datatypes = {name: spec.output_by_name[name].datatype for name in outputs}
     begin, end = (b'{"predictions":', b"}") if by_row else (b'{"outputs":', b"}")
     if by_row and not spec.max_rows:
         begin, end = begin + b"[", b"]" + end
     if len(outputs) == 1:
         ((name, array),) = outputs.items()
-        pieces = nested_to_json(name, datatypes[name], array, in_haste=in_haste)
+        pieces = nested_to_json(name, spec.output_by_name[name].datatype, array, in_haste=in_haste)
         return [begin + pieces[0] + end] if len(pieces) == 1 else [begin, *pieces, end]
+    datatypes = {name: spec.output_by_name[name].datatype for name in outputs}
     if by_row and spec.max_rows:
         rows = len(next(iter(outputs.values())))
         if in_haste and (rows > _MANY_ROWS or sum(map(_work, outputs.values())) > _MUCH_WORK):
             raise TakesLong
-        return gathered(_rows_of_objects(outputs, datatypes, rows, begin + b"[", b"]" + end))
-    return gathered(chain((begin,), _object(outputs, datatypes, in_haste=in_haste), (end,)))
+        return [*gathered(_rows_of_objects(outputs, datatypes, rows, begin + b"[", b"]" + end))]
+    return [*gathered(chain((begin,), _object(outputs, datatypes, in_haste=in_haste), (end,)))]
 
 
 def _work(array: np.ndarray) -> int:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from gateway.turns import beside
 from gateway.wire.compression import choose_encoding, deflate
 from gateway.wire.date import date_line
@@ -96,7 +98,18 @@ class Pieces:
         return out
 
 
-class Exchange:
+class _Asked(msgspec.Struct, eq=False):
+    """What may be given by position."""
+
+    connection: Answering | None
+    method: bytes
+    path: bytes
+    query: bytes
+    headers: dict[bytes, bytes]
+    body: Buffer
+
+
+class Exchange(_Asked, kw_only=True, eq=False):
     """One request and the place for its one answer: all at once by `respond`, or in pieces: `begin`, `write` …, `finish`.
 
     method, path, query, headers: as bytes; path is still percent-quoted, header names are lower case.
@@ -112,36 +125,21 @@ class Exchange:
     they are all there; compressing: there is an answer, to be compressed; held_bytes: what it makes the connection hold.
     """
 
-    __slots__ = (
-        "_own", "arrival_ns", "body", "compress", "compressing", "connection", "fault", "head", "headers",
-        "held_bytes", "http_1_0", "keep_alive", "key", "length", "method", "on_disconnect", "on_drained", "parts", "path",
-        "pieces", "query",
-    )  # fmt: skip
-
-    key: Any
-
-    def __init__(
-        self, connection: Answering, method: bytes, target: bytes, headers: dict[bytes, bytes], body: Buffer, keep_alive: bool
-    ) -> None:
-        self.connection: Answering | None = connection
-        self.keep_alive = keep_alive
-        self.http_1_0 = False
-        self.fault: tuple[int, str] | None = None
-        self.head: bytes | None = None
-        self.parts: Sequence[Buffer] = ()
-        self.length = 0
-        self.compressing = False
-        self.held_bytes = 0
-        self.pieces: Pieces | None = None
-        self.method = method
-        self.path, _, self.query = target.partition(b"?")
-        self.headers = headers
-        self.body = body
-        self.arrival_ns = 0
-        self.compress = True
-        self._own = b""  # headers of the answer, as lines, of which the first is its id; empty: not yet made
-        self.on_disconnect: Callable[[], None] | None = None
-        self.on_drained: Callable[[], None] | None = None
+    keep_alive: bool
+    arrival_ns: int = 0
+    http_1_0: bool = False
+    fault: tuple[int, str] | None = None
+    key: Any = None
+    compress: bool = True
+    on_disconnect: Callable[[], None] | None = None
+    on_drained: Callable[[], None] | None = None
+    head: bytes | None = None
+    parts: Sequence[Buffer] = ()
+    length: int = 0
+    pieces: Pieces | None = None
+    compressing: bool = False
+    held_bytes: int = 0
+    _own: bytes = b""  # headers of the answer, as lines, of which the first is its id; empty: not yet made
 
     def __repr__(self) -> str:
         return f"<Exchange {self.method!r} {self.path!r}, {'answered' if self.answered else 'open'}>"

@@ -200,9 +200,11 @@ class Http1Connection(BoundedHttp1Connection):
     def arrived(
         self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: Buffer, keep_alive: bool, http_1_0: bool
     ) -> None:
-        exchange = Exchange(self, method, target, headers, body, keep_alive)
-        exchange.arrival_ns = self.last_arrival_ns = now_ns = self._clock()
-        exchange.http_1_0 = http_1_0
+        self.last_arrival_ns = now_ns = self._clock()
+        path, _, query = target.partition(b"?")
+        exchange = Exchange(
+            self, method, path, query, headers, body, keep_alive=keep_alive, arrival_ns=now_ns, http_1_0=http_1_0
+        )
         self._continue_due = False
         if not self._turn_began_ns:
             self._turn_began_ns = now_ns
@@ -223,8 +225,7 @@ class Http1Connection(BoundedHttp1Connection):
             self._outlet.write([_CONTINUE])
 
     def refused(self, status: int, message: str) -> None:
-        fault = Exchange(self, b"", b"", {}, b"", keep_alive=False)
-        fault.fault = status, message
+        fault = Exchange(self, b"", b"", b"", {}, b"", keep_alive=False, fault=(status, message))
         self._unread.clear()
         if self._backlog or not self._has_room():
             self._backlog.append(fault)

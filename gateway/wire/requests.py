@@ -7,12 +7,16 @@ parser (BODY), within a body of known length that is written straight to where i
 (DEAF: what still comes is dropped). httptools (llhttp) parses heads, chunked bodies, and bodies that came whole with their
 head.
 
+Clients send the same head again and again. The last one of a plain request, which came in one read that held nothing else, is
+remembered; a read that begins with the same bytes, but for the number in Content-Length, and holds one whole request, means the
+same and is not parsed.
+
 A fault in the stream (bad syntax, a limit) is told once, as `RequestSink.refused`; the reader is deaf from then on.
 """
 
 import logging
 import re
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import httptools
 import numpy as np
@@ -33,6 +37,11 @@ _OTHER_VERSION: Final = "this port speaks HTTP/1.1; gRPC, over HTTP/2, is at ser
 _LINE_BYTES: Final = len(b"POST  HTTP/1.1\r\n\r\n")
 _PADDING_BYTES: Final = 256  # that a head may have besides: white space, which the parser drops
 _NOTHING: Final = memoryview(b"")
+_SHORT_BYTES: Final = 16 << 10  # of a read that may be a request with a head that is known
+_TRIES: Final = 8  # heads in a row that are remembered in vain, and no more are
+_LONGEST_LENGTH: Final = 15  # digits
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]+)\r\n", re.IGNORECASE)
+_UNLIKE_OTHERS: Final = frozenset((b"transfer-encoding", b"upgrade", b"expect"))
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +64,16 @@ class RequestSink(Protocol):
         """The stream is at fault, or there is no memory for it; nothing more is read."""
 
 
+class _KnownHead(NamedTuple):
+    """What a head means. begin, end: what is before and behind the number in its Content-Length."""
+
+    begin: bytes
+    end: bytes
+    method: bytes
+    target: bytes
+    headers: dict[bytes, bytes]
+
+
 class RequestReader:
     """See the module's theory of operation.
 
@@ -64,8 +83,8 @@ class RequestReader:
 
     __slots__ = (
         "_body", "_body_bytes", "_chunked", "_content", "_content_bytes", "_filled", "_granted", "_head_fed",
-        "_head_is_new", "_header_bytes", "_header_count", "_headers", "_host", "_http_1_0", "_keep_alive", "_limits", "_method",
-        "_parser", "_refusal", "_sink", "_target", "_upgrading", "_url", "buffer", "phase", "requests",
+        "_head_is_new", "_header_bytes", "_header_count", "_headers", "_host", "_http_1_0", "_keep_alive", "_known", "_limits",
+        "_method", "_parser", "_refusal", "_sink", "_target", "_tries", "_upgrading", "_url", "buffer", "phase", "requests",
     )  # fmt: skip
 
     def __init__(self, sink: RequestSink, limits: Limits) -> None:
@@ -95,12 +114,17 @@ class RequestReader:
         self._granted = min(limits.body_bytes, FREE_BYTES)  # of a body
         self._upgrading = False
         self._refusal: tuple[int, str] | None = None
+        self._known: _KnownHead | None = None
+        self._tries = _TRIES
 
     def feed(self, data: memoryview) -> int:
         """Read some bytes of the stream: how many of these. They are the caller's again when this returns.
 
         What takes the parser long is read in slices, so that the caller may do something else in between.
         """
+        idle = self.phase == IDLE and len(data) <= _SHORT_BYTES
+        if idle and self._known is not None and self._is_known(bytes(data), self._known):
+            return len(data)
         if self.phase == DEAF:
             return len(data)
         requests = self.requests
@@ -138,7 +162,46 @@ class RequestReader:
                 self.refuse(431, self._head_fault(head_bytes))
         elif phase == BODY and not self._chunked:
             return size + self._fill(data[size:])
+        elif idle and self._tries and self.requests == requests + 1:
+            self._remember(bytes(data))
         return size
+
+    def _is_known(self, data: bytes, known: _KnownHead) -> bool:
+        """Whether this is one request with that head; then it has arrived."""
+        begin = len(known.begin)
+        if data[:begin] != known.begin:
+            return False
+        end = data.find(b"\r", begin, begin + _LONGEST_LENGTH + 1)
+        length = data[begin:end]
+        if end < 0 or not length.isdigit() or not data.startswith(known.end, end):
+            return False
+        body = data[end + len(known.end) :]
+        if len(body) != int(length) or len(body) > self._limits.body_bytes:
+            return False
+        self._tries = _TRIES
+        self.requests += 1
+        headers = known.headers.copy()
+        headers[b"content-length"] = length
+        self._sink.arrived(known.method, known.target, headers, body, True, False)
+        return True
+
+    def _remember(self, data: bytes) -> None:
+        """Remember the head of the request that was just read, if it was all of the data."""
+        head = data[: data.find(b"\r\n\r\n") + 4]
+        lines, length = self._header_count + 2, _LENGTH.search(head)
+        self._known = None
+        self._tries -= 1
+        if (
+            length is not None
+            and len(head) + int(length[1]) == len(data)
+            and head.count(b"\r\n") == head.count(b"\n") == lines  # each is a field's, whose meaning is its own
+            and self._headers.get(b"content-length") == length[1]
+            and _UNLIKE_OTHERS.isdisjoint(self._headers)
+            and not self._http_1_0
+            and self.phase == IDLE
+        ):
+            begin, end = head[: length.start(1)], head[length.end(1) :]
+            self._known = _KnownHead(begin, end, self._method, self._target, self._headers)
 
     def filled(self, size: int) -> None:
         """So many bytes of the stream were written to `buffer`."""
@@ -346,7 +409,8 @@ class RequestReader:
         self._content = _NOTHING
         keep_alive = self._keep_alive
         self.phase = IDLE if keep_alive else DEAF  # its last, by its own word
-        self._sink.arrived(self._method, self._target, self._headers, body, keep_alive, self._http_1_0)
+        headers = self._headers.copy() if self._tries else self._headers  # who gets them may add to them
+        self._sink.arrived(self._method, self._target, headers, body, keep_alive, self._http_1_0)
 
     def _body_fault(self, body_bytes: int) -> str:
         most = self._limits.body_bytes

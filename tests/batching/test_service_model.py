@@ -215,23 +215,30 @@ def test_a_size_seen_often_follows_slowly_and_the_level_at_once() -> None:
     assert often.level(1) == pytest.approx(1.02)
     assert often.expected_ns(4) == pytest.approx((10 + 0.03 * 2) * 1.02 * MS, rel=0.01)  # tables are built at one per cent
     seldom = stated({4: 10}, fixed_ms=0, row_ms=2.5, counts=9)
-    seldom.observe(4, 1, 12 * MS)
-    assert seldom.expected_ns(4) == pytest.approx((10 + 0.1 * 2) * 1.02 * MS)
+    seldom.observe(4, 1, 18 * MS)
+    assert seldom.expected_ns(4) == pytest.approx((10 + 0.1 * 8) * 1.08 * MS)
     for counts, share in ((32, 1 / 33), (33, 0.03)):
         curve = stated({4: 10}, fixed_ms=0, row_ms=2.5, counts=counts)
         curve.observe(4, 1, 20 * MS)
         assert curve.to_dict()["means"] == [[4, pytest.approx((10 + share * 10) * MS), counts + 1]]
 
 
-def test_tables_are_built_again_once_a_mean_has_moved_by_a_hundredth() -> None:
-    curve = stated({4: 10}, fixed_ms=0, row_ms=2.5, counts=40)
-    curve.observe(4, 1, 10 * MS)  # and the spread is ranked: not again for sixteen
+def test_tables_are_built_with_the_next_ranking_once_a_mean_has_moved_by_a_hundredth_and_at_once_by_a_twentieth() -> None:
+    curve = stated({4: 10}, fixed_ms=0, row_ms=2.5, counts=40)  # and the spread is ranked: not again for sixteen
     table = curve.shape
-    curve.observe(4, 1, 12 * MS)  # 0.6 per cent
-    assert curve.shape is table
-    curve.observe(4, 1, round(13 * 1.02 * MS))
+    curve.observe(4, 1, 14 * MS)  # 1.2 per cent
+    for _ in range(14):
+        curve.observe(4, 1, round(10 * curve.level(1) * MS))
+        assert curve.shape is table
+    curve.observe(4, 1, round(13 * curve.level(1) * MS))
     assert curve.shape is not table
     assert curve.shape[3] == curve.to_dict()["means"][0][1]
+
+    table = curve.shape
+    while curve.to_dict()["means"][0][1] < 1.05 * table[3]:
+        assert curve.shape is table
+        curve.observe(4, 1, round(1.29 * table[3] * curve.level(1)))
+    assert curve.shape is not table
 
 
 def test_the_first_batch_beside_others_counts_at_the_nearest_level() -> None:

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from backends.base import ModelSpec, TensorSpec
+from gateway.batching.checkpoint import freeze, thaw
 from gateway.errors import InvalidArgument
-from gateway.protocols.invocations import FormCodec, FormRequest
+from gateway.protocols.invocations import FormCodec
 from gateway.protocols.media import Form, answer_of, attributes_of, form_of
 from gateway.protocols.tensors import TakesLong
+from gateway.protocols.v1 import RowsReader
 from gateway.types import InferRequest, InferResponse
 
 FLOATS = ModelSpec("", (TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "FP32", (-1, 3)),), 64)
@@ -117,6 +119,61 @@ def test_a_body_with_odd_bytes_is_read_or_refused(spec: ModelSpec, kind: str, bo
     assert read
 
 
+@pytest.mark.parametrize("answer", ["", "csv"])
+@pytest.mark.parametrize(("spec", "kind", "body"), SENT)
+def test_a_request_of_any_form_can_stand_in_a_recording(spec: ModelSpec, kind: str, body: bytes, answer: str) -> None:
+    request = FormCodec("m", "1", spec, None, 8).decode(body, Form(kind), answer, 7, lambda ref: b"")
+    kept, _ = thaw(freeze([request]))
+    assert (kept[0].rows, kept[0].arrival_ns) == (request.rows, 7)
+
+
+ROWS = {
+    "FP32": "[[1, 2.5, -3e2]]",
+    "INT64": "[[1, 2, 3]]",
+    "BOOL": "[[true, false, true]]",
+    "BYTES": '[["a", "", "c"]]',
+    "FP16": "[[1, 2, 3]]",
+}
+
+
+@pytest.mark.parametrize("max_rows", [64, 0])
+@pytest.mark.parametrize("datatype", ROWS)
+def test_rows_read_at_once_are_those_read_part_by_part(datatype: str, max_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = TensorSpec("x", datatype, (-1, 3) if max_rows else (3,))
+    spec = ModelSpec("", (tensor, TensorSpec("o", "FP32", (-1,), optional=True)), (tensor,), max_rows)
+    codec = FormCodec("m", "1", spec, None, 8)
+
+    def read(body: bytes) -> str:
+        try:
+            request = codec.decode(body, Form("json"), "", 0, lambda ref: b"")
+        except InvalidArgument as exc:
+            return exc.message
+        (array,) = request.inputs.values()
+        return repr((request.form, request.rows, array.dtype, array.shape, array.tolist()))  # in which nan is nan
+
+    draw = random.Random(datatype)
+    whole = f'{{"instances": {ROWS[datatype]}}}'.encode()
+    bodies = [
+        whole,
+        whole[:-1] + b', "inputs": [[1, 2, 3]]}',
+        whole[:-1] + b', "instances": [[1, 2]]}',
+        whole.replace(b"1", b"NaN"),
+        whole[:-2] + b"," + whole[14:],  # two rows
+    ]
+    for _ in range(300):
+        odd = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            at = draw.randrange(len(odd))
+            odd[at : at + draw.randrange(3)] = draw.choice(
+                (b"", b"[", b"]", b"[]", b" ", b",", b"1e999", b"NaN", b'"', b"\xff", b"{}", b"1")
+            )
+        bodies.append(bytes(odd))
+    at_once = [read(body) for body in bodies]
+    assert at_once[0].startswith("('rows'")
+    monkeypatch.setattr(RowsReader, "try_read", lambda self, body: None)
+    assert at_once == [read(body) for body in bodies]
+
+
 def test_what_takes_long_is_not_done_in_haste() -> None:
     codec = FormCodec("m", "1", FLOATS, None, 8, in_haste=True)
     array = np.ones((1 << 19, 3))
@@ -124,7 +181,6 @@ def test_what_takes_long_is_not_done_in_haste() -> None:
         codec.decode(npy(array), Form("npy"), "", 0, lambda ref: b"")
     at_leisure = codec.at_leisure()
     request = at_leisure.decode(npy(array), Form("npy"), "", 0, lambda ref: b"")
-    assert isinstance(request, FormRequest)
     response = InferResponse("m", "1", "", {"y": request.inputs["x"]})
     with pytest.raises(TakesLong):
         codec.encode(request, response, lambda ref, data: None)

@@ -1,10 +1,13 @@
 """What the reader makes of a stream: requests, or one fault. Without sockets, threads or a loop."""
 
+import random
 import tracemalloc
 
 import pytest
 
-from tests.wire.reading import Request, read
+from gateway.config import Limits
+from gateway.wire.requests import RequestReader
+from tests.wire.reading import Request, Told, read
 
 
 def refused(data: bytes) -> tuple[int, str]:
@@ -109,3 +112,62 @@ def test_an_old_client_is_not_told_to_continue(version: bytes, told: int, connec
     head = b"POST / HTTP/%b\r\nHost: t\r\n%bContent-Length: 3\r\nExpect: 100-continue\r\n\r\n" % (version, connection)
     found = read(head, b"abc")
     assert [found.requests[0].body, found.continues] == [b"abc", told]
+
+
+_HEADS = [
+    b"POST /v2/models/m/infer?a=1 HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: %d\r\nX: y\r\n\r\n",
+    b"POST http://t/x HTTP/1.1\r\ncontent-length:%d\r\nHost: t\r\n\r\n",
+]
+_ODD = [
+    b"\r\n", b"\n", b"\r", b"Content-Length: 3\r\n", b"\r\nContent-Length: 3",
+    b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n",
+    b"Connection: close\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n", b" ", b"\t", b"0", b"+", b"\x00",
+    b"\r\n\r\n", b"X: z\r\n", b"HTTP/1.0", b"",
+]  # fmt: skip
+
+
+def test_a_read_that_is_not_parsed_means_what_it_would_mean_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(7)
+    streams = []
+    for _ in range(1500):
+        reads = []
+        head = draw.choice(_HEADS)
+        for _ in range(draw.randrange(2, 6)):
+            body = draw.choice((b"", b"abc", b'{"inputs": []}' * draw.randrange(9), b"\r\n\r\n", b"\r\n\r\nabc" * 3))
+            data = bytearray(head % len(body) + body)
+            if not draw.randrange(3):
+                at = draw.choice((draw.randrange(len(data)), data.index(b"\r\n") + 2, 0, len(data)))
+                data[at : at + draw.choice((0, 0, 1))] = draw.choice(_ODD)
+            reads.append(bytes(data))
+            if not draw.randrange(6):  # in parts, or with what comes next
+                reads[-1:] = [bytes(data[: len(data) // 2]), bytes(data[len(data) // 2 :])]
+            if len(reads) > 1 and not draw.randrange(6):
+                reads[-2:] = [reads[-2] + reads[-1]]
+        streams.append(reads)
+    limits = Limits(body_bytes=64)
+    seldom_parsed = [read(*reads, limits=limits) for reads in streams]
+    monkeypatch.setattr("gateway.wire.requests._TRIES", 0)
+    parsed = [read(*reads, limits=limits) for reads in streams]
+    for told, expected in zip(seldom_parsed, parsed, strict=True):
+        assert told.requests == expected.requests
+        assert told.faults == expected.faults
+
+
+def test_a_head_that_came_before_is_not_parsed_again() -> None:
+    told = Told()
+    reader = RequestReader(told, Limits())
+    for body in (b"abc", b"{}", b"a longer one"):
+        data = _HEADS[0] % len(body) + body
+        assert reader.feed(memoryview(data)) == len(data)
+        told.requests[-1].headers[b"x-of-handler"] = b"1"
+        reader._parser = None  # type: ignore[assignment]  # nobody asks it
+    assert [request.body for request in told.requests] == [b"abc", b"{}", b"a longer one"]
+    assert [request.headers[b"content-length"] for request in told.requests] == [b"3", b"2", b"12"]
+    assert told.requests[0].headers.keys() - {b"x-of-handler"} == {b"host", b"content-type", b"content-length", b"x"}
+
+
+def test_heads_that_never_come_again_are_soon_not_remembered() -> None:
+    reader = RequestReader(Told(), Limits())
+    for number in range(20):
+        reader.feed(memoryview(b"POST / HTTP/1.1\r\nHost: t\r\nX-Request-Id: %d\r\nContent-Length: 1\r\n\r\nx" % number))
+    assert reader._tries == 0

@@ -15,7 +15,7 @@ read and written as these words, which JSON lacks and every v2 client has.
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -23,7 +23,6 @@ import orjson
 
 from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
-from gateway.config import Ragged
 from gateway.errors import InvalidArgument
 from gateway.protocols.json_data import parse, slices_to_json, tensor_from_json, texts_to_json, to_json
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
@@ -45,6 +44,9 @@ from gateway.protocols.tensors import (
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
 from gateway.wire.tensors import Buffer, tensor_from_bytes, tensor_to_bytes
+
+if TYPE_CHECKING:
+    from gateway.config import Ragged
 
 ReadRegion = Callable[[RegionRef], Buffer]
 WriteRegion = Callable[[RegionRef, Buffer], None]
@@ -116,7 +118,7 @@ class RestCodec:
         model: str,
         version: str,
         spec: ModelSpec,
-        ragged: Ragged | None,
+        ragged: "Ragged | None",
         json_depth: int,
         *,
         in_haste: bool = False,

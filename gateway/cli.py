@@ -1,34 +1,48 @@
 """The command line of `gateway`: alone reads arguments and environment."""
 
 import argparse
+import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import shtab
 
-from gateway.commands.check import add_parser as add_check_parser
-from gateway.commands.examples import add_parser as add_examples_parser
-from gateway.commands.explain import add_parser as add_route_parser
-from gateway.commands.key import add_parser as add_key_parser
-from gateway.commands.package import add_parser as add_package_parser
-from gateway.commands.predict import add_parser as add_predict_parser
-from gateway.commands.sagemaker import add_parser as add_sagemaker_parser
-from gateway.commands.sagemaker import sagemaker
-from gateway.commands.serve import serve
-from gateway.commands.top import add_parser as add_top_parser
-from gateway.commands.why import add_parser as add_why_parser
-from gateway.config import Config, ServerSection, listening, load_config, parse_config
-from gateway.configuring.check import servable
-from gateway.configuring.guess import Guess, guess, is_configuration, written
-from gateway.configuring.need_of_ray import uses_ray
 from gateway.errors import ConfigError
 from gateway.garbage import collecting_seldom
 from gateway.process.command_line import FAULTY, UNREAD, Paragraphs, add_command, add_speech, ended, examples, program, speech
 from gateway.process.console import set_up, step, words
 from gateway.process.interrupts import ENDED_AT_ONCE, ctrl_c_ends_at_once
-from gateway.process.ports import check_ports
+
+if TYPE_CHECKING:
+    from gateway.config import Config
+    from gateway.configuring.guess import Guess
+
+# Each command, as they are listed, with the module of `gateway.commands` that adds it, unless it is one of this module.
+_COMMANDS: Final = {
+    "serve": None,
+    "sagemaker": "sagemaker",
+    "init": None,
+    "compile": None,
+    "package": "package",
+    "check": "check",
+    "predict": "predict",
+    "route": "explain",
+    "top": "top",
+    "why": "why",
+    "key": "key",
+    "examples": "examples",
+}
+_EXAMPLES: Final = {
+    "check": ("gateway check configs/examples/linear.yaml", "gateway check --load configs/examples/linear.yaml"),
+    "predict": ("gateway predict configs/examples/linear.yaml linear --input request.json",),
+    "route": (
+        "gateway route explain http://127.0.0.1:8000 minilm --rows 8",
+        "gateway route explain configs/examples/fleet.yaml minilm",
+    ),
+    "top": ("gateway top", "gateway top 127.0.0.1:8000 --once"),
+}
 
 EXIT_CODES: Final = {
     0: "done; a server: ended by a signal, in order",
@@ -43,13 +57,15 @@ EXIT_CODES: Final = {
 
 def main(argv: list[str] | None = None) -> int:
     """Gives one of EXIT_CODES."""
-    arguments = parser().parse_args(argv)
+    typed = sys.argv[1:] if argv is None else argv
+    with ctrl_c_ends_at_once():  # while modules are imported
+        arguments = parser(*typed[:1]).parse_args(typed)
     set_up(speech(arguments))
     return ended("gateway", lambda: int(arguments.run(arguments)), failed=1)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def parser(typed: str = "") -> argparse.ArgumentParser:
+    """The whole command line. typed: the first word of one; if it is a command, no other is there, nor what others import."""
     root = program(
         "gateway",
         "A model-serving gateway that batches to an SLO.",
@@ -59,9 +75,26 @@ def parser() -> argparse.ArgumentParser:
         exit_codes=EXIT_CODES,
     )
     commands = root.add_subparsers(required=True, metavar="COMMAND")
-    _add_serve(commands)
-    add_sagemaker_parser(commands).set_defaults(run=_sagemaker)
-    _add_init(commands)
+    for name in [typed] if typed in _COMMANDS else _COMMANDS:
+        _add(name, commands)
+    add_speech(root, quiet="only warnings and errors; serve: and the ready line")
+    return root
+
+
+def _add(name: str, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    module = _COMMANDS[name]
+    if module is None:
+        {"serve": _add_serve, "init": _add_init, "compile": _add_compile}[name](commands)
+        return
+    command: argparse.ArgumentParser = importlib.import_module(f"gateway.commands.{module}").add_parser(commands)
+    if name == "sagemaker":
+        command.set_defaults(run=_sagemaker)
+    if name in _EXAMPLES:
+        command.epilog = examples(*_EXAMPLES[name])
+        command.formatter_class = Paragraphs
+
+
+def _add_compile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     build = add_command(
         commands,
         "compile",
@@ -72,25 +105,6 @@ def parser() -> argparse.ArgumentParser:
     _add_config(build)
     build.add_argument("models", metavar="MODEL", nargs="*", help="only these; none: all")
     build.set_defaults(run=_compile)
-    add_package_parser(commands)
-    for add, *typed in (
-        (add_check_parser, "gateway check configs/examples/linear.yaml", "gateway check --load configs/examples/linear.yaml"),
-        (add_predict_parser, "gateway predict configs/examples/linear.yaml linear --input request.json"),
-        (
-            add_route_parser,
-            "gateway route explain http://127.0.0.1:8000 minilm --rows 8",
-            "gateway route explain configs/examples/fleet.yaml minilm",
-        ),
-        (add_top_parser, "gateway top", "gateway top 127.0.0.1:8000 --once"),
-    ):
-        command = add(commands)
-        command.epilog = examples(*typed)
-        command.formatter_class = Paragraphs
-    add_why_parser(commands)
-    add_key_parser(commands)
-    add_examples_parser(commands)
-    add_speech(root, quiet="only warnings and errors; serve: and the ready line")
-    return root
 
 
 def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -161,12 +175,15 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 
 def _compile(arguments: argparse.Namespace) -> int:
     from gateway.commands.compile import compile_config
+    from gateway.config import load_config
 
     compile_config(load_config(arguments.config), names=arguments.models)
     return 0
 
 
 def _init(arguments: argparse.Namespace) -> int:
+    from gateway.configuring.guess import is_configuration, written
+
     if is_configuration(arguments.config):
         raise ConfigError(f"{Path(arguments.config).absolute()}: is a configuration already: expected a model")
     output: Path | None = arguments.output
@@ -187,6 +204,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     cluster = arguments.ray_address or os.environ.get("RAY_ADDRESS")
     asked = arguments.ray or bool(cluster)
     with collecting_seldom():
+        with ctrl_c_ends_at_once():
+            from gateway.commands.serve import serve
+            from gateway.config import ServerSection, listening
+            from gateway.configuring.check import servable
+            from gateway.configuring.guess import is_configuration
+            from gateway.configuring.need_of_ray import uses_ray
+            from gateway.process.ports import check_ports
         if is_configuration(arguments.config):
             if arguments.example is not None:
                 raise ConfigError("--example: only for a model: a configuration states its inputs")
@@ -203,6 +227,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _sagemaker(arguments: argparse.Namespace) -> int:
+    from gateway.commands.sagemaker import sagemaker
+
     return sagemaker(arguments, os.environ)
 
 
@@ -210,14 +236,19 @@ def _flag(key: str) -> str:
     return f"--{key.replace('_', '-')}"
 
 
-def _told(arguments: argparse.Namespace) -> Config:
+def _told(arguments: argparse.Namespace) -> "Config":
     """Of a model, told on standard error as the file that would say the same."""
+    from gateway.config import parse_config
+    from gateway.configuring.guess import written
+
     found = _guessed(arguments)
     words.info("# `gateway init %s` writes this configuration:\n%s", arguments.config, written(found, Path.cwd()))
     return parse_config(found.document, source=arguments.config)
 
 
-def _guessed(arguments: argparse.Namespace) -> Guess:
+def _guessed(arguments: argparse.Namespace) -> "Guess":
+    from gateway.configuring.guess import guess
+
     with step(f"reading {arguments.config}"), ctrl_c_ends_at_once():
         return guess(arguments.config, example=arguments.example, environment=os.environ)
 

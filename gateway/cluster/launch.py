@@ -40,7 +40,7 @@ from ray.serve.handle import DeploymentHandle
 
 from gateway.cluster.deployments import QUIET, application, port_owner
 from gateway.config import Config, ServerSection
-from gateway.errors import BackendUnreachable, ConfigError, InternalError
+from gateway.errors import BackendUnreachable, InternalError
 from gateway.process.announcement import Announce, named
 from gateway.process.console import Speech, step
 from gateway.process.ports import check_ports
@@ -122,8 +122,6 @@ def _find(wanted: str | None) -> _Found | None:
     key, asked = ("ray.address", wanted) if wanted else ("RAY_ADDRESS", os.environ.get("RAY_ADDRESS"))
     if asked == "local":
         return None
-    if asked and asked != "auto" and not re.fullmatch(r"[^/\s]+:\d+", asked):
-        raise ConfigError(f"{key}: {asked!r}: expected host:port, auto or local")
     try:
         address = canonicalize_bootstrap_address(asked or None)  # type: ignore[arg-type]  # None is allowed
     except ConnectionError:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import pickle
+import re
 import sys
 from importlib.util import find_spec
 from typing import Final
@@ -13,6 +14,7 @@ from gateway.errors import ConfigError
 from gateway.process.announcement import announcer
 from gateway.process.command_line import ended
 from gateway.process.console import Speech, set_up, step
+from gateway.process.ports import check_ports
 from gateway.process.supervisor import Tell, supervise
 
 _PATH: Final = "PYTHONPATH"
@@ -25,11 +27,22 @@ def serve_on_ray(config: Config, speech: Speech) -> int:
     """
     if find_spec("ray") is None:
         raise ConfigError("Ray is not installed: install `ray[serve]`, or have one plain process with --no-ray")
+    _check_address(config)
     # The path is handed on, as whoever started us has it; -P: without the working directory, which may hold anything.
     env = os.environ | {_PATH: os.pathsep.join(path or os.getcwd() for path in sys.path)}
     work = pickle.dumps((os.getpid(), sys.path, os.environ.get(_PATH), config, speech))
     command = [sys.executable, "-P", "-m", "gateway.commands.on_ray"]
     return supervise(command, work, drain_timeout_s=config.server.drain_timeout_s, env=env)
+
+
+def _check_address(config: Config) -> None:
+    """What can be told without Ray, whose import takes seconds: its address, and ports that no other gateway may share."""
+    wanted = config.ray.address
+    key, asked = ("ray.address", wanted) if wanted else ("RAY_ADDRESS", os.environ.get("RAY_ADDRESS"))
+    if asked == "local":
+        check_ports(config.server, owner=None)
+    elif asked and asked != "auto" and not re.fullmatch(r"[^/\s]+:\d+", asked):
+        raise ConfigError(f"{key}: {asked!r}: expected host:port, auto or local")
 
 
 def main() -> None:

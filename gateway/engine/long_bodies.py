@@ -23,13 +23,12 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from backends.base import ModelSpec, Tensors, words_of
-from gateway.config import Ragged
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
 from gateway.process.child import Child, ChildLost, give_way, receive, send, serve
@@ -42,6 +41,9 @@ from gateway.turns import beside, beside_a_loop
 from gateway.types import InferRequest, OutputRequest
 from gateway.wire.frames import decode_frame, encode_frame, spec_from_plain, spec_to_plain
 from gateway.wire.tensors import Buffer
+
+if TYPE_CHECKING:
+    from gateway.config import Ragged
 
 _END_S: Final = 1.0  # waited for a thread that still reads
 _TIMEOUT_S: Final = 60.0
@@ -68,7 +70,7 @@ class BodyCodec(Protocol):
     model: str
     version: str
     spec: ModelSpec
-    ragged: Ragged | None
+    ragged: "Ragged | None"
 
 
 class _Job:

@@ -11,14 +11,13 @@ lists, which state their shape. Less is, as in `infer`: what was misspelt, or gi
 
 import copy
 from itertools import chain, islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 import orjson
 
 from backends.base import ModelSpec, Tensors, TensorSpec
-from gateway.config import Ragged
 from gateway.errors import InvalidArgument, instead, shortened
 from gateway.protocols.json_data import (
     depth_of,
@@ -46,6 +45,9 @@ from gateway.protocols.tensors import (
 from gateway.types import InferRequest, InferResponse, ParameterValue
 from gateway.wire.tensors import Buffer
 
+if TYPE_CHECKING:
+    from gateway.config import Ragged
+
 _ID: Final = "id"
 _PARAMETERS: Final = "parameters"
 _NAMES_SHOWN: Final = 8
@@ -63,7 +65,7 @@ class GenerateCodec:
         model: str,
         version: str,
         spec: ModelSpec,
-        ragged: Ragged | None,
+        ragged: "Ragged | None",
         json_depth: int,
         *,
         in_haste: bool = False,

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -17,7 +17,6 @@ from tritonclient.grpc import service_pb2 as pb
 
 from backends.base import ModelSpec, Tensors
 from backends.datatypes import NUMPY, datatype_of
-from gateway.config import Ragged
 from gateway.errors import Code, InvalidArgument, Unavailable
 from gateway.protocols.tensors import (
     LONG_BYTES,
@@ -39,6 +38,9 @@ from gateway.protocols.tensors import (
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
 from gateway.wire.tensors import Buffer, shaped, tensor_from_bytes, tensor_to_bytes
+
+if TYPE_CHECKING:
+    from gateway.config import Ragged
 
 ReadRegion = Callable[[RegionRef], Buffer]
 WriteRegion = Callable[[RegionRef, Buffer], None]
@@ -103,7 +105,7 @@ class Parts(NamedTuple):
 class GrpcCodec:
     """Reads requests for one model version and writes its answers."""
 
-    def __init__(self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None, *, in_haste: bool = False) -> None:
+    def __init__(self, model: str, version: str, spec: ModelSpec, ragged: "Ragged | None", *, in_haste: bool = False) -> None:
         """in_haste: what takes long is to be refused with `TakesLong`."""
         self.model = model
         self.version = version

@@ -6,10 +6,9 @@ for another form.
 
 import copy
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backends.base import ModelSpec, Tensors
-from gateway.config import Ragged
 from gateway.errors import InvalidArgument
 from gateway.protocols import v1
 from gateway.protocols.media import TRITON, Form
@@ -18,6 +17,9 @@ from gateway.protocols.rest import ReadRegion, RestCodec, WriteRegion, header_le
 from gateway.protocols.tensors import LONG_JSON_BYTES, TakesLong, count_rows, shape_key
 from gateway.types import InferRequest, InferResponse
 from gateway.wire.tensors import Buffer
+
+if TYPE_CHECKING:
+    from gateway.config import Ragged
 
 _JSON: Final = b"application/json"
 _LONG_CSV_BYTES: Final = 64 << 10  # 4 ms
@@ -42,7 +44,7 @@ class FormCodec:
     """Reads requests of any form for one model version and writes their answers, or the parts of one."""
 
     def __init__(
-        self, model: str, version: str, spec: ModelSpec, ragged: Ragged | None, json_depth: int, *, in_haste: bool = False
+        self, model: str, version: str, spec: ModelSpec, ragged: "Ragged | None", json_depth: int, *, in_haste: bool = False
     ) -> None:
         """json_depth: the deepest nesting of lists. in_haste: what takes long is to be refused with `TakesLong`."""
         self._in_haste = in_haste

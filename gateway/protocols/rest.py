@@ -16,7 +16,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from math import prod
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -24,7 +24,6 @@ import orjson
 
 from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
-from gateway.config import Ragged
 from gateway.errors import InvalidArgument
 from gateway.protocols.json_data import parse, slices_to_json, tensor_from_json, texts_to_json, to_json
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
@@ -46,6 +45,9 @@ from gateway.protocols.tensors import (
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
 from gateway.wire.tensors import Buffer, tensor_from_bytes, tensor_to_bytes
+
+if TYPE_CHECKING:
+    from gateway.config import Ragged
 
 ReadRegion = Callable[[RegionRef], Buffer]
 WriteRegion = Callable[[RegionRef, Buffer], None]
@@ -117,7 +119,7 @@ class RestCodec:
         model: str,
         version: str,
         spec: ModelSpec,
-        ragged: Ragged | None,
+        ragged: "Ragged | None",
         json_depth: int,
         *,
         in_haste: bool = False,

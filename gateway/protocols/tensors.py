@@ -8,18 +8,20 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from math import isfinite, prod
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY, datatype_of
-from gateway.config import Ragged
 from gateway.errors import InvalidArgument, instead, shortened
 from gateway.protocols.smallest import smallest_request_text
 from gateway.turns import SLICE, pause
 from gateway.types import ParameterValue
 from gateway.wire.tensors import check_bytes
+
+if TYPE_CHECKING:
+    from gateway.config import Ragged
 
 # As in Triton: integers, FP32 and FP64.
 _SCORES: Final = frozenset(dtype for name, dtype in NUMPY.items() if name not in ("BOOL", "BYTES", "FP16", "BF16"))
@@ -189,7 +191,7 @@ def count_rows(spec: ModelSpec, model: str, inputs: Tensors) -> int:
 
 
 def shape_key(
-    spec: ModelSpec, ragged: Ragged | None, inputs: Tensors, parameters: Mapping[str, ParameterValue] | None = None
+    spec: ModelSpec, ragged: "Ragged | None", inputs: Tensors, parameters: Mapping[str, ParameterValue] | None = None
 ) -> Hashable:
     """Say which requests of a model may share a batch: those with equal keys.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlsplit
 
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, told
+from gateway.wire.http2_frames import PREFACE, settings
 from loadtest.errors import TargetError, UsageError
 from loadtest.results import LoadSpec
 
@@ -244,6 +245,8 @@ def shake_hands(address: Address) -> None:
             socket.create_connection((address.host, address.port), _ASK_TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname=address.host) as secured,
         ):
+            with contextlib.suppress(OSError):  # if it hung up, what it has sent tells why
+                secured.sendall(PREFACE + settings({}))  # before which it may say nothing
             secured.recv(1)  # its settings; by TLS 1.3 it refuses our certificate only now
     except OSError as exc:
         if words := address.shown.failed(exc, f"grpcs://{address.host}:{address.port}"):

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from loadtest.results import Verdict
 from loadtest.search.events import Measured
@@ -74,6 +73,8 @@ def cliff(points: Sequence[CurvePoint]) -> Cliff | None:
     """The largest jump of p99; None where it grows without one."""
     if len(points) < 2:
         return None
+    from scipy.optimize import isotonic_regression  # half a second
+
     logs = np.log([point.p99_ms for point in points])
     fitted = np.exp(isotonic_regression(logs, weights=[point.requests for point in points]).x)
     found, highest = None, JUMP

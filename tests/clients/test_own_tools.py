@@ -15,6 +15,7 @@ from loadtest.cli import main as loadtest
 from loadtest.errors import TargetError
 from loadtest.lab.launchers.local import Local
 from loadtest.lab.launchers.url import Url, get_json, instance_type_of
+from loadtest.load import target
 from loadtest.measuring.generator import measure
 from loadtest.prices.catalogue import load_catalogue
 from loadtest.question.spec import read_search_spec
@@ -146,6 +147,14 @@ def test_who_forgets_tls_is_told_of_it(here: Locked, command: str, capsys: pytes
     assert_refused(tool.type(), "speaks TLS")
 
 
+def test_a_handshake_for_grpc_waits_for_nothing(here: Locked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "_ASK_TIMEOUT_S", 60.0)
+    wanted = load(here, "grpc")
+    begun_s = time.monotonic()
+    target.shake_hands(target.Address.of(wanted, shown(here)))
+    assert time.monotonic() - begun_s < 30
+
+
 def assert_refused(ended: tuple[int, str], words: str) -> None:
     code, said = ended
     assert code == 1, said
@@ -170,9 +179,9 @@ def wait_until_known(there: Locked) -> None:
 
 
 def load(there: Locked, protocol: Any, **changes: Any) -> LoadSpec:
-    target = f"grpcs://{there.gateway.grpc}" if protocol == "grpc" else f"https://{there.gateway.http}"
+    address = f"grpcs://{there.gateway.grpc}" if protocol == "grpc" else f"https://{there.gateway.http}"
     wanted = {"model": "echo", "rate_rps": 100.0, "duration_s": 0.5, "warmup_s": 0.0, **changes}
-    return LoadSpec(target, protocol, **wanted)
+    return LoadSpec(address, protocol, **wanted)
 
 
 @pytest.mark.parametrize("protocol", ["rest-json", "grpc"])

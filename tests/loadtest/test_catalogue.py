@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from loadtest.errors import UsageError
-from loadtest.prices.catalogue import Catalogue, Price, Spot, load_catalogue
+from loadtest.prices.catalogue import BUNDLED, Catalogue, Price, Spot, load_catalogue
 
 TODAY = datetime.date(2026, 8, 1)
 
@@ -18,6 +18,12 @@ TODAY = datetime.date(2026, 8, 1)
 @pytest.fixture(scope="module")
 def catalogue() -> Catalogue:
     return load_catalogue()
+
+
+def test_the_bundled_file_would_pass_where_faults_are_told(catalogue: Catalogue, tmp_path: Path) -> None:
+    copied = tmp_path / "instances.yaml"
+    copied.write_text(BUNDLED.read_text(encoding="utf-8"))
+    assert load_catalogue(copied) == catalogue
 
 
 def test_every_bundled_type_has_an_on_demand_price_with_source_and_date(catalogue: Catalogue) -> None:

@@ -98,7 +98,7 @@ def test_while_the_target_does_not_say_what_it_serves(number: signal.Signals) ->
 @pytest.mark.parametrize("protocol", ["rest-json", "grpc"])
 def test_while_the_generator_is_far_behind(tmp_path: Path, protocol: str) -> None:
     with null_server() as server:
-        options = ["--protocol", protocol, "--rate", "400000", "--duration", "4", "--timeout", "60"]
+        options = ["--protocol", protocol, "--rate", "400000", "--duration", "2", "--timeout", "60"]
         options += ["--json", str(tmp_path / "r.json")]
         target = server.target("grpc" if protocol == "grpc" else "rest-json")
         with subprocess.Popen(command(target, *options), stdout=-1, stderr=-1, text=True) as process:
@@ -112,7 +112,7 @@ def test_while_the_generator_is_far_behind(tmp_path: Path, protocol: str) -> Non
             out, err = process.communicate(timeout=60)
     assert "Traceback" not in err
     assert "PARTIAL" in out
-    assert time.monotonic() - began_s < 30  # what there is, is judged: over a million requests
+    assert time.monotonic() - began_s < 30  # what there is, is judged: close to a million requests
     assert read_run(tmp_path / "r.json").partial
     assert not live.exists()
 

@@ -93,14 +93,14 @@ SHORTER = {
         "--duration 60",
         "--duration 2",
     ),
-    "loadtest run http://127.0.0.1:8000 --model minilm": ("minilm", "minilm --duration 2"),
+    "loadtest run http://127.0.0.1:8000 --model minilm": ("minilm", "minilm --duration 1"),
     'loadtest run http://127.0.0.1:8000 --model minilm --rate 50 --duration 20 --slo "p99<250ms,errors<1%"': (
         "--duration 20",
         "--duration 2",
     ),
     'loadtest run 127.0.0.1:8001 --protocol grpc --model minilm --rate 200 --slo "p99<50ms" --until-decided': (
         "--until-decided",
-        "--until-decided --duration 5",
+        "--until-decided --duration 2",
     ),
 }
 

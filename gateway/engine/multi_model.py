@@ -258,7 +258,7 @@ def _found(url: str, root: str) -> tuple[Path, int] | InvalidArgument:
     got = f"url: got {shortened(url)!r}"
     if not os.path.isabs(url) or len(url) > _LONGEST_URL or "\0" in url:
         return InvalidArgument(f"{got}, expected the path of a folder in {root}")
-    allowed, folder = Path(root).resolve(), Path(url).resolve()
+    allowed, folder = Path(os.path.realpath(root)), Path(os.path.realpath(url))  # which say nothing of links in a circle
     if allowed not in folder.parents:
         return InvalidArgument(f"{got}, expected a folder in {root} (multi_model.root)")
     if not os.path.isdir(folder):  # which also takes what is too long

@@ -290,6 +290,7 @@ def test_no_folder_from_outside_of_the_root_is_loaded(tmp_path: Path) -> None:
         outside = tmp_path / "outside"
         outside.mkdir()
         (lab.root / "link").symlink_to(outside)
+        (lab.root / "loop").symlink_to("loop")
         (lab.root / "file").write_text("")
         for url, said in {
             str(outside): "expected a folder in",
@@ -298,6 +299,8 @@ def test_no_folder_from_outside_of_the_root_is_loaded(tmp_path: Path) -> None:
             str(lab.root): "expected a folder in",
             f"{lab.root}/file": "no folder",
             f"{lab.root}/absent": "nothing there",
+            f"{lab.root}/loop": "nothing there",
+            f"{lab.root}/loop/a": "nothing there",
             f"{lab.root}/{'a' * 1000}": "nothing there",
             "models/a": "expected the path of a folder",
             f"{lab.root}/a\0b": "expected the path of a folder",

@@ -6,7 +6,7 @@ clients of v2. Loads and unloads of one name wait for each other, in the order t
 Whether the memory suffices is decided before a model is loaded: what it needs are the bytes of its files, and session_bytes for
 each process that runs code of its own. That is held against memory_bytes, less what the others need that are here, and against
 what the container has left, less spare_bytes and what is being loaded. A load that fails for want of memory all the same is
-told likewise.
+told likewise, and so is one that fails for want of disk, of descriptors or of threads.
 
 Code of a package runs in processes of its own: it ends with the model, and two packages do not share their modules.
 
@@ -52,7 +52,9 @@ _SERIES_KEPT: Final = 64  # models that are gone, whose metrics stand on
 _LONGEST_URL: Final = 4096
 _MIB: Final = 1 << 20
 _SHORTAGE: Final = re.compile(
-    r"MemoryError|bad_alloc|out of memory|cannot allocate memory|can't allocate memory|status -9\b", re.IGNORECASE
+    r"MemoryError|bad_alloc|out of memory|cannot allocate memory|can't allocate memory|status -9\b"
+    r"|no space left on device|quota exceeded|too many open files|can't start new thread|resource temporarily unavailable",
+    re.IGNORECASE,
 )
 
 T = TypeVar("T")
@@ -236,9 +238,9 @@ def _unknown(name: str) -> NotFound:
 
 
 def _shortage(name: str, error: GatewayError) -> Overloaded | None:
-    """What a load that has failed for want of memory is told as; None: it has failed for another reason."""
+    """What a load that has failed for want of what others hold is told as; None: it has failed for another reason."""
     if any(isinstance(each, MemoryError) for each in _causes(error)) or _SHORTAGE.search(error.message):
-        return Overloaded(f"model '{name}' could not be loaded for want of memory: {error.words}")
+        return Overloaded(f"model '{name}' could not be loaded for want of memory, disk or the like: {error.words}")
     return None
 
 
@@ -256,7 +258,7 @@ def _found(url: str, root: str) -> tuple[Path, int] | InvalidArgument:
     got = f"url: got {shortened(url)!r}"
     if not os.path.isabs(url) or len(url) > _LONGEST_URL or "\0" in url:
         return InvalidArgument(f"{got}, expected the path of a folder in {root}")
-    allowed, folder = Path(root).resolve(), Path(url).resolve()
+    allowed, folder = Path(os.path.realpath(root)), Path(os.path.realpath(url))  # which say nothing of links in a circle
     if allowed not in folder.parents:
         return InvalidArgument(f"{got}, expected a folder in {root} (multi_model.root)")
     if not os.path.isdir(folder):  # which also takes what is too long
@@ -270,12 +272,12 @@ def _found(url: str, root: str) -> tuple[Path, int] | InvalidArgument:
     return folder, files_bytes
 
 
-def _models_in(folder: Path, name: str, read: ReadPackage) -> list[ModelSection] | InvalidArgument:
+def _models_in(folder: Path, name: str, read: ReadPackage) -> list[ModelSection] | GatewayError:
     """The versions of the one model in it, by its name here."""
     try:
         models = read(folder)
     except ConfigError as exc:
-        return InvalidArgument(f"url: no model that can be served: {exc.words}")
+        return _shortage(name, exc) or InvalidArgument(f"url: no model that can be served: {exc.words}")
     finally:
         forget_code(folder)
     names = dict.fromkeys(model.name for model in models)

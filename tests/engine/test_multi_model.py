@@ -243,6 +243,28 @@ def test_a_process_needs_memory_beside_the_files(tmp_path: Path) -> None:
     lab(tmp_path, main, memory_bytes=1500, session_bytes=300)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "requirements.txt: pip cannot install it: ERROR: [Errno 28] No space left on device",
+        "requirements.txt: cannot be installed: [Errno 122] Disk quota exceeded: '/tmp/gateway-0/packages/making-a'",
+        "requirements.txt: cannot be read: Too many open files",
+        "inference.py: model_fn raised RuntimeError: can't start new thread",
+        "inference.py: model_fn raised BlockingIOError: [Errno 11] Resource temporarily unavailable",
+        "inference.py: model_fn raised MemoryError",
+    ],
+)
+def test_whatever_is_used_up_is_told_so_that_others_are_unloaded(tmp_path: Path, words: str) -> None:
+    async def main(lab: Lab) -> None:
+        for lab.packages["a"] in (ConfigError(words), BackendFailed(words)):
+            with pytest.raises(Overloaded, match="model 'a' could not be loaded for want of memory, disk or the like: ") as told:
+                await lab.load("a")
+            assert "/tmp" not in told.value.message
+        assert lab.names == []
+
+    lab(tmp_path, main)
+
+
 def test_at_the_end_of_the_server_a_package_that_is_read_holds_nobody_up(tmp_path: Path) -> None:
     async def main(lab: Lab) -> None:
         lab.block("a")
@@ -268,6 +290,7 @@ def test_no_folder_from_outside_of_the_root_is_loaded(tmp_path: Path) -> None:
         outside = tmp_path / "outside"
         outside.mkdir()
         (lab.root / "link").symlink_to(outside)
+        (lab.root / "loop").symlink_to("loop")
         (lab.root / "file").write_text("")
         for url, said in {
             str(outside): "expected a folder in",
@@ -276,6 +299,8 @@ def test_no_folder_from_outside_of_the_root_is_loaded(tmp_path: Path) -> None:
             str(lab.root): "expected a folder in",
             f"{lab.root}/file": "no folder",
             f"{lab.root}/absent": "nothing there",
+            f"{lab.root}/loop": "nothing there",
+            f"{lab.root}/loop/a": "nothing there",
             f"{lab.root}/{'a' * 1000}": "nothing there",
             "models/a": "expected the path of a folder",
             f"{lab.root}/a\0b": "expected the path of a folder",

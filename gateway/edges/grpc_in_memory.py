@@ -101,6 +101,10 @@ class _StreamInMemory:
         self._unread += 1
         self._on_message(data[5:])  # always one whole message, uncompressed
 
+    def send_whole(self, block: bytes, data: bytes, trailers: bytes) -> None:
+        self.send_data(data)
+        self.finish(trailers)
+
     def send_parts(self, parts: list[Buffer]) -> None:
         self.send_data(b"".join(parts))
 

@@ -60,8 +60,8 @@ class CallStream(Protocol):
     def send_data(self, data: bytes) -> None:
         """Send bytes of the answer's body."""
 
-    def send_whole(self, block: bytes, data: bytes, trailers: bytes) -> None:
-        """Send a whole answer: a header block, its body, and a header block behind that."""
+    def try_send_whole(self, block: bytes, data: bytes, trailers: bytes) -> bool:
+        """Send a whole answer: header block, body and trailers, if it can leave at once; else nothing."""
 
     def send_parts(self, parts: list[Buffer]) -> None:
         """Likewise, of one message, in parts that do not change any more."""
@@ -215,12 +215,14 @@ class GrpcCall:
             self._told[name] = value
 
     def reply(self, message: Message) -> None:
-        """Answer a unary call, of which nothing was sent. Raises: as `send`."""
+        """Answer a unary call. Raises: as `send`."""
         if not self.over:
             data = framed(message)
-            self._begun = self.over = True
-            self._handler = None
-            self.stream.send_whole(self._head(), data, _OK)
+            if self._begun or not self.stream.try_send_whole(self._head(), data, _OK):
+                self.begin()
+                self.stream.send_data(data)
+                self.finish()
+            self.over, self._handler = True, None
 
     def begin(self) -> None:
         """Send the headers of an answer, before the first of its messages."""

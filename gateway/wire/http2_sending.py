@@ -114,14 +114,11 @@ class Stream:
         connection.room -= size
         return True
 
-    def send_whole(self, block: bytes, data: bytes, trailers: bytes) -> None:
-        """Send a whole answer: a header block, its body, and a header block behind that."""
+    def try_send_whole(self, block: bytes, data: bytes, trailers: bytes) -> bool:
+        """Send a whole answer: header block, body and trailers, if it can leave at once; else nothing."""
         connection, number, size = self._connection, self.number, len(data)
         if connection.block_prefix or not self._try_take_room(size):
-            self.send_headers(block)
-            self.send_data(data)
-            self.finish(trailers)
-            return
+            return False
         pack = FRAME_HEAD.pack
         connection.write(
             b"".join(
@@ -133,6 +130,7 @@ class Stream:
             )
         )  # fmt: skip
         connection.sent_all(self)
+        return True
 
     def send_parts(self, parts: list[Buffer]) -> None:
         """Send bytes of a body that belong together and do not change any more; they are not copied before they can leave."""

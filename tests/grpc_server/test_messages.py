@@ -23,7 +23,8 @@ class Silent:
 
     def send_data(self, data: bytes) -> None: ...
 
-    def send_whole(self, block: bytes, data: bytes, trailers: bytes) -> None: ...
+    def try_send_whole(self, block: bytes, data: bytes, trailers: bytes) -> bool:
+        return False
 
     def send_parts(self, parts: list[Buffer]) -> None: ...
 

@@ -308,9 +308,8 @@ class SlowStream:
         self.sent.append(data)
         self.backlog = not self.reads
 
-    def send_whole(self, block: bytes, data: bytes, trailers: bytes) -> None:
-        self.send_data(data)
-        self.finish(trailers)
+    def try_send_whole(self, block: bytes, data: bytes, trailers: bytes) -> bool:
+        return False
 
     def finish(self, trailers: bytes) -> None:
         self.over = True

@@ -1,7 +1,9 @@
 """What containers are asked beside v2: SageMaker's /ping and /invocations, and the v1 of TF Serving and KServe."""
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+import msgspec
 
 from gateway.access.rules import INFER, MODELS, OPEN
 from gateway.edges.control import respond_json
@@ -35,7 +37,7 @@ _TRANSFORM: Final = {"MaxConcurrentTransforms": 16, "BatchStrategy": "SINGLE_REC
 _STATES: Final = {"READY": "AVAILABLE", "LOADING": "LOADING", "UNLOADING": "UNLOADING"}
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, frozen=True):
     """A model. version: empty: the highest that is ready."""
 
     name: str

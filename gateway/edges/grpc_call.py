@@ -60,6 +60,9 @@ class CallStream(Protocol):
     def send_data(self, data: bytes) -> None:
         """Send bytes of the answer's body."""
 
+    def try_send_whole(self, block: bytes, data: bytes, trailers: bytes) -> bool:
+        """Send a whole answer: header block, body and trailers, if it can leave at once; else nothing."""
+
     def send_parts(self, parts: list[Buffer]) -> None:
         """Likewise, of one message, in parts that do not change any more."""
 
@@ -212,18 +215,26 @@ class GrpcCall:
             self._told[name] = value
 
     def reply(self, message: Message) -> None:
-        """Answer a unary call."""
-        self.send(message)
-        self.finish()
+        """Answer a unary call. Raises: as `send`."""
+        if not self.over:
+            data = framed(message)
+            if self._begun or not self.stream.try_send_whole(self._head(), data, _OK):
+                self.begin()
+                self.stream.send_data(data)
+                self.finish()
+            self.over, self._handler = True, None
 
     def begin(self) -> None:
         """Send the headers of an answer, before the first of its messages."""
         if not self._begun:
             self._begun = True
-            # Nobody asks for the id of an answer that went well, if its client gave none: to write one, and to read it, would
-            # cost both sides more than the rest of the head.
-            asked = self._request_id or REQUEST_ID in self.stream.headers
-            self.stream.send_headers(_HEAD + header_block(*self._own_fields()) if asked or self._told else _HEAD)
+            self.stream.send_headers(self._head())
+
+    def _head(self) -> bytes:
+        # Nobody asks for the id of an answer that went well, if its client gave none: to write one, and to read it, would
+        # cost both sides more than the rest of the head.
+        asked = self._request_id or self._told or REQUEST_ID in self.stream.headers
+        return _HEAD + header_block(*self._own_fields()) if asked else _HEAD
 
     def send(self, message: Message) -> None:
         """Send one message of a streaming call. Raises: InternalError, for one that is too long; then nothing is sent."""

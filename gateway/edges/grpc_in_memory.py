@@ -101,6 +101,9 @@ class _StreamInMemory:
         self._unread += 1
         self._on_message(data[5:])  # always one whole message, uncompressed
 
+    def try_send_whole(self, block: bytes, data: bytes, trailers: bytes) -> bool:
+        return False
+
     def send_parts(self, parts: list[Buffer]) -> None:
         self.send_data(b"".join(parts))
 

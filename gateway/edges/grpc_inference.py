@@ -41,10 +41,6 @@ class _OfMessage:
     decoded: Callable[[InferRequest | GatewayError], None]
     operation: ClassVar[str]
 
-    @property
-    def caller(self) -> GrpcCall:
-        return self.call
-
     def about(self, code: Code | None) -> dict[str, str | int]:
         return {"rpc.grpc.status_code": 0 if code is None else int(STATUS[code].value[0])}
 
@@ -85,7 +81,7 @@ class _GrpcInference(_OfMessage, Inference[GrpcCodec, Reply]):
     __slots__ = ("_data", "_message", "_parts_of_data", "call")
 
     def __init__(self, endpoints: Endpoints[GrpcCodec], call: GrpcCall, data: Buffer) -> None:
-        super().__init__(endpoints, time.monotonic_ns())
+        super().__init__(endpoints, call, time.monotonic_ns())
         self.call = call
         self._data = data
         self._message = None
@@ -126,7 +122,7 @@ class _Turn(_OfMessage, StreamedInference[GrpcCodec, Reply]):
     __slots__ = ("_data", "_final", "_message", "_on_reply", "_parts_of_data", "call", "replies", "reserved")
 
     def __init__(self, endpoints: Endpoints[GrpcCodec], call: GrpcCall, data: Buffer, on_reply: Callable[[], None]) -> None:
-        super().__init__(endpoints, time.monotonic_ns())
+        super().__init__(endpoints, call, time.monotonic_ns())
         self.call = call
         self._data = data
         self._message = None

@@ -74,7 +74,7 @@ class RawInvocation(OfExchange[RawCodec], Inference[RawCodec, tuple[bytes, str]]
     __slots__ = ("_asked", "_exchange")
 
     def __init__(self, endpoints: Endpoints[RawCodec], exchange: Exchange, asked: AskedModel) -> None:
-        super().__init__(endpoints, exchange.arrival_ns)
+        super().__init__(endpoints, exchange, exchange.arrival_ns)
         self._exchange = exchange
         self._asked = asked
 
@@ -103,7 +103,7 @@ class Invocation(OfExchange[FormCodec], StreamedInference[FormCodec, FormReply])
 
     def __init__(self, endpoints: Endpoints[FormCodec], exchange: Exchange, asked: AskedModel, form: Form, answer: str) -> None:
         """form: of the body. answer: as `FormCodec.decode` takes it."""
-        super().__init__(endpoints, exchange.arrival_ns)
+        super().__init__(endpoints, exchange, exchange.arrival_ns)
         self._exchange = exchange
         self._asked = asked
         self._form = form

@@ -45,10 +45,6 @@ class OfExchange(Generic[C]):
     _asked: AskedModel
     _exchange: Exchange
 
-    @property
-    def caller(self) -> Exchange:
-        return self._exchange
-
     def about(self, code: Code | None) -> dict[str, str | int]:
         """Of the semantic conventions for HTTP what the span's name does not say: each costs a microsecond."""
         return {"http.response.status_code": 200 if code is None else STATUS[code]}
@@ -65,7 +61,7 @@ class RestInference(OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffe
     __slots__ = ("_asked", "_exchange")
 
     def __init__(self, endpoints: Endpoints[RestCodec], exchange: Exchange, asked: AskedModel) -> None:
-        super().__init__(endpoints, exchange.arrival_ns)
+        super().__init__(endpoints, exchange, exchange.arrival_ns)
         self._exchange = exchange
         self._asked = asked
 
@@ -160,7 +156,7 @@ class _Generating(OfExchange[GenerateCodec], StreamedInference[GenerateCodec, li
     __slots__ = ("_asked", "_exchange")
 
     def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, asked: AskedModel) -> None:
-        super().__init__(endpoints, exchange.arrival_ns)
+        super().__init__(endpoints, exchange, exchange.arrival_ns)
         self._exchange = exchange
         self._asked = asked
 

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -37,7 +37,7 @@ _LONGEST_REMEMBERED: Final = 512  # bytes; 4096 of 30 kB held 254 MB
 Action = Callable[[Exchange, "MatchedPath"], None]
 
 
-class MatchedPath(NamedTuple):
+class MatchedPath(msgspec.Struct, frozen=True):
     """What a path means. name: of the model or region, unquoted; empty where the path has none. needs: of a key's scopes."""
 
     methods: Mapping[bytes, Action]

@@ -101,16 +101,21 @@ class Endpoints(Generic[C]):
 
 
 class Inference(ABC, Generic[C, Reply]):
-    """See the module. Life: made -> start -> `answer` or `refuse`, once, perhaps within start. On the event loop's thread."""
+    """See the module. Life: made -> start -> `answer` or `refuse`, once, perhaps within start. On the event loop's thread.
+
+    caller: who asks.
+    """
 
     operation: ClassVar[str]
     """What a trace calls it: of a few words, without the model's name."""
 
     __slots__ = (
         "_arrival_ns", "_decoded_ns", "_endpoint", "_endpoints", "_give_up_decoding", "_leave", "_place", "_request", "_trace",
+        "caller",
     )  # fmt: skip
 
-    def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
+    def __init__(self, endpoints: Endpoints[C], caller: Caller, arrival_ns: int) -> None:
+        self.caller = caller
         self._endpoints = endpoints
         self._arrival_ns = arrival_ns
         self._decoded_ns = 0
@@ -122,11 +127,6 @@ class Inference(ABC, Generic[C, Reply]):
         self._leave: Callable[[], None] | None = None  # tells that it is over, where its key is counted
 
     # what a protocol gives
-
-    @property
-    @abstractmethod
-    def caller(self) -> Caller:
-        """Who asks."""
 
     @abstractmethod
     def about(self, code: Code | None) -> dict[str, str | int]:
@@ -338,8 +338,8 @@ class StreamedInference(Inference[C, Reply]):
         "_behind", "_encoding", "_fault", "_in_time", "_last", "_outcome", "_outcome_waits", "_part_ns", "_untaken", "in_parts",
     )  # fmt: skip
 
-    def __init__(self, endpoints: Endpoints[C], arrival_ns: int) -> None:
-        super().__init__(endpoints, arrival_ns)
+    def __init__(self, endpoints: Endpoints[C], caller: Caller, arrival_ns: int) -> None:
+        super().__init__(endpoints, caller, arrival_ns)
         self.in_parts = False
 
     def _parts(self, endpoint: Endpoint[C]) -> OnAnswerPart:

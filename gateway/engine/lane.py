@@ -368,30 +368,30 @@ class Lane:
     def _next_part(self) -> None:
         """Answer the first that is done, or do some of what that takes."""
         part, outputs = self._behind.popleft()
+        request, _, rows = part
         try:
-            if not self._take(part, outputs):
+            if rows == request.rows and request in self._waiting:  # as mostly
+                self.answer(request, _response(request, outputs))
+            elif not self._take(part, outputs):
                 self._behind.appendleft((part, outputs))
         except BaseException as exc:  # no memory for it, or an output that the model leaves out
             log.exception("%s: the outputs of a request could not be put together", self.name)
             reason = f"{type(exc).__name__}: {exc}"
-            self._end(part.request, BackendFailed(f"{self.name}: the outputs do not make an answer: {reason}"))
+            self._end(request, BackendFailed(f"{self.name}: the outputs do not make an answer: {reason}"))
 
     def _take(self, part: Part, outputs: Tensors) -> bool:
-        """Of what a batch has given for one of its parts; whether that was all of it."""
+        """Of what a batch has given for some rows of a request, or for one that is over; whether that was all of it."""
         request = part.request
         waiting = self._waiting.get(request)
         if waiting is None:
             self.metrics.dropped()  # it is over: cancelled, past its deadline, or another part of it failed
             return True
-        if part.rows != request.rows:
-            split = waiting.split = waiting.split or SplitAnswer(request.rows)
-            if not split.add(part.start, part.rows, outputs):
-                return False
-            joined = split.whole()
-            if joined is None:
-                return True
-            outputs = {name: joined[name] for name in outputs}
-        self.answer(request, _response(request, outputs))
+        split = waiting.split = waiting.split or SplitAnswer(request.rows)
+        if not split.add(part.start, part.rows, outputs):
+            return False
+        joined = split.whole()
+        if joined is not None:
+            self.answer(request, _response(request, {name: joined[name] for name in outputs}))
         return True
 
     def _answered(self, took_ns: int) -> None:

@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 class WorkerPool:
     """A `BatchRunner` over the sessions of this process."""
 
+    cold = False
+
     def __init__(self, backend: Backend, declared: ModelSpec, *, name: str, clock: Clock) -> None:
         """declared: what the operator states of the model; empty inputs or outputs are read from the artifact.
 
@@ -104,10 +106,6 @@ class WorkerPool:
     @property
     def cold_start_ns(self) -> None:
         return None
-
-    @property
-    def cold(self) -> bool:
-        return False
 
     def wake(self) -> None: ...
 

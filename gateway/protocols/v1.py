@@ -112,7 +112,7 @@ class RowsReader:
         self._opening: re.Pattern[bytes] | None = None  # of such a body; None: there is none
         if lists is not None:
             self._opening = re.compile(rb'\s*\{\s*"instances"\s*:' + rb"\s*\[" * depth + rb"\s*[^\s\[{]")
-            fields = [("instances", lists), ("inputs", msgspec.Raw, _ABSENT)]
+            fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [("instances", lists), ("inputs", msgspec.Raw, _ABSENT)]
             self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(msgspec.defstruct("_Rows", fields, gc=False))
 
     def try_read(self, body: Buffer) -> Tensors | None:

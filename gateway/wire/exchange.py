@@ -98,7 +98,7 @@ class Pieces:
         return out
 
 
-class _Asked(msgspec.Struct, eq=False):
+class _ExchangeHead(msgspec.Struct, eq=False):
     """What may be given by position."""
 
     connection: Answering | None
@@ -109,7 +109,7 @@ class _Asked(msgspec.Struct, eq=False):
     body: Buffer
 
 
-class Exchange(_Asked, kw_only=True, eq=False):
+class Exchange(_ExchangeHead, kw_only=True, eq=False):
     """One request and the place for its one answer: all at once by `respond`, or in pieces: `begin`, `write` …, `finish`.
 
     method, path, query, headers: as bytes; path is still percent-quoted, header names are lower case.

@@ -34,7 +34,7 @@ MOST_WINDOW: Final = (1 << 31) - 1
 DEFAULT_WINDOW: Final = 65_535
 DEFAULT_FRAME_BYTES: Final = 16_384
 
-_FRAME_HEAD: Final = struct.Struct(">HBBBI")  # length in two parts, kind, flags, stream
+FRAME_HEAD: Final = struct.Struct(">HBBBI")  # length in two parts, kind, flags, stream
 SETTING: Final = struct.Struct(">HI")
 WORD: Final = struct.Struct(">I")
 
@@ -50,7 +50,7 @@ class Broken(Exception):
 
 def frame_head(length: int, kind: int, flags: int, stream: int) -> bytes:
     """4.1: the nine bytes before a frame's payload."""
-    return _FRAME_HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream)
+    return FRAME_HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

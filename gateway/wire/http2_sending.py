@@ -15,6 +15,7 @@ from gateway.wire.http2_frames import (
     END_HEADERS,
     END_STREAM,
     FLOW_CONTROL_ERROR,
+    FRAME_HEAD,
     GOAWAY,
     HEADERS,
     MOST_WINDOW,
@@ -85,16 +86,7 @@ class Stream:
         """Send bytes of a body, as the other side's windows let them."""
         size = len(data)
         connection = self._connection
-        if (
-            not self._outbox
-            and size <= connection.send_window
-            and size <= connection.peer_frame_bytes
-            and size <= connection.initial_window + self._granted
-            and size <= connection.room
-        ):
-            self._granted -= size
-            connection.send_window -= size
-            connection.room -= size
+        if self._try_take_room(size):
             connection.write(frame_head(size, DATA, 0, self.number))
             connection.write(data)
         elif connection.unsent and connection.unsent + size > connection.most_unsent:
@@ -105,6 +97,40 @@ class Stream:
             self._outbox.append(memoryview(data))
             connection.unsent += size
             self.pump()
+
+    def _try_take_room(self, size: int) -> bool:
+        """Whether so many bytes may leave in one frame now, before which nothing waits; then they are to."""
+        connection = self._connection
+        if (
+            self._outbox
+            or size > connection.send_window
+            or size > connection.peer_frame_bytes
+            or size > connection.initial_window + self._granted
+            or size > connection.room
+        ):
+            return False
+        self._granted -= size
+        connection.send_window -= size
+        connection.room -= size
+        return True
+
+    def try_send_whole(self, block: bytes, data: bytes, trailers: bytes) -> bool:
+        """Send a whole answer: header block, body and trailers, if it can leave at once; else nothing."""
+        connection, number, size = self._connection, self.number, len(data)
+        if connection.block_prefix or not self._try_take_room(size):
+            return False
+        pack = FRAME_HEAD.pack
+        connection.write(
+            b"".join(
+                (
+                    pack(len(block) >> 8, len(block) & 0xFF, HEADERS, END_HEADERS, number), block,
+                    pack(size >> 8, size & 0xFF, DATA, 0, number), data,
+                    pack(len(trailers) >> 8, len(trailers) & 0xFF, HEADERS, END_HEADERS | END_STREAM, number), trailers,
+                )
+            )
+        )  # fmt: skip
+        connection.sent_all(self)
+        return True
 
     def send_parts(self, parts: list[Buffer]) -> None:
         """Send bytes of a body that belong together and do not change any more; they are not copied before they can leave."""

@@ -23,6 +23,9 @@ class Silent:
 
     def send_data(self, data: bytes) -> None: ...
 
+    def try_send_whole(self, block: bytes, data: bytes, trailers: bytes) -> bool:
+        return False
+
     def send_parts(self, parts: list[Buffer]) -> None: ...
 
     def finish(self, trailers: bytes) -> None: ...

@@ -308,6 +308,9 @@ class SlowStream:
         self.sent.append(data)
         self.backlog = not self.reads
 
+    def try_send_whole(self, block: bytes, data: bytes, trailers: bytes) -> bool:
+        return False
+
     def finish(self, trailers: bytes) -> None:
         self.over = True
 

@@ -492,12 +492,52 @@ def test_text_that_has_not_changed_is_not_made_again() -> None:
     count_all(metrics)
     other = metrics.endpoint("n", "1", "rest")
     metrics.expose()
-    before = {key: list(page.texts) for key, page in metrics._text._texts.items()}
-    other.done(0, 0, 0, 1)
+    pages = [page for kind in ("edge", "lane", "model") for page in metrics._text._pages[kind]]
+    before = [list(page.texts) for page in pages]
+    other.failed(Code.OVERLOADED, 0, 1)
     metrics.expose()
-    for key_, page in metrics._text._texts.items():
-        if key_.kind in ("edge", "lane", "model") and key_.labels[0] == "m":
-            assert all(now is then for now, then in zip(page.texts, before[key_], strict=True))
+    changed = [
+        (page.keys[0].kind, FIELDS[page.keys[0].kind][index].name)
+        for page, then in zip(pages, before, strict=True)
+        for index, text in enumerate(page.texts)
+        if text is not then[index]
+    ]
+    assert changed == [("edge", "gateway_requests_total"), ("edge", "gateway_failed_request_seconds_total")]
+
+
+def test_models_that_come_and_go_leave_the_text_of_the_others_as_it_was() -> None:
+    metrics, fresh = Metrics(models(m=42)), Metrics(models(m=42))
+
+    def told(metrics: Metrics) -> list[str]:
+        lines = metrics.expose()[1].decode().splitlines()
+        return sorted(line for line in lines if 'model="' in line)
+
+    for number in range(100):  # more than a page has
+        metrics.endpoint(f"m{number}", "1", "rest").done(0, 0, 0, MS)
+    metrics.expose()
+    for number in range(100):
+        if number != 50:
+            metrics.forget(f"m{number}")
+    metrics.expose()
+    metrics.endpoint("m7", "1", "rest").failed(Code.OVERLOADED, 0, MS)
+    metrics.endpoint("m50", "1", "rest").done(0, 0, 0, MS)
+    for _ in range(2):
+        fresh.endpoint("m50", "1", "rest").done(0, 0, 0, MS)
+    fresh.endpoint("m7", "1", "rest").failed(Code.OVERLOADED, 0, MS)
+    drop = "gateway_last_inference_timestamp_seconds"
+    assert [one for one in told(metrics) if drop not in one] == [one for one in told(fresh) if drop not in one]
+    assert sum(len(page.keys) for page in metrics._text._pages["edge"]) == 2
+
+
+def test_a_model_that_comes_again_with_another_slo_has_its_edges() -> None:
+    metrics = Metrics(models(m=42))
+    for limit in (42, 43):
+        metrics.forget("m")
+        metrics.add(models(m=limit))
+        metrics.endpoint("m", "1", "rest").done(0, 0, 0, limit * MS)
+        found = exposed(metrics)
+        labels = {"model": "m", "version": "1", "protocol": "rest", "le": f"{limit / 1e3}"}
+        assert found[key("gateway_request_duration_seconds_bucket", **labels)] == 1
 
 
 def test_others_have_their_turns_during_a_scrape() -> None:

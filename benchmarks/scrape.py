@@ -11,9 +11,8 @@ asked, so that nothing stands as it was. All the while one client asks a model a
 a scrape, and without. A window goes on for 20 ms behind its scrape, as what that has left to do belongs to it.
 
 A machine that does other things holds clients up in both. What a scrape does by itself the gateway tells: how long it has the
-loop, until others have their turns (a slice), by the clock and by the thread's processor time, which nobody else's work adds to;
-the processor time of all slices of a scrape; and each look for garbage, which holds everybody, in a scrape and at other times.
-After the scrapes the models are asked some 100 000 times more, as the longest of those come seldom.
+loop until others have their turns (a slice), by the clock and by the thread's processor time, which nobody else's work adds to;
+the same of all slices of a scrape; and each look for garbage, which holds everybody, in a scrape and at other times.
 """
 
 import argparse

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Final
 
 from gateway.engine.metric_blocks import FIELDS, SEP, Edges, Key, State, place
-from gateway.engine.metric_pages import BLOCKS, Page, escaped, heads
+from gateway.engine.metric_pages import BLOCKS, MetricPage, escaped, heads
 from gateway.engine.metric_table import TABLE, TRITON_TABLE
 from gateway.engine.model_statistics import ModelStatistics
 
@@ -28,8 +28,8 @@ class Exposition:
         self._edges = edges
         self._exemplars = exemplars
         self._triton_names = triton_names
-        self._pages: dict[str, list[Page]] = {kind: [] for kind in FIELDS}
-        self._paged: dict[Key, Page] = {}
+        self._pages: dict[str, list[MetricPage]] = {kind: [] for kind in FIELDS}
+        self._paged: dict[Key, MetricPage] = {}
         self._heads = {form: [(name, head.encode()) for name, head in heads(TABLE, openmetrics=form)] for form in (False, True)}
         self._order = _order()
 
@@ -73,7 +73,7 @@ class Exposition:
             pages = self._pages[key.kind]
             page = next((page for page in pages if len(page.keys) < BLOCKS), None)
             if page is None:
-                page = Page(key.kind, self._edges)
+                page = MetricPage(key.kind, self._edges)
                 pages.append(page)
             page.keys.append(key)
             page.clear()

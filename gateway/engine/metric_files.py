@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 

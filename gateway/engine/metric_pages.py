@@ -21,7 +21,7 @@ _Shape = tuple[Any, ...]
 """What a value's lines are: the edges of a histogram, the inner label values of others; empty: it has none."""
 
 
-class Page:
+class MetricPage:
     """The text of some blocks, by place of the field. Each line begins with its line break."""
 
     __slots__ = ("_columns", "_edges", "_kind", "_parts", "_shapes", "keys", "texts")
@@ -84,7 +84,8 @@ class Page:
             parts = []
             for key, shape in zip(self.keys, shapes, strict=True):
                 labels = dict(zip(LABELS[self._kind], key.labels, strict=True)) | dict(field.fixed)
-                lines = _histogram(metric, labels, shape) if metric.kind == "histogram" else _lines(field, metric, labels, shape)
+                histogram = metric.kind == "histogram"
+                lines = _histogram(metric, labels, shape) if histogram else _lines(field, metric, labels, shape)
                 parts += chain.from_iterable((f"\n{line} ".encode(), b"") for line in lines)
                 yield
             self._shapes[index], self._parts[index] = shapes, parts

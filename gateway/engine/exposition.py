@@ -71,10 +71,9 @@ class Exposition:
             yield
         for key in [key for key in blocks if key not in self._paged]:
             pages = self._pages[key.kind]
-            page = next((page for page in pages if len(page.keys) < BLOCKS), None)
-            if page is None:
-                page = MetricPage(key.kind, self._edges)
-                pages.append(page)
+            if all(len(page.keys) == BLOCKS for page in pages):
+                pages.append(MetricPage(key.kind, self._edges))
+            page = next(page for page in pages if len(page.keys) < BLOCKS)
             page.keys.append(key)
             page.clear()
             self._paged[key] = page

@@ -155,8 +155,9 @@ def _merge(merged: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     return merged(one, other)
 
 
-_MERGED: Final[Mapping[str, tuple[Callable[[Any, Any], Any], ...]]] = {
-    kind: tuple({"sum": add, "max": max, "min": min}[field.metric.merged if field.metric else "sum"] for field in fields)
+_MERGES: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"sum": add, "max": max, "min": min}
+_MERGED: Final = {
+    kind: tuple(_MERGES[field.metric.merged if field.metric is not None else "sum"] for field in fields)
     for kind, fields in FIELDS.items()
 }
 

@@ -86,7 +86,9 @@ class Repository:
         control: RepositoryControl | None = None,
         on_leave: Callable[[], None] = lambda: None,
     ) -> None:
-        """opener: makes the lanes of a model. control: None in a process that serves alone. on_leave: a model has left, or its load failed."""
+        """opener: makes the lanes of a model. control: None in a process that serves alone. on_leave: called when lanes
+        were closed, or a load has failed.
+        """
         self.regions = regions
         self.long_bodies = LongBodies(regions)
         self.metrics = metrics
@@ -348,10 +350,11 @@ class Repository:
     async def _carry_out(self, name: str, loaded: bool) -> GatewayError | None:
         """Change every version, also where one fails; gives what they met."""
         failed: list[GatewayError] = []
-        lanes = [served.lanes for served in self._models[name].values()]
+        left: list[Lane] = []
         try:
             async with self._turns.get(name, self._turn):
                 for served in self._models[name].values():
+                    left += served.lanes
                     served.wanted = loaded
                     try:
                         await (self._load(served) if loaded else self._unload(served))
@@ -364,7 +367,7 @@ class Repository:
         finally:
             if self._changes[name].task is asyncio.current_task():
                 del self._changes[name]
-            if failed or any(lanes):
+            if failed or left:
                 self._on_leave()
         return _together(failed) if failed else None
 

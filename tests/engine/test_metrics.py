@@ -264,6 +264,20 @@ def test_a_traced_request_is_an_exemplar_of_its_bucket_in_openmetrics_only() -> 
     assert sample.exemplar.value == 0.00202
 
 
+def test_an_exemplar_stands_with_its_own_model_beside_others() -> None:
+    metrics = Metrics(models(m=42))
+    for name in ("idle", "m", "without", "n"):
+        endpoint = metrics.endpoint(name, "1", "rest")
+        if name != "idle":
+            endpoint.done(0, 0, 0, 2 * MS, trace_id=name if name in "mn" else "")
+    families = openmetrics_families(metrics.expose(openmetrics=True)[1].decode())
+    found = [sample for family in families for sample in family.samples if sample.exemplar]
+    assert [(one.labels["model"], one.labels["le"], one.exemplar.labels["trace_id"]) for one in found] == [
+        ("m", "0.0025", "m"),
+        ("n", "0.0025", "n"),
+    ]
+
+
 def test_switched_off_nothing_is_counted_or_told() -> None:
     metrics = Metrics(models(m=42), enabled=False)
     count_all(metrics)

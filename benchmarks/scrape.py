@@ -10,9 +10,9 @@ asked, so that nothing stands as it was. All the while one client asks a model a
 /v2/health/live every millisecond. What they waited is told of two kinds of windows, which take turns and are equally long: with
 a scrape, and without. A window goes on for 20 ms behind its scrape, as what that has left to do belongs to it.
 
-A machine that does other things holds clients up in both. What a scrape does by itself the gateway tells: the longest step on
-its loop between two places where others have their turns, by the clock and by the thread's processor time, which nobody else's
-work adds to; and its garbage collections.
+A machine that does other things holds clients up in both. What a scrape does by itself the gateway tells: how long it has the
+loop until others have their turns (a slice), by the clock and by the thread's processor time, which nobody else's work adds to;
+the same of all slices of a scrape; and each look for garbage, which holds everybody, in a scrape and at other times.
 """
 
 import argparse
@@ -34,6 +34,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import uvloop
@@ -117,7 +118,7 @@ def serve(told: str, shared: bool, arguments: list[str]) -> None:
 
     noted: list[Work] = []
     scraping, asked = 0, False  # asked: for the first time, before which it starts
-    began = (0, 0)
+    began = turn = (0, 0)
 
     def now() -> tuple[int, int]:
         return time.perf_counter_ns(), time.thread_time_ns()
@@ -128,20 +129,26 @@ def serve(told: str, shared: bool, arguments: list[str]) -> None:
             noted.append(Work(what, ended[0] - since[0], ended[1] - since[1]))
 
     def timed(work: Generator[None, None, Any]) -> Generator[None, None, Any]:
-        nonlocal scraping, asked
-        scraping, asked = scraping + 1, True
+        nonlocal scraping, asked, turn
+        scraping, asked, turn = scraping + 1, True, now()
+        before = len(noted)
         try:
-            while True:
-                since = now()
-                try:
-                    next(work)
-                except StopIteration as end:
-                    return end.value
-                finally:
-                    note("step", since)
-                yield
+            return (yield from work)
         finally:
             scraping -= 1
+            note("slice", turn)
+            slices = [one for one in noted[before:] if one.what == "slice"]
+            if len(slices) > 1:
+                together = Work("all slices of one", sum(one.took_ns for one in slices), sum(one.cpu_ns for one in slices))
+                noted.append(together)
+
+    async def sleep(delay: float) -> None:
+        nonlocal turn
+        if not delay:
+            note("slice", turn)
+        await asyncio.sleep(delay)
+        if not delay:
+            turn = now()
 
     def collected(phase: str, info: Mapping[str, int]) -> None:
         nonlocal began
@@ -158,6 +165,7 @@ def serve(told: str, shared: bool, arguments: list[str]) -> None:
 
     usual_slices, usual_write = metrics.in_slices, HttpConnection.write
     metrics.in_slices = lambda work: usual_slices(timed(work))
+    metrics.asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": sleep})  # type: ignore[assignment]  # it is timed
     HttpConnection.write = write  # type: ignore[method-assign]  # it is timed
     if shared:
         ingress.Ingress = functools.partial(ingress.Ingress, owner="benchmarks.scrape")  # type: ignore[misc]  # shares its run_dir

@@ -69,13 +69,14 @@ class Ingress:
         control: RepositoryControl | None = None,
         owner: str | None = None,
         probe_every_length: bool = True,
-        on_change: Callable[[], None] = lambda: None,
+        on_leave: Callable[[], None] = lambda: None,
         multi_model: Callable[[Repository], MultiModel] | None = None,
     ) -> None:
         """run_dir: of this node, shared by its ingress processes. probe_every_length: see `probe`.
 
-        on_change: called when a client's load or unload is done. owner: all who name the same one may listen on the same ports,
-        side by side; None: it listens alone. multi_model: makes what SageMaker loads and unloads by; None: it does not.
+        on_leave: called when a client has unloaded a model or loaded it again, or that failed. owner: all who name the same one
+        may listen on the same ports, side by side; None: it listens alone. multi_model: makes what SageMaker loads and unloads
+        by; None: it does not.
         """
         self._config = config
         self._run_dir = run_dir
@@ -103,7 +104,7 @@ class Ingress:
             clock=self._clock,
             regions=SharedMemoryRegions(run_dir / "regions", enabled=config.server.system_shared_memory),
             control=control,
-            on_change=on_change,
+            on_leave=on_leave,
         )
         self._multi_model = multi_model(self.repository) if multi_model is not None else None
         self.metrics.watch_models(self._readiness)

@@ -130,7 +130,7 @@ class IngressReplica:
             open_runner=self._open_runner,
             control=self._control,
             owner=owner,
-            on_change=take_in,
+            on_leave=take_in,
         )
 
     def _open_runner(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> BatchRunner:

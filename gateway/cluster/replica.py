@@ -257,7 +257,7 @@ class Replica:
                 try:
                     if not self._loaded:
                         await self._open()
-                        take_in()
+                        leave_out()
                 except GatewayError as exc:
                     fault = exc.message
                     self._pool = self._new_pool()

@@ -53,7 +53,7 @@ async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce,
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     interrupts = Interrupts()
-    ingress = Ingress(config, run_dir=run_dir, on_change=take_in, multi_model=multi_model)
+    ingress = Ingress(config, run_dir=run_dir, on_leave=take_in, multi_model=multi_model)
 
     def interrupted(number: int) -> None:
         meaning = interrupts.meaning(number, time.monotonic())

@@ -2,9 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
+from itertools import chain
 from typing import Final
 
-from gateway.engine.metric_blocks import FIELDS, SEP, BlockText, Edges, Key, State, escaped, heads, place
+from gateway.engine.metric_blocks import FIELDS, SEP, Edges, Key, State, place
+from gateway.engine.metric_pages import BLOCKS, MetricPage, escaped, heads
 from gateway.engine.metric_table import TABLE, TRITON_TABLE
 from gateway.engine.model_statistics import ModelStatistics
 
@@ -17,7 +19,7 @@ _WAITING: Final = place("lane", "gateway_queue_requests")
 
 
 class Exposition:
-    """What was written last, by block, in both formats."""
+    """What was written last, by page, for both formats."""
 
     def __init__(
         self, edges: Edges, exemplars: Callable[[str, str, str], Mapping[int, str] | None], *, triton_names: bool
@@ -26,44 +28,60 @@ class Exposition:
         self._edges = edges
         self._exemplars = exemplars
         self._triton_names = triton_names
-        self._texts: dict[Key, BlockText] = {}
+        self._pages: dict[str, list[MetricPage]] = {kind: [] for kind in FIELDS}
+        self._paged: dict[Key, MetricPage] = {}
         self._heads = {form: [(name, head.encode()) for name, head in heads(TABLE, openmetrics=form)] for form in (False, True)}
         self._order = _order()
 
     def written(self, blocks: Mapping[Key, State], *, openmetrics: bool) -> Generator[None, None, bytes]:
         """Of all blocks there are, in slices."""
-        for key, state in blocks.items():
-            block = self._texts.get(key)
-            if block is None:
-                block = self._texts[key] = BlockText(key)
-            block.update(state, self._edges)
+        yield from self._arrange(blocks)
+        for page in chain.from_iterable(self._pages.values()):
+            yield from page.update([blocks[key] for key in page.keys])
             yield
-        for key in self._texts.keys() - blocks.keys():
-            del self._texts[key]
-        by_kind: dict[str, list[BlockText]] = defaultdict(list)
-        for block in self._texts.values():
-            by_kind[block.key.kind].append(block)
         parts: list[bytes] = []
         for name, head in self._heads[openmetrics]:
-            bodies = []
+            texts = []
             for kind, index in self._order[name]:
-                bodies.append(b"".join([self._text_of(block, index, openmetrics) for block in by_kind[kind]]))
-                yield
-            if any(bodies):
-                parts += (head, *bodies)
+                if openmetrics and kind == "edge" and index == _LATENCY:
+                    texts += [page.with_exemplars(index, self._exemplars_of) for page in self._pages[kind]]
+                else:
+                    texts += [page.texts[index] for page in self._pages[kind]]
+            if any(texts):
+                parts += (head, *texts)
         if self._triton_names:
             parts.append((yield from self._triton(blocks, openmetrics)).encode())
         if openmetrics:
-            parts.append(b"# EOF\n")
+            parts.append(b"\n# EOF")
+        if not parts:
+            return b""
+        parts[0] = parts[0].removeprefix(b"\n")
+        parts.append(b"\n")
+        yield
         return b"".join(parts)
 
-    def _text_of(self, block: BlockText, index: int, openmetrics: bool) -> bytes:
-        if openmetrics and index == _LATENCY and block.key.kind == "edge":
-            model, version, protocol = block.key.labels
-            exemplars = self._exemplars(model, version, protocol)
-            if exemplars:
-                return block.with_exemplars(index, exemplars)
-        return block.texts[index]
+    def _arrange(self, blocks: Mapping[Key, State]) -> Generator[None, None, None]:
+        """Put new blocks onto pages that have room, and take those away that are gone."""
+        for key in self._paged.keys() - blocks.keys():
+            page = self._paged.pop(key)
+            page.keys.remove(key)
+            page.clear()
+            if not page.keys:
+                self._pages[key.kind].remove(page)
+            yield
+        for key in [key for key in blocks if key not in self._paged]:
+            pages = self._pages[key.kind]
+            if all(len(page.keys) == BLOCKS for page in pages):
+                pages.append(MetricPage(key.kind, self._edges))
+            page = next(page for page in pages if len(page.keys) < BLOCKS)
+            page.keys.append(key)
+            page.clear()
+            self._paged[key] = page
+            yield
+
+    def _exemplars_of(self, key: Key) -> Mapping[int, str] | None:
+        model, version, protocol = key.labels
+        return self._exemplars(model, version, protocol)
 
     def _triton(self, blocks: Mapping[Key, State], openmetrics: bool) -> Generator[None, None, str]:
         found = yield from statistics_of(blocks)
@@ -73,14 +91,14 @@ class Exposition:
             for name, value in statistics.as_triton().items():
                 family, _, reason = name.partition(":")
                 more = f',reason="{reason}"' if reason else ""
-                lines[family].append(f"{family}{{{labels}{more}}} {value}\n")
+                lines[family].append(f"\n{family}{{{labels}{more}}} {value}")
             yield
         texts = []
         for metric in TRITON_TABLE:
             # OpenMetrics has no counter whose name does not end in _total.
             kind = "unknown" if openmetrics and metric.kind == "counter" else metric.kind
             if lines[metric.name]:
-                texts.append(f"# HELP {metric.name} {metric.meaning}\n# TYPE {metric.name} {kind}\n")
+                texts.append(f"\n# HELP {metric.name} {metric.meaning}\n# TYPE {metric.name} {kind}")
                 texts += lines[metric.name]
         return "".join(texts)
 

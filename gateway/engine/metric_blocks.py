@@ -1,4 +1,4 @@
-"""What recorders give, how it is added up, and how it reads as text.
+"""What recorders give, and how it is added up.
 
 A block is what one recorder counts: a kind, its label values, and a value for each field of the kind: a number; a tuple, which
 is a histogram (the count of each bucket, of what lies beyond the last edge, and the sum); a mapping from inner label values,
@@ -7,13 +7,11 @@ Blocks of equal kind and labels are merged, be they of one process or of several
 
 Histograms are tuples, and mappings plain dicts of numbers: Python's garbage collector does not keep an eye on them. Of lists,
 or copies of a defaultdict, it would go through thousands again and again.
-
-A `BlockText` is that of one block, by family; what has not changed since the last scrape is not written again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from operator import add
 from typing import Any, Final, NamedTuple
 
 from gateway.engine.metric_table import BY_NAME, Metric
@@ -139,112 +137,30 @@ def counters_only(kind: str, state: State) -> State:
 
 def merge(kind: str, one: State, other: State) -> State:
     """Two states of one block as one. Histograms of other edges than `one` has are left out."""
-    return tuple(_merge(field, a, b) for field, a, b in zip(FIELDS[kind], one, other, strict=True))
+    return tuple(map(_merge, _MERGED[kind], one, other))
 
 
-def _merge(field: Field, one: Any, other: Any) -> Any:
+def _merge(merged: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     if one is None:
         return other
     if other is None:
         return one
     if isinstance(one, tuple):
-        return tuple(a + b for a, b in zip(one, other, strict=True)) if len(one) == len(other) else one
+        return tuple(map(merged, one, other)) if len(one) == len(other) else one
     if isinstance(one, dict):
         found = dict(one)
         for key, value in other.items():
-            found[key] = _merge(field, found.get(key), value)
+            found[key] = merged(found[key], value) if key in found else value
         return found
-    merged = field.metric.merged if field.metric is not None else "sum"
-    return one + other if merged == "sum" else max(one, other) if merged == "max" else min(one, other)
+    return merged(one, other)
+
+
+_MERGES: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"sum": add, "max": max, "min": min}
+_MERGED: Final = {
+    kind: tuple(_MERGES[field.metric.merged if field.metric is not None else "sum"] for field in fields)
+    for kind, fields in FIELDS.items()
+}
 
 
 Edges = Callable[[Key, Field, int], tuple[float, ...] | None]
 """The upper bounds of a histogram of so many values, in its family's unit; None: unknown, and the histogram is left out."""
-
-
-class BlockText:
-    """The text of one block, by place of the field. Kept from scrape to scrape."""
-
-    __slots__ = ("_forms", "_labels", "_state", "key", "texts")
-
-    def __init__(self, key: Key) -> None:
-        self.key = key
-        self.texts: list[bytes] = [b""] * len(FIELDS[key.kind])
-        self._labels = dict(zip(LABELS[key.kind], key.labels, strict=True))
-        self._state: State = (None,) * len(self.texts)
-        self._forms: dict[Any, str] = {}  # what stands before a value, or all of a histogram with gaps for its values
-
-    def update(self, state: State, edges: Edges) -> None:
-        for index, (field, value, before) in enumerate(zip(FIELDS[self.key.kind], state, self._state, strict=True)):
-            if value != before and field.name:
-                self.texts[index] = self._text(index, field, value, edges).encode()
-        self._state = state
-
-    def with_exemplars(self, index: int, exemplars: Mapping[int, str]) -> bytes:
-        """The text of a histogram with these behind the lines of their buckets."""
-        lines = self.texts[index].splitlines(keepends=True)
-        for bucket, exemplar in exemplars.items():
-            if bucket < len(lines):
-                lines[bucket] = b"%b # %b\n" % (lines[bucket][:-1], exemplar.encode())
-        return b"".join(lines)
-
-    def _text(self, index: int, field: Field, value: Any, edges: Edges) -> str:
-        metric = field.metric
-        assert metric is not None
-        if value is None:
-            return ""
-        time = metric.unit == "seconds" and metric.kind != "gauge"
-        if isinstance(value, dict):
-            return "".join(
-                f"{self._form(index, field, metric, inner)}{number / 1e9 if time else number}\n"
-                for inner, number in value.items()
-            )
-        if not isinstance(value, tuple):
-            return f"{self._form(index, field, metric, '')}{value / 1e9 if time else value}\n"
-        form = self._forms.get((index, len(value)))
-        if form is None:
-            bounds = edges(self.key, field, len(value))
-            if bounds is None:
-                return ""
-            form = self._forms[index, len(value)] = self._histogram(field, metric, bounds)
-        counts = value[:-1]
-        if not any(counts):  # nobody reads it
-            return ""
-        cumulated = list(accumulate(counts))
-        return form % (*cumulated, value[-1] / 1e9 if time else value[-1], cumulated[-1])
-
-    def _form(self, index: int, field: Field, metric: Metric, inner: str) -> str:
-        form = self._forms.get((index, inner))
-        if form is None:
-            named = zip(field.inner, inner.split(SEP), strict=True) if field.inner else ()
-            labels = self._labels | dict(field.fixed) | dict(named)
-            form = self._forms[index, inner] = f"{metric.name}{_written(labels)} "
-        return form
-
-    def _histogram(self, field: Field, metric: Metric, bounds: Sequence[float]) -> str:
-        labels = self._labels | dict(field.fixed)
-        les = [*(repr(float(bound)) for bound in bounds), "+Inf"]
-        lines = [f"{metric.name}_bucket{_written(labels | {'le': le})}" for le in les]
-        lines += [f"{metric.name}_sum{_written(labels)}", f"{metric.name}_count{_written(labels)}"]
-        return "".join(f"{line.replace('%', '%%')} %s\n" for line in lines)
-
-
-def _written(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{escaped(labels[name])}"' for name in sorted(labels)) + "}"
-
-
-def escaped(value: str) -> str:
-    """A label's value as both text formats have it."""
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def heads(metrics: Iterable[Metric], *, openmetrics: bool) -> Iterator[tuple[str, str]]:
-    """The name of each family, and the lines before its samples."""
-    for metric in metrics:
-        name = metric.name.removesuffix("_total") if openmetrics else metric.name
-        head = f"# HELP {name} {metric.meaning}\n# TYPE {name} {metric.kind}\n"
-        if openmetrics and metric.unit and name.endswith(f"_{metric.unit}"):
-            head += f"# UNIT {name} {metric.unit}\n"
-        yield metric.name, head

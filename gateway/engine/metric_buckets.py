@@ -1,6 +1,7 @@
 """The histograms' buckets: where their edges are, for who counts into them and for who writes them."""
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final
 
 from gateway.engine.metric_blocks import Field, Key
@@ -30,11 +31,16 @@ def latency_edges_ns(slo_ns: int | None) -> tuple[int, ...]:
     return tuple(sorted({*_ns(_LATENCY_S), *(() if slo_ns is None else (slo_ns,))}))
 
 
+@lru_cache(1024)  # as a scrape asks for those of every model
+def _latency_edges_s(slo_ns: int | None) -> tuple[float, ...]:
+    return tuple(bound / 1e9 for bound in latency_edges_ns(slo_ns))
+
+
 def edges(slo_ns: Mapping[tuple[str, str], int], key: Key, field: Field, length: int) -> tuple[float, ...] | None:
     """Of a histogram whose value is so long. slo_ns: by model and version. None: it was counted by others."""
     found: tuple[float, ...]
     if field.name == "gateway_request_duration_seconds":
-        found = tuple(bound / 1e9 for bound in latency_edges_ns(slo_ns.get((key.labels[0], key.labels[1]))))
+        found = _latency_edges_s(slo_ns.get((key.labels[0], key.labels[1])))
     elif field.name == "gateway_batch_rows":
         found = ROWS[: length - 2]
     elif field.name == "gateway_loop_lag_seconds":

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -35,7 +35,10 @@ Block = tuple[str, tuple[str, ...], State]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _split: Final = msgspec.msgpack.Decoder(tuple[int, list[msgspec.Raw]]).decode
-_decode: Final = msgspec.msgpack.Decoder(tuple[str, tuple[str, ...], tuple[Any, ...]]).decode
+_Number = int | float  # told apart: an int above 2**53 stays what it is
+_decode: Final = msgspec.msgpack.Decoder(
+    tuple[str, tuple[str, ...], tuple[tuple[_Number, ...] | dict[str, _Number] | _Number | None, ...]]
+).decode
 
 
 _Content = tuple[tuple[int, int], bytes | list[Block]]
@@ -199,8 +202,7 @@ class NodeFiles:
             blocks = []
             for part in parts:
                 yield
-                kind, labels, values = _decode(part)
-                blocks.append((kind, labels, tuple(tuple(value) if isinstance(value, list) else value for value in values)))
+                blocks.append(_decode(part))
         except msgspec.MsgspecError:
             return None
         self._read[name] = (told, blocks)

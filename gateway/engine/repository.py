@@ -84,9 +84,11 @@ class Repository:
         clock: Clock,
         regions: SharedMemoryRegions,
         control: RepositoryControl | None = None,
-        on_change: Callable[[], None] = lambda: None,
+        on_leave: Callable[[], None] = lambda: None,
     ) -> None:
-        """opener: makes the lanes of a model. control: None in a process that serves alone. on_change: after `apply`."""
+        """opener: makes the lanes of a model. control: None in a process that serves alone. on_leave: called when lanes
+        were closed, or a load has failed.
+        """
         self.regions = regions
         self.long_bodies = LongBodies(regions)
         self.metrics = metrics
@@ -96,7 +98,7 @@ class Repository:
         self._opener = opener
         self._clock = clock
         self._control = control
-        self._on_change = on_change
+        self._on_leave = on_leave
         self._process = secrets.token_hex(4)  # its name, unlike those of others that serve the same models
         self._closing = self._loads_ended = False
         self._turn = asyncio.Lock()  # one load or unload at a time, in the order they were asked for
@@ -214,12 +216,12 @@ class Repository:
         """Whether every model that should be loaded can be served."""
         if self._closing:
             return False
-        return all(self._serves(served) for served in self.all_models() if served.wanted)
+        return all(_serves(served) for served in self.all_models() if served.wanted)
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Raises: NotFound, for a name that is in no configuration."""
         try:
-            return not self._closing and self._serves(self.model(name, version))
+            return not self._closing and _serves(self.model(name, version))
         except NotReady:
             return False
 
@@ -348,9 +350,11 @@ class Repository:
     async def _carry_out(self, name: str, loaded: bool) -> GatewayError | None:
         """Change every version, also where one fails; gives what they met."""
         failed: list[GatewayError] = []
+        left: list[Lane] = []
         try:
             async with self._turns.get(name, self._turn):
                 for served in self._models[name].values():
+                    left += served.lanes
                     served.wanted = loaded
                     try:
                         await (self._load(served) if loaded else self._unload(served))
@@ -363,7 +367,8 @@ class Repository:
         finally:
             if self._changes[name].task is asyncio.current_task():
                 del self._changes[name]
-            self._on_change()
+            if failed or left:
+                self._on_leave()
         return _together(failed) if failed else None
 
     async def _load(self, served: ServedModel) -> None:
@@ -470,8 +475,9 @@ class Repository:
         finally:
             served.leaving = tuple(lane for lane in served.leaving if lane not in lanes)
 
-    def _serves(self, served: ServedModel) -> bool:
-        return served.state == "READY" and any(lane.available for lane in served.lanes)
+
+def _serves(served: ServedModel) -> bool:
+    return served.state == "READY" and any(lane.available for lane in served.lanes)
 
 
 def _together(failed: Sequence[GatewayError]) -> GatewayError:

@@ -1,6 +1,9 @@
 """What a gateway has loaded is not searched for garbage again and again, and what it has unloaded is freed."""
 
 import json
+import subprocess
+import sys
+import textwrap
 import urllib.request
 from pathlib import Path
 
@@ -66,3 +69,46 @@ models:
         after = told(gateway.http, "here")
         assert after["left_out"] > 0.9 * before["left_out"]
         assert after["alive"] == before["alive"] - 1
+
+
+# in a process of its own, as the tests leave nothing out
+
+PROGRAM = textwrap.dedent("""
+    import gc, json, weakref
+    from gateway.garbage import leave_out
+
+    class Cyclic:
+        def __init__(self):
+            self.me = self
+
+    def kept(number):
+        made = [Cyclic() for _ in range(number)]
+        gc.collect()
+        return made
+
+    def looked_through():
+        return sum(len(gc.get_objects(generation=generation)) for generation in range(3))
+
+    loaded = kept(20_000)
+    leave_out()
+    cache = kept(2_000)
+    few = looked_through()
+    cache += kept(2_000)
+    many = looked_through()
+    gone = weakref.ref(cache[0])
+    cache.clear()
+    gc.collect()
+    before = gone() is None
+    while gone() is not None and len(cache) < 1_000_000:
+        cache += kept(4_000)
+    print(json.dumps({"few": few, "many": many, "before": before, "after": gone() is None, "kept": len(cache)}))
+""")
+
+
+def test_what_is_made_later_and_stays_is_left_out_and_freed_once_there_is_half_as_much_again() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=60)
+    told = json.loads(done.stdout)
+    assert 2_000 <= told["few"] < 3_000
+    assert told["many"] < 1_000
+    assert (told["before"], told["after"]) == (False, True)
+    assert told["kept"] < 100_000

@@ -257,7 +257,7 @@ def test_a_process_needs_memory_beside_the_files(tmp_path: Path) -> None:
 def test_whatever_is_used_up_is_told_so_that_others_are_unloaded(tmp_path: Path, words: str) -> None:
     async def main(lab: Lab) -> None:
         for lab.packages["a"] in (ConfigError(words), BackendFailed(words)):
-            with pytest.raises(Overloaded, match="model 'a' could not be loaded for want of memory, disk or the like: ") as told:
+            with pytest.raises(Overloaded, match="'a' could not be loaded for want of memory, disk or the like: ") as told:
                 await lab.load("a")
             assert "/tmp" not in told.value.message
         assert lab.names == []

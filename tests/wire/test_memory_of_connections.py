@@ -71,14 +71,14 @@ def test_a_claim_alone_takes_nothing_from_others() -> None:
 def test_a_chunked_body_is_counted_as_it_comes() -> None:
     memory = Memory(2 * MIB)
     connection, outlet = connect(echo, LIMITS, memory=memory)
-    give(connection, b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n")
+    send(connection, outlet, b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n")
     chunk = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
     for _ in range(30):
-        give(connection, chunk)
+        send(connection, outlet, chunk)
     assert not refused(outlet)
     assert memory.granted_bytes == 2 * MIB
     for _ in range(10):
-        give(connection, chunk)
+        send(connection, outlet, chunk)
     assert refused(outlet)
     assert connection.held() == 0
 

@@ -86,9 +86,7 @@ class Repository:
         control: RepositoryControl | None = None,
         on_leave: Callable[[], None] = lambda: None,
     ) -> None:
-        """opener: makes the lanes of a model. control: None in a process that serves alone. on_leave: called when lanes
-        were closed, or a load has failed.
-        """
+        """opener: makes the lanes of a model. control: None in a process that serves alone. on_leave: as for `Ingress`."""
         self.regions = regions
         self.long_bodies = LongBodies(regions)
         self.metrics = metrics

@@ -6,6 +6,10 @@ TRITON := .venv-triton
 MUTANTS := .venv-mutants
 IMAGES := .venv-images
 
+# Where Python is told to keep no compiled files (containers often do), each of the hundreds of processes that tests start would
+# compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup triton demo serve test lint types bench docs mutants locks sbom clean
 .DEFAULT_GOAL := help
 

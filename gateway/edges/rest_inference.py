@@ -154,7 +154,7 @@ class _SliceWriter:
         self._slices = iter(())
 
 
-class _Generating(OfExchange[GenerateCodec], StreamedInference[GenerateCodec, bytes]):
+class _Generating(OfExchange[GenerateCodec], StreamedInference[GenerateCodec, list[bytes]]):
     """An inference by the generate extension that an exchange asks for."""
 
     __slots__ = ("_asked", "_exchange")
@@ -188,12 +188,12 @@ class Generate(_Generating):
 
     def __init__(self, endpoints: Endpoints[GenerateCodec], exchange: Exchange, asked: AskedModel) -> None:
         super().__init__(endpoints, exchange, asked)
-        self._reply: bytes | None = None
+        self._reply: list[bytes] | None = None
 
-    def answer(self, reply: bytes) -> None:
+    def answer(self, reply: list[bytes]) -> None:
         self._ended().respond(200, reply)
 
-    def part(self, reply: bytes) -> bool:
+    def part(self, reply: list[bytes]) -> bool:
         if self._reply is not None:
             raise self._not_one("more than one")
         self._reply = reply
@@ -223,14 +223,14 @@ class GenerateStream(_Generating):
         super().__init__(endpoints, exchange, asked)
         self._begun = False
 
-    def answer(self, reply: bytes) -> None:
+    def answer(self, reply: list[bytes]) -> None:
         exchange = self._ended()
         exchange.compress = False  # as where there are more of them
-        exchange.respond(200, event(reply), EVENTS, NOT_KEPT)
+        exchange.respond(200, (b"data: ", *reply, b"\n\n"), EVENTS, NOT_KEPT)
 
-    def part(self, reply: bytes) -> bool:
+    def part(self, reply: list[bytes]) -> bool:
         self._begin()
-        write_event(self._exchange, (reply,))
+        write_event(self._exchange, reply)
         return not self._exchange.backlog
 
     def finish(self) -> None:

@@ -339,7 +339,7 @@ class Lane:
         waits = bool(behind)
         behind += [*zip(batch.parts, pieces, strict=True)]
         if not waits:
-            self._part_done(*behind.popleft())
+            self._next_part()
             try:
                 self._answered(self._clock.now_ns() - now_ns)
             except BaseException:
@@ -352,33 +352,39 @@ class Lane:
         behind, now_ns = self._behind, self._clock.now_ns
         until_ns = (began_ns or now_ns()) + _TURN_NS
         while now_ns() < until_ns:
-            self._part_done(*behind.popleft())
+            self._next_part()
             if not behind:
                 return
         self._call_soon(self._answer_behind)
 
-    def _part_done(self, part: Part, outputs: Tensors) -> None:
+    def _next_part(self) -> None:
+        """Answer the first that is done, or do some of what that takes."""
+        part, outputs = self._behind.popleft()
         try:
-            self._take(part, outputs)
+            if not self._take(part, outputs):
+                self._behind.appendleft((part, outputs))
         except BaseException as exc:  # no memory for it, or an output that the model leaves out
             log.exception("%s: the outputs of a request could not be put together", self.name)
             reason = f"{type(exc).__name__}: {exc}"
             self._end(part.request, BackendFailed(f"{self.name}: the outputs do not make an answer: {reason}"))
 
-    def _take(self, part: Part, outputs: Tensors) -> None:
-        """What a batch has given for one of its parts."""
+    def _take(self, part: Part, outputs: Tensors) -> bool:
+        """Of what a batch has given for one of its parts; whether that was all of it."""
         request = part.request
         waiting = self._waiting.get(request)
         if waiting is None:
             self.metrics.dropped()  # it is over: cancelled, past its deadline, or another part of it failed
-            return
+            return True
         if part.rows != request.rows:
             split = waiting.split = waiting.split or SplitAnswer(request.rows)
-            joined = split.add(part.start, part.rows, outputs)
+            if not split.add(part.start, part.rows, outputs):
+                return False
+            joined = split.whole()
             if joined is None:
-                return
-            outputs = joined
+                return True
+            outputs = {name: joined[name] for name in outputs}
         self.answer(request, _response(request, outputs))
+        return True
 
     def _answered(self, took_ns: int) -> None:
         """Learn how long after the return of a batch its first answer is written, and keep so much of the SLO for it.

@@ -39,7 +39,7 @@ from gateway.protocols.invocations import FormCodec, FormRequest
 from gateway.protocols.media import Form
 from gateway.protocols.rest import RestCodec
 from gateway.protocols.tensors import shape_key
-from gateway.turns import beside_a_loop
+from gateway.turns import beside, beside_a_loop
 from gateway.types import InferRequest, OutputRequest
 from gateway.wire.frames import decode_frame, encode_frame, spec_from_plain, spec_to_plain
 from gateway.wire.tensors import Buffer
@@ -227,7 +227,7 @@ class _Decoder:
             self._child = child
             if self._closed:
                 raise ChildLost("is not wanted any more")
-        return decode_frame(child.ask(encode_frame(tensors, about)))
+        return beside(partial(decode_frame, child.ask(encode_frame(tensors, about))))
 
     def _work(self) -> None:
         while True:

@@ -23,8 +23,10 @@ from gateway.errors import InvalidArgument, instead, shortened
 from gateway.protocols.json_data import (
     depth_of,
     even_sizes,
+    gathered,
     lists_from_json,
     parse,
+    slices_to_json,
     tensor_of_elements,
     texts_to_json,
     to_json,
@@ -167,8 +169,8 @@ class GenerateCodec:
             f"has no input of this name{others}"
         )
 
-    def encode(self, request: InferRequest, response: InferResponse, write_region: WriteRegion) -> bytes:
-        """Write an answer, or a part of one, as a JSON object.
+    def encode(self, request: InferRequest, response: InferResponse, write_region: WriteRegion) -> list[bytes]:
+        """Write an answer, or a part of one, as a JSON object: its pieces, none empty.
 
         Of equal names `id` and the model's go before parameters, and these before outputs. Raises: InvalidArgument, for an
         output that has no JSON form; TakesLong, in haste.
@@ -184,16 +186,17 @@ class GenerateCodec:
             if name in fields:
                 continue
             datatype = self.spec.output_by_name[name].datatype
-            if in_haste or datatype != "BYTES":
-                made = [to_json(name, datatype, array, in_haste=in_haste)]
+            if in_haste:
+                made = [to_json(name, datatype, array, in_haste=True)]
             else:
-                made = texts_to_json(name, array)
+                made = texts_to_json(name, array) if datatype == "BYTES" else list(slices_to_json(array))
             if array.size == 1:  # without the brackets
                 made[0] = made[0][1:]
                 made[-1] = made[-1][:-1]
             pieces += (b",%b:" % orjson.dumps(name), *made)
         pieces[0] = b"{" + pieces[0][1:]
-        return b"".join([*pieces, b"}"])
+        pieces.append(b"}")
+        return [b"".join(pieces)] if in_haste else gathered(pieces)
 
 
 def _parsed(field: _Field) -> Any:

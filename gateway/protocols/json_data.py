@@ -165,10 +165,14 @@ def depth_of(data: Any) -> int:
 
 def even_sizes(name: str, lists: list[Any], depth: int) -> tuple[list[int], list[Any]]:
     """The sizes of nested lists, and their elements in row-major order. Raises: InvalidArgument, if they are not even."""
-    sizes = []
-    level = [lists]
-    for _ in range(depth):
-        lengths = {len(each) for each in level}
+    sizes = [len(lists)]
+    level = lists
+    for _ in range(depth - 1):
+        if len(level) == 1:  # one row, as mostly
+            level = level[0]
+            sizes.append(len(level))
+            continue
+        lengths = set(map(len, level))
         if len(lengths) > 1:
             raise InvalidArgument(
                 f"input '{name}': lists of {min(lengths)} and of {max(lengths)} side by side, expected equal ones"

@@ -140,8 +140,9 @@ def _object(tensors: Tensors, datatypes: dict[str, str], *, in_haste: bool = Fal
 def _of_rows(rows: _Field, spec: ModelSpec, model: str) -> dict[str, _Field]:
     """Each input's field, which is a list of its values in all rows."""
     if isinstance(rows, msgspec.Raw):
-        objects = _OBJECTS.match(memoryview(rows)) is not None
-        encoded = _ENCODED.match(memoryview(rows)) is not None
+        view = memoryview(rows)
+        objects = _OBJECTS.match(view) is not None
+        encoded = objects and _ENCODED.match(view) is not None
     else:
         first = rows[0] if isinstance(rows, list) and rows else None
         objects = isinstance(first, dict)
@@ -186,6 +187,8 @@ def _of_columns(columns: _Field, spec: ModelSpec, model: str) -> dict[str, _Fiel
 
 def _the_only(spec: ModelSpec, model: str) -> TensorSpec:
     """The one input. Raises: InvalidArgument, if there are more."""
+    if len(spec.inputs) == 1:
+        return spec.inputs[0]
     needed = [tensor for tensor in spec.inputs if not tensor.optional] or list(spec.inputs)
     if len(needed) == 1:
         return needed[0]

@@ -28,6 +28,8 @@ from tests.cluster.load import infer_body
 APPLICATION = "gateway"
 # Not 127.0.0.1: ray.init would take that for the address of the machine's network card.
 LOOPBACK = "127.0.0.2"
+# What a batch takes where a load asks on and on: requests are in flight all the time, and the cores are free for Ray.
+BUSY_MS = 20.0
 _HEAD = {
     "num_cpus": 2,
     "object_store_memory": 100 << 20,
@@ -73,7 +75,8 @@ class Gateway:
 @functools.cache
 def usual() -> Config:
     """What several tests deploy one after the other, which changes nothing then."""
-    return config(port=free_port(), ingress_replicas=2, replicas=2, sessions=2, faults={"fail": 101.0, "lose": 102.0})
+    faults = {"fail": 101.0, "lose": 102.0}
+    return config(port=free_port(), ingress_replicas=2, replicas=2, sessions=2, fixed_ms=BUSY_MS, faults=faults)
 
 
 def request(

@@ -23,7 +23,7 @@ from ray.serve.schema import ServeDeploySchema
 from gateway.access.rules import digest_of
 from gateway.config import parse_config
 from gateway.engine.metrics import OPENMETRICS
-from tests.cluster.conftest import LOOPBACK, Gateway, config, free_port, request, usual
+from tests.cluster.conftest import BUSY_MS, LOOPBACK, Gateway, config, free_port, request, usual
 from tests.cluster.lives import Lives, told
 from tests.cluster.load import GrpcLoad, Load, infer_body
 from tests.tracing.collector import CLIENT, SERVER, collecting
@@ -151,7 +151,7 @@ def test_what_a_key_may_ask_holds_over_two_nodes(cluster: Cluster, tmp_path: Pat
 
 def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:
     port = free_port()
-    gateway = Gateway(config(port=port, replicas=1, sessions=2))
+    gateway = Gateway(config(port=port, replicas=1, sessions=2, fixed_ms=BUSY_MS))
     before = gateway.pids("ingress") + gateway.pids("m-1-synthetic")
     wider = {  # other inputs, so neither configuration's ingress may use the replicas of the other
         "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, -1]}],
@@ -159,7 +159,7 @@ def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:
     }
     with Load(port, "m", connections=16) as load, GrpcLoad(gateway.grpc_port, "m") as grpc_load:
         load.wait_for(200)
-        gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, sessions=2, model=wider))
+        gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, sessions=2, fixed_ms=BUSY_MS, model=wider))
         wait_until(lambda: not set(before) & {*gateway.pids("ingress"), *gateway.pids("m-1-synthetic")}, within_s=30)
         load.wait_for(500)
     assert set(load.outcomes) == {200}
@@ -168,7 +168,7 @@ def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:
 
 
 def test_the_only_backend_replica_killed_is_waited_for(cluster: Cluster) -> None:
-    gateway = Gateway(config(replicas=1))
+    gateway = Gateway(config(replicas=1, fixed_ms=BUSY_MS))
     with Load(gateway.http_port, "m") as load:
         load.wait_for(50)
         kill(gateway.pids("m-1-synthetic")[0])
@@ -197,7 +197,7 @@ def test_rest_and_grpc_reach_replicas_and_frames_may_be_large(cluster: Cluster) 
 
 def test_replicas_follow_the_load_up_and_down(cluster: Cluster) -> None:
     scaling = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0.5, "downscale_delay_s": 2.0}
-    gateway = Gateway(config(fixed_ms=20.0, autoscaling=scaling))
+    gateway = Gateway(config(fixed_ms=BUSY_MS, autoscaling=scaling))
     assert len(gateway.pids("m-1-synthetic")) == 1
     with Load(gateway.http_port, "m", connections=32) as load:
         wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 2, within_s=30)
@@ -208,7 +208,7 @@ def test_replicas_follow_the_load_up_and_down(cluster: Cluster) -> None:
 
 def test_an_idle_backend_scales_to_zero_and_a_request_brings_it_back(cluster: Cluster) -> None:
     scaling = {"min_replicas": 0, "downscale_delay_s": 0.5}
-    others = {"kind": "synthetic", "fixed_ms": 5.0}
+    others = {"kind": "synthetic", "fixed_ms": BUSY_MS}
     gateway = Gateway(config(autoscaling=scaling, embedded=others))
     path = "/v2/models/m/infer"
     (first,) = gateway.pids(BACKEND)  # which told the model's tensors
@@ -241,7 +241,7 @@ def test_requests_and_cost_are_what_clients_and_the_operating_system_count_throu
     port = free_port()
     scaling = {"min_replicas": 0, "max_replicas": 1, "downscale_delay_s": 1.0}
     with Lives("priced-1-synthetic").watched() as lives:
-        backend = {"sessions": 2, "usd_per_hour": 3600.0, "autoscaling": scaling, "fixed_ms": 5.0}
+        backend = {"sessions": 2, "usd_per_hour": 3600.0, "autoscaling": scaling, "fixed_ms": BUSY_MS}
         Gateway(config(port=port, ingress_replicas=2, model={"name": "priced"}, **backend))
         with Load(port, "priced", connections=8) as load:
             load.wait_for(400)
@@ -289,7 +289,7 @@ def test_a_killed_node_leaves_the_rest_working(cluster: Cluster) -> None:
     port = free_port()
     # 1.5 of the 2 processors each: one backend replica per node. What the embedded backend needs keeps the ingress on the head.
     on_head = {"kind": "synthetic", "resources": {"head": 0.1}}
-    gateway = Gateway(config(port=port, embedded=on_head, replicas=2, resources={"num_cpus": 1.5}))
+    gateway = Gateway(config(port=port, embedded=on_head, replicas=2, fixed_ms=BUSY_MS, resources={"num_cpus": 1.5}))
     with Load(port, "m") as load:
         load.wait_for(200)
         cluster.remove_node(node, allow_graceful=False)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import psutil
@@ -68,6 +69,25 @@ def multi_model(tmp_path: Path, **settings: Any) -> Iterator[Container]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    """A container for the tests that neither end it nor set anything."""
+    folder = tmp_path_factory.mktemp("container")
+    settings = {"multi_model": {"root": str(tmp_path_factory.getbasetemp())}}  # in which each test's own folder is
+    (folder / "gateway.yaml").write_text(yaml.safe_dump(settings))
+    with container(folder, SAGEMAKER_MULTI_MODEL="true") as running:
+        yield running
+
+
+@pytest.fixture
+def running(shared: Container) -> Iterator[Container]:
+    """The shared one, with no model in it before and after."""
+    yield shared
+    while models := json.loads(shared.ask("GET", "/models")[1])["models"]:
+        for model in models:
+            assert shared.ask("DELETE", f"/models/{quote(model['modelName'])}")[0] == 200
+
+
 def unpacked(tmp_path: Path, name: str, *, inference: str = "", **files: str) -> Path:
     """The folder of a model, as SageMaker has it: of linear.onnx, if nothing is said. files: by name, with `_` for the dot."""
     folder = tmp_path / "models" / name / "model"
@@ -98,92 +118,89 @@ def wait_for(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_models_are_loaded_told_invoked_and_unloaded(tmp_path: Path) -> None:
+def test_models_are_loaded_told_invoked_and_unloaded(running: Container, tmp_path: Path) -> None:
     linear, echo = unpacked(tmp_path, "linear"), unpacked(tmp_path, "echo", inference=ECHO)
-    with multi_model(tmp_path) as running:
-        assert running.ask("GET", "/ping") == (200, b"")
-        assert running.ask("GET", "/models") == (200, b'{"models":[]}')
-        assert invoke(running, "none")[0] == 404
-        assert running.ask("POST", "/invocations", ROW)[0] == 404
+    assert running.ask("GET", "/ping") == (200, b"")
+    assert running.ask("GET", "/models") == (200, b'{"models":[]}')
+    assert invoke(running, "none")[0] == 404
+    assert running.ask("POST", "/invocations", ROW)[0] == 404
 
-        assert load(running, LONG_NAME, linear, X_Amzn_SageMaker_Target_Model="a/linear.tar.gz") == (200, b"")
-        assert load(running, "echo", echo) == (200, b"")
-        assert load(running, "echo", echo) == (409, b'{"error":"model \'echo\' is loaded already"}')
-        listed = [{"modelName": LONG_NAME, "modelUrl": str(linear)}, {"modelName": "echo", "modelUrl": str(echo)}]
-        status, body = running.ask("GET", "/models")
-        assert (status, json.loads(body)) == (200, {"models": listed})
-        status, body = running.ask("GET", "/models/echo")
-        assert (status, json.loads(body)) == (200, listed[1])
+    assert load(running, LONG_NAME, linear, X_Amzn_SageMaker_Target_Model="a/linear.tar.gz") == (200, b"")
+    assert load(running, "echo", echo) == (200, b"")
+    assert load(running, "echo", echo) == (409, b'{"error":"model \'echo\' is loaded already"}')
+    listed = [{"modelName": LONG_NAME, "modelUrl": str(linear)}, {"modelName": "echo", "modelUrl": str(echo)}]
+    status, body = running.ask("GET", "/models")
+    assert (status, json.loads(body)) == (200, {"models": listed})
+    status, body = running.ask("GET", "/models/echo")
+    assert (status, json.loads(body)) == (200, listed[1])
 
-        status, body = invoke(running, LONG_NAME)
-        assert (status, np.shape(json.loads(body)["predictions"])) == (200, (1, 4))
-        # The header tells what the client called it, for the log: the path names the model.
-        assert invoke(running, "echo", "[1]", X_Amzn_SageMaker_Target_Model="a/linear.tar.gz") == (200, b"[1]")
-        for target in ("a/linear.tar.gz", LONG_NAME):
-            assert running.ask("POST", "/invocations", ROW, X_Amzn_SageMaker_Target_Model=target) == (200, body)
-        assert running.ask("POST", "/invocations", "[2]", X_Amzn_SageMaker_Target_Model="echo") == (200, b"[2]")
-        status, body = running.ask("POST", "/invocations", ROW, X_Amzn_SageMaker_Target_Model="")
-        assert (status, b"which of 2 models" in body) == (400, True)
-        assert running.ask("GET", f"/v2/models/{LONG_NAME}/ready")[0] == 200
-        assert running.ask("POST", f"/v2/repository/models/{LONG_NAME}/unload")[0] == 501
+    status, body = invoke(running, LONG_NAME)
+    assert (status, np.shape(json.loads(body)["predictions"])) == (200, (1, 4))
+    # The header tells what the client called it, for the log: the path names the model.
+    assert invoke(running, "echo", "[1]", X_Amzn_SageMaker_Target_Model="a/linear.tar.gz") == (200, b"[1]")
+    for target in ("a/linear.tar.gz", LONG_NAME):
+        assert running.ask("POST", "/invocations", ROW, X_Amzn_SageMaker_Target_Model=target) == (200, body)
+    assert running.ask("POST", "/invocations", "[2]", X_Amzn_SageMaker_Target_Model="echo") == (200, b"[2]")
+    status, body = running.ask("POST", "/invocations", ROW, X_Amzn_SageMaker_Target_Model="")
+    assert (status, b"which of 2 models" in body) == (400, True)
+    assert running.ask("GET", f"/v2/models/{LONG_NAME}/ready")[0] == 200
+    assert running.ask("POST", f"/v2/repository/models/{LONG_NAME}/unload")[0] == 501
 
-        api = json.loads(running.ask("GET", "/openapi.json")[1])
-        OpenAPIV31SpecValidator(api).validate()
-        assert {path: set(api["paths"][path]) for path in api["paths"] if path.startswith("/models")} == {
-            "/models": {"get", "post"},
-            "/models/{model}": {"get", "delete"},
-            "/models/{model}/invoke": {"post"},
-        }
+    api = json.loads(running.ask("GET", "/openapi.json")[1])
+    OpenAPIV31SpecValidator(api).validate()
+    assert {path: set(api["paths"][path]) for path in api["paths"] if path.startswith("/models")} == {
+        "/models": {"get", "post"},
+        "/models/{model}": {"get", "delete"},
+        "/models/{model}/invoke": {"post"},
+    }
 
-        assert running.ask("DELETE", "/models/echo") == (200, b"")
-        assert running.ask("DELETE", "/models/echo") == (404, b'{"error":"model \'echo\' is not loaded"}')
-        assert running.ask("GET", "/models/echo")[0] == 404
-        # Whatever is sent: it is loaded anew then.
-        assert running.ask("POST", "/models/echo/invoke", "x", Content_Type="a/b")[0] == 404
-        assert load(running, "echo", echo)[0] == 200
-        assert running.ask("GET", "/ping")[0] == 200
+    assert running.ask("DELETE", "/models/echo") == (200, b"")
+    assert running.ask("DELETE", "/models/echo") == (404, b'{"error":"model \'echo\' is not loaded"}')
+    assert running.ask("GET", "/models/echo")[0] == 404
+    # Whatever is sent: it is loaded anew then.
+    assert running.ask("POST", "/models/echo/invoke", "x", Content_Type="a/b")[0] == 404
+    assert load(running, "echo", echo)[0] == 200
+    assert running.ask("GET", "/ping")[0] == 200
 
 
 @pytest.mark.slow
-def test_a_load_that_is_not_asked_well_is_told_so(tmp_path: Path) -> None:
+def test_a_load_that_is_not_asked_well_is_told_so(running: Container, tmp_path: Path) -> None:
     two = yaml.safe_dump({"models": [MODEL, {**MODEL, "name": "other"}]})
     folder = unpacked(tmp_path, "two", gateway_yaml=two)
-    with multi_model(tmp_path) as running:
-        for body, said in {
-            "": "missing required field `model_name`",
-            '{"model_name": "a"}': "missing required field `url`",
-            '{"model_name": 1, "url": "/"}': "Expected `str`, got `int` - at `$.model_name`",
-            "[": "failed to parse the request JSON",
-            json.dumps({"model_name": "a/b", "url": "/"}): "expected 1 to 128 characters",
-            json.dumps({"model_name": "a", "url": "/etc"}): "(multi_model.root)",
-            json.dumps({"model_name": "a", "url": str(folder)}): "2 models ('echo', 'other'), expected one",
-            json.dumps({"model_name": "a", "url": str(folder.parent)}): "no model in this folder",
-        }.items():
-            status, answer = running.ask("POST", "/models", body)
-            assert (status, said in json.loads(answer)["error"]) == (400, True), answer
-        assert running.ask("POST", "/models", '{"model_name": "' + "a" * (2 << 20) + '"}')[0] == 413
-        assert running.ask("PUT", "/models")[0] == running.ask("POST", "/models/a")[0] == 405
-        assert running.ask("GET", "/models") == (200, b'{"models":[]}')
+    for body, said in {
+        "": "missing required field `model_name`",
+        '{"model_name": "a"}': "missing required field `url`",
+        '{"model_name": 1, "url": "/"}': "Expected `str`, got `int` - at `$.model_name`",
+        "[": "failed to parse the request JSON",
+        json.dumps({"model_name": "a/b", "url": "/"}): "expected 1 to 128 characters",
+        json.dumps({"model_name": "a", "url": "/etc"}): "(multi_model.root)",
+        json.dumps({"model_name": "a", "url": str(folder)}): "2 models ('echo', 'other'), expected one",
+        json.dumps({"model_name": "a", "url": str(folder.parent)}): "no model in this folder",
+    }.items():
+        status, answer = running.ask("POST", "/models", body)
+        assert (status, said in json.loads(answer)["error"]) == (400, True), answer
+    assert running.ask("POST", "/models", '{"model_name": "' + "a" * (2 << 20) + '"}')[0] == 413
+    assert running.ask("PUT", "/models")[0] == running.ask("POST", "/models/a")[0] == 405
+    assert running.ask("GET", "/models") == (200, b'{"models":[]}')
 
 
 @pytest.mark.slow
-def test_all_models_are_listed_page_by_page(tmp_path: Path) -> None:
+def test_all_models_are_listed_page_by_page(running: Container, tmp_path: Path) -> None:
     folder = unpacked(tmp_path, "echo", gateway_yaml=yaml.safe_dump({"models": [{**MODEL, "batching": {"probe_s": 0.001}}]}))
     names = [f"m {index:03}+&" for index in range(105)]
-    with multi_model(tmp_path) as running:
-        for name in names:
-            assert load(running, name, folder)[0] == 200
-        pages, token = [], ""
-        while token or not pages:
-            status, body = running.ask("GET", "/models" + (f"?next_page_token={token}" if token else ""))
-            assert status == 200
-            page = json.loads(body)
-            pages.append([model["modelName"] for model in page["models"]])
-            token = page.get("nextPageToken", "")
-        for odd in ("xyz", "m", "ff"):
-            status, body = running.ask("GET", f"/models?next_page_token={odd}")
-            assert (status, b"expected a nextPageToken of an answer" in body) == (400, True), body
-        assert pages == [names[:100], names[100:]]
+    for name in names:
+        assert load(running, name, folder)[0] == 200
+    pages, token = [], ""
+    while token or not pages:
+        status, body = running.ask("GET", "/models" + (f"?next_page_token={token}" if token else ""))
+        assert status == 200
+        page = json.loads(body)
+        pages.append([model["modelName"] for model in page["models"]])
+        token = page.get("nextPageToken", "")
+    for odd in ("xyz", "m", "ff"):
+        status, body = running.ask("GET", f"/models?next_page_token={odd}")
+        assert (status, b"expected a nextPageToken of an answer" in body) == (400, True), body
+    assert pages == [names[:100], names[100:]]
 
 
 @pytest.mark.slow
@@ -218,20 +235,19 @@ def test_what_is_spared_of_the_containers_memory_is_not_given_to_models(tmp_path
         ("import os; os._exit(1)", 500),
     ],
 )
-def test_a_load_that_fails_for_want_of_memory_is_507(tmp_path: Path, code: str, status: int) -> None:
+def test_a_load_that_fails_for_want_of_memory_is_507(running: Container, tmp_path: Path, code: str, status: int) -> None:
     folder = unpacked(tmp_path, "a", inference=f"def model_fn(model_dir):\n    {code}\n")
-    with multi_model(tmp_path) as running:
-        for _ in range(2):
-            told = load(running, "a", folder)
-            assert (told[0], "error" in json.loads(told[1])) == (status, True), told
-        assert running.ask("GET", "/models") == (200, b'{"models":[]}')
-        assert running.ask("GET", "/ping")[0] == 200
+    for _ in range(2):
+        told = load(running, "a", folder)
+        assert (told[0], "error" in json.loads(told[1])) == (status, True), told
+    assert running.ask("GET", "/models") == (200, b'{"models":[]}')
+    assert running.ask("GET", "/ping")[0] == 200
 
 
 @pytest.mark.slow
-def test_other_models_answer_while_one_is_loaded_and_unloaded(tmp_path: Path) -> None:
+def test_other_models_answer_while_one_is_loaded_and_unloaded(running: Container, tmp_path: Path) -> None:
     linear, waits = unpacked(tmp_path, "linear"), unpacked(tmp_path, "waits", inference=WAITS)
-    with multi_model(tmp_path) as running, ThreadPoolExecutor(3) as beside:
+    with ThreadPoolExecutor(3) as beside:
         assert load(running, "linear", linear)[0] == 200
         loading = beside.submit(load, running, "waits", waits)
         wait_for(waits / "load-begun")
@@ -260,29 +276,28 @@ def test_other_models_answer_while_one_is_loaded_and_unloaded(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_loads_unloads_and_invocations_of_one_name_each_end_in_one_answer(tmp_path: Path) -> None:
+def test_loads_unloads_and_invocations_of_one_name_each_end_in_one_answer(running: Container, tmp_path: Path) -> None:
     folder = unpacked(tmp_path, "a")
-    with multi_model(tmp_path) as running:
 
-        def many(turn: int) -> list[int]:
-            connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=TIMEOUT_S)
-            asked = json.dumps({"model_name": "a", "url": str(folder)})
-            calls = [("POST", "/models", asked), ("POST", "/models/a/invoke", ROW), ("DELETE", "/models/a", None)]
-            found = []
-            with contextlib.closing(connection):
-                for index in range(60):
-                    connection.request(*calls[(index + turn) % 3], {"Content-Type": "application/json"})
-                    answer = connection.getresponse()
-                    json.loads(answer.read() or b"{}")
-                    found.append(answer.status)
-            return found
+    def many(turn: int) -> list[int]:
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=TIMEOUT_S)
+        asked = json.dumps({"model_name": "a", "url": str(folder)})
+        calls = [("POST", "/models", asked), ("POST", "/models/a/invoke", ROW), ("DELETE", "/models/a", None)]
+        found = []
+        with contextlib.closing(connection):
+            for index in range(60):
+                connection.request(*calls[(index + turn) % 3], {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                json.loads(answer.read() or b"{}")
+                found.append(answer.status)
+        return found
 
-        with ThreadPoolExecutor(6) as clients:
-            statuses = [status for found in clients.map(many, range(6)) for status in found]
-        assert set(statuses) <= {200, 404, 409, 503}
-        assert {200, 404, 409} <= set(statuses)
-        load(running, "a", folder)
-        assert invoke(running, "a")[0] == 200
+    with ThreadPoolExecutor(6) as clients:
+        statuses = [status for found in clients.map(many, range(6)) for status in found]
+    assert set(statuses) <= {200, 404, 409, 503}
+    assert {200, 404, 409} <= set(statuses)
+    load(running, "a", folder)
+    assert invoke(running, "a")[0] == 200
 
 
 def used(process: psutil.Process) -> tuple[int, int, int]:
@@ -360,17 +375,16 @@ def test_without_the_environment_there_is_no_such_api(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_package_as_gateway_package_makes_it_and_one_of_the_pytorch_container(tmp_path: Path) -> None:
+def test_a_package_as_gateway_package_makes_it_and_one_of_the_pytorch_container(running: Container, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     pytorch = write_package(tmp_path / "models" / "own", "own")
     own = unpacked(tmp_path, "yaml", gateway_yaml=yaml.safe_dump({"server": {"http_port": 1}, "models": [MODEL]}))
     altered = unpacked(
         tmp_path, "altered", gateway_yaml=yaml.safe_dump({"models": [MODEL]}), SHA256SUMS="0" * 64 + "  gateway.yaml\n"
     )
-    with multi_model(tmp_path) as running:
-        assert load(running, "own", pytorch) == (200, b"")
-        status, body = running.ask("POST", "/models/own/invoke", "1,2,3,4", Content_Type="text/csv", Accept="text/csv")
-        assert (status, bool(body)) == (200, True), body
-        assert load(running, "yaml", own) == (200, b"")
-        assert invoke(running, "yaml", '{"instances": [[1, 2]]}') == (200, b'{"predictions":[[1.0,2.0]]}')
-        assert load(running, "altered", altered)[0] == 400
+    assert load(running, "own", pytorch) == (200, b"")
+    status, body = running.ask("POST", "/models/own/invoke", "1,2,3,4", Content_Type="text/csv", Accept="text/csv")
+    assert (status, bool(body)) == (200, True), body
+    assert load(running, "yaml", own) == (200, b"")
+    assert invoke(running, "yaml", '{"instances": [[1, 2]]}') == (200, b'{"predictions":[[1.0,2.0]]}')
+    assert load(running, "altered", altered)[0] == 400

@@ -42,7 +42,7 @@ models:
 # What the gateway holds to is 100 ms. Tests share their machine, with attacks among others, and look for seconds.
 MOST_DELAY_S = 2.0
 MOST_MORE_BYTES = 600 << 20
-_IDLE_ASKED = 400
+_IDLE_ASKED = 100
 _SETTLE_S = 30.0
 
 

@@ -12,7 +12,7 @@ import yaml
 from gateway.config import load_config
 from loadtest.cli import main
 from loadtest.reports.recommendation import to_json
-from tests.loadtest.examples import changed, example_recommendation
+from tests.loadtest.examples import DOCUMENT, changed, example_recommendation
 from tests.loadtest.test_spec_agreement import requests_file
 
 
@@ -111,6 +111,7 @@ def test_real_candidates_are_measured_every_file_is_written_and_the_report_print
     folder = tmp_path / "results"
     spec = write(
         tmp_path,
+        model={**DOCUMENT["model"], "max_rows": 1},  # a profile of one size, which takes a busy machine seconds, too
         slo={"p99_ms": 200},
         candidates=[{"instances": ["c7i.large"], "backend": {"kind": "synthetic", "fixed_ms": 2, "row_ms": 1}}],
         launcher={"kind": "local", "stands_for": {"c7i.large": [0]}},

@@ -150,7 +150,7 @@ def test_the_words_that_json_lacks_are_read_and_written() -> None:
     assert request.inputs["x"][0].tolist()[1:] == [1.0, -math.inf]
     assert request.parameters == {"a": True}
     answer = InferResponse("m", "1", "", {"y": np.array([[np.nan]], np.float32)})
-    assert codec.encode(request, answer, no_region) == b'{"model_name":"m","model_version":"1","y":NaN}'
+    assert codec.encode(request, answer, no_region) == [b'{"model_name":"m","model_version":"1","y":NaN}']
 
 
 def test_an_answer_is_a_flat_object() -> None:
@@ -164,7 +164,7 @@ def test_an_answer_is_a_flat_object() -> None:
         "ok": np.zeros(0, bool),
     }
     request = decode(codec, x=1, id="7")
-    written = codec.encode(request, InferResponse("m", "1", "7", outputs, {"n": 1, "model_name": "not"}), no_region)
+    (written,) = codec.encode(request, InferResponse("m", "1", "7", outputs, {"n": 1, "model_name": "not"}), no_region)
     assert json.loads(written) == {
         "id": "7", "model_name": "m", "model_version": "1", "n": 1,
         "text": 'line\n"two"', "many": [0.1, 2.0, 3.0, 4.0], "ok": [],

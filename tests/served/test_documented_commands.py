@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -335,6 +336,13 @@ def typed(command: str, checkout: Path, environment: dict[str, str], ports: tupl
             end_all_of(environment["RAY_TMPDIR"])  # or what it started on Ray keeps the ports
 
 
+def ready() -> bool:
+    """Whether a gateway on the default port answers requests."""
+    with contextlib.suppress(OSError), urllib.request.urlopen("http://127.0.0.1:8000/v2/health/ready", timeout=10) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
 def run(command: str, checkout: Path, environment: dict[str, str]) -> str:
     """What it says. Exit codes 1 and 3 of `loadtest run` are answers as well: an objective is missed, the machine was busy."""
     shorter = command.replace(*SHORTER.get(command, ("", "")))
@@ -404,6 +412,9 @@ def test_what_is_deployed_on_a_cluster_serves_beside_a_gateway_that_joins_it(
         export, deploy, status = ON_THE_CLUSTER
         run(f"{export}\n{deploy}", checkout, environment)
         until = time.monotonic() + READY_S
+        while not ready():  # before it answers, each `serve status` would take seconds from what is awaited
+            assert time.monotonic() < until
+            time.sleep(0.1)
         while "status: RUNNING" not in (told := run(f"{export}\n{status}", checkout, environment)):
             assert time.monotonic() < until, told
         second = tmp_path / "second.yaml"

@@ -4,19 +4,18 @@ Every decision is compared with the recorded one, in all its values. What comes 
 with what the service model knew when a batch was closed, which nobody had to keep.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.batching.batch import Batch, Part
 from gateway.batching.checkpoint import request_like, thaw
 from gateway.batching.queue import deadline_of
-from gateway.batching.recording import LENGTHS, Event, RecordedBatcher, apart
+from gateway.batching.recording import Event, RecordedBatcher
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
 _KEY = 8  # where the number of a shape key stands in an arrival: its own in each segment
-_WIDTHS = 10
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -131,7 +130,7 @@ class _Replayer:
         self._objects: dict[int, Any] = {}
         self._numbers: dict[Any, int] = {}
         self._fresh: Iterator[int] = iter(())
-        self._told: list[Any] = []
+        self._told: list[tuple[Any, ...]] = []
         self._closed: dict[int, Batch] = {}
 
     def segment(self, index: int, segment: dict[str, Any]) -> None:
@@ -146,8 +145,8 @@ class _Replayer:
                 self._bind(number, value)
         self._met_before(batcher)
         self._told = []
-        events = _whole(segment["chunks"])
-        ragged = any(event[_WIDTHS] is not None for event in events if event[0] == Event.ADDED)
+        events = [event for chunk in segment["chunks"] for event in chunk]
+        ragged = any(len(event) > 10 + (event[0] == Event.REFUSED) for event in events if event[0] <= Event.REFUSED)
         batcher.replayed(self._told, self._number, ragged)
         keys = [thaw(key)[0] for key in segment["keys"]]
         for at, event in enumerate(events):
@@ -155,14 +154,13 @@ class _Replayer:
             if not history.begin_ns:
                 history.begin_ns = now_ns
             history.end_ns = max(history.end_ns, now_ns)
-            told: list[Any] | str = _plain(_whole([self._told])[0]) if self._told else "nothing"
-            self._told.clear()
+            told: list[Any] | str = _plain(self._told.pop()) if self._told else "nothing"
             expected = list(event)
             if event[0] == Event.STEPPED:
                 expected[-1] = False  # what the batcher does not know
-            if event[0] == Event.ADDED:
+            if event[0] in (Event.ADDED, Event.REFUSED):
                 expected[_KEY] = 0
-            history.decisions += event[0] in (Event.ADDED, Event.STEPPED)
+            history.decisions += event[0] in (Event.ADDED, Event.REFUSED, Event.STEPPED)
             if told != expected:
                 history.difference = Difference(index, at, now_ns, expected, told)
                 return
@@ -194,8 +192,9 @@ class _Replayer:
     def _replay(self, batcher: RecordedBatcher, event: list[Any], keys: list[Any]) -> int:
         """Do one event again; gives its time, or the last one's where it has none."""
         kind = event[0]
-        if kind == Event.ADDED:
-            _, number, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own, widths, *_ = event
+        if kind == Event.ADDED or kind == Event.REFUSED:
+            _, number, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own, *more = event
+            widths = more[0] if more and isinstance(more[0], list) else None
             request = request_like(arrival_ns, rows, deadline_ns, priority, keys[key], own, widths)
             self._bind(number, request)
             past = self._came(number, request, batcher, now_ns, reserved_ns)
@@ -228,7 +227,7 @@ class _Replayer:
         if kind == Event.CANCELLED:
             _, number, reserved_ns, _ = event
             if number not in self._objects:  # it was over when the segment began: nothing of it was left to cancel
-                self._told += (int(kind), number, reserved_ns, False)
+                self._told.append((int(kind), number, reserved_ns, False))
                 return self._history.end_ns
             batcher.cancel(self._objects[number], reserved_ns)
             past = self._requests[number]
@@ -242,7 +241,7 @@ class _Replayer:
             past.rows_left += rows
             batcher.retry(Part(self._objects[number], start, rows), now_ns)
             return int(now_ns)
-        raise ValueError(f"an event of a kind that has no place here: {event}")
+        raise ValueError(f"an event of an unknown kind: {event}")
 
     def _past(self, request: InferRequest) -> PastRequest:
         return self._requests[self._numbers[request]]
@@ -312,20 +311,6 @@ class _Replayer:
             request.rows_left -= part.rows
             if request.rows_left <= 0 and request.fate == "running":
                 request.fate, request.ended_ns = "answered", now_ns
-
-
-def _whole(chunks: Iterable[Sequence[Any]]) -> list[list[Any]]:
-    """Events, of which all steps are STEPPED, and a refused arrival has its error's class behind it."""
-    events: list[list[Any]] = []
-    for event in apart(chunks, LENGTHS):
-        if event[0] == Event.REFUSED and events:
-            events[-1].append(event[1])
-        elif event[0] == Event.CLOSED:
-            _, now_ns, free_slots, workers, wake_at_ns, *batch = event
-            events.append([int(Event.STEPPED), now_ns, free_slots, workers, [batch], [], wake_at_ns, False])
-        else:
-            events.append(event)
-    return events
 
 
 def _plain(value: Any) -> Any:

@@ -3,9 +3,9 @@
 Lanes are seen through `SeenLane`, which notes every answer that they give. So what is replayed needs no lanes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any
 
 from gateway.batching.checkpoint import ROUTING, freeze, own_id
 from gateway.batching.forecast import Forecast
@@ -41,13 +41,6 @@ class RoutingEvent(IntEnum):
     LIVES = 7
     EXPLAINED = 8
     TAUGHT = 9
-
-
-LENGTHS: Final[dict[int, int]] = {
-    RoutingEvent.ROUTED: 11, RoutingEvent.COPIED: 7, RoutingEvent.SENT: 5, RoutingEvent.RETURNED: 7, RoutingEvent.EXECUTED: 9,
-    RoutingEvent.FAILED: 6, RoutingEvent.WOKEN: 3, RoutingEvent.LIVES: 3, RoutingEvent.EXPLAINED: 4, RoutingEvent.TAUGHT: 2,
-}  # fmt: skip
-"""How many values an event has, its kind included."""
 
 
 class SeenLane:
@@ -107,22 +100,22 @@ class RecordedRouter(Recorded, Router):
     """Life: as a `Router`, from its making. ring: where it records."""
 
     WHAT = "routing is"
-    NOT_KEPT = frozenset(("ring", "_seen", "_tell"))  # is no state
+    NOT_KEPT = frozenset(("ring", "_seen", "_append"))  # is no state
 
     def __init__(
         self, candidates: Sequence[Candidate], policy: RoutingPolicy, ejection: Ejection, slo_ns: int | None, *, ring: Ring
     ) -> None:
         self.ring = ring
         self._seen: list[Any] = []
-        self._tell = ring.values.extend
+        self._append = ring.events.append
         for candidate in candidates:
             candidate.lane = SeenLane(candidate.lane, self._seen)
         super().__init__(candidates, policy, ejection, slo_ns)
         self._begin()
 
-    def replayed(self, said: SaidLane, values: list[Any]) -> None:
-        """Ask what was said instead of lanes, and tell the values of events to a list. For one that was read."""
-        self.ring, self._tell, self._seen = None, values.extend, []
+    def replayed(self, said: SaidLane, append: Callable[[tuple[Any, ...]], object]) -> None:
+        """Ask what was said instead of lanes, and tell events to `append`. For one that was read."""
+        self.ring, self._append, self._seen = None, append, []
         for candidate in self.candidates:
             candidate.lane = SeenLane(said, self._seen)
 
@@ -138,7 +131,7 @@ class RecordedRouter(Recorded, Router):
             self._begin()  # how far it came is not known
             raise
         candidate, reason, eta_ns = route
-        self._tell(
+        self._append(
             (
                 int(RoutingEvent.ROUTED),
                 now_ns,
@@ -160,50 +153,50 @@ class RecordedRouter(Recorded, Router):
         copies = Router.copies(self, request, now_ns)
         if copies or self._shadows:
             kind, told = int(RoutingEvent.COPIED), _told(copies)
-            self._tell((kind, now_ns, request.arrival_ns, request.deadline_ns, request.rows, self._taken(), told))
+            self._append((kind, now_ns, request.arrival_ns, request.deadline_ns, request.rows, self._taken(), told))
         return copies
 
     def lessons(self) -> list[Copy]:
         copies = Router.lessons(self)
         if copies:
-            self._tell((int(RoutingEvent.TAUGHT), _told(copies)))
+            self._append((int(RoutingEvent.TAUGHT), _told(copies)))
         return copies
 
     def sent(self, copy: Copy, now_ns: int) -> None:
         Router.sent(self, copy, now_ns)
-        self._tell((int(RoutingEvent.SENT), copy.candidate.label, copy.why, copy.expected_ns, now_ns))
+        self._append((int(RoutingEvent.SENT), copy.candidate.label, copy.why, copy.expected_ns, now_ns))
 
     def returned(self, copy: Copy, now_ns: int, took_ns: int, *, ok: bool) -> None:
         Router.returned(self, copy, now_ns, took_ns, ok=ok)
         kind = int(RoutingEvent.RETURNED)
-        self._tell((kind, copy.candidate.label, copy.why, copy.expected_ns, now_ns, took_ns, ok))
+        self._append((kind, copy.candidate.label, copy.why, copy.expected_ns, now_ns, took_ns, ok))
 
     def executed(
         self, candidate: Candidate, rows: int, busy_ns: int, expected_ns: int, now_ns: int, *, streamed_ns: int = 0
     ) -> bool:
         out = Router.executed(self, candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns)
         seen = self._taken()
-        self._tell((int(RoutingEvent.EXECUTED), candidate.label, rows, busy_ns, expected_ns, now_ns, streamed_ns, seen, out))
+        self._append((int(RoutingEvent.EXECUTED), candidate.label, rows, busy_ns, expected_ns, now_ns, streamed_ns, seen, out))
         self._room()  # while there is one backend, as the others are missing, nothing is routed
         return out
 
     def failed(self, candidate: Candidate, now_ns: int, *, hung: bool) -> bool:
         out = Router.failed(self, candidate, now_ns, hung=hung)
-        self._tell((int(RoutingEvent.FAILED), candidate.label, now_ns, hung, self._taken(), out))
+        self._append((int(RoutingEvent.FAILED), candidate.label, now_ns, hung, self._taken(), out))
         self._room()
         return out
 
     def woken(self, candidate: Candidate, now_ns: int) -> None:
         Router.woken(self, candidate, now_ns)
-        self._tell((int(RoutingEvent.WOKEN), candidate.label, now_ns))
+        self._append((int(RoutingEvent.WOKEN), candidate.label, now_ns))
 
     def lives(self, candidate: Candidate, now_ns: int) -> None:
         Router.lives(self, candidate, now_ns)
-        self._tell((int(RoutingEvent.LIVES), candidate.label, now_ns))
+        self._append((int(RoutingEvent.LIVES), candidate.label, now_ns))
 
     def explain(self, request: InferRequest, now_ns: int) -> dict[str, Any]:
         told = Router.explain(self, request, now_ns)
-        self._tell((int(RoutingEvent.EXPLAINED), now_ns, request.rows, self._taken()))
+        self._append((int(RoutingEvent.EXPLAINED), now_ns, request.rows, self._taken()))
         self._room()
         return told
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from gateway.batching.checkpoint import ROUTING, request_like, thaw
 from gateway.batching.forecast import Forecast
-from gateway.batching.recording import apart
 from gateway.routing.policies import Candidate
-from gateway.routing.recording import LENGTHS, RecordedRouter, RoutingEvent, SaidLane
+from gateway.routing.recording import RecordedRouter, RoutingEvent, SaidLane
 from gateway.routing.router import Copy
 
 _INPUTS = (RoutingEvent.SENT, RoutingEvent.RETURNED, RoutingEvent.WOKEN, RoutingEvent.LIVES)
@@ -42,15 +41,15 @@ def replay_routing(recorded: dict[str, Any]) -> RoutingHistory:
         router, _ = thaw(segment["state"], ROUTING)
         if not isinstance(router, RecordedRouter):
             raise ValueError(f"segment {index}: expected the state of a router")
-        said, told = SaidLane(), list[Any]()
-        router.replayed(said, told)
+        said, told = SaidLane(), list[tuple[Any, ...]]()
+        router.replayed(said, told.append)
         by_label = {candidate.label: candidate for candidate in router.candidates}
-        for at, event in enumerate(apart(segment["chunks"], LENGTHS)):
+        events = [event for chunk in segment["chunks"] for event in chunk]
+        for at, event in enumerate(events):
             try:
                 _replay(router, said, by_label, event)
-                replayed: Any = _plain(told)
-                told.clear()
-            except ValueError as exc:
+                replayed: Any = _plain(told.pop())
+            except (ValueError, IndexError) as exc:
                 replayed = str(exc)
             history.decisions += event[0] not in _INPUTS
             if replayed != event:

@@ -15,8 +15,6 @@ _chance: Final = random.Random().random  # not of the one that a model may seed
 class Sampler:
     """Begins the traces of one process. On the event loop's thread."""
 
-    __slots__ = ("_chance", "_ended", "_others", "_parent_based", "_ratio")
-
     def __init__(
         self,
         ratio: float,

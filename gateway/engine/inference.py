@@ -157,22 +157,23 @@ class Inference(ABC, Generic[C, Reply]):
         """decoded: what was begun before."""
         endpoints = self._endpoints
         repository = endpoints.repository
+        caller = self.caller
         try:
             if endpoints.tracer is not None and decoded is None:
-                self._trace = endpoints.tracer.begin(self.caller)
+                self._trace = endpoints.tracer.begin(caller)
             endpoint = self.find(endpoints)
             if endpoint is not self._endpoint:  # or models have changed meanwhile: begin anew
                 decoded = None
             self._endpoint = endpoint
             if endpoints.doors is not None and self._leave is None:
-                self._leave = endpoints.doors.enter(self.caller)
+                self._leave = endpoints.doors.enter(caller)
             on_answer_part = self._parts(endpoint) if endpoint.served.spec.decoupled else None
             request = decoded or self.decode(endpoint.codec, repository.regions.read)
             if not isinstance(request, InferRequest):
                 self._give_up_decoding = request
                 return
             self._request = request
-            request.caller = self.caller
+            request.caller = caller
             request.trace = self._trace
             self._decoded_ns = time.monotonic_ns()
             self._place = repository.infer(endpoint.served, request, self._done, on_answer_part)

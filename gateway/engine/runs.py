@@ -114,7 +114,7 @@ class Runs:
         self._timer: Timer | None = None
         self._timer_at_ns = 0
         self._have_deadlines = False  # a request has come that brought its own
-        self._have_traces = False  # one has come that is traced
+        self._have_traces = False  # one that is traced may be among what waits
         self._overdue_timer: Timer | None = None
         self._overdue_at_ns = 0
 
@@ -176,6 +176,8 @@ class Runs:
             self._requests.answer(request, error)
         for batch in batches:
             self._start(batch, now_ns)
+        if self._have_traces:
+            self._have_traces = batcher.has_work
         # A timer that is set earlier may stay: a step too early is harmless, and setting one costs more.
         if wake_at_ns is not None and (self._timer is None or wake_at_ns < self._timer_at_ns):
             if self._timer is not None:
@@ -246,6 +248,8 @@ class Runs:
         except BaseException:
             log.exception("%s: the end of a batch could not be accounted for", self._name)
         if error is not None:
+            if batch.trace is not None:  # its requests may be run again
+                self._have_traces = True
             self._requests.failed(batch, execution, error, now_ns)
             self.step()
             return

@@ -196,6 +196,30 @@ def test_requests_of_one_batch_share_its_span(traced: tuple[gateway.TestClient, 
 
 
 @pytest.mark.slow
+def test_who_shared_a_batch_with_one_that_failed_shows_the_run_alone_as_well(
+    traced: tuple[gateway.TestClient, Collector],
+) -> None:
+    client, collector = traced
+    collector.spans.clear()
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(client.channel)
+    parents = [f"00-{number:032x}-{PARENT}-01" for number in range(1, 7)]
+    values = [1.0] * 5 + [666.0]
+    calls = [
+        stub.ModelInfer.future(infer_request("echo", value), metadata=(("traceparent", parent),))
+        for value, parent in zip(values, parents, strict=True)
+    ]
+    for call in calls[:-1]:
+        call.result(10)
+    spans = collector.wait_for(lambda spans: sum(span.kind == SERVER for span in spans) == 6)
+    batches = [span.links for span in spans if span.name == "batch"]
+    shared = [links for links in batches if len(links) > 1]
+    failed = [span.links for span in spans if span.name == "batch" and span.failed and len(span.links) > 1]
+    assert failed, shared
+    for link in failed[0]:
+        assert (link,) in batches
+
+
+@pytest.mark.slow
 def test_each_request_of_a_stream_has_a_span_in_its_callers_trace(traced: tuple[gateway.TestClient, Collector]) -> None:
     client, collector = traced
     collector.spans.clear()

@@ -50,7 +50,7 @@ def artifact(neuron_double: Path) -> str:
 
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The actor class, on a Ray of its own with two neuron_cores that do not exist."""
+    """The actor class, on a Ray of its own with four neuron_cores that do not exist."""
     environment = {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "neuron_double")]),
         # Cores of their own: the process of the tests holds two of the double's for as long as it lives.
@@ -59,7 +59,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("NEURON_RT_VISIBLE_CORES")  # or Ray would count the test's own two as the node's
         ray.init(
-            address="local", num_cpus=2, resources={"neuron_cores": 2}, include_dashboard=False,
+            address="local", num_cpus=4, resources={"neuron_cores": 4}, include_dashboard=False,
             runtime_env={"env_vars": environment}, log_to_driver=False,
         )  # fmt: skip
         try:
@@ -68,19 +68,19 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             ray.shutdown()
 
 
-def test_two_replicas_get_a_core_each_and_a_third_waits(artifact: str, replica: Any) -> None:
-    replicas = [replica.options(num_cpus=0, resources={"neuron_cores": 1}).remote(artifact) for _ in range(2)]
-    assert sorted(ray.get([each.core.remote() for each in replicas], timeout=120)) == ["0", "1"]
+def test_four_replicas_get_a_core_each_and_a_fifth_waits(artifact: str, replica: Any) -> None:
+    replicas = [replica.options(num_cpus=0, resources={"neuron_cores": 1}).remote(artifact) for _ in range(4)]
+    assert sorted(ray.get([each.core.remote() for each in replicas], timeout=120)) == ["0", "1", "2", "3"]
     x = np.random.default_rng(0).random((4, 16), np.float32)
     for outputs in ray.get([each.run.remote(x) for each in replicas], timeout=60):
         np.testing.assert_allclose(outputs, expected(x), rtol=1e-5, atol=1e-5)
 
-    third = replica.options(num_cpus=0, resources={"neuron_cores": 1}).remote(artifact)
-    ready, _ = ray.wait([third.core.remote()], timeout=1)
+    fifth = replica.options(num_cpus=0, resources={"neuron_cores": 1}).remote(artifact)
+    ready, _ = ray.wait([fifth.core.remote()], timeout=1)
     assert ready == []
-    ray.kill(replicas[0])
-    freed = {"0", "1"} - {ray.get(replicas[1].core.remote(), timeout=60)}
-    assert ray.get(third.core.remote(), timeout=60) in freed
+    ray.kill(replicas[2])
+    freed = {"0", "1", "2", "3"} - set(ray.get([replicas[i].core.remote() for i in (0, 1, 3)], timeout=60))
+    assert ray.get(fifth.core.remote(), timeout=60) in freed
 
 
 def test_a_replica_without_cores_refuses_to_load(artifact: str, replica: Any) -> None:

@@ -47,6 +47,7 @@ _HANDED_OVER = 32  # at once
 _RESERVED_SHARE = 0.2  # of the SLO, at most
 _SMOOTHING = 1 / 16
 _TURN_NS = 4_000_000  # answers are encoded for so long in one turn of the loop, and the one that it is used up with
+_REST_NS = 1_000_000  # between two turns of copying what may be long
 _FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
 
 log = logging.getLogger(__name__)
@@ -175,11 +176,7 @@ class Lane:
         self.batcher.add(request, now_ns, reserved_ns)
         try:
             place = self._waiting[request] = _Waiting(
-                lane=self,
-                request=request,
-                on_answer=on_answer,
-                reserved_ns=reserved_ns,
-                on_answer_part=on_answer_part,
+                lane=self, request=request, on_answer=on_answer, reserved_ns=reserved_ns, on_answer_part=on_answer_part
             )
             self.runs.arrived(request)
         except BaseException:
@@ -363,7 +360,10 @@ class Lane:
             self._next_part()
             if not behind:
                 return
-        self._call_soon(self._answer_behind)
+        if behind[0][0].whole:
+            self._call_soon(self._answer_behind)
+        else:  # where the loop went on at once, other sessions, whose threads need the interpreter, began 100 ms late
+            self._clock.call_at(now_ns() + _REST_NS, self._answer_behind)
 
     def _next_part(self) -> None:
         """Answer the first that is done, or do some of what that takes."""

@@ -12,8 +12,9 @@ from gateway.batching.batch import Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
-from gateway.clock import Clock
+from gateway.clock import Clock, Timer
 from gateway.config import Batching
+from gateway.engine import lane as lane_module
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, GatewayError, NotReady, Overloaded
@@ -190,6 +191,40 @@ def test_a_lost_session_costs_no_request() -> None:
         bench.send("a")
         await bench.pass_ms(3)
         assert isinstance(bench.outcome("a"), InferResponse)
+
+    simulate(main)
+
+
+def test_between_turns_of_copying_a_split_answer_the_loop_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "_TURN_NS", 2)  # of the clock below: one piece is copied in each turn
+    rests: list[int] = []
+
+    class Ticking:
+        ticks = 0
+
+        def __init__(self, clock: SimulatedClock) -> None:
+            self._clock = clock
+
+        def now_ns(self) -> int:
+            self.ticks += 1
+            return self._clock.now_ns() + self.ticks
+
+        def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
+            if callback.__name__ == "_answer_behind":
+                rests.append(when_ns - self._clock.now_ns() - self.ticks)
+            return self._clock.call_at(when_ns, callback)
+
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, workers=2, lane_clock=Ticking(clock))
+        values = np.arange(8 << 17, dtype=np.float32).reshape(8, 1 << 17)  # two batches, each of eight pieces to copy
+        ended: list[InferResponse | GatewayError | None] = []
+        bench.lane.submit(InferRequest("m", "1", "long", {"X": values}, 8, clock.now_ns()), ended.append)
+        await bench.pass_ms(100)
+        (answer,) = ended
+        assert isinstance(answer, InferResponse)
+        assert np.array_equal(answer.outputs["Y"], values)
+        assert len(rests) >= 12
+        assert set(rests) == {1_000_000}
 
     simulate(main)
 

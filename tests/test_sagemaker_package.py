@@ -21,12 +21,12 @@ import pytest
 import gateway
 from gateway.config import parse_config
 from gateway.configuring import guess as guessing
-from gateway.configuring import kept_folders
 from gateway.configuring.archive import unpacked
 from gateway.configuring.check import check
 from gateway.configuring.guess import guess, written
 from gateway.configuring.requirements import installed
 from gateway.errors import ConfigError
+from gateway.process import kept_folders
 from tests.backends import sagemaker_cases as cases
 
 HANDLERS = """

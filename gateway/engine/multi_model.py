@@ -29,7 +29,6 @@ from backends.source import forget_code, is_source
 from gateway.config import Backend, ModelSection
 from gateway.config.fields import LONGEST_NAME, is_name
 from gateway.config.multi_model import MultiModelSection
-from gateway.configuring.kept_folders import let_go, noting
 from gateway.engine import threads
 from gateway.engine.repository import Repository
 from gateway.errors import (
@@ -43,6 +42,7 @@ from gateway.errors import (
     Overloaded,
     shortened,
 )
+from gateway.process.kept_folders import let_go, noting
 from gateway.process.machine import memory_left_bytes
 
 ReadPackage = Callable[[Path], Sequence[ModelSection]]

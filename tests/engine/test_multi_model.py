@@ -15,7 +15,6 @@ from backends.base import ModelSpec
 from gateway.clock import LoopClock
 from gateway.config import Backend, Config, ModelSection, parse_config
 from gateway.config.multi_model import MultiModelSection, multi_model_of
-from gateway.configuring.kept_folders import take
 from gateway.documents.reader import Document
 from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metrics import Metrics
@@ -33,6 +32,7 @@ from gateway.errors import (
     NotReady,
     Overloaded,
 )
+from gateway.process.kept_folders import take
 from gateway.types import InferRequest, InferResponse
 
 TIMEOUT_S = 20.0

@@ -26,6 +26,7 @@ from gateway.configuring.check import check
 from gateway.configuring.guess import guess, written
 from gateway.configuring.requirements import installed
 from gateway.errors import ConfigError
+from gateway.process import kept_folders
 from tests.backends import sagemaker_cases as cases
 
 HANDLERS = """
@@ -383,6 +384,19 @@ def test_what_an_archive_was_before_is_removed_once_nobody_uses_it(tmp_path: Pat
     fourth = unpacked_elsewhere(an_archive(path, member("a", data=b"4444")), kept)
     assert {*kept.iterdir()} == {other, third, fourth}  # this process uses the third
     assert unpacked(path, kept) == fourth
+
+
+def test_what_nobody_uses_is_removed_at_once_where_disk_is_scarce(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archives = [an_archive(tmp_path / f"{name}.tar.gz", member("a", data=b"1")) for name in "abc"]
+    unpacked_elsewhere(archives[0], kept)
+    used = unpacked(archives[1], kept)
+    others = kept / "making-others"
+    others.mkdir()
+    monkeypatch.setattr(kept_folders, "_SCARCE_BYTES", 1 << 62)
+    new = unpacked(archives[2], kept)
+    assert {*kept.iterdir()} == {used, others, new}
 
 
 def test_what_nobody_has_used_for_a_week_is_removed(tmp_path: Path, kept: Path) -> None:

@@ -15,8 +15,8 @@ import zlib
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
-from gateway.configuring.kept_folders import making, put_in_place, take
 from gateway.errors import ConfigError
+from gateway.process.kept_folders import making, put_in_place, take
 
 SUFFIXES: Final = (".tar.gz", ".tgz")
 

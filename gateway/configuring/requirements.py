@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gateway.configuring.kept_folders import making, put_in_place, take
 from gateway.errors import ConfigError
 from gateway.process.console import step
+from gateway.process.kept_folders import making, put_in_place, take
 
 _LONGEST_S: Final = 600.0
 _WORDS: Final = 400  # of pip's own

@@ -19,7 +19,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
@@ -42,6 +42,7 @@ from gateway.errors import (
     Overloaded,
     shortened,
 )
+from gateway.process.kept_folders import let_go, noting
 from gateway.process.machine import memory_left_bytes
 
 ReadPackage = Callable[[Path], Sequence[ModelSection]]
@@ -71,12 +72,16 @@ class Listed(NamedTuple):
 
 @dataclass(slots=True)
 class _Placed:
-    """A model that is loaded, or about to be, or no more. target: what clients call it, if SageMaker has said that."""
+    """A model that is loaded, or about to be, or no more. target: what clients call it, if SageMaker has said that.
+
+    kept: folders that were made for it.
+    """
 
     url: str
     target: str
     needs_bytes: int = 0
     ready: bool = False
+    kept: list[Path] = field(default_factory=list)
 
 
 class MultiModel:
@@ -118,7 +123,7 @@ class MultiModel:
             try:
                 await self._load(name, placed)
             except BaseException as exc:
-                del self._placed[name]
+                self._remove(name)
                 log.warning("model %s (%s) is not loaded: %s", name, target or "of no target", exc)
                 raise
             placed.ready = True
@@ -135,7 +140,7 @@ class MultiModel:
                 await self._repository.apply(name, False)
             finally:
                 self._forget(name)
-                del self._placed[name]
+                self._remove(name)
 
     def get(self, name: str) -> Listed:
         """Raises: NotFound."""
@@ -169,7 +174,7 @@ class MultiModel:
     async def _load(self, name: str, placed: _Placed) -> None:
         folder, files_bytes = await self._beside(name, lambda: _found(placed.url, self._section.root))
         self._reserve(name, placed, files_bytes, 0)
-        models = await self._beside(name, lambda: _models_in(folder, name, self._read))
+        models = await self._beside(name, lambda: _models_in(folder, name, self._read, placed.kept))
         sessions = sum(b.sessions for model in models for b in model.backends if b.isolation == "process")
         self._reserve(name, placed, files_bytes, sessions)
         self._gone.pop(name, None)
@@ -223,6 +228,10 @@ class MultiModel:
             raise Overloaded(f"{of}, and the container has {max(0, left) / _MIB:.1f} MiB left, {spared}")
         placed.needs_bytes = needs
 
+    def _remove(self, name: str) -> None:
+        for folder in self._placed.pop(name).kept:
+            let_go(folder)
+
     def _forget(self, name: str) -> None:
         """The repository knows it no more; its series stand until many others have gone."""
         self._repository.forget(name)
@@ -272,10 +281,11 @@ def _found(url: str, root: str) -> tuple[Path, int] | InvalidArgument:
     return folder, files_bytes
 
 
-def _models_in(folder: Path, name: str, read: ReadPackage) -> list[ModelSection] | GatewayError:
-    """The versions of the one model in it, by its name here."""
+def _models_in(folder: Path, name: str, read: ReadPackage, kept: list[Path]) -> list[ModelSection] | GatewayError:
+    """The versions of the one model in it, by its name here. kept: to which the folders are added that are made for it."""
     try:
-        models = read(folder)
+        with noting(kept):
+            models = read(folder)
     except ConfigError as exc:
         return _shortage(name, exc) or InvalidArgument(f"url: no model that can be served: {exc.words}")
     finally:

@@ -1,6 +1,8 @@
 """Models that a platform loads and unloads by name: each call is answered once and in its turn, and memory decides."""
 
 import asyncio
+import fcntl
+import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -30,6 +32,7 @@ from gateway.errors import (
     NotReady,
     Overloaded,
 )
+from gateway.process.kept_folders import take
 from gateway.types import InferRequest, InferResponse
 
 TIMEOUT_S = 20.0
@@ -257,10 +260,47 @@ def test_a_process_needs_memory_beside_the_files(tmp_path: Path) -> None:
 def test_whatever_is_used_up_is_told_so_that_others_are_unloaded(tmp_path: Path, words: str) -> None:
     async def main(lab: Lab) -> None:
         for lab.packages["a"] in (ConfigError(words), BackendFailed(words)):
-            with pytest.raises(Overloaded, match="'a' could not be loaded for want of memory, disk or the like: ") as told:
+            with pytest.raises(
+                Overloaded, match="model 'a' could not be loaded for want of memory, disk or the like: "
+            ) as told:
                 await lab.load("a")
-            assert "/tmp" not in told.value.message
+            assert "gateway-0" not in told.value.message
         assert lab.names == []
+
+    lab(tmp_path, main)
+
+
+def in_use(folder: Path) -> bool:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(opened)
+    return False
+
+
+def test_what_was_made_of_a_package_is_let_go_with_the_last_model_of_it(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+
+    async def main(lab: Lab) -> None:
+        def read(folder: Path) -> Sequence[ModelSection]:
+            assert take(kept)
+            return lab.read(folder)
+
+        models = MultiModel(lab.repository, MultiModelSection(root=str(lab.root), spare_bytes=0), read, lambda: GIB)
+        (lab.root / "m").mkdir()
+        for name in "ab":
+            await models.load(name, str(lab.root / "m"))
+        lab.packages["m"] = ConfigError("no model")
+        with pytest.raises(InvalidArgument):
+            await models.load("c", str(lab.root / "m"))
+        await models.unload("a")
+        assert in_use(kept)
+        await models.unload("b")
+        assert not in_use(kept)
 
     lab(tmp_path, main)
 

@@ -1,7 +1,7 @@
-"""Folders that are made of packages and stay for the next start: in use for as long as a process that took one lives.
+"""Folders that are made of packages and stay for the next start: in use until all who took one let it go, or have ended.
 
 A process that uses one has it open, and shares its lock, which the kernel lets go however the process ends. What nobody uses is
-removed when the next is made: after a week, or at once where it is of an archive that is another one by now.
+removed when the next is made: after a week, or at once where it is of an archive that is another one by now, or disk is scarce.
 """
 
 import contextlib
@@ -9,22 +9,55 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+_SCARCE_BYTES: Final = 1 << 30  # of disk that is free
 _KEPT_S: Final = 7 * 86_400
 _MAKING_S: Final = 86_400  # what is not whole by then nobody is making
 _MAKING: Final = "making-"
 
-_in_use: Final[dict[Path, int]] = {}
+
+@dataclass(slots=True)
+class _Use:
+    """Of a folder, by so many in this process. opened: it, locked."""
+
+    opened: int
+    takers: int = 1
+
+
+_in_use: Final[dict[Path, _Use]] = {}
+_changing: Final = threading.Lock()  # that: several models may be loaded at once
+_noted: Final[ContextVar[list[Path] | None]] = ContextVar("noted", default=None)
+
+
+@contextlib.contextmanager
+def noting(taken: list[Path]) -> Iterator[None]:
+    """Add to a list what this thread takes meanwhile, each to be let go once."""
+    before = _noted.set(taken)
+    try:
+        yield
+    finally:
+        _noted.reset(before)
+
+
+def let_go(folder: Path) -> None:
+    """Of those who took it one needs it no more."""
+    with _changing:
+        use = _in_use[folder]
+        use.takers -= 1
+        if not use.takers:
+            del _in_use[folder]
+            os.close(use.opened)
 
 
 def take(folder: Path) -> bool:
-    """Keep a folder from being removed, for as long as this process lives. False: there is none. Raises: OSError."""
-    if folder in _in_use and folder.is_dir():
-        return True
+    """Keep a folder from being removed, until it is let go or this process ends. False: there is none. Raises: OSError."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -32,14 +65,37 @@ def take(folder: Path) -> bool:
     if not _locked(opened, fcntl.LOCK_SH) or not _is_at(folder, opened):
         os.close(opened)
         return False
-    os.utime(folder)
-    _in_use[folder] = opened
+    if folder not in _in_use:
+        os.utime(folder)
+    _note(folder, opened)
     return True
+
+
+def _note(folder: Path, opened: int) -> None:
+    with _changing:
+        use = _in_use.get(folder)
+        if use is None:
+            _in_use[folder] = _Use(opened)
+        else:  # which may have been another folder of this name
+            os.close(use.opened)
+            use.opened = opened
+            use.takers += 1
+    noted = _noted.get()
+    if noted is not None:
+        noted.append(folder)
 
 
 @contextlib.contextmanager
 def making(kept: Path) -> Iterator[Path]:
     """An empty folder in `kept`, for `put_in_place`; else it is removed. Raises: OSError."""
+    if shutil.disk_usage(kept).free < _SCARCE_BYTES:
+        _sweep(kept)
+    with _making(kept) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def _making(kept: Path) -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix=_MAKING, dir=kept))
     try:
         yield made
@@ -61,19 +117,18 @@ def put_in_place(made: Path, folder: Path) -> None:
         if not take(folder):
             raise
     else:
-        _in_use[folder] = opened
-    _sweep(folder)
+        _note(folder, opened)
+    _sweep(folder.parent, folder.name.rpartition("-")[0] + "-")
 
 
-def _sweep(newest: Path) -> None:
-    """Remove what nobody uses."""
-    replaced = newest.name.rpartition("-")[0] + "-"
-    for each in newest.parent.iterdir():
+def _sweep(kept: Path, replaced: str = "") -> None:
+    """Remove what nobody uses, if it is old, or its name begins so."""
+    for each in kept.iterdir():
         if each not in _in_use and not each.is_symlink():
             with contextlib.suppress(OSError):  # another process has been faster
                 unused_s = time.time() - each.stat().st_mtime
-                old = unused_s > (_MAKING_S if each.name.startswith(_MAKING) else _KEPT_S)
-                if old or each.name.startswith(replaced):
+                made = not each.name.startswith(_MAKING)
+                if unused_s > (_KEPT_S if made else _MAKING_S) or (made and each.name.startswith(replaced)):
                     _remove_unused(each)
 
 
@@ -82,7 +137,7 @@ def _remove_unused(folder: Path) -> None:
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if _locked(opened, fcntl.LOCK_EX) and _is_at(folder, opened):
-            with making(folder.parent) as going:
+            with _making(folder.parent) as going:
                 os.rename(folder, going / "gone")  # nobody is to take what is removed by half
     finally:
         os.close(opened)

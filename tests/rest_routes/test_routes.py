@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 
 def ask(served: Served, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-    connection = http.client.HTTPConnection(served.url, timeout=10)
+    connection = http.client.HTTPConnection(served.url, timeout=30)  # a long body has to share the processors
     try:
         if isinstance(body, dict | list):
             body = json.dumps(body)

@@ -144,6 +144,7 @@ BENCHMARKS = (
     "python -m benchmarks.sagemaker_pytorch --old ENV",
     "python -m benchmarks.scrape",
     "python -m benchmarks.sessions",
+    "python -m benchmarks.stations ../before .",
     "python -m benchmarks.streams replicas",
     "python benchmarks/grpc_listener.py",
     "python benchmarks/hyper_h2.py",

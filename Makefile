@@ -53,10 +53,10 @@ demo: models/.ready
 serve: models/.ready
 	$(BIN)/gateway serve --ray configs/examples/minilm.yaml
 
-# Three processes share the files, as much of the time is waiting. Tests start real servers beside whatever else runs here:
+# Four processes share the files, as much of the time is waiting. Tests start real servers beside whatever else runs here:
 # what failed is run again, alone, and counts if it fails twice.
 test: models/.ready triton
-	$(BIN)/python -m pytest --numprocesses 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+	$(BIN)/python -m pytest --numprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

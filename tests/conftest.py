@@ -1,7 +1,6 @@
 import atexit
 import gc
 import os
-import random
 import shutil
 import signal
 import sys
@@ -75,14 +74,6 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.freeze = gc.unfreeze = lambda: None
         gc.enable()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mix the files: those that mostly wait, such as all on Ray, stand side by side, and the processors would idle."""
-    files = list(dict.fromkeys(item.path for item in items))
-    random.Random(1).shuffle(files)
-    place = {file: number for number, file in enumerate(files)}
-    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's

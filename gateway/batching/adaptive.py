@@ -25,8 +25,8 @@ Whenever a worker is idle and something waits:
 
 If even a fresh request would be late by what was learned, one request at a time still runs: or the policy would never learn
 that the backend has become faster again. So it does where nothing has run for a second, as all who ask may want less than the
-SLO. Without an SLO nothing is shed, and the cap is the batch that minimises the mean
-latency of what waits.
+SLO. Without an SLO nothing is shed, and the cap is the batch that minimises the mean latency of what waits, but no less than
+one turn of all workers would clear.
 """
 
 from bisect import bisect_left, bisect_right
@@ -299,7 +299,10 @@ class Adaptive:
             # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
             fixed, slope = view.curve.line_ns
             soonest = sqrt(waiting * fixed / (slope * view.workers)) if slope > 0 else view.sizes[-1]
-            return min(max(sustains, bisect_left(view.sizes, round(soonest))), len(view.sizes) - 1)
+            # Never less than clears the queue in one turn of the workers: if the times learned are too short, as they are
+            # while hand-overs take longer than before, small batches would let the queue grow, and nothing is late here.
+            at_once = -(-waiting // view.workers)
+            return min(max(sustains, bisect_left(view.sizes, max(round(soonest), at_once))), len(view.sizes) - 1)
         cap = view.fits(_CAP * slo_ns)
         if cap < sustains:
             cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))

@@ -5,7 +5,7 @@ What a decision is held against. Times are T(n) = shape(n) · level(busy), Q = T
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from math import sqrt
+from math import ceil, sqrt
 
 from gateway.batching.queue import NEVER, Entry
 
@@ -146,8 +146,9 @@ class Rules:
         n_s = next((size for size in sizes if known.best_rate(size) >= needed), ALMOST_FOREVER_NS)
         if self.slo_ns is None:
             fixed, slope = known.line
-            soonest = sqrt(waiting * fixed / (slope * workers)) if slope > 0 else sizes[-1]
-            n_c = min(max(n_s, known.size(round(soonest)) if round(soonest) <= sizes[-1] else sizes[-1]), sizes[-1])
+            wanted = sqrt(waiting * fixed / (slope * workers)) if slope > 0 else sizes[-1]
+            soonest = max(round(wanted), ceil(waiting / workers))
+            n_c = min(max(n_s, known.size(soonest) if soonest <= sizes[-1] else sizes[-1]), sizes[-1])
         else:
             n_c = max(fits(0.55 * self.slo_ns), min(n_s, fits(0.85 * self.slo_ns)), sizes[0])
         n_e = sizes[-1] if deadline_ns == NEVER else max(fits(deadline_ns - now_ns), sizes[0])

@@ -225,13 +225,25 @@ def test_a_single_worker_never_holds() -> None:
         assert batcher.queue_requests == 0
 
 
-@pytest.mark.parametrize(("workers", "rows"), [(1, 4), (2, 3), (4, 2)])  # sqrt(24·4/6) = 4, / (6·2) = 2.8, / (6·4) = 2
-def test_without_slo_nothing_is_shed_and_batches_serve_the_queue_soonest(workers: int, rows: int) -> None:
-    batcher = batcher_of(slo_ms=None, workers=workers)
-    add(batcher, *(request(0) for _ in range(24)))
+@pytest.mark.parametrize(("workers", "waiting", "rows"), [(1, 24, 24), (4, 24, 6), (2, 4, 3)])  # sqrt(4·20/(5·2)) = 2.8
+def test_without_slo_nothing_is_shed_and_batches_serve_the_queue_soonest(workers: int, waiting: int, rows: int) -> None:
+    batcher = batcher_of(slo_ms=None, workers=workers, fixed_ms=20, row_ms=5)
+    add(batcher, *(request(0) for _ in range(waiting)))
     step = batcher.step(60_000 * MS, workers)
     assert step.shed == []
     assert step.batches[0].rows == rows
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_slo_hand_overs_that_become_slow_do_not_let_the_queue_grow(workers: int) -> None:
+    batcher = batcher_of(slo_ms=None, fixed_ms=0.5, row_ms=0.05, max_rows=256, workers=workers)
+    arrivals = np.cumsum(np.random.default_rng(1).exponential(MS, 6000)).astype(np.int64)  # 1000/s
+
+    def service_ns(batch: Batch, busy: int, now_ns: int) -> int:
+        return round(0.5 * MS + 0.05 * MS * batch.rows) + (12 * MS if 2000 * MS < now_ns < 4000 * MS else 0)
+
+    latencies_ns = simulate(batcher, arrivals, service_ns, workers=workers).latencies_ns
+    assert latencies_ns.max() < 3 * 13 * MS
 
 
 def test_a_lower_class_is_shed_first() -> None:

@@ -26,6 +26,7 @@ from gateway.protocols.tensors import (
     check_integer,
     check_outputs,
     check_parameters,
+    check_raw,
     check_region,
     check_texts,
     check_written,
@@ -179,7 +180,7 @@ class GrpcCodec:
             if wish is not None and wish.classification:
                 labels = spec.output_by_name[name].labels
                 array = classify(array, wish.classification, labels, batched=spec.max_rows > 0, in_haste=self._in_haste)
-            if array.size > _MANY:
+            if array.size > _MANY or array.dtype.hasobject:
                 check_written(array, in_haste=self._in_haste, region=wish is not None and wish.region is not None)
             raw = tensor_to_bytes(array)
             if wish is not None and wish.region is not None:
@@ -336,6 +337,8 @@ def _inputs(
                 f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model}'"
             )
         elif used < given:
+            if datatype == "BYTES":
+                check_raw(len(raw[used]), in_haste=in_haste)
             inputs[name] = tensor_from_bytes(name, datatype, shape, raw[used])
             used += 1
         else:

@@ -86,7 +86,7 @@ class FormCodec:
             case "npy":
                 inputs = from_npy(spec, model, body, in_haste=self._in_haste)
             case "raw" | "text":
-                inputs = from_raw(spec, model, body, text=kind == "text")
+                inputs = from_raw(spec, model, body, text=kind == "text", in_haste=self._in_haste)
             case _:
                 message = v1.peek(body) if kind == "v1" or (kind == "json" and len(body)) else None
                 if message is None or (kind == "json" and v1.is_v2(message)):

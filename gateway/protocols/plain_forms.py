@@ -20,9 +20,9 @@ from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import InvalidArgument, shortened
 from gateway.protocols.json_data import gathered, nested_to_json, tensor_of_elements
 from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs
-from gateway.protocols.tensors import TakesLong, cast, check_input, check_texts, check_written, filled
+from gateway.protocols.tensors import TakesLong, cast, check_input, check_raw, check_texts, check_written, filled
 from gateway.turns import SLICE, pause
-from gateway.wire.tensors import Buffer, shaped, tensor_from_bytes, tensor_to_bytes
+from gateway.wire.tensors import Buffer, joined, shaped, tensor_from_bytes, tensor_to_bytes
 
 _HEAD_BYTES: Final = 1 << 10  # of an npy, which has 128 as a rule; numpy would parse 10 000 for 65 ms (2026-11-23, 2 cores)
 _LONG_BYTES: Final = 4 << 20  # copied or converted: a few milliseconds
@@ -306,8 +306,8 @@ def to_npy(outputs: Tensors, *, in_haste: bool) -> list[Buffer]:
 # raw bytes
 
 
-def from_raw(spec: ModelSpec, model: str, body: Buffer, *, text: bool) -> Tensors:
-    """text: it goes to BYTES only. Raises: InvalidArgument."""
+def from_raw(spec: ModelSpec, model: str, body: Buffer, *, text: bool, in_haste: bool) -> Tensors:
+    """text: it goes to BYTES only. Raises: InvalidArgument; TakesLong, in haste."""
     media = "text/plain" if text else "application/octet-stream"
     tensor = _one_input(spec, model, media)
     name, datatype = tensor.name, tensor.datatype
@@ -315,8 +315,9 @@ def from_raw(spec: ModelSpec, model: str, body: Buffer, *, text: bool) -> Tensor
     if datatype == "BYTES":
         if prod(shape) != 1:
             raise InvalidArgument(f"{media}: the body is one element, but input '{name}' is BYTES {list(tensor.shape)}")
+        check_raw(len(body), in_haste=in_haste)
         elements = np.empty(1, NUMPY["BYTES"])
-        elements[0] = bytes(body)
+        elements[0] = joined((body,))
         return {name: elements.reshape(shape)}
     if text:
         raise InvalidArgument(f"{media}: input '{name}' of model '{model}' is {datatype}: expected text/csv or JSON")
@@ -341,6 +342,7 @@ def to_raw(outputs: Tensors, *, in_haste: bool) -> list[Buffer]:
         return [tensor_to_bytes(array)]
     if array.size != 1:
         raise InvalidArgument(f"output '{name}' has {array.size} elements of BYTES, expected one, as no JSON is asked for")
+    check_written(array, in_haste=in_haste)
     (element,) = array.flat
     return [element.encode() if isinstance(element, str) else bytes(element)]
 

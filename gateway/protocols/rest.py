@@ -34,6 +34,7 @@ from gateway.protocols.tensors import (
     check_integer,
     check_outputs,
     check_parameters,
+    check_raw,
     check_region,
     check_texts,
     check_written,
@@ -44,7 +45,7 @@ from gateway.protocols.tensors import (
     shape_key,
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
-from gateway.wire.tensors import Buffer, tensor_from_bytes, tensor_to_bytes
+from gateway.wire.tensors import Buffer, joined, tensor_from_bytes, tensor_to_bytes
 
 if TYPE_CHECKING:
     from gateway.config import Ragged
@@ -188,6 +189,8 @@ class RestCodec:
                     raise InvalidArgument(
                         f"unexpected size for input '{name}', expecting {missing} additional bytes for model '{self.model}'"
                     )
+                if entry.datatype == "BYTES":
+                    check_raw(size, in_haste=self._in_haste)
                 inputs[name] = tensor_from_bytes(name, entry.datatype, shape, tail[at : at + size])
                 at += size
             else:
@@ -241,8 +244,9 @@ class RestCodec:
                 raise InvalidArgument(
                     f"raw input '{spec.name}': the body is one BYTES element, expected shape {list(spec.shape)}"
                 )
+            check_raw(len(body), in_haste=self._in_haste)
             elements = np.empty(1, NUMPY["BYTES"])
-            elements[0] = bytes(body)
+            elements[0] = joined((body,))
             tensor = elements.reshape(shape)
         else:
             if variable:
@@ -313,7 +317,7 @@ class RestCodec:
                 write_region(output.region, tensor_to_bytes(array))
                 entries.append(head + b"]}")
             elif output is not None and output.binary:
-                if array.size > _MANY:
+                if array.size > _MANY or array.dtype.hasobject:
                     check_written(array, in_haste=self._in_haste)
                 raw = tensor_to_bytes(array)
                 entries.append(b'%b],"parameters":{"binary_data_size":%d}}' % (head, len(raw)))

@@ -50,6 +50,7 @@ _MOST_TEXTS: Final = 1 << 18
 LONG_JSON_BYTES: Final = 512 << 10
 LONG_BYTES: Final = 256 << 10
 _LONG_REGION_BYTES: Final = 32 << 20  # to be read takes 10 ms
+_LONG_TEXTS_BYTES: Final = 4 << 20  # to be copied takes up to 10 ms, into memory that is new
 # Of an answer, what is written while others wait: 10 ms each.
 _MANY_CLASSES: Final = 1 << 13
 _MANY_SCORES: Final = 1 << 16
@@ -72,13 +73,25 @@ def check_texts(name: str, shape: Sequence[int], *, in_haste: bool) -> None:
 def check_region(name: str, datatype: str, shape: Sequence[int], got: int, *, in_haste: bool) -> None:
     """Raises: InvalidArgument, if a region of so many bytes cannot hold the shape; TakesLong, for a long one, in haste."""
     check_bytes(name, datatype, shape, got)
-    if in_haste and got > _LONG_REGION_BYTES:
+    if in_haste and got > (_LONG_TEXTS_BYTES if datatype == "BYTES" else _LONG_REGION_BYTES):
+        raise TakesLong
+
+
+def check_raw(texts_bytes: int, *, in_haste: bool) -> None:
+    """Of so many bytes of BYTES elements, which are copied. Raises: TakesLong, for many, in haste."""
+    if in_haste and texts_bytes > _LONG_TEXTS_BYTES:
         raise TakesLong
 
 
 def check_written(array: np.ndarray, *, in_haste: bool, region: bool = False) -> None:
     """Of an output that is written as bytes; region: to shared memory. Raises: TakesLong, for a long one, in haste."""
-    if in_haste and (array.size > _MANY_WRITTEN if array.dtype.hasobject else region and array.nbytes > _LONG_REGION_BYTES):
+    if not in_haste:
+        return
+    if array.dtype.hasobject:
+        long = array.size > _MANY_WRITTEN or sum(map(len, array.flat)) > _LONG_TEXTS_BYTES
+    else:
+        long = region and array.nbytes > _LONG_REGION_BYTES
+    if long:
         raise TakesLong
 
 

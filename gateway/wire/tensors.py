@@ -1,8 +1,10 @@
 """Tensor bytes of the v2 protocol to numpy arrays and back: views where that can be."""
 
+import io
 import struct
 from collections.abc import Sequence
 from math import prod
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from gateway.turns import SLICE, pause
 
 _LENGTH = struct.Struct("<I")
 _BYTES = NUMPY["BYTES"]
+_AT_ONCE: Final = 1 << 20  # bytes: to copy more holds the interpreter for milliseconds, mostly for memory that is new
 Buffer = bytes | bytearray | memoryview
 
 
@@ -73,7 +76,8 @@ def _bytes_elements(name: str, count: int, buffer: Buffer) -> np.ndarray:
             raise InvalidArgument(
                 f"input '{name}': BYTES element {i} of {count} has length {length}, but only {total - at} bytes are left"
             )
-        elements[i] = bytes(view[at : at + length])
+        element = view[at : at + length]
+        elements[i] = bytes(element) if length <= _AT_ONCE else joined((element,))
         at += length
     if at != total:
         raise InvalidArgument(f"input '{name}': {total - at} bytes are left after the {count} BYTES elements of its shape")
@@ -94,7 +98,7 @@ def tensor_to_bytes(array: np.ndarray) -> Buffer:
     for at in range(0, flat.size, SLICE):
         parts.append(_bytes_of(flat[at : at + SLICE]))
         pause()
-    return b"".join(parts)
+    return joined(parts)
 
 
 def _bytes_of(elements: np.ndarray) -> bytes:
@@ -103,4 +107,20 @@ def _bytes_of(elements: np.ndarray) -> bytes:
         raw = element if type(element) is bytes else element.encode() if isinstance(element, str) else bytes(element)
         parts.append(_LENGTH.pack(len(raw)))
         parts.append(raw)
-    return b"".join(parts)
+    return joined(parts)
+
+
+def joined(pieces: Sequence[Buffer]) -> bytes:
+    """All pieces as one. Beside a loop it is copied little by little."""
+    if sum(map(len, pieces)) <= _AT_ONCE:
+        return b"".join(pieces)
+    whole = io.BytesIO()  # which grows where it is, and gives what it holds without a copy
+    copied = 0
+    for piece in pieces:
+        view = memoryview(piece)
+        for at in range(0, len(view), _AT_ONCE):
+            copied += whole.write(view[at : at + _AT_ONCE])
+            if copied >= _AT_ONCE:
+                pause()
+                copied = 0
+    return whole.getvalue()

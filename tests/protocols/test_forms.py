@@ -175,6 +175,14 @@ def test_rows_read_at_once_are_those_read_part_by_part(datatype: str, max_rows: 
 
 
 def test_what_takes_long_is_not_done_in_haste() -> None:
+    image = ModelSpec("", (TensorSpec("x", "BYTES", (1,)),), (TensorSpec("y", "BYTES", (1,)),), 0)
+    raw = FormCodec("m", "1", image, None, 8, in_haste=True)
+    with pytest.raises(TakesLong):
+        raw.decode(bytes(5_000_000), Form("raw"), "raw", 0, lambda ref: b"")
+    asked = raw.at_leisure().decode(bytes(5_000_000), Form("raw"), "raw", 0, lambda ref: b"")
+    with pytest.raises(TakesLong):
+        raw.encode(asked, InferResponse("m", "1", "", {"y": asked.inputs["x"]}), lambda ref, data: None)
+
     codec = FormCodec("m", "1", FLOATS, None, 8, in_haste=True)
     array = np.ones((1 << 19, 3))
     with pytest.raises(TakesLong):

@@ -32,6 +32,7 @@ ADD_SUB = ModelSpec(
 )
 ROW = np.arange(4, dtype=np.float32)
 RAW = ROW.tobytes()
+LONG_TEXT = bytes(5_000_000)
 
 
 def identity(datatype: str, *, max_rows: int = 8) -> ModelSpec:
@@ -572,6 +573,11 @@ def test_many_texts_and_long_regions_take_long_in_haste() -> None:
     assert read(many, text).inputs["INPUT0"].size == 70_000
     with pytest.raises(TakesLong):
         GrpcCodec("m", "1", text, None, in_haste=True).decode(many, 0, None, no_region)
+    one = pb.ModelInferRequest(raw_input_contents=[len(LONG_TEXT).to_bytes(4, "little") + LONG_TEXT])
+    one.inputs.add(name="INPUT0", datatype="BYTES", shape=[1, 1])
+    assert read(one, text).inputs["INPUT0"].tolist() == [[LONG_TEXT]]
+    with pytest.raises(TakesLong):
+        GrpcCodec("m", "1", text, None, in_haste=True).decode(one, 0, None, no_region)
     long = pb.ModelInferRequest()
     tensor = long.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 10_000_000])
     for key, value in shared(shared_memory_region="r", shared_memory_byte_size=40_000_000).items():

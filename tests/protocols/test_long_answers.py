@@ -64,6 +64,8 @@ LONG: list[tuple[str, Any, dict[str, np.ndarray], list[OutputRequest]]] = [
     ("generate of many numbers", GENERATE, {"numbers": scores(140_000)}, []),
     ("generate of many texts", GENERATE, {"texts": texts(10_000)}, []),
     ("gRPC of many texts", GRPC, {"texts": texts(40_000)}, []),
+    ("gRPC of one long text", GRPC, {"texts": texts(1, bytes(5_000_000))}, []),
+    ("bytes of one long text", REST, {"texts": texts(1, bytes(5_000_000))}, [OutputRequest("texts", binary=True)]),
     ("gRPC of many classes", GRPC, {"numbers": scores(10_000)}, [OutputRequest("numbers", classification=9_000)]),
     ("gRPC to a region", GRPC, {"numbers": scores(9 << 20)}, [OutputRequest("numbers", region=RegionRef("r", 0, 36 << 20))]),
 ]  # fmt: skip

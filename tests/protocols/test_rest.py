@@ -467,6 +467,13 @@ def test_many_texts_and_long_regions_take_long_in_haste() -> None:
     with pytest.raises(TakesLong):
         hasty("BYTES", 70_000, bytes(280_000), binary_data_size=280_000)
     with pytest.raises(TakesLong):
+        hasty("BYTES", 1, bytes(5_000_000), binary_data_size=5_000_000)
+    with pytest.raises(TakesLong):
+        hasty("BYTES", 1, shared_memory_region="r", shared_memory_byte_size=5_000_000)
+    one_text = model(TensorSpec("IN", "BYTES", (1,)), max_rows=0).spec
+    with pytest.raises(TakesLong):
+        RestCodec("m", "1", one_text, None, 32, in_haste=True).decode(bytes(5_000_000), 0, 0, no_region)
+    with pytest.raises(TakesLong):
         hasty("FP32", 10_000_000, shared_memory_region="r", shared_memory_byte_size=40_000_000)
     with pytest.raises(InvalidArgument, match="300000 BYTES elements, expected at most 262144 in one tensor"):
         hasty("BYTES", 300_000, bytes(1_200_000), binary_data_size=1_200_000)

@@ -21,6 +21,7 @@ import pytest
 import gateway
 from gateway.config import parse_config
 from gateway.configuring import guess as guessing
+from gateway.configuring import requirements
 from gateway.configuring.archive import unpacked
 from gateway.configuring.check import check
 from gateway.configuring.guess import guess, written
@@ -475,7 +476,7 @@ def test_what_cannot_be_installed_is_refused_in_words_and_leaves_nothing(
 
 
 def test_nobody_is_asked_for_nothing(package: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was asked"))
+    monkeypatch.setattr(requirements, "run", lambda *_, **__: pytest.fail("pip was asked"))
     (package / "code" / "requirements.txt").write_text("# nothing\n\n")
     assert guess(str(package)).notes == ()
 

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import site
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.errors import ConfigError
+from gateway.process.child import run
 from gateway.process.console import step
 from gateway.process.kept_folders import making, put_in_place, take
 
@@ -67,13 +67,11 @@ def _install(requirements: Path, made: Path, longest_s: float) -> None:
         *("--disable-pip-version-check", "install", "--retries", "1", "--timeout", "15", "-r", str(requirements)),
     ]
     try:
-        ended = subprocess.run(
-            command, cwd=requirements.parent, stdin=subprocess.DEVNULL, capture_output=True, timeout=longest_s, check=False
-        )
-    except subprocess.TimeoutExpired:
+        status, told = run(command, cwd=requirements.parent, longest_s=longest_s)
+    except TimeoutError:
         raise ConfigError(f"{requirements}: pip has not installed it within {longest_s:g} s: {_WAY}") from None
-    if ended.returncode:
-        said = " ".join(ended.stderr.decode(errors="replace").split())
+    if status:
+        said = " ".join(told.decode(errors="replace").split())
         said = f"…{said[-_WORDS:]}" if len(said) > _WORDS else said
         raise ConfigError(f"{requirements}: pip cannot install it: {said}: {_WAY}")
     (packages / "gateway.pth").unlink()

@@ -3,13 +3,12 @@
 The child is `python -m MODULE FD FD`. It ends when its socket does. What it prints goes to the gateway's standard error.
 
 The child leads a process group, so that what it starts ends with it. The group cannot outlive the gateway either, not even
-while its code holds the GIL: the kernel itself kills it when the gateway's end of a pipe, the lifeline, closes.
+while its code holds the GIL: the kernel itself kills it when the gateway's end of a pipe closes (`lifeline`). So it does with
+commands that are waited for (`run`).
 """
 
 import contextlib
-import fcntl
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from gateway.process import lifeline as lifelines
 from gateway.wire.tensors import Buffer
 
 _SIZE_BYTES: Final = 8
@@ -144,6 +144,37 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
 
+def run(command: Sequence[str], *, cwd: Path, longest_s: float) -> tuple[int, bytes]:
+    """Run a command to its end. Returns: its exit status, and what it wrote to standard error.
+
+    Raises: TimeoutError, after which nothing of it is left; OSError.
+    """
+    lifeline, ours = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", lifelines.__file__, str(lifeline), *command],
+            pass_fds=[lifeline],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(lifeline)
+    with process:
+        try:
+            _, said = process.communicate(timeout=longest_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"not ended within {longest_s:g} s") from None
+        finally:
+            os.close(ours)  # which kills what is left
+    return process.returncode, said
+
+
 def send(channel: socket.socket, pieces: Sequence[Buffer]) -> None:
     size = sum(len(piece) for piece in pieces)
     channel.sendall(size.to_bytes(_SIZE_BYTES, "little") + bytes(pieces[0]))
@@ -171,7 +202,7 @@ def _receive_exactly(channel: socket.socket, size: int) -> memoryview:
 
 def serve(serve_channel: Callable[[socket.socket], None]) -> None:
     """In the child, whose arguments are the two descriptors: end with the gateway, and have its messages answered."""
-    _end_with(int(sys.argv[2]))
+    lifelines.end_with(int(sys.argv[2]))
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         serve_channel(channel)
 
@@ -187,24 +218,3 @@ def give_way(nice: int) -> None:
                 Path("/proc/self/autogroup").write_text(str(nice))
                 return
             time.sleep(0.1)  # the kernel takes ten a second, of whoever may not administer it
-
-
-def _end_with(lifeline: int) -> None:
-    """Have this process group killed when the other end of the pipe closes, which only the gateway holds.
-
-    By the kernel where it can: a thread would wait for a run that holds the GIL. PR_SET_PDEATHSIG would spare what the model
-    started, and strike when the gateway's thread that forked ends.
-    """
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
-        if select.select([lifeline], [], [], 0)[0]:  # it closed before
-            os._exit(1)
-    else:
-        threading.Thread(target=_end_after, args=(lifeline,), daemon=True).start()
-
-
-def _end_after(lifeline: int) -> None:
-    os.read(lifeline, 1)
-    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,70 @@
+"""Commands that the gateway waits for: nothing of them outlives it, nor their time limit."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gateway.process.child import run
+
+# Starts a process of its own, says who both are, and waits for ever.
+COMMAND = """
+import os, subprocess, sys, time
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with open("said-", "w") as file:
+    file.write(f"{os.getpid()} {other.pid}")
+os.rename("said-", "said")
+time.sleep(600)
+"""
+WAITS = """
+import sys
+from pathlib import Path
+from gateway.process.child import run
+run([sys.executable, "-c", sys.argv[2]], cwd=Path(sys.argv[1]), longest_s=600)
+"""
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    ends_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+
+
+def none_lives(pids: list[int]) -> bool:
+    living = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in living)
+
+
+def pids_in(folder: Path) -> list[int]:
+    wait_for((folder / "said").exists)
+    return [int(pid) for pid in (folder / "said").read_text().split()]
+
+
+def test_a_command_ends_with_its_status_and_its_words(tmp_path: Path) -> None:
+    code = "import os, sys; print('out'); print(os.getcwd(), sys.argv[1:], file=sys.stderr); sys.exit(3)"
+    status, said = run([sys.executable, "-c", code, "a b"], cwd=tmp_path, longest_s=30)
+    assert (status, said.decode()) == (3, f"{tmp_path} ['a b']\n")
+
+
+def test_nothing_outlives_the_time_limit(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"not ended within 5 s"):
+        run([sys.executable, "-c", COMMAND], cwd=tmp_path, longest_s=5)
+    wait_for(lambda: none_lives(pids_in(tmp_path)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_gateway(tmp_path: Path, number: signal.Signals) -> None:
+    gateway = subprocess.Popen([sys.executable, "-c", WAITS, str(tmp_path), COMMAND])
+    try:
+        pids = pids_in(tmp_path)
+        gateway.send_signal(number)
+        gateway.wait(30)
+    finally:
+        gateway.kill()
+    wait_for(lambda: none_lives(pids))

@@ -63,8 +63,12 @@ class Looker:
         self._process: asyncio.subprocess.Process | None = None
         self._ready = False
 
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
     def __repr__(self) -> str:
-        return f"<Looker, pid {self._process.pid if self._process is not None else None}>"
+        return f"<Looker, pid {self.pid}>"
 
     async def __aenter__(self) -> Self:
         with contextlib.suppress(OSError):

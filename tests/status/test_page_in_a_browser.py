@@ -18,7 +18,7 @@ from gateway.protocols.smallest import smallest_generate, smallest_request
 from tests.loadtest.browser import Browser, browser
 from tests.loadtest.test_pages_in_a_browser import BEYOND, SCROLLS
 from tests.rest_routes.serving import Served, serving
-from tests.status.watching import EJECTS, HOSTILE, HOSTILE_BACKEND, MODELS, ask, body, status
+from tests.status.watching import HOSTILE, HOSTILE_BACKEND, MODELS, ask, body, eject, status
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("chromium-driver")]
 
@@ -115,8 +115,7 @@ def test_a_model_that_nobody_asked_says_so_and_shows_no_figures(shown: Browser) 
 
 
 def test_an_ejected_backend_is_told_where_models_are_listed(shown: Browser, served: Served) -> None:
-    for _ in range(3):
-        assert ask(served, body(EJECTS, 0, 0, 0)) == 200
+    eject(served)
     until(shown, "document.getElementById('overview').innerText", lambda text: "cheap ejected" in text)
     until(shown, rows(0, 1), lambda found: found[0][1].startswith("ejected: for"))
 

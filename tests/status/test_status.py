@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from gateway.engine.status import Counts
 from gateway.errors import ConfigError
 from tests.rest_routes.serving import Served, serving
 from tests.rest_routes.test_routes import ask as get
-from tests.status.watching import EJECTS, HOSTILE, HOSTILE_BACKEND, MODELS, ask, body, status
+from tests.status.watching import HOSTILE, HOSTILE_BACKEND, MODELS, ask, body, eject, fresh, model_of, status
 
 CHROMIUM = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,image/apng,*/*;q=0.8"
 
@@ -25,21 +24,6 @@ CHROMIUM = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,ima
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving(tmp_path_factory.mktemp("status"), MODELS) as running:
         yield running
-
-
-def model_of(told: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(model for model in told["models"] if model["name"] == name)
-
-
-def fresh(served: Served) -> dict[str, Any]:
-    """A status that nobody has seen before: one is kept for half a second."""
-    before = status(served)["time_s"]
-    for _ in range(200):
-        told = status(served)
-        if told["time_s"] > before:
-            return told
-        time.sleep(0.01)
-    raise AssertionError("the status stays the same")
 
 
 @pytest.mark.slow
@@ -68,8 +52,7 @@ def test_the_status_counts_what_was_asked_and_says_who_serves_it(served: Served)
 
 @pytest.mark.slow
 def test_a_backend_that_is_ejected_says_so(served: Served) -> None:
-    for _ in range(3):
-        assert ask(served, body(EJECTS, 0, 0, 0)) == 200
+    eject(served)
     cheap, dear = model_of(fresh(served), "quick")["backends"]
     assert (cheap["state"], dear["state"]) == ("ejected", "live")
     assert "probes" in cheap["detail"]

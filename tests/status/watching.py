@@ -1,6 +1,7 @@
 """A gateway that is worth looking at: models with a promise and prices, an attack for a name, and an answer in parts."""
 
 import json
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -35,7 +36,7 @@ models:
   - {{name: counts, max_rows: 0, backends: [{{kind: python, model: "tests/rest_routes/test_generate.py:Counts"}}]}}
   - {{name: absent, load_at_start: false, backends: [{{kind: synthetic}}]}}
 """
-EJECTS = 666.0  # three requests with it, and `cheap` is ejected: the other backend answers them
+_EJECTS = 666.0  # three requests with it that `cheap` gets, and it is ejected: the other backend answers them
 
 
 def body(*values: float) -> dict[str, Any]:
@@ -54,7 +55,32 @@ def ask(served: Served, request: dict[str, Any], model: str = "quick") -> int:
             return exc.code
 
 
+def eject(served: Served) -> None:
+    """Have `cheap` ejected."""
+    for _ in range(10):
+        for _ in range(3):
+            assert ask(served, body(_EJECTS, 0, 0, 0)) == 200
+        if model_of(fresh(served), "quick")["backends"][0]["state"] == "ejected":
+            return
+    raise AssertionError("`cheap` is not ejected")
+
+
 def status(served: Served) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://{served.url}/v2/status", timeout=20) as answer:
         told: dict[str, Any] = json.load(answer)
         return told
+
+
+def fresh(served: Served) -> dict[str, Any]:
+    """A status that nobody has seen before: one is kept for half a second."""
+    before = status(served)["time_s"]
+    for _ in range(200):
+        told = status(served)
+        if told["time_s"] > before:
+            return told
+        time.sleep(0.01)
+    raise AssertionError("the status stays the same")
+
+
+def model_of(told: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(model for model in told["models"] if model["name"] == name)

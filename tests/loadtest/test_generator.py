@@ -81,7 +81,8 @@ def test_a_stall_shows_in_the_p99_of_an_open_loop_and_hides_in_a_closed_one() ->
     # Half of the requests are meant to go out during the stall; all but 3 % of them wait over 30 ms.
     assert open_loop.latency.p99 > 900
     assert open_loop.service.p99 < 500  # one connection: only one request really waited on the wire
-    assert open_loop.verdict == "fail"
+    assert open_loop.attainment is not None
+    assert open_loop.attainment.estimate < 0.7  # which is no verdict where the machine was busy
     assert closed_loop.latency.max > 900  # one request in thousands
     assert closed_loop.latency.p99 < 100
     assert closed_loop.verdict != "fail"

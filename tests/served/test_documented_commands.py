@@ -426,7 +426,7 @@ def test_what_is_deployed_on_a_cluster_serves_beside_a_gateway_that_joins_it(
         took_s = time.monotonic() - begun
         assert refused.returncode == 1
         assert "server.http_port: 8000: taken by another gateway" in refused.stderr
-        assert took_s < 10  # 1.5 s where nothing else runs
+        assert took_s < 40  # 1.5 s where nothing else runs
         joining = subprocess.Popen(
             [*serve, "--http-port", "0", "--grpc-port", "0"], env=environment, stdout=subprocess.PIPE, text=True
         )

@@ -17,7 +17,7 @@ from gateway.wire.tensors import Buffer
 _RETRY_S: Final = 0.5
 # An ingress looks so long for a replica: then it has ended, or gets another account.
 _LOOK_S: Final = 30.0
-_KINDS: Final = ("cost", "process")
+_KINDS: Final = ("cost", "process")  # that a replica counts and its ingresses do not
 
 
 class AccountTeller:
@@ -38,12 +38,13 @@ class AccountTeller:
         """Tell what is counted elsewhere, and give what is counted on this node. ingress_lives: there."""
         total: dict[Key, State] = {}
         for kind, labels, state in blocks:
-            key = Key(kind, labels)
-            total[key] = merge(kind, total[key], state) if key in total else state
+            if kind in _KINDS:
+                key = Key(kind, labels)
+                total[key] = merge(kind, total[key], state) if key in total else state
         own, told = self._division.divide(total, ingress_lives=ingress_lives(), now_ns=time.monotonic_ns())
         for telling in told:
             self._tell[telling.account](telling.number, (written(_listed(telling.blocks)),))
-        return _listed(own)
+        return [*_listed(own), *(block for block in blocks if block[0] not in _KINDS)]
 
     def _published(self, account: str, tell: TellAccount, number: int) -> None:
         if self._tell.get(account) is tell:

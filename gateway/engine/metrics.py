@@ -58,6 +58,14 @@ class Told(Protocol):
         """What was told up to now is about to be published. Gives what to call when it is."""
 
 
+class _NothingTold:
+    def states(self) -> Iterable[tuple[Key, State]]:
+        return ()
+
+    def taken(self) -> Callable[[], None]:
+        return lambda: None
+
+
 class Metrics:
     """All metrics of this process. Its users get a recorder once and count on that. On the event loop's thread."""
 
@@ -87,7 +95,7 @@ class Metrics:
         self._ended: dict[Key, State] = {}  # of lanes and models that have been closed here
         self._process = ProcessMetrics(role, instance_type, session_pids)
         self._readiness: Callable[[], Iterable[tuple[str, str, bool]]] = tuple
-        self._told: Told | None = None
+        self._told: Told = _NothingTold()
         self._kept: Callable[[list[Block]], list[Block]] = lambda blocks: blocks
         self._starting = True
         self._edges = partial(edges, self._slo_ns)
@@ -246,18 +254,16 @@ class Metrics:
         for cost in costs:
             yield cost.key, cost.state(now_ns)
         yield from self._process.states(now_ns)
-        if self._told is not None:
-            yield from self._told.states()
+        yield from self._told.states()
         ready = {SEP.join(one[:2]): int(one[2]) for one in self._readiness()}
         yield Key("node", ()), (self._process.info or None, ready or None)
         yield from ended
 
     def _publish(self) -> Generator[None, None, None]:
-        published = self._told.taken() if self._told is not None else None
+        published = self._told.taken()
         if self._files is not None:
             yield from self._files.publish(self._kept((yield from self._collected())))
-        if published is not None:
-            published()
+        published()
 
     def _collected(self, wanted: Collection[tuple[str, str]] | None = None) -> Generator[None, None, list[Block]]:
         found: list[Block] = []
@@ -270,9 +276,11 @@ class Metrics:
     def _blocks(self, wanted: Collection[tuple[str, str]] | None = None) -> Generator[None, None, dict[Key, State]]:
         """Of all processes. wanted: as for `_own`; others may be among them."""
         found: dict[Key, State] = {}
+        published = self._told.taken()
         own = yield from self._collected(wanted)
         if self._files is not None and wanted is None:
             yield from self._files.publish(own)  # or who is scraped next, and cannot see this, would show less
+            published()
         own.reverse()
         while own:  # one by one, as to free thousands at once takes a millisecond
             _add(found, own.pop())

@@ -260,10 +260,10 @@ class Metrics:
         yield from ended
 
     def _publish(self) -> Generator[None, None, None]:
-        published = self._told.taken()
+        say = self._told.taken()
         if self._files is not None:
             yield from self._files.publish(self._kept((yield from self._collected())))
-        published()
+        say()
 
     def _collected(self, wanted: Collection[tuple[str, str]] | None = None) -> Generator[None, None, list[Block]]:
         found: list[Block] = []
@@ -276,11 +276,11 @@ class Metrics:
     def _blocks(self, wanted: Collection[tuple[str, str]] | None = None) -> Generator[None, None, dict[Key, State]]:
         """Of all processes. wanted: as for `_own`; others may be among them."""
         found: dict[Key, State] = {}
-        published = self._told.taken()
+        say = self._told.taken()
         own = yield from self._collected(wanted)
         if self._files is not None and wanted is None:
             yield from self._files.publish(own)  # or who is scraped next, and cannot see this, would show less
-            published()
+            say()
         own.reverse()
         while own:  # one by one, as to free thousands at once takes a millisecond
             _add(found, own.pop())

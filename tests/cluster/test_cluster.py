@@ -311,7 +311,6 @@ def test_cost_of_replicas_on_a_node_without_an_ingress_is_what_the_operating_sys
             assert told(port, "gateway_cost_usd_per_hour", model="far") == 0
             busy, idle = (told(port, "gateway_cost_usd_total", model="far", state=state) for state in ("busy", "idle"))
             spent = lives.all_s()  # a dollar a second
-            print(f"busy {busy:.3f} idle {idle:.3f} sum {busy + idle:.3f} spent {spent:.3f} lives {lives._began_s}")
         assert busy > 1
         assert busy + idle == pytest.approx(spent, rel=0.01)
     finally:

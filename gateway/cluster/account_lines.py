@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from gateway.cluster.accounts import Account, Blocks, Division, added
+from gateway.cluster.accounts import Blocks, Division, ReplicaAccount, added
 from gateway.cluster.channel import Channel, ChannelLost, Keeper, TellAccount
 from gateway.engine.metric_blocks import FIELDS, Key, State, merge
 from gateway.engine.metric_files import Block, read, written
@@ -60,7 +60,7 @@ class AccountKeeper:
     """The ingress's end: what its metrics are told (`metrics.Told`). Life: keep … -> start -> keep … -> close."""
 
     def __init__(self) -> None:
-        self._accounts: dict[bytes, Account] = {}
+        self._accounts: dict[bytes, ReplicaAccount] = {}
         self._lines: dict[bytes, Channel] = {}
         self._ended: Blocks = {}  # of replicas that have ended
         self._holding: dict[bytes, asyncio.Task[None]] = {}
@@ -98,7 +98,7 @@ class AccountKeeper:
     async def _hold(self, token: bytes, host: str, port: int) -> None:
         await self._started.wait()
         loop = asyncio.get_running_loop()
-        name, account = secrets.token_hex(16), Account()
+        name, account = secrets.token_hex(16), ReplicaAccount()
         self._accounts[token] = account
         lost_s = loop.time()
         while loop.time() - lost_s < _LOOK_S:
@@ -125,7 +125,7 @@ class AccountKeeper:
             await asyncio.sleep(_RETRY_S)
         self._ended = added(self._ended, self._accounts.pop(token).blocks)
 
-    def _told(self, line: Channel, account: Account, number: int, content: Buffer) -> None:
+    def _told(self, line: Channel, account: ReplicaAccount, number: int, content: Buffer) -> None:
         blocks = read(content)
         if blocks is None or any(kind not in _KINDS or len(state) != len(FIELDS[kind]) for kind, _, state in blocks):
             line.abort()  # of another version: it tells another one

@@ -126,7 +126,7 @@ class Division:
                 del self._accounts[name]
 
 
-class Account:
+class ReplicaAccount:
     """The ingress's half: what one replica has told."""
 
     def __init__(self) -> None:

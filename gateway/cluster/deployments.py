@@ -116,7 +116,8 @@ class IngressReplica:
         except BaseException:
             await self.close()
             raise
-        self._keeper.start()
+        if self._config.metrics.enabled:
+            self._keeper.start()
         leave_out()
         if self._control is not None:
             self._control.follow(self._ingress.repository.apply)

@@ -119,7 +119,7 @@ TABLE: Final = (
            "1; what this is. ray: its version; empty without", "max"),
     Metric("gateway_processes", "gauge", "", _ROLE, "process",
            "Processes that live: ingress, replica (of a backend), session (isolation: process)"),
-    Metric("gateway_replicas", "gauge", "", _LANE, "process", "Replica processes of the backend that live on this node"),
+    Metric("gateway_replicas", "gauge", "", _LANE, "process", "Replica processes of the backend that live on this node, or that tell it"),
     Metric("gateway_process_cpu_seconds_total", "counter", "seconds", _ROLE, "process", "Processor time, user and system"),
     Metric("gateway_process_resident_memory_bytes", "gauge", "bytes", _ROLE, "process", "Resident memory"),
     Metric("gateway_process_start_time_seconds", "gauge", "seconds", _ROLE, "process",

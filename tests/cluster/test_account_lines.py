@@ -91,6 +91,17 @@ def test_an_ingress_says_what_it_has_published_and_so_it_counts_once_if_the_ingr
     asyncio.run(asyncio.wait_for(test(), 20))
 
 
+def test_a_replica_knows_whether_an_ingress_lives_on_its_node(tmp_path: Path) -> None:
+    replica, another = (Metrics(directory=tmp_path, role="replica") for _ in range(2))
+    assert not replica.ingress_lives
+    ingress = Metrics(directory=tmp_path)
+    assert replica.ingress_lives
+    assert another.ingress_lives
+    assert ingress._files is not None
+    ingress._files.close()  # as its end does
+    assert not replica.ingress_lives
+
+
 def test_a_replica_of_another_format_is_not_listened_to() -> None:
     async def test() -> None:
         keeper, metrics, replica = AccountKeeper(), Metrics(), Replica()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.cluster.accounts import GIVE_UP_NS, Account, Blocks, Division
+from gateway.cluster.accounts import GIVE_UP_NS, Blocks, Division, ReplicaAccount
 from gateway.engine.metric_blocks import FIELDS, Key, State, place
 
 pytestmark = pytest.mark.ray  # the package imports it
@@ -22,7 +22,7 @@ class Ingress:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.account = Account()
+        self.account = ReplicaAccount()
         self.published: Blocks = {}
         self.lives = True
         self.reached = False
@@ -158,7 +158,7 @@ def test_an_answer_that_is_lost_counts_nothing_twice() -> None:
 
 
 def test_what_was_told_again_changes_nothing() -> None:
-    account = Account()
+    account = ReplicaAccount()
     account.told(2, {COST: cost(2)})
     account.told(2, {COST: cost(2)})
     account.told(1, {COST: cost(1)})

@@ -88,12 +88,13 @@ class AccountKeeper:
         return [*self._ended.items(), *(item for account in self._accounts.values() for item in account.blocks.items())]
 
     def taken(self) -> Callable[[], None]:
-        return partial(self._published, {token: account.number for token, account in self._accounts.items()})
+        return partial(self._published, [(token, account, account.number) for token, account in self._accounts.items()])
 
-    def _published(self, numbers: dict[bytes, int]) -> None:
-        for token, number in numbers.items():
+    def _published(self, taken: list[tuple[bytes, ReplicaAccount, int]]) -> None:
+        for token, account, number in taken:
+            account.published = max(account.published, number)
             if token in self._lines:
-                self._lines[token].published(number)
+                self._lines[token].published(account.published)
 
     async def _hold(self, token: bytes, host: str, port: int) -> None:
         await self._started.wait()
@@ -113,6 +114,7 @@ class AccountKeeper:
                 _end(over)
             line.on_told = partial(self._told, line, account)
             line.keep(name, account.number)
+            line.published(account.published)  # of which the replica may not have heard
             self._lines[token] = line
             try:
                 await over

@@ -46,6 +46,11 @@ class _Account:
     def given_up(self, now_ns: int) -> bool:
         return now_ns - self.alive_ns > GIVE_UP_NS
 
+    @property
+    def took_leave(self) -> bool:
+        """It has published all that it was told, as one that ends does, and has gone."""
+        return not self.connected and len(self.sent) == 1
+
     def counted(self, now_ns: int) -> Blocks:
         """As far as is known."""
         return self.sent[min(self.sent) if self.given_up(now_ns) else max(self.sent)]
@@ -106,7 +111,7 @@ class Division:
             self._current = None
             return
         current = self._accounts.get(self._current or "")
-        if current is None or current.given_up(now_ns):
+        if current is None or current.given_up(now_ns) or current.took_leave:
             usable = (name for name, one in self._accounts.items() if one.connected and not one.given_up(now_ns))
             self._current = next(usable, None)
 
@@ -127,10 +132,10 @@ class Division:
 
 
 class ReplicaAccount:
-    """The ingress's half: what one replica has told."""
+    """The ingress's half: what one replica has told. number: of the last; published: of the last that is published."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number = self.published = 0
         self.blocks: Blocks = _NOTHING
 
     def told(self, number: int, blocks: Blocks) -> None:

@@ -14,6 +14,10 @@ it is and that it wants some (WANT), is told how many it has (SLOTS, in order wi
 once it has had the chance to use them, in order with its batches. An answer in parts is a frame for each of them, then the
 answer. The replica's session waits once it is PARTS_AHEAD of the client, wherever on the way those parts are: the ingress says
 what was taken.
+
+An ingress of another node has a second connection, on which it is told what the replica counts (`accounts`): it says which
+account it keeps (KEEP) and is told numbered totals (TOLD), until the replica's process ends. It says of which it has made sure
+(PUBLISHED).
 """
 
 import asyncio
@@ -29,12 +33,15 @@ from gateway.cluster.channel_connection import (
     ANSWER,
     CANCEL,
     GREETING_S,
+    KEEP,
     KNOWN,
     PART,
+    PUBLISHED,
     RUN,
     SLOTS,
     TAKEN,
     TOKEN_BYTES,
+    TOLD,
     WANT,
     ChannelConnection,
 )
@@ -120,6 +127,18 @@ class PendingAnswer(NamedTuple):
     """Tell the other side that a part has left for its client."""
 
 
+class Keeper(NamedTuple):
+    """What becomes of an account at its ingress. published: all up to this number. gone: its connection has ended."""
+
+    published: Callable[[int], None]
+    gone: Callable[[], None]
+
+
+TellAccount = Callable[[int, Sequence[Buffer]], None]
+Keep = Callable[[str, int, TellAccount], Keeper | None]
+"""An ingress keeps an account: gets its name, the number that was told last, and where it is told. None: it is refused."""
+
+
 class Channel(ChannelConnection):
     """An ingress's end. Life: `connect` -> ask … -> close. on_end: called when it ends, whoever ended it."""
 
@@ -131,6 +150,7 @@ class Channel(ChannelConnection):
         self._asked: dict[int, _SentFrame] = {}
         self.on_end: Callable[[], None] = _nothing
         self.on_slots: Callable[[int, Standing], None] = lambda slots, standing: None
+        self.on_told: Callable[[int, Buffer], None] = lambda number, blocks: None
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.is_open = False
 
@@ -188,6 +208,16 @@ class Channel(ChannelConnection):
         if self.is_open:
             self._send(WANT, 0, (_WANTED.pack(batches) + ingress.encode(),))
 
+    def keep(self, account: str, held: int) -> None:
+        """Be told what the replica counts, by `on_told`. held: the number that the account was told last; 0: nothing yet."""
+        if self.is_open:
+            self._send(KEEP, held, (account.encode(),))
+
+    def published(self, number: int) -> None:
+        """What was told up to this number stays counted if this process ends."""
+        if self.is_open:
+            self._send(PUBLISHED, number, ())
+
     def _knows(self, number: int) -> None:
         if self.is_open:
             self._send(KNOWN, number, ())
@@ -198,6 +228,9 @@ class Channel(ChannelConnection):
             self.on_slots(slots, Standing(lives, counted))
             # Once whoever was told has had the chance to send a batch.
             self._loop.call_soon(self._loop.call_soon, self._knows, number)
+            return
+        if kind == TOLD:
+            self.on_told(number, payload)
             return
         asked = self._asked.get(number)
         if asked is None or asked.answer.done():
@@ -241,13 +274,22 @@ class Channel(ChannelConnection):
 class ChannelServer:
     """A replica's end: listens, and runs what trusted ingresses send. Life: start -> drained -> close."""
 
-    def __init__(self, run: Run, enter: Enter, *, greeting_s: float = GREETING_S, most_unknown: int = _MOST_UNKNOWN) -> None:
+    def __init__(
+        self,
+        run: Run,
+        enter: Enter,
+        keep: Keep = lambda account, held, tell: None,
+        *,
+        greeting_s: float = GREETING_S,
+        most_unknown: int = _MOST_UNKNOWN,
+    ) -> None:
         """greeting_s: for a connection to prove that it knows the token. most_unknown: connections that have not yet."""
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self.greeting_s = greeting_s
         self._most_unknown = most_unknown
         self._run = run
         self._enter = enter
+        self._keep = keep
         self._unix = ""
         self._listeners: list[asyncio.Server] = []
         self._tcp: dict[str, int] = {}  # host -> port
@@ -278,10 +320,12 @@ class ChannelServer:
         await self._idle.wait()
 
     async def close(self) -> None:
+        """Those that keep an account stay, until the process ends."""
         for listener in self._listeners:
             listener.close()
         for connection in list(self._connections):
-            connection.abort()
+            if connection.keeper is None:
+                connection.abort()
         self.changed()
         await self._ended.wait()
 
@@ -295,7 +339,7 @@ class ChannelServer:
         """A run began or ended, or a connection has (called by connections)."""
         for event, open_ in (
             (self._idle, any(connection.running for connection in self._connections)),
-            (self._ended, bool(self._connections)),
+            (self._ended, any(connection.keeper is None for connection in self._connections)),
         ):
             if open_:
                 event.clear()
@@ -315,6 +359,7 @@ class _Incoming(ChannelConnection):
         self.running: dict[int, Running] = {}
         self._untaken: dict[int, int] = {}  # parts that were sent, by number
         self._tenant: Tenant | None = None
+        self.keeper: Keeper | None = None
 
     @property
     def is_trusted(self) -> bool:
@@ -340,6 +385,12 @@ class _Incoming(ChannelConnection):
             self._tenant.want(_WANTED.unpack_from(payload)[0])
         elif kind == KNOWN and self._tenant is not None:
             self._tenant.known(number)
+        elif kind == KEEP and self.keeper is None:
+            self.keeper = self._server._keep(str(payload, "utf-8"), number, self._tell_account)
+            if self.keeper is None:
+                self.abort()
+        elif kind == PUBLISHED and self.keeper is not None:
+            self.keeper.published(number)
         elif kind == CANCEL:
             if number in self.running:  # else the answer has left
                 _try(self.running[number].cancel)
@@ -357,6 +408,8 @@ class _Incoming(ChannelConnection):
         self._untaken.clear()
         if self._tenant is not None:
             self._tenant.gone()
+        if self.keeper is not None:
+            self.keeper.gone()
         for run in running.values():
             _try(run.cancel)
         self._server._connections.discard(self)
@@ -365,6 +418,10 @@ class _Incoming(ChannelConnection):
     def _tell_slots(self, slots: int, number: int, standing: Standing) -> None:
         if not self._transport.is_closing():
             self._send(SLOTS, number, (_SLOTS_TOLD.pack(slots, *standing),))
+
+    def _tell_account(self, number: int, pieces: Sequence[Buffer]) -> None:
+        if not self._transport.is_closing():
+            self._send(TOLD, number, pieces)
 
     def _part(self, number: int, pieces: Sequence[Buffer]) -> None:
         if number in self.running:

@@ -24,7 +24,7 @@ TOKEN_BYTES: Final = 32
 _HEAD: Final = struct.Struct("<QIB")
 _GREETING: Final = struct.Struct("<4sH32s")
 _MAGIC: Final = b"GWCH"
-GREET, PROVE, RUN, CANCEL, ANSWER, PART, TAKEN, OFFER, ACCEPT, RELEASE, WANT, SLOTS, KNOWN = range(13)
+GREET, PROVE, RUN, CANCEL, ANSWER, PART, TAKEN, OFFER, ACCEPT, RELEASE, WANT, SLOTS, KNOWN, KEEP, TOLD, PUBLISHED = range(16)
 _SHARED: Final = 0x80  # added to the kind of a frame whose payload lies in the sender's arena
 _LIES: Final = struct.Struct("<QQ")  # offset and size there
 _OFFERED: Final = struct.Struct("<Ii32s")
@@ -68,7 +68,7 @@ class ChannelConnection(asyncio.BufferedProtocol):
         self._may_offer = False  # an arena
         self._is_accepted = False  # the other side has opened it
         self._window: Window | None = None  # on the other side's
-        self._patience = self._loop.call_later(greeting_s, self._give_up)
+        self._patience: asyncio.TimerHandle | None = None  # until the other side is trusted
 
     # what the two ends make of it
 
@@ -82,6 +82,7 @@ class ChannelConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._patience = self._loop.call_later(self._greeting_s, self._give_up)
         # TCP_NODELAY is set by both loops.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         self._send(GREET, 0, (self._greeting,))
@@ -109,7 +110,8 @@ class ChannelConnection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()
+        if self._patience is not None:
+            self._patience.cancel()
         for memory in (self._arena, self._window):
             if memory is not None:
                 memory.close()
@@ -148,7 +150,8 @@ class ChannelConnection(asyncio.BufferedProtocol):
 
     def _trust(self) -> None:
         self._is_trusted = True
-        self._patience.cancel()
+        if self._patience is not None:
+            self._patience.cancel()
         self._may_offer = self._transport.get_extra_info("socket").family == socket.AF_UNIX
 
     def _trusted_frame(self, kind: int, number: int, payload: Buffer) -> None:

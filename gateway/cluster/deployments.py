@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from backends.base import ModelSpec
 from gateway import __version__
 from gateway.clock import LoopClock
+from gateway.cluster.account_lines import AccountKeeper
 from gateway.cluster.control import SharedControl
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica
@@ -103,6 +104,7 @@ class IngressReplica:
         self._config = config
         self._backends = backends
         self._application = serve.get_replica_context().app_name
+        self._keeper = AccountKeeper()
         self._pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
         self._control: SharedControl | None = None
         if config.server.ingress_replicas > 1:
@@ -114,6 +116,8 @@ class IngressReplica:
         except BaseException:
             await self.close()
             raise
+        if self._config.metrics.enabled:
+            self._keeper.start()
         leave_out()
         if self._control is not None:
             self._control.follow(self._ingress.repository.apply)
@@ -124,7 +128,7 @@ class IngressReplica:
         # Always on shared ports: during a rolling upgrade the old and the new replica listen side by side.
         worker: Any = ray._private.worker.global_worker
         owner = port_owner(worker.gcs_client.cluster_id.hex(), self._application)
-        return Ingress(
+        ingress = Ingress(
             self._config,
             run_dir=run_dir,
             open_runner=self._open_runner,
@@ -132,6 +136,8 @@ class IngressReplica:
             owner=owner,
             on_leave=take_in,
         )
+        ingress.metrics.watch_told(self._keeper)
+        return ingress
 
     def _open_runner(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> BatchRunner:
         clock = LoopClock(asyncio.get_running_loop())
@@ -139,7 +145,14 @@ class IngressReplica:
         if backend.placement == "replicas":
             deployment, content = _deployment_name(model, backend), _content(model, backend)
             return RemoteRunner(
-                backend, deployment, self._application, content=content, name=name, clock=clock, ending=lambda: self._closed
+                backend,
+                deployment,
+                self._application,
+                content=content,
+                name=name,
+                clock=clock,
+                ending=lambda: self._closed,
+                keep_account=self._keeper.keep,
             )
         pool = WorkerPool(backend, declared, name=name, clock=clock)
         self._pools.add(pool)
@@ -173,7 +186,8 @@ class IngressReplica:
         self._closed = True
         if self._control is not None:
             await self._control.close()
-        await self._ingress.drain()
+        await self._ingress.drain()  # which publishes last what it was told
+        await self._keeper.close()
 
 
 def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:

@@ -39,6 +39,10 @@ _UNKNOWN: Final = Standing()
 log = logging.getLogger(__name__)
 
 
+KeepAccount = Callable[[bytes, str, int], None]
+"""Gets the token, host and port of a replica of another node, which may have nobody else to tell what it counts."""
+
+
 class LinkLost(Exception):
     """The replica did not answer: it ended, is ending, or cannot be reached."""
 
@@ -114,6 +118,7 @@ class Link:
     ingress: str
     on_change: Callable[[], None]
     _: KW_ONLY
+    keep_account: KeepAccount = lambda token, host, port: None
     busy: int = 0
     used_s: float = 0.0
     up: bool = False
@@ -341,6 +346,7 @@ class Link:
             answer = await self._request(_CHANNEL, node.encode(), _PING_S)
             token, endpoints = _channel_decoder.decode(answer)
             if endpoints.host:
+                self.keep_account(token, endpoints.host, endpoints.port)
                 self._channel = await Channel.connect(token, host=endpoints.host, port=endpoints.port)
             else:
                 self._channel = await Channel.connect(token, unix=endpoints.unix)

@@ -40,7 +40,7 @@ from backends.base import LastPart, ModelSpec, trace_of, words_of
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
 from gateway.cluster.channel_connection import check_size
-from gateway.cluster.link import CALL_MARGIN_S, BatchCall, Link, LinkLost, Outcome
+from gateway.cluster.link import CALL_MARGIN_S, BatchCall, KeepAccount, Link, LinkLost, Outcome
 from gateway.config import Backend
 from gateway.engine.runner import Execution, OnBatchDone, OnBatchPart
 from gateway.errors import (
@@ -101,6 +101,7 @@ class RemoteRunner:
         name: str,
         clock: Clock,
         ending: Callable[[], bool] = lambda: False,
+        keep_account: KeepAccount = lambda token, host, port: None,
     ) -> None:
         """deployment, application: Serve's names. content: as `Replica` has it. name: "model:version/backend", for messages.
 
@@ -114,6 +115,7 @@ class RemoteRunner:
         self._name = name
         self._clock = clock
         self._ending = ending
+        self._keep_account = keep_account
         self._to_zero = backend.autoscaling is not None and backend.autoscaling.min_replicas == 0
         self._ingress = uuid.uuid4().hex  # whom the replicas count
         # from open on
@@ -305,7 +307,7 @@ class RemoteRunner:
             link.listed = replica_id in present
         for replica_id, replica in present.items():
             if replica_id not in self._links:
-                self._links[replica_id] = Link(replica, self._ingress, self._link_changed)
+                self._links[replica_id] = Link(replica, self._ingress, self._link_changed, keep_account=self._keep_account)
         if not targets.is_available and not present:
             self._give_up()
         self._link_changed()

@@ -20,6 +20,7 @@ import ray
 from backends.base import LastPart, ModelSpec, Tensors, trace_of, words_of
 from gateway.batching.leases import Lease
 from gateway.clock import LoopClock
+from gateway.cluster.account_lines import AccountTeller
 from gateway.cluster.attendance import Attendance
 from gateway.cluster.channel import Answer, ChannelServer, Running
 from gateway.cluster.channel_connection import check_size
@@ -116,7 +117,8 @@ class Replica:
         self._running: set[_Asked] = set()
         horizon_ns = round((model.slo.p99_ms if model.slo else _HORIZON_WITHOUT_SLO_MS) / 2 * 1e6)
         self._attendance = Attendance(horizon_ns, self._clock, sessions=self._sessions, count=self._count_all_spent)
-        self._channel = ChannelServer(self._begin, self._attendance.let_in)
+        self._teller = AccountTeller()
+        self._channel = ChannelServer(self._begin, self._attendance.let_in, self._teller.keep)
         self._channel_host = channel_host
         # since the last report to the autoscaler
         self._busy_s = 0.0
@@ -269,7 +271,8 @@ class Replica:
     # what it costs
 
     def _publish(self, model: ModelSection, backend: Backend, directory: Callable[[], Path]) -> None:
-        """Tell the ingresses of this node what the replica costs, until its process ends: so long it is paid for."""
+        """Tell the ingresses of this node, or one of another, what the replica costs, until its process ends: so long it is
+        paid for."""
         try:
             self._metrics = Metrics((model,), directory=directory(), role="replica", session_pids=living_pids)
         except (ConfigError, OSError) as exc:  # batches run all the same
@@ -280,6 +283,7 @@ class Replica:
         cost = self._metrics.cost(model.name, model.version, backend.label, backend.usd_per_hour, backend.sessions)
         cost.measure(self._busy_ns)
         cost.hold()
+        self._metrics.divide(functools.partial(self._teller.divide, lambda: self._metrics.ingress_lives))
         self._publishing = self._loop.create_task(self._metrics.keep_publishing(_PUBLISH_S))
 
     def _busy_ns(self) -> int:

@@ -135,6 +135,19 @@ def counters_only(kind: str, state: State) -> State:
     )
 
 
+def less(kind: str, one: State, other: State) -> State:
+    """What one counts beyond the other; its own gauges."""
+    return tuple(map(_less, _COUNTERS[kind], one, other))
+
+
+def most(kind: str, one: State, other: State) -> State:
+    """The larger of two counts, number by number; the gauges of the first."""
+    return tuple(
+        _merge(max, mine, others) if counter else mine
+        for counter, mine, others in zip(_COUNTERS[kind], one, other, strict=True)
+    )
+
+
 def merge(kind: str, one: State, other: State) -> State:
     """Two states of one block as one. Histograms of other edges than `one` has are left out."""
     return tuple(map(_merge, _MERGED[kind], one, other))
@@ -155,6 +168,19 @@ def _merge(merged: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     return merged(one, other)
 
 
+def _less(counter: bool, one: Any, other: Any) -> Any:
+    if not counter or one is None or other is None:
+        return one
+    if isinstance(one, tuple):
+        return tuple(_less(True, *pair) for pair in zip(one, other, strict=True))
+    if isinstance(one, dict):
+        return {key: _less(True, value, other.get(key, 0)) for key, value in one.items()}
+    return max(0, one - other)
+
+
+_COUNTERS: Final = {
+    kind: tuple(field.metric is None or field.metric.kind != "gauge" for field in fields) for kind, fields in FIELDS.items()
+}
 _MERGES: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"sum": add, "max": max, "min": min}
 _MERGED: Final = {
     kind: tuple(_MERGES[field.metric.merged if field.metric is not None else "sum"] for field in fields)

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.engine.metric_blocks import State
+from gateway.wire.tensors import Buffer
 
 FORMAT: Final = 2
 _ENDED: Final = "ended"
@@ -36,13 +37,27 @@ Block = tuple[str, tuple[str, ...], State]
 _encode: Final = msgspec.msgpack.Encoder().encode
 _split: Final = msgspec.msgpack.Decoder(tuple[int, list[msgspec.Raw]]).decode
 _Number = int | float  # told apart: an int above 2**53 stays what it is
-_decode: Final = msgspec.msgpack.Decoder(
-    tuple[str, tuple[str, ...], tuple[tuple[_Number, ...] | dict[str, _Number] | _Number | None, ...]]
-).decode
+_Written = tuple[str, tuple[str, ...], tuple[tuple[_Number, ...] | dict[str, _Number] | _Number | None, ...]]
+_decode: Final = msgspec.msgpack.Decoder(_Written).decode
+_decode_all: Final = msgspec.msgpack.Decoder(tuple[int, list[_Written]]).decode
 
 
 _Content = tuple[tuple[int, int], bytes | list[Block]]
 """What tells this state of a file from others, and what is in it: the blocks, if it was read before."""
+
+
+def written(blocks: Sequence[Block]) -> bytes:
+    """Blocks as they stand in a file."""
+    return _encode((FORMAT, blocks))
+
+
+def read(content: Buffer) -> list[Block] | None:
+    """What `written` gave; None: of another format."""
+    try:
+        number, blocks = _decode_all(content)
+    except msgspec.MsgspecError:
+        return None
+    return list(blocks) if number == FORMAT else None
 
 
 class Published(NamedTuple):
@@ -55,10 +70,10 @@ class Published(NamedTuple):
 class NodeFiles:
     """See the module. One per process. directory: this user's alone, of all gateway processes of one application on a node."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises: OSError."""
+    def __init__(self, directory: Path, role: str = "ingress") -> None:
+        """role: of this process. Raises: OSError."""
         self._directory = directory
-        self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._name = f"{role}-{os.getpid()}-{secrets.token_hex(4)}"
         self._written = b""
         self._encodings = self._written_by = 0
         self._told = False  # that a file could not be written
@@ -120,7 +135,7 @@ class NodeFiles:
 
     def fold(self, names: Sequence[str], blocks: Sequence[Block]) -> None:
         """Put one file in the place of those of ended processes. While `folding`. Raises: OSError."""
-        _replace(self._directory / f"{_ENDED}.blocks", msgspec.msgpack.encode((FORMAT, blocks)))
+        _replace(self._directory / f"{_ENDED}.blocks", written(blocks))
         for name in names:
             if name != _ENDED:
                 for suffix in ("blocks", "lock"):
@@ -131,6 +146,12 @@ class NodeFiles:
         """Nobody folds meanwhile, and what others read is from before."""
         with self._whole(fcntl.LOCK_EX):
             yield
+
+    def live(self, role: str) -> bool:
+        """Whether another process of this role lives on the node."""
+        with os.scandir(self._directory) as entries:
+            names = {entry.name.removesuffix(".lock") for entry in entries if entry.name.endswith(".lock")}
+        return any(name.startswith(f"{role}-") and self._lives(name) for name in names - {self._name})
 
     def close(self) -> None:
         """As if the process had ended."""

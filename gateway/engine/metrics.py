@@ -12,12 +12,13 @@ Several ingress processes share one port, so a scrape reaches any of them. Each 
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 
 from gateway.config import ModelSection
 from gateway.engine.exposition import Exposition, statistics_of
@@ -45,6 +46,24 @@ _SLICE_NS: Final = 250_000  # of the event loop, at a time: an inference passes 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+
+class Told(Protocol):
+    """What processes of other nodes have this one count for them."""
+
+    def states(self) -> Iterable[tuple[Key, State]]:
+        """All of it."""
+
+    def taken(self) -> Callable[[], None]:
+        """What was told up to now is about to be published. Gives what to call when it is."""
+
+
+class _NothingTold:
+    def states(self) -> Iterable[tuple[Key, State]]:
+        return ()
+
+    def taken(self) -> Callable[[], None]:
+        return lambda: None
 
 
 class Metrics:
@@ -76,6 +95,8 @@ class Metrics:
         self._ended: dict[Key, State] = {}  # of lanes and models that have been closed here
         self._process = ProcessMetrics(role, instance_type, session_pids)
         self._readiness: Callable[[], Iterable[tuple[str, str, bool]]] = tuple
+        self._told: Told = _NothingTold()
+        self._kept: Callable[[list[Block]], list[Block]] = lambda blocks: blocks
         self._starting = True
         self._edges = partial(edges, self._slo_ns)
         self._text = Exposition(self._edges, self._exemplars, triton_names=triton_names)
@@ -83,7 +104,7 @@ class Metrics:
         self._waiting = 0
         self._last: tuple[int, bool, bytes] | None = None  # when the last scrape began, its form, and what it gave
         if directory is not None and enabled:
-            self._share(directory)
+            self._share(directory, role)
 
     # models
 
@@ -152,7 +173,22 @@ class Metrics:
         """spans: gives how many there were, by result; asked at each scrape."""
         self._process.spans = spans
 
+    def watch_told(self, told: Told) -> None:
+        """told: counted here as well; asked whenever this is published or scraped."""
+        self._told = told
+
+    def divide(self, kept: Callable[[list[Block]], list[Block]]) -> None:
+        """kept: gives what of the blocks is published on this node: the rest is counted elsewhere."""
+        self._kept = kept
+
     # telling
+
+    @property
+    def ingress_lives(self) -> bool:
+        """Whether an ingress process, other than this one, lives on this node and counts what is published here."""
+        with contextlib.suppress(OSError):
+            return self._files is not None and self._files.live("ingress")
+        return False
 
     def flush(self) -> None:
         """Publish what was counted, at once."""
@@ -218,13 +254,16 @@ class Metrics:
         for cost in costs:
             yield cost.key, cost.state(now_ns)
         yield from self._process.states(now_ns)
+        yield from self._told.states()
         ready = {SEP.join(one[:2]): int(one[2]) for one in self._readiness()}
         yield Key("node", ()), (self._process.info or None, ready or None)
         yield from ended
 
     def _publish(self) -> Generator[None, None, None]:
+        say = self._told.taken()
         if self._files is not None:
-            yield from self._files.publish((yield from self._collected()))
+            yield from self._files.publish(self._kept((yield from self._collected())))
+        say()
 
     def _collected(self, wanted: Collection[tuple[str, str]] | None = None) -> Generator[None, None, list[Block]]:
         found: list[Block] = []
@@ -237,9 +276,11 @@ class Metrics:
     def _blocks(self, wanted: Collection[tuple[str, str]] | None = None) -> Generator[None, None, dict[Key, State]]:
         """Of all processes. wanted: as for `_own`; others may be among them."""
         found: dict[Key, State] = {}
+        say = self._told.taken()
         own = yield from self._collected(wanted)
         if self._files is not None and wanted is None:
             yield from self._files.publish(own)  # or who is scraped next, and cannot see this, would show less
+            say()
         own.reverse()
         while own:  # one by one, as to free thousands at once takes a millisecond
             _add(found, own.pop())
@@ -253,9 +294,9 @@ class Metrics:
                     yield
         return found
 
-    def _share(self, directory: Path) -> None:
+    def _share(self, directory: Path, role: str) -> None:
         try:
-            files = NodeFiles(directory)
+            files = NodeFiles(directory, role)
             self._fold(files)
         except OSError as exc:
             log.warning("the processes of this node do not see each other's metrics: %s: %s", directory, exc.strerror)

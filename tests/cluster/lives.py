@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -51,13 +51,21 @@ class Lives:
         looked_s = 0.0
         while not self._over.wait(0.005):
             for pid in self.alive:
-                if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                if _ended(pid):
                     self._ended_s[pid] = uptime_s()
             if uptime_s() - looked_s > 0.3:
                 looked_s = uptime_s()
                 for process in psutil.process_iter(["name", "cmdline"]):
                     if self._deployment in " ".join(process.info["cmdline"] or ()) and process.pid not in self._began_s:
-                        self._began_s[process.pid] = began_s(process.pid)
+                        with suppress(OSError):  # it has just ended
+                            self._began_s[process.pid] = began_s(process.pid)
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def told(port: int, name: str, **labels: str) -> float:

@@ -233,6 +233,13 @@ def test_the_end_of_a_connection_is_told_at_once_on_both_sides(ends: str) -> Non
     on_both_loops(test)
 
 
+def test_what_is_never_connected_waits_for_no_greeting() -> None:
+    async def test() -> None:
+        assert Channel(bytes(32))._patience is None  # uvloop makes it before it knows whether anybody listens
+
+    on_both_loops(test)
+
+
 def test_a_run_that_raises_costs_its_connection_and_the_next_one_works(caplog: pytest.LogCaptureFixture) -> None:
     def run(frame: Buffer, answer: Answer, part: Answer) -> Running:
         if bytes(frame) == b"bad":

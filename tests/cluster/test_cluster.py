@@ -273,6 +273,51 @@ def test_requests_and_cost_are_what_clients_and_the_operating_system_count_throu
         assert busy + idle == pytest.approx(spent, rel=0.01, abs=0.3)  # 1 %; of short lives, what is not published yet
 
 
+def test_cost_of_replicas_on_a_node_without_an_ingress_is_what_the_operating_system_counts(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    # Nodes have no directory in common, as those of one machine would: so the second has another for what is temporary.
+    elsewhere: dict[str, Any] = {"env_vars": {"TMPDIR": str(tmp_path)}, "resources": {"elsewhere": 1.0}}
+    node = cluster.add_node(num_cpus=2, object_store_memory=100 << 20, node_ip_address=LOOPBACK, **elsewhere)
+    port = free_port()
+    scaling = {"min_replicas": 0, "max_replicas": 1, "downscale_delay_s": 1.0}
+    on_head = {"kind": "synthetic", "resources": {"head": 0.1}}  # which keeps the ingresses there
+    backend = {"sessions": 2, "usd_per_hour": 3600.0, "autoscaling": scaling, "fixed_ms": BUSY_MS}
+    backend["resources"] = {"elsewhere": 0.1}
+    try:
+        with Lives("far-1-synthetic").watched() as lives:
+            gateway = Gateway(config(port=port, ingress_replicas=2, embedded=on_head, model={"name": "far"}, **backend))
+            ask = partial(request, port, "POST", "/v2/models/far/infer", infer_body([ROW]))
+            with Load(port, "far", connections=8) as load:
+                load.wait_for(200)
+                (victim,) = lives.alive
+                assert str(tmp_path) in Path(f"/proc/{victim}/environ").read_text()
+                kill(victim)
+                load.wait_for(400, within_s=60)
+                wait_until(lambda: lives.alive and lives.alive != [victim], within_s=60)
+                wait_until(lambda: told(port, "gateway_replicas", model="far") == 1, within_s=10)
+                assert told(port, "gateway_processes", role="replica") == 1
+                for ingress in gateway.pids("ingress"):  # the one that counts, sooner or later
+                    kill(ingress)
+                    wait_until(lambda gone=ingress: gone not in (two := gateway.pids("ingress")) and len(two) == 2, within_s=60)
+                load.wait_for(200, within_s=60)
+            for change in ("unload", "load"):
+                assert request(port, "POST", f"/v2/repository/models/far/{change}", {})[0] == 200
+            wait_until(lambda: ask()[0] == 200, within_s=60)
+            wait_until(lambda: not lives.alive, within_s=60)  # idle: scaled to zero
+            wait_until(lambda: ask()[0] == 200, within_s=60)  # and back
+            wait_until(lambda: not lives.alive, within_s=60)
+            wait_until(lambda: told(port, "gateway_replicas", model="far") == 0, within_s=5)
+            assert told(port, "gateway_cost_usd_per_hour", model="far") == 0
+            busy, idle = (told(port, "gateway_cost_usd_total", model="far", state=state) for state in ("busy", "idle"))
+            spent = lives.all_s()  # a dollar a second
+        assert busy > 1
+        assert busy + idle == pytest.approx(spent, rel=0.01)
+    finally:
+        serve.delete("gateway")
+        cluster.remove_node(node)
+
+
 def test_a_configuration_file_of_serve_deploys_the_gateway(cluster: Cluster) -> None:
     port = free_port()
     document = config(port=port).model_dump(mode="json", exclude_none=True)

@@ -1,0 +1,118 @@
+"""A replica tells what it counts to an ingress of another node, by real sockets: whose metrics show it then."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from gateway.cluster.account_lines import AccountKeeper, AccountTeller
+from gateway.cluster.channel import Answer, ChannelServer, Running, Tell, Tenant
+from gateway.engine.metric_files import Block
+from gateway.engine.metrics import Metrics
+from gateway.wire.tensors import Buffer
+from tests.cluster.test_accounts import COST, PROCESS, cost, process
+from tests.engine.pools import until_true
+
+pytestmark = pytest.mark.ray  # the package imports it
+
+HOST = "127.0.0.1"
+
+
+class Replica:
+    """Its end, and the node's."""
+
+    def __init__(self) -> None:
+        self.teller = AccountTeller()
+        self.server = ChannelServer(self._run, self._enter, self.teller.keep)
+        self.own: list[Block] = []
+
+    async def reached_by(self, keeper: AccountKeeper) -> None:
+        keeper.keep(self.server.token, HOST, (await self.server.start(HOST)).port)
+
+    def tick(self, number: int) -> None:
+        about = ("node", (), (None, None))  # as each process tells
+        self.own = self.teller.divide(lambda: False, [(*COST, cost(number)), (*PROCESS, process(number)), about])
+
+    def _run(self, frame: Buffer, answer: Answer, part: Answer) -> Running:
+        raise AssertionError
+
+    def _enter(self, ingress: str, tell: Tell) -> Tenant:
+        raise AssertionError
+
+
+def told(metrics: Metrics) -> str:
+    text = metrics.expose()[1].decode()
+    return "".join(line for line in text.splitlines(keepends=True) if line.startswith(("gateway_cost", "gateway_replicas")))
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_an_ingress_shows_what_a_replica_tells_it_also_after_its_end(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    async def test() -> None:
+        keeper, metrics, replica = AccountKeeper(), Metrics(), Replica()
+        metrics.watch_told(keeper)
+        await replica.reached_by(keeper)
+        await replica.reached_by(keeper)  # as each of its links says
+        keeper.start()
+        await until_true(lambda: (replica.tick(40), bool(told(metrics)))[1])
+        assert 'state="busy",version="1"} 1.3\n' in told(metrics)
+        assert 'state="idle",version="1"} 2.7\n' in told(metrics)
+        assert 'backend="synthetic",model="m",version="1"} 1\n' in told(metrics)
+        await asyncio.wait_for(replica.server.close(), 5)  # which lets this connection live
+        replica.tick(50)
+        await until_true(lambda: 'state="busy",version="1"} 1.6\n' in told(metrics))
+        for connection in list(replica.server._connections):
+            connection.abort()  # as the end of the process does
+        await until_true(lambda: "gateway_replicas{" not in told(metrics))
+        assert 'state="busy",version="1"} 1.6\n' in told(metrics)
+        await keeper.close()
+
+    run(asyncio.wait_for(test(), 20))
+
+
+@pytest.mark.parametrize("how", [Metrics.flush, Metrics.expose])
+def test_an_ingress_says_what_it_has_published_and_so_it_counts_once_if_the_ingress_is_killed(
+    tmp_path: Path, how: Callable[[Metrics], object]
+) -> None:
+    async def test() -> None:
+        keeper, metrics, replica = AccountKeeper(), Metrics(directory=tmp_path), Replica()
+        metrics.watch_told(keeper)
+        await replica.reached_by(keeper)
+        keeper.start()
+        await until_true(lambda: (replica.tick(40), bool(told(metrics)))[1])
+        account = next(iter(replica.teller._division._accounts.values()))
+        number = max(account.sent)
+        await until_true(lambda: (how(metrics), min(account.sent) == number)[1])
+        await keeper.close()
+        await replica.server.close()
+
+    asyncio.run(asyncio.wait_for(test(), 20))
+
+
+def test_a_replica_knows_whether_an_ingress_lives_on_its_node(tmp_path: Path) -> None:
+    replica, another = (Metrics(directory=tmp_path, role="replica") for _ in range(2))
+    assert not replica.ingress_lives
+    ingress = Metrics(directory=tmp_path)
+    assert replica.ingress_lives
+    assert another.ingress_lives
+    assert ingress._files is not None
+    ingress._files.close()  # as its end does
+    assert not replica.ingress_lives
+
+
+def test_a_replica_of_another_format_is_not_listened_to() -> None:
+    async def test() -> None:
+        keeper, metrics, replica = AccountKeeper(), Metrics(), Replica()
+        metrics.watch_told(keeper)
+        await replica.reached_by(keeper)
+        keeper.start()
+        await until_true(lambda: bool(replica.teller._tell))
+        next(iter(replica.teller._tell.values()))(1, (b"\x92\x01\x90",))
+        await until_true(lambda: not replica.teller._tell)
+        assert told(metrics) == ""
+        await keeper.close()
+        await replica.server.close()
+
+    asyncio.run(asyncio.wait_for(test(), 20))

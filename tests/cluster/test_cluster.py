@@ -307,12 +307,12 @@ def test_cost_of_replicas_on_a_node_without_an_ingress_is_what_the_operating_sys
             wait_until(lambda: not lives.alive, within_s=60)  # idle: scaled to zero
             wait_until(lambda: ask()[0] == 200, within_s=60)  # and back
             wait_until(lambda: not lives.alive, within_s=60)
-            wait_until(lambda: told(port, "gateway_replicas", model="far") == 0, within_s=5)
-            assert told(port, "gateway_cost_usd_per_hour", model="far") == 0
+            wait_until(lambda: told(port, "gateway_replicas", model="far") == 0, within_s=30)
+            wait_until(lambda: told(port, "gateway_cost_usd_per_hour", model="far") == 0, within_s=30)
             busy, idle = (told(port, "gateway_cost_usd_total", model="far", state=state) for state in ("busy", "idle"))
             spent = lives.all_s()  # a dollar a second
         assert busy > 1
-        assert busy + idle == pytest.approx(spent, rel=0.01)
+        assert 0.99 * spent - 0.3 < busy + idle < 1.01 * spent  # of three lives the last tenth of a second is not told
     finally:
         serve.delete("gateway")
         cluster.remove_node(node)

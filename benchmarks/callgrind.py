@@ -1,7 +1,7 @@
 """Instructions that a stretch of a Python program takes, by valgrind's callgrind: steady where CPU time wanders.
 
-The program is started by `command`, and calls `start` and, at the end of each stretch, `told`. Both are requests to valgrind, which
-only C can make: a few lines that gcc compiles. What comes before `start` runs at a tenth of its speed, what comes after at a
+The program is started by `command`, and calls `start`, `stop`, and `told` for what was between them. These are requests to
+valgrind, which only C can make: a few lines that gcc compiles. What is not counted runs at a tenth of its speed, the rest at a
 fiftieth. Needs `valgrind` and `gcc` (Debian has both).
 """
 
@@ -25,8 +25,8 @@ def command(folder: Path, program: list[str]) -> list[str]:
     source.write_text(_SOURCE)
     subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", str(folder / _LIBRARY), str(source)], check=True)
     return [
-        "valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-threads=no", "--dump-line=no", "--compress-strings=no",
-        "--compress-pos=no", f"--callgrind-out-file={folder}/counted", f"--log-file={folder}/log", *program,
+        "valgrind", "--tool=callgrind", "--instr-atstart=no", "--dump-line=no", f"--callgrind-out-file={folder}/counted",
+        f"--log-file={folder}/log", *program,
     ]  # fmt: skip
 
 

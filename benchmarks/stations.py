@@ -10,9 +10,9 @@ requests to real connections, which all ask again when all are answered. What is
 process, its worker's thread included: chunks of requests are timed. Of all chunks of all rounds, in which the checkouts take
 turns, the median is told, and in brackets what a tenth of them stay below: that wanders least beside other work.
 
---with: `ring` is the example as it is, with the ring of `gateway why`; `neither` goes without, and `traces` and `both` trace one
-request of a hundred, exactly, for a collector beside. What sends spans works once for many chunks, so that the mean of all
-chunks counts there, which is told last, and the wait until all are sent.
+--with: `ring` is the example as it is, with the ring of `gateway why`; `neither` goes without, and `traces` and `both` trace
+exactly one request of a hundred, for a collector beside. What sends spans works once for many chunks: there the mean counts, of
+all chunks until all spans are sent, which is told last.
 
 --instructions: not the time, but what callgrind counts, all threads included: it differs by less than 1 % from run to run.
 """
@@ -175,7 +175,7 @@ async def _sent(ingress: Any) -> None:
         return
     exporter = tracer.close.__self__
     exporter._due.set()
-    while exporter._taken < exporter._put or exporter._sending:
+    while exporter._taken < exporter._put or exporter._sending:  # noqa: ASYNC110  # it is another thread that sends
         await asyncio.sleep(0.05)
     assert not exporter.failed, exporter.spans()
 
@@ -377,9 +377,7 @@ def _print(columns: list[Column], found: list[dict[str, list[list[float]]]]) -> 
             chunks = sorted(chunk for figures in each[key] for chunk in figures[:-1])
             mean = statistics.median(figures[-1] for figures in each[key])
             rows.append((statistics.median(chunks), chunks[len(chunks) // 10], mean) if chunks else (mean,))
-        cells = [
-            f"{row[0]:.1f} ({row[1]:.1f}) {row[2]:.1f}" if len(row) == 3 else f"{row[0]:.0f}" for row in rows
-        ]
+        cells = [f"{row[0]:.1f} ({row[1]:.1f}) {row[2]:.1f}" if len(row) == 3 else f"{row[0]:.0f}" for row in rows]
         print(key.ljust(20) + "".join(cell.rjust(28) for cell in cells))
         if len(rows) > 1:
             ratios = [tuple(mine / first for mine, first in zip(row, rows[0], strict=True)) for row in rows]

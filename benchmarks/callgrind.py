@@ -47,6 +47,6 @@ class Counter:
         """Instructions since `start`, or since this was called last."""
         before = set(self._folder.iterdir())
         self._library.dump(name.encode())
-        (written,) = set(self._folder.iterdir()) - before
-        with written.open(encoding="utf-8", errors="replace") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith("totals:"))
+        written = set(self._folder.iterdir()) - before
+        lines = [line for file in written for line in file.read_text(errors="replace").splitlines()]
+        return sum(int(line.split()[1]) for line in lines if line.startswith("totals:"))

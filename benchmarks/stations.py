@@ -3,11 +3,18 @@
     git worktree add ../before REVISION
     python -m benchmarks.stations ../before . [--paths rest-json instances] [--connections 1 16] [--rounds 5]
     python -m benchmarks.stations . --profile instances       # cProfile of one path
+    python -m benchmarks.stations . --with neither ring traces both [--instructions]
 
 Each run starts the ingress of one checkout in a process of its own, with the model `linear` in it, and hands the bytes of
 requests to real connections, which all ask again when all are answered. What is counted is the CPU time of the
 process, its worker's thread included: chunks of requests are timed. Of all chunks of all rounds, in which the checkouts take
 turns, the median is told, and in brackets what a tenth of them stay below: that wanders least beside other work.
+
+--with: `ring` is the example as it is, with the ring of `gateway why`; `neither` goes without, and `traces` and `both` trace
+exactly one request of a hundred, for a collector beside. What sends spans works once for many chunks: there the mean counts, of
+all chunks until all spans are sent, which is told last.
+
+--instructions: not the time, but what callgrind counts, all threads included. The clock goes on by 20 µs whenever it is read.
 """
 
 import argparse
@@ -21,9 +28,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count, product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from benchmarks.callgrind import Counter, command
 
 CONFIG: Final = Path("configs/examples/linear.yaml")
 ROW: Final = [round(n * 0.37, 2) for n in range(16)]
@@ -59,6 +71,8 @@ REST: Final = {
     ),
 }  # fmt: skip
 PATHS: Final = (*REST, "grpc")
+WITH: Final = {"neither": (False, False), "ring": (True, False), "traces": (False, True), "both": (True, True)}
+COUNTED: Final = 7200  # requests: of 72 of them the spans are as many as leave at once
 
 
 class Asking(asyncio.Transport):
@@ -129,17 +143,60 @@ class AskingGrpc(Asking):
             self._answered(self)
 
 
-async def _ingress() -> Any:
-    from gateway.config import load_config
+async def _ingress(which: str = "ring", collector: str = "") -> Any:
+    from gateway.config import Tracing, load_config
     from gateway.garbage import leave_out
     from gateway.ingress import Ingress
 
+    ring, traces = WITH[which]
     config = load_config(str(CONFIG))
-    config = config.model_copy(update={"server": config.server.model_copy(update={"http_port": None, "grpc_port": None})})
-    ingress = Ingress(config, run_dir=Path(tempfile.mkdtemp()))
+    update: dict[str, Any] = {"server": config.server.model_copy(update={"http_port": None, "grpc_port": None})}
+    if not ring:
+        (model,) = config.models
+        batching = model.batching.model_copy(update={"record_mib": 0.0})
+        update["models"] = (model.model_copy(update={"batching": batching}),)
+    if traces:
+        from gateway.tracing.sampler import Sampler
+
+        # Where it draws how many are left out, the same comes each time: 99.
+        assert Sampler.__init__.__kwdefaults__ is not None
+        Sampler.__init__.__kwdefaults__["chance"] = lambda: 1 - 0.99**99.5
+        update["tracing"] = Tracing(endpoint=collector, sample_ratio=0.01)
+    ingress = Ingress(config.model_copy(update=update), run_dir=Path(tempfile.mkdtemp()))
     await ingress.start()
     leave_out()
     return ingress
+
+
+async def _sent(ingress: Any) -> None:
+    """Wait until all spans are with the collector."""
+    tracer = ingress._tracer
+    if tracer is None:
+        return
+    exporter = tracer.close.__self__
+    exporter._due.set()
+    while exporter._taken < exporter._put or exporter._sending:  # noqa: ASYNC110  # it is another thread that sends
+        await asyncio.sleep(0.05)
+    assert not exporter.failed, exporter.spans()
+
+
+@contextmanager
+def _collector() -> Iterator[str]:
+    """Takes spans, and does nothing with them. Its endpoint."""
+    import grpc
+
+    def take(_: bytes, __: Any) -> bytes:
+        return b""
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    service = "opentelemetry.proto.collector.trace.v1.TraceService"
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler(service, {"Export": grpc.unary_unary_rpc_method_handler(take)})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"http://127.0.0.1:{port}"
+    server.stop(None)
 
 
 def _connections(ingress: Any, path: str, count: int, answered: Callable[[Asking], None]) -> list[Asking]:
@@ -179,11 +236,11 @@ def _connections(ingress: Any, path: str, count: int, answered: Callable[[Asking
 
 
 async def _drive(ingress: Any, path: str, connections: int, requests: int, profile: cProfile.Profile | None) -> list[float]:
-    """The CPU time of each chunk, in microseconds per request."""
+    """The CPU time of each chunk, in microseconds per request; last the mean of them all, until all spans are sent."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
     left = requests
-    at_s = 0.0
+    begun_s = at_s = 0.0
     times: list[float] = []
 
     def answered(_: Asking) -> None:
@@ -204,23 +261,46 @@ async def _drive(ingress: Any, path: str, connections: int, requests: int, profi
             loop.call_soon(each.ask)
 
     asking = _connections(ingress, path, connections, answered)
-    at_s = time.process_time()
+    begun_s = at_s = time.process_time()
     if profile is not None:
         profile.enable()
     ask()
     await done
     if profile is not None:
         profile.disable()
+    await _sent(ingress)
+    times.append((time.process_time() - begun_s) / requests * 1e6)
     await asyncio.sleep(0.05)
     return times[4:]
 
 
-async def _measure(paths: list[str], connections: list[int], requests: int) -> dict[str, list[float]]:
-    ingress = await _ingress()
+async def _measure(ingress: Any, paths: list[str], connections: list[int], requests: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
-    for path in paths:
-        for count in connections:
-            found[f"{path} {count}"] = await _drive(ingress, path, count, requests, None)
+    for path, number in product(paths, connections):
+        await _drive(ingress, path, number, CHUNK * 5, None)
+        found[f"{path} {number}"] = await _drive(ingress, path, number, requests, None)
+    return found
+
+
+async def _count(ingress: Any, paths: list[str], connections: list[int], requests: int, folder: Path) -> dict[str, list[float]]:
+    counter = Counter(folder)
+    found: dict[str, list[float]] = {}
+    for path, number in product(paths, connections):
+        await _drive(ingress, path, number, CHUNK * 5, None)
+        counter.start()
+        await _drive(ingress, path, number, requests, None)
+        counter.stop()
+        found[f"{path} {number}"] = [counter.told(f"{path} {number}") / requests]
+    return found
+
+
+async def _run(arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """What one process measures."""
+    if arguments.instructions:  # what is learned of times, and so the way through the code, is to be the same in each run
+        time.monotonic_ns = count(1 << 50, 20_000).__next__
+    ingress = await _ingress(arguments.which[0], arguments.collector)
+    told = arguments.paths, arguments.connections, arguments.requests
+    found = await (_count(ingress, *told, arguments.folder) if arguments.instructions else _measure(ingress, *told))
     await ingress.drain()
     return found
 
@@ -234,44 +314,77 @@ async def _profile(path: str, count: int, requests: int) -> None:
     await ingress.drain()
 
 
+class Column(NamedTuple):
+    """What is measured beside others: a checkout, and what goes on in it beside."""
+
+    checkout: Path
+    which: str
+
+    def run(self, arguments: argparse.Namespace, collector: str, folder: Path) -> dict[str, list[float]]:
+        """In a process of its own. folder: empty."""
+        program = [
+            sys.executable, __file__, "--here", "--requests", str(arguments.requests), "--with", self.which, "--collector",
+            collector, "--paths", *arguments.paths, "--connections", *map(str, arguments.connections),
+        ]  # fmt: skip
+        if arguments.instructions:
+            program = command(folder, [*program, "--instructions", "--folder", str(folder)])
+        path = os.pathsep.join((str(self.checkout.resolve()), str(Path(__file__).parent.parent)))
+        environ = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "0"}
+        ran = subprocess.run(program, env=environ, stdout=subprocess.PIPE, check=True)
+        found: dict[str, list[float]] = json.loads(ran.stdout.splitlines()[-1])
+        return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path, nargs="*")
     parser.add_argument("--paths", nargs="+", choices=PATHS, default=["rest-json", "instances", "rest-binary", "grpc"])
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--requests", type=int, default=9600)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--with", dest="which", nargs="+", choices=WITH, default=["ring"])
+    parser.add_argument("--instructions", action="store_true")
     parser.add_argument("--profile", choices=PATHS)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--collector", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    arguments.requests = arguments.requests or (COUNTED if arguments.instructions else 9600)
+    arguments.rounds = arguments.rounds or (1 if arguments.instructions else 5)
     import uvloop
 
     if arguments.profile:
         uvloop.run(_profile(arguments.profile, arguments.connections[-1], arguments.requests))
         return
     if arguments.here:
-        print(json.dumps(uvloop.run(_measure(arguments.paths, arguments.connections, arguments.requests))))
+        print(json.dumps(uvloop.run(_run(arguments))))
         return
-    found: list[dict[str, list[float]]] = [{} for _ in arguments.checkouts]
-    for number in range(arguments.rounds):
-        turns = list(enumerate(arguments.checkouts))
-        for index, checkout in turns if number % 2 == 0 else turns[::-1]:
-            ran = subprocess.run(
-                [
-                    sys.executable, __file__, "--here", "--requests", str(arguments.requests),
-                    "--paths", *arguments.paths, "--connections", *map(str, arguments.connections),
-                ],
-                env=os.environ | {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1"},
-                stdout=subprocess.PIPE, check=True,
-            )  # fmt: skip
-            for key, times in json.loads(ran.stdout.splitlines()[-1]).items():
-                found[index].setdefault(key, []).extend(times)
-    print(f"{'path, connections':24}" + "".join(f"{str(checkout)[-20:]:>22}" for checkout in arguments.checkouts) + "   ratio")
+    columns = list(enumerate(Column(*each) for each in product(arguments.checkouts, arguments.which)))
+    found: list[dict[str, list[list[float]]]] = [{} for _ in columns]
+    with _collector() as collector:
+        for number in range(arguments.rounds):
+            for index, column in columns if number % 2 == 0 else columns[::-1]:
+                with tempfile.TemporaryDirectory() as folder:
+                    for key, figures in column.run(arguments, collector, Path(folder)).items():
+                        found[index].setdefault(key, []).append(figures)
+    _print([column for _, column in columns], found)
+
+
+def _print(columns: list[Column], found: list[dict[str, list[list[float]]]]) -> None:
+    """found: by path and connections, the figures of each round."""
+    print("path, connections".ljust(20) + "".join(f"{f'{each.checkout} {each.which}'[-27:]:>28}" for each in columns))
     for key in found[0]:
-        medians = [statistics.median(each[key]) for each in found]
-        least = [sorted(each[key])[len(each[key]) // 10] for each in found]
-        cells = "".join(f"{median:12.1f} ({best:6.1f})" for median, best in zip(medians, least, strict=True))
-        print(f"{key:24}{cells}   {medians[-1] / medians[0]:.3f} ({least[-1] / least[0]:.3f})")
+        rows = []
+        for each in found:
+            chunks = sorted(chunk for figures in each[key] for chunk in figures[:-1])
+            mean = statistics.median(figures[-1] for figures in each[key])
+            rows.append((statistics.median(chunks), chunks[len(chunks) // 10], mean) if chunks else (mean,))
+        cells = [f"{row[0]:.1f} ({row[1]:.1f}) {row[2]:.1f}" if len(row) == 3 else f"{row[0]:.0f}" for row in rows]
+        print(key.ljust(20) + "".join(cell.rjust(28) for cell in cells))
+        if len(rows) > 1:
+            ratios = [tuple(mine / first for mine, first in zip(row, rows[0], strict=True)) for row in rows]
+            cells = [f"{row[0]:.3f} ({row[1]:.3f}) {row[2]:.3f}" if len(row) == 3 else f"{row[0]:.4f}" for row in ratios]
+            print("".ljust(20) + "".join(cell.rjust(28) for cell in cells))
 
 
 if __name__ == "__main__":

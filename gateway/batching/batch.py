@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from gateway.types import BatchTrace, InferRequest
 _MOST_PADDING_BYTES: Final = 16 << 20
 
 
-class Part(NamedTuple):
+class Part(msgspec.Struct):
     """Rows `start` to `start + rows` of one request; the whole request unless it is larger than a batch may be."""
 
     request: InferRequest

@@ -26,7 +26,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 256  # events at once: less than 0.1 ms
@@ -47,6 +47,7 @@ class Event(IntEnum):
     ENDED    batch, now_ns, compute_ns, ok
     CANCELLED  request, reserved_ns, whether nothing of it was ever dispatched
     RETRIED  request, first row, rows, now_ns
+    CLOSED   now_ns, free_slots, workers, wake_at_ns, and the values of a batch: STEPPED, as it mostly is, with this batch alone
     """
 
     ADDED = 0
@@ -55,12 +56,20 @@ class Event(IntEnum):
     ENDED = 3
     CANCELLED = 4
     RETRIED = 5
+    CLOSED = 6
 
 
 _ADDED: Final = int(Event.ADDED)
 _REFUSED: Final = int(Event.REFUSED)
 _STEPPED: Final = int(Event.STEPPED)
 _ENDED: Final = int(Event.ENDED)
+_CLOSED: Final = int(Event.CLOSED)
+_NOWHERE: Final[deque[tuple[Any, ...]]] = deque(maxlen=0)  # takes events, and keeps none
+# What every request and batch passes. CPython 3.11 finds a function of this module, or a local, several times faster than an
+# attribute of a class, or one of an object that it calls at once.
+_add: Final = Batcher.add
+_step: Final = Batcher.step
+_finished: Final = Batcher.finished
 
 
 class Segment(msgspec.Struct):
@@ -183,7 +192,7 @@ class Recorded(ABC):
 
     WHAT: ClassVar[str]  # is recorded, in the log's words
     ring: Ring | None
-    _append: Callable[[tuple[Any, ...]], object]
+    _events: list[tuple[Any, ...]] | deque[tuple[Any, ...]]
 
     @abstractmethod
     def _frozen(self) -> Any:
@@ -212,27 +221,27 @@ class Recorded(ABC):
             return
         try:
             ring.begin(self._frozen())
-            self._append = ring.events.append
+            self._events = ring.events
         except Exception as exc:
             self._give_up(exc)
 
     def _give_up(self, exc: Exception) -> None:
         log.warning("%s no longer recorded: %s: %s", self.WHAT, type(exc).__name__, exc)
-        self.ring, self._append = None, _dropped
+        self.ring, self._events = None, _NOWHERE
 
 
 class RecordedBatcher(Recorded, Batcher):
     """Life: as a `Batcher`; `record` once it has learned what is to be learned before traffic. Until then nothing is kept."""
 
     WHAT = "decisions are"
-    NOT_KEPT = frozenset(("ring", "_widths_of", "_deciding", "_append", "_number", "_lives"))  # is no state
+    NOT_KEPT = frozenset(("ring", "_widths_of", "_deciding", "_events", "_number", "_lives"))  # is no state
 
     def __init__(self, policy: Policy, *, ring: Ring, ragged: Ragged | None = None, **settings: Any) -> None:
         super().__init__(policy, ragged=ragged, **settings)
         self.ring = ring
         self._widths_of = ragged
         self._deciding = False
-        self._append = _dropped
+        self._events = _NOWHERE
         self._number: Callable[[object], int] = id
         self._lives: Callable[[], bool] = _always
 
@@ -255,25 +264,25 @@ class RecordedBatcher(Recorded, Batcher):
     def replayed(self, events: list[tuple[Any, ...]], number: Callable[[object], int], ragged: bool) -> None:
         """Tell its events to a list, with the numbers that objects had. For one that was read."""
         self.ring = None
-        self._append, self._number, self._deciding, self._lives = events.append, number, False, _always
+        self._events, self._number, self._deciding, self._lives = events, number, False, _always
         self._widths_of = self._ragged if ragged else None
 
     def add(self, request: InferRequest, now_ns: int, reserved_ns: int = 0) -> None:
         try:
-            Batcher.add(self, request, now_ns, reserved_ns)
+            _add(self, request, now_ns, reserved_ns)
         except GatewayError as exc:
-            self._append((*self._arrival(_REFUSED, request, now_ns, reserved_ns), type(exc).__name__))
+            self._events.append((*self._arrival(_REFUSED, request, now_ns, reserved_ns), type(exc).__name__))
             self._room()
             raise
         if self._widths_of is not None:
-            self._append(self._arrival(_ADDED, request, now_ns, reserved_ns))
+            self._events.append(self._arrival(_ADDED, request, now_ns, reserved_ns))
             return
         # The same without a call, as nearly all are.
-        own, shape_key = request.id, request.shape_key
-        self._append(
+        number, own, shape_key = self._number, request.id, request.shape_key
+        self._events.append(
             (
                 _ADDED,
-                self._number(request),
+                number(request),
                 now_ns,
                 reserved_ns,
                 request.arrival_ns,
@@ -288,52 +297,68 @@ class RecordedBatcher(Recorded, Batcher):
     def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
         undone = Batcher.cancel(self, request, reserved_ns)
         if not self._deciding:
-            self._append((int(Event.CANCELLED), self._number(request), reserved_ns, undone))
+            self._events.append((int(Event.CANCELLED), self._number(request), reserved_ns, undone))
             self._room()  # clients may come and go for as long as one batch runs
         return undone
 
     def retry(self, part: Part, now_ns: int) -> None:
         Batcher.retry(self, part, now_ns)
-        self._append((int(Event.RETRIED), self._number(part.request), part.start, part.rows, now_ns))
+        self._events.append((int(Event.RETRIED), self._number(part.request), part.start, part.rows, now_ns))
 
     def step(self, now_ns: int, free_slots: int) -> Step:
         expires_ns = self._expires_ns
         try:
-            step = Batcher.step(self, now_ns, free_slots)
+            step = _step(self, now_ns, free_slots)
         except BaseException:
             self._begin()  # what it had decided until then is not known
             raise
-        batches, shed, wake_at_ns = step
-        if not batches and not shed:
-            if step is NOTHING:
-                return step
-            # Without a free slot nothing is decided; but where nothing runs either, that is worth knowing.
-            if not free_slots and self._expires_ns == expires_ns and self._state.in_flight:
-                return step
-        number = self._number
-        state = self._state
-        absent = not free_slots and not state.in_flight and not self._lives()
-        self._append(
+        if step is NOTHING:
+            return step
+        batches, shed, wake_at_ns = step.batches, step.shed, step.wake_at_ns
+        number, state, events = self._number, self._state, self._events
+        if len(batches) == 1 and not shed:
+            # Without the calls of `_told`, and in one tuple: every batch would pay for them.
+            batch = batches[0]
+            parts = batch.parts
+            part = parts[0]
+            first = last = number(part.request)
+            rows = part.rows
+            if len(parts) > 1:
+                last = number(parts[-1].request)
+                rows = parts[-1].rows
+            events.append(
+                (
+                    _CLOSED, now_ns, free_slots, state.workers, wake_at_ns, number(batch), batch.reason, batch.rows,
+                    batch.padded_rows, batch.expected_ns, batch.left_rows, batch.busy, len(parts), first, part.start, last,
+                    rows,
+                )
+            )  # fmt: skip
+            if len(events) >= _PACKED:
+                self._room()
+            return step
+        # Without a free slot nothing is decided; but where nothing runs either, that is worth knowing.
+        if not batches and not shed and not free_slots and self._expires_ns == expires_ns and state.in_flight:
+            return step
+        events.append(
             (
                 _STEPPED,
                 now_ns,
                 free_slots,
                 state.workers,
-                # A comprehension is a call, for which each batch would pay.
-                [_told(batches[0], number)] if len(batches) == 1 else [_told(batch, number) for batch in batches],
-                [(number(request), type(error).__name__) for request, error in shed] if shed else (),
+                [_told(batch, number) for batch in batches],
+                [(number(request), type(error).__name__) for request, error in shed],
                 wake_at_ns,
-                absent,
+                not free_slots and not state.in_flight and not self._lives(),
             )
         )
-        ring = self.ring
-        if ring is not None and len(ring.events) >= _PACKED:
+        if len(events) >= _PACKED:
             self._room()
         return step
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
-        Batcher.finished(self, batch, now_ns, compute_ns, ok)
-        self._append((_ENDED, self._number(batch), now_ns, compute_ns, ok))
+        _finished(self, batch, now_ns, compute_ns, ok)
+        number = self._number
+        self._events.append((_ENDED, number(batch), now_ns, compute_ns, ok))
 
     def _displace(self, request: InferRequest, rows: int) -> bool:
         self._deciding = True  # what it cancels now, it will cancel again
@@ -367,7 +392,7 @@ class RecordedBatcher(Recorded, Batcher):
 
     def _key(self, shape_key: Hashable) -> int:
         ring = self.ring
-        if ring is None or self._append is _dropped:
+        if ring is None or self._events is _NOWHERE:
             return 0
         known = ring.keys.get(shape_key)
         return ring.key(shape_key) if known is None else known
@@ -382,9 +407,6 @@ class RecordedBatcher(Recorded, Batcher):
 def ring_of(batcher: Batcher) -> Ring | None:
     """What a batcher's decisions are recorded in; None: they are not."""
     return batcher.ring if isinstance(batcher, RecordedBatcher) else None
-
-
-def _dropped(event: tuple[Any, ...]) -> None: ...
 
 
 def _always() -> bool:
@@ -404,8 +426,8 @@ def _told(batch: Batch, number: Callable[[object], int]) -> tuple[Any, ...]:
         batch.left_rows,
         batch.busy,
         len(parts),
-        number(first[0]),
-        first[1],
-        number(last[0]),
-        last[2],
+        number(first.request),
+        first.start,
+        number(last.request),
+        last.rows,
     )

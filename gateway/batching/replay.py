@@ -16,6 +16,7 @@ from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
 _KEY = 8  # where the number of a shape key stands in an arrival: its own in each segment
+_DECISIONS = frozenset((Event.ADDED, Event.REFUSED, Event.STEPPED, Event.CLOSED))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -160,7 +161,7 @@ class _Replayer:
                 expected[-1] = False  # what the batcher does not know
             if event[0] in (Event.ADDED, Event.REFUSED):
                 expected[_KEY] = 0
-            history.decisions += event[0] in (Event.ADDED, Event.REFUSED, Event.STEPPED)
+            history.decisions += event[0] in _DECISIONS
             if told != expected:
                 history.difference = Difference(index, at, now_ns, expected, told)
                 return
@@ -203,10 +204,11 @@ class _Replayer:
             except GatewayError as exc:
                 self._refused(past, type(exc).__name__, now_ns)
             return int(now_ns)
-        if kind == Event.STEPPED:
-            _, now_ns, free_slots, workers, batches, _, _, absent = event
+        if kind == Event.STEPPED or kind == Event.CLOSED:
+            _, now_ns, free_slots, workers, *more = event
+            absent = kind == Event.STEPPED and more[-1]
             batcher.workers = workers
-            self._fresh = iter([batch[0] for batch in batches])
+            self._fresh = iter([batch[0] for batch in more[0]] if kind == Event.STEPPED else more[1:2])
             live = free_slots + batcher.in_flight
             if not self._history.workers or self._history.workers[-1][1] != live:
                 self._history.workers.append((now_ns, live))

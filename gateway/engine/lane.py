@@ -368,9 +368,9 @@ class Lane:
     def _next_part(self) -> None:
         """Answer the first that is done, or do some of what that takes."""
         part, outputs = self._behind.popleft()
-        request, _, rows = part
+        request = part.request
         try:
-            if rows == request.rows and request in self._waiting:  # as mostly
+            if part.rows == request.rows and request in self._waiting:  # as mostly
                 self.answer(request, _response(request, outputs))
             elif not self._take(part, outputs):
                 self._behind.appendleft((part, outputs))

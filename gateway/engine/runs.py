@@ -167,12 +167,13 @@ class Runs:
         free_slots = runner.free_slots
         batcher.workers = free_slots + len(self.running) or 1  # sessions are lost and rebuilt, replicas come and go
         try:
-            batches, shed, wake_at_ns = batcher.step(now_ns, free_slots if free_slots < workers else workers)
+            step = batcher.step(now_ns, free_slots if free_slots < workers else workers)
         except BaseException:
             log.exception("%s: the batching policy failed, what waits is refused", self._name)
             self._requests.refuse_waiting(InternalError(f"{self._name}: internal error while a batch was formed"))
             return []
-        for request, error in shed:
+        batches, wake_at_ns = step.batches, step.wake_at_ns
+        for request, error in step.shed:
             self._requests.answer(request, error)
         for batch in batches:
             self._start(batch, now_ns)

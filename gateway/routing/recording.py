@@ -3,7 +3,7 @@
 Lanes are seen through `SeenLane`, which notes every answer that they give. So what is replayed needs no lanes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -100,22 +100,22 @@ class RecordedRouter(Recorded, Router):
     """Life: as a `Router`, from its making. ring: where it records."""
 
     WHAT = "routing is"
-    NOT_KEPT = frozenset(("ring", "_seen", "_append"))  # is no state
+    NOT_KEPT = frozenset(("ring", "_seen", "_events"))  # is no state
 
     def __init__(
         self, candidates: Sequence[Candidate], policy: RoutingPolicy, ejection: Ejection, slo_ns: int | None, *, ring: Ring
     ) -> None:
         self.ring = ring
         self._seen: list[Any] = []
-        self._append = ring.events.append
+        self._events = ring.events
         for candidate in candidates:
             candidate.lane = SeenLane(candidate.lane, self._seen)
         super().__init__(candidates, policy, ejection, slo_ns)
         self._begin()
 
-    def replayed(self, said: SaidLane, append: Callable[[tuple[Any, ...]], object]) -> None:
-        """Ask what was said instead of lanes, and tell events to `append`. For one that was read."""
-        self.ring, self._append, self._seen = None, append, []
+    def replayed(self, said: SaidLane, told: list[tuple[Any, ...]]) -> None:
+        """Ask what was said instead of lanes, and tell events to `told`. For one that was read."""
+        self.ring, self._events, self._seen = None, told, []
         for candidate in self.candidates:
             candidate.lane = SeenLane(said, self._seen)
 
@@ -131,7 +131,7 @@ class RecordedRouter(Recorded, Router):
             self._begin()  # how far it came is not known
             raise
         candidate, reason, eta_ns = route
-        self._append(
+        self._events.append(
             (
                 int(RoutingEvent.ROUTED),
                 now_ns,
@@ -153,50 +153,52 @@ class RecordedRouter(Recorded, Router):
         copies = Router.copies(self, request, now_ns)
         if copies or self._shadows:
             kind, told = int(RoutingEvent.COPIED), _told(copies)
-            self._append((kind, now_ns, request.arrival_ns, request.deadline_ns, request.rows, self._taken(), told))
+            self._events.append((kind, now_ns, request.arrival_ns, request.deadline_ns, request.rows, self._taken(), told))
         return copies
 
     def lessons(self) -> list[Copy]:
         copies = Router.lessons(self)
         if copies:
-            self._append((int(RoutingEvent.TAUGHT), _told(copies)))
+            self._events.append((int(RoutingEvent.TAUGHT), _told(copies)))
         return copies
 
     def sent(self, copy: Copy, now_ns: int) -> None:
         Router.sent(self, copy, now_ns)
-        self._append((int(RoutingEvent.SENT), copy.candidate.label, copy.why, copy.expected_ns, now_ns))
+        self._events.append((int(RoutingEvent.SENT), copy.candidate.label, copy.why, copy.expected_ns, now_ns))
 
     def returned(self, copy: Copy, now_ns: int, took_ns: int, *, ok: bool) -> None:
         Router.returned(self, copy, now_ns, took_ns, ok=ok)
         kind = int(RoutingEvent.RETURNED)
-        self._append((kind, copy.candidate.label, copy.why, copy.expected_ns, now_ns, took_ns, ok))
+        self._events.append((kind, copy.candidate.label, copy.why, copy.expected_ns, now_ns, took_ns, ok))
 
     def executed(
         self, candidate: Candidate, rows: int, busy_ns: int, expected_ns: int, now_ns: int, *, streamed_ns: int = 0
     ) -> bool:
         out = Router.executed(self, candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns)
         seen = self._taken()
-        self._append((int(RoutingEvent.EXECUTED), candidate.label, rows, busy_ns, expected_ns, now_ns, streamed_ns, seen, out))
+        self._events.append(
+            (int(RoutingEvent.EXECUTED), candidate.label, rows, busy_ns, expected_ns, now_ns, streamed_ns, seen, out)
+        )
         self._room()  # while there is one backend, as the others are missing, nothing is routed
         return out
 
     def failed(self, candidate: Candidate, now_ns: int, *, hung: bool) -> bool:
         out = Router.failed(self, candidate, now_ns, hung=hung)
-        self._append((int(RoutingEvent.FAILED), candidate.label, now_ns, hung, self._taken(), out))
+        self._events.append((int(RoutingEvent.FAILED), candidate.label, now_ns, hung, self._taken(), out))
         self._room()
         return out
 
     def woken(self, candidate: Candidate, now_ns: int) -> None:
         Router.woken(self, candidate, now_ns)
-        self._append((int(RoutingEvent.WOKEN), candidate.label, now_ns))
+        self._events.append((int(RoutingEvent.WOKEN), candidate.label, now_ns))
 
     def lives(self, candidate: Candidate, now_ns: int) -> None:
         Router.lives(self, candidate, now_ns)
-        self._append((int(RoutingEvent.LIVES), candidate.label, now_ns))
+        self._events.append((int(RoutingEvent.LIVES), candidate.label, now_ns))
 
     def explain(self, request: InferRequest, now_ns: int) -> dict[str, Any]:
         told = Router.explain(self, request, now_ns)
-        self._append((int(RoutingEvent.EXPLAINED), now_ns, request.rows, self._taken()))
+        self._events.append((int(RoutingEvent.EXPLAINED), now_ns, request.rows, self._taken()))
         self._room()
         return told
 

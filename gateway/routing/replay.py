@@ -42,7 +42,7 @@ def replay_routing(recorded: dict[str, Any]) -> RoutingHistory:
         if not isinstance(router, RecordedRouter):
             raise ValueError(f"segment {index}: expected the state of a router")
         said, told = SaidLane(), list[tuple[Any, ...]]()
-        router.replayed(said, told.append)
+        router.replayed(said, told)
         by_label = {candidate.label: candidate for candidate in router.candidates}
         events = [event for chunk in segment["chunks"] for event in chunk]
         for at, event in enumerate(events):

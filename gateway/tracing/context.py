@@ -52,7 +52,7 @@ def write(context: SpanContext) -> str:
 
 def begun() -> SpanContext:
     """The first span of a new trace."""
-    return SpanContext(f"{_random.getrandbits(128) or 1:032x}", span_id())
+    return SpanContext((_random.getrandbits(128) or 1).to_bytes(16).hex(), span_id())
 
 
 def within(parent: SpanContext) -> SpanContext:
@@ -62,4 +62,4 @@ def within(parent: SpanContext) -> SpanContext:
 
 def span_id() -> str:
     """A new one."""
-    return f"{_random.getrandbits(64) or 1:016x}"
+    return (_random.getrandbits(64) or 1).to_bytes(8).hex()

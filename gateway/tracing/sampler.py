@@ -13,7 +13,10 @@ _chance: Final = random.Random().random  # not of the one that a model may seed
 
 
 class Sampler:
-    """Begins the traces of one process. On the event loop's thread."""
+    """Begins the traces of one process. On the event loop's thread.
+
+    others: so many requests come before the next that is traced, not counting those whose callers decide.
+    """
 
     def __init__(
         self,
@@ -31,11 +34,11 @@ class Sampler:
         self._ended = ended
         self._parent_based = parent_based
         self._chance = chance
-        # So many requests come before the next that is traced: one number drawn for each of those, not for each request.
-        self._others = self._gap()
+        # One number is drawn for each request that is traced, not for each that comes.
+        self.others = self._gap()
 
     def begin(self, caller: Caller) -> RequestTrace | None:
-        """The trace of a request that has come; None: it has none, which costs as little as can be."""
+        """The trace of a request that has come; None: it has none."""
         headers = caller.headers
         if TRACEPARENT in headers:
             found = read(headers[TRACEPARENT], headers.get(TRACESTATE, b""))
@@ -44,10 +47,10 @@ class Sampler:
                 if not (sampled if self._parent_based else self._takes(parent)):
                     return None
                 return self._begun(caller, within(parent), parent.span_id)
-        if self._others:
-            self._others -= 1
+        if self.others:
+            self.others -= 1
             return None
-        self._others = self._gap()
+        self.others = self._gap()
         return self._begun(caller, begun(), "")
 
     def _begun(self, caller: Caller, context: SpanContext, parent_id: str) -> RequestTrace:

@@ -5,7 +5,7 @@ A request's span has a child for each station: `decode`, `queue`, `batch_wait`, 
 it, linked to all of them; within it is what its session did, which is that request's `compute`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -25,20 +25,17 @@ _FAULTS: Final = frozenset(
 )  # fmt: skip
 
 
-class _Station(msgspec.Struct):
+class Span(msgspec.Struct):
+    """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process."""
+
     name: str
     context: SpanContext
     parent_id: str
     start_ns: int
     end_ns: int
-
-
-class Span(_Station, kw_only=True):
-    """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process."""
-
-    kind: Kind = "internal"
-    attributes: Mapping[str, str | int] = {}
     links: tuple[SpanContext, ...] = ()
+    kind: Kind = "internal"
+    attributes: Mapping[str, str | int] | None = None
     failed: bool = False
     remote: bool = False
 
@@ -50,66 +47,66 @@ def span_count(trace: RequestTrace | BatchTrace) -> int:
 
 def spans_of(trace: RequestTrace | BatchTrace, new_id: Callable[[], str]) -> list[Span]:
     """new_id: of a span. Whoever calls must have seen the trace end."""
-    return [*(_of_batch(trace) if isinstance(trace, BatchTrace) else _of_request(trace, new_id))]
+    return _of_batch(trace) if isinstance(trace, BatchTrace) else _of_request(trace, new_id)
 
 
-def _of_request(trace: RequestTrace, new_id: Callable[[], str]) -> Iterator[Span]:
+def _of_request(trace: RequestTrace, new_id: Callable[[], str]) -> list[Span]:
     context, error = trace.context, trace.error
-    attributes = {**trace.attributes, "error.type": error} if error else trace.attributes
-    yield Span(
-        trace.operation,
-        context,
-        trace.parent_id,
-        trace.arrival_ns,
-        trace.ended_ns,
-        kind="server",
-        attributes=attributes,
-        failed=error in _FAULTS,
-        remote=bool(trace.parent_id),
-    )
-    for name, start_ns, end_ns, batch in _stages(trace):
-        links = (batch.context,) if batch is not None else ()
-        own = SpanContext(context.trace_id, new_id(), context.state)
-        yield Span(name, own, context.span_id, start_ns, end_ns, links=links)
+    spans = [
+        Span(
+            trace.operation,
+            context,
+            trace.parent_id,
+            trace.arrival_ns,
+            trace.ended_ns,
+            kind="server",
+            attributes={**trace.attributes, "error.type": error} if error else trace.attributes,
+            failed=error in _FAULTS,
+            remote=bool(trace.parent_id),
+        )
+    ]
+    trace_id, parent_id, state = context.trace_id, context.span_id, context.state
 
+    def add(name: str, start_ns: int, end_ns: int, *links: SpanContext) -> None:
+        spans.append(Span(name, SpanContext(trace_id, new_id(), state), parent_id, start_ns, end_ns, links))
 
-def _stages(trace: RequestTrace) -> Iterator[tuple[str, int, int, BatchTrace | None]]:
-    """Each with its begin and end, and the batch in which it passed, where that stands in another trace."""
     if not trace.decoded_ns:
-        yield "decode", trace.arrival_ns, trace.encoding_ns, None
-        return
-    yield "decode", trace.arrival_ns, trace.decoded_ns, None
+        add("decode", trace.arrival_ns, trace.encoding_ns)
+        return spans
+    add("decode", trace.arrival_ns, trace.decoded_ns)
     waits_from_ns = trace.decoded_ns
     for batch in trace.batches:
         if waits_from_ns:
-            yield "queue", waits_from_ns, batch.closed_ns, None
+            add("queue", waits_from_ns, batch.closed_ns)
         if batch.returned_ns:
-            yield "batch_wait", batch.closed_ns, batch.started_ns, None
-            if batch.parent_id != trace.context.span_id:
-                yield "compute", batch.started_ns, batch.finished_ns, batch
-        waits_from_ns = (
-            batch.returned_ns if batch.error else 0
-        )  # after a failure it waits again; else it was in several at once
+            add("batch_wait", batch.closed_ns, batch.started_ns)
+            if batch.parent_id != parent_id:  # it stands in another trace
+                add("compute", batch.started_ns, batch.finished_ns, batch.context)
+        # After a failure it waits again; else it was in several at once.
+        waits_from_ns = batch.returned_ns if batch.error else 0
     if not trace.batches:
-        yield "queue", trace.decoded_ns, trace.encoding_ns, None
-    if not trace.error:
-        yield "encode", trace.encoding_ns, trace.ended_ns, None
+        add("queue", trace.decoded_ns, trace.encoding_ns)
+    if not error:
+        add("encode", trace.encoding_ns, trace.ended_ns)
+    return spans
 
 
-def _of_batch(trace: BatchTrace) -> Iterator[Span]:
+def _of_batch(trace: BatchTrace) -> list[Span]:
     context, error = trace.context, trace.error
-    attributes = {**trace.attributes, "error.type": error} if error else trace.attributes
-    yield Span(
-        trace.name,
-        context,
-        trace.parent_id,
-        trace.closed_ns,
-        trace.returned_ns,
-        kind=trace.kind,
-        attributes=attributes,
-        links=trace.links,
-        failed=bool(error),
-        remote=trace.kind == "server",
-    )
+    spans = [
+        Span(
+            trace.name,
+            context,
+            trace.parent_id,
+            trace.closed_ns,
+            trace.returned_ns,
+            trace.links,
+            kind=trace.kind,
+            attributes={**trace.attributes, "error.type": error} if error else trace.attributes,
+            failed=bool(error),
+            remote=trace.kind == "server",
+        )
+    ]
     if trace.kind != "client" and trace.started_ns:
-        yield Span("compute", trace.session, context.span_id, trace.started_ns, trace.finished_ns, failed=bool(error))
+        spans.append(Span("compute", trace.session, context.span_id, trace.started_ns, trace.finished_ns, failed=bool(error)))
+    return spans

@@ -9,10 +9,10 @@ from gateway.tracing.settings import settings
 
 
 class Tracer:
-    """Life: made -> begin … -> close. But for `close`, on the event loop's thread."""
+    """Life: made -> sampler.begin … -> close. But for `close`, on the event loop's thread."""
 
     def __init__(self, sampler: Sampler, exporter: Exporter) -> None:
-        self.begin = sampler.begin
+        self.sampler = sampler
         self.ended = exporter.put
         self.close = exporter.close
         self.spans = exporter.spans

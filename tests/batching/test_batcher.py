@@ -6,7 +6,7 @@ import pytest
 
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch, Part
-from gateway.batching.batcher import Batcher
+from gateway.batching.batcher import Batcher, Step
 from gateway.batching.policies import POLICIES, Fixed, Greedy
 from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import PATIENCE_NS, LengthGroup, Queue, State
@@ -47,7 +47,7 @@ def requests_of(batch: Batch) -> list[InferRequest]:
 
 def test_nothing_waits_and_nothing_happens() -> None:
     batcher = batcher_of()
-    assert batcher.step(0, 1) == ([], [], None)
+    assert batcher.step(0, 1) == Step([], [], None)
     assert (batcher.queue_rows, batcher.queue_requests, batcher.oldest_ns) == (0, 0, None)
 
 
@@ -443,7 +443,7 @@ def test_a_probe_is_a_batch_of_its_request_that_passes_the_queue_by() -> None:
     batcher = batcher_of(None, request(), row_sizes=(1, 4, 8))
     asked = request(0, rows=3, key="k")
     batch = batcher.probe(asked, 7 * MS)
-    assert batch.parts == [(asked, 0, 3)]
+    assert batch.parts == [Part(asked, 0, 3)]
     assert (batch.rows, batch.padded_rows, batch.reason, batch.closed_ns) == (3, 4, "probe", 7 * MS)
     assert (batch.group, batch.batched, batch.left_rows, batch.expected_ns, batch.busy) == ("k", True, 0, 0, 1)
     assert batcher.queue_requests == 1
@@ -580,7 +580,7 @@ def test_a_retry_tells_its_rows_and_its_shape() -> None:
     batches = batcher.step(0, 3).batches
     batcher.retry(batches[2].parts[0], MS)
     (again,) = batcher.step(2 * MS, 1).batches
-    assert again.parts == [(large, 16, 4)]
+    assert again.parts == [Part(large, 16, 4)]
     assert (again.rows, again.padded_rows, again.group, again.closed_ns, again.expected_ns) == (4, 4, "k", 2 * MS, 0)
 
 
@@ -715,5 +715,5 @@ def test_a_batch_counts_from_its_oldest_though_another_was_more_urgent() -> None
 def test_the_last_row_of_a_large_request_goes_with_others_of_one_row() -> None:
     large, small = request(rows=9), request()
     first, second = batcher_of(None, large, small).step(0, 2).batches
-    assert first.parts == [(large, 0, 8)]
-    assert second.parts == [(large, 8, 1), (small, 0, 1)]
+    assert first.parts == [Part(large, 0, 8)]
+    assert second.parts == [Part(large, 8, 1), Part(small, 0, 1)]

@@ -13,7 +13,7 @@ from gateway.batching.batch import Batch
 from gateway.batching.checkpoint import freeze, thaw
 from gateway.batching.policies import Greedy
 from gateway.batching.recorded_file import packed, unpacked
-from gateway.batching.recording import Event, LaneSettings, RecordedBatcher, Ring
+from gateway.batching.recording import FORMAT, Event, LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import History, replay
 from gateway.errors import GatewayError, InvalidArgument
 from gateway.types import InferRequest
@@ -196,18 +196,22 @@ def test_a_ring_that_takes_no_more_ends_the_recording_and_nothing_else(caplog: p
     assert len(driver.asked) > 100
 
 
-def test_what_another_decision_would_have_been_is_found() -> None:
+@pytest.mark.parametrize("kind", [Event.STEPPED, Event.CLOSED])
+def test_what_another_decision_would_have_been_is_found(kind: Event) -> None:
     batcher = recorder()
     batcher.record()
-    Driver(batcher, random.Random(5)).drive(300)
+    Driver(batcher, random.Random(5)).drive(2000)
     recorded = read(batcher)
     events = [event for chunk in recorded["segments"][0]["chunks"] for event in chunk]
-    batch = next(event for event in events if event[0] == Event.STEPPED and event[4])[4][0]
-    batch[4] += 1  # its expected time, by a nanosecond
+    event = next(event for event in events if event[0] == kind and event[4])
+    if kind == Event.STEPPED:
+        event[4][0][4] += 1  # its expected time, by a nanosecond
+    else:
+        event[9] += 1
     difference = replay(recorded).difference
     assert difference is not None
-    assert difference.recorded[0] == Event.STEPPED
-    assert "stepped" in str(difference)
+    assert difference.recorded[0] == kind
+    assert kind.name.lower() in str(difference)
 
 
 class Stranger(Greedy):
@@ -254,9 +258,9 @@ def test_a_file_that_is_no_recording_says_so() -> None:
     with pytest.raises(InvalidArgument, match="no recording of a gateway"):
         unpacked(b"hello", "x")
     old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
-    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 1"):
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 2"):
         unpacked(old, "x")
-    broken = msgspec.msgpack.encode({"format": 1, "gateway": "9.9", "recordings": 3})
+    broken = msgspec.msgpack.encode({"format": FORMAT, "gateway": "9.9", "recordings": 3})
     with pytest.raises(InvalidArgument, match="broken"):
         unpacked(broken, "x")
 

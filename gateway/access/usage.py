@@ -71,7 +71,8 @@ class SharedUsage:
         try:
             size = (_ROWS * _ROW + 1) * _NUMBER_BYTES
             if os.fstat(self._file).st_size < size:
-                os.ftruncate(self._file, size)  # of which only what is written takes room
+                # All of it now: a page that there is no room for later would end the process that writes to it (SIGBUS).
+                os.posix_fallocate(self._file, 0, size)
             self._map = mmap.mmap(self._file, size)
             self._table = memoryview(self._map).cast("q")
             self._column, self._lock = self._free_column()

@@ -130,6 +130,16 @@ def test_a_disk_without_room_is_told_at_start_and_ends_no_process_later(tmp_path
     assert (told.returncode, told.stdout.split()) == (0, ["ENOSPC"]), told.stderr
 
 
+def test_files_in_use_are_kept_young_for_those_who_clear_tmp(tmp_path: Path) -> None:
+    one, two = SharedUsage(tmp_path, 2), SharedUsage(tmp_path, 2)
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    one.enter(A, Limit(S, 1, 1), 7200 * S)
+    assert two.enter(A, Limit(S, 1, 1), 7200 * S) == FULL
+    assert all(path.stat().st_atime for path in tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def _come_and_ask(folder: Path) -> str:
     try:
         usage = SharedUsage(folder, 1)

@@ -183,6 +183,7 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 def _init(arguments: argparse.Namespace) -> int:
     from gateway.configuring.guess import is_configuration, written
+    from gateway.documents.whole_file import write_whole
 
     if is_configuration(arguments.config):
         raise ConfigError(f"{Path(arguments.config).absolute()}: is a configuration already: expected a model")
@@ -193,7 +194,7 @@ def _init(arguments: argparse.Namespace) -> int:
     if output is None:
         print(text, end="")
     else:
-        output.write_text(text, encoding="utf-8")
+        write_whole(output, text)
     return 0
 
 

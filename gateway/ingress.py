@@ -26,7 +26,7 @@ from gateway.engine.multi_model import MultiModel
 from gateway.engine.repository import Repository, RepositoryControl
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.engine.workers import WorkerPool
-from gateway.errors import NotReady
+from gateway.errors import ConfigError, NotReady
 from gateway.process.announcement import ReadyModel
 from gateway.process.certificates import Certificates
 from gateway.process.child import living_pids
@@ -170,7 +170,10 @@ class Ingress:
             usage = None
             if self._reuse_port:  # others listen beside it
                 directory = private_directory(self._run_dir / "keys")
-                usage = SharedUsage(directory, self._config.server.ingress_replicas)
+                try:
+                    usage = SharedUsage(directory, self._config.server.ingress_replicas)
+                except OSError as exc:
+                    raise ConfigError(f"server.run_dir: '{directory}': what keys ask cannot be kept: {exc.strerror}") from exc
             self._doors = Doors(access, os.environ, usage)
         return self._doors
 

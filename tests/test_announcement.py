@@ -2,15 +2,18 @@
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from backends.base import ModelSpec, TensorSpec
-from gateway.config import ServerSection
-from gateway.process.announcement import ReadyModel, curl_command, named, ready_line, ready_words
+from gateway.config import ServerSection, parse_config
+from gateway.process.announcement import ReadyModel, announcer, curl_command, named, ready_line, ready_words
+from gateway.process.console import words
 
 URL = "http://127.0.0.1:8000"
+SYNTHETIC = {"models": [{"name": "m", "backends": [{"kind": "synthetic"}]}]}
 ROW = TensorSpec("x", "FP32", (-1, 4))
 
 
@@ -28,6 +31,20 @@ def model(name: str = "m", *, inputs: tuple[TensorSpec, ...] = (ROW,), probed: b
 )
 def test_the_ready_line_names_the_listeners_that_there_are(http: int | None, grpc: int | None, line: str) -> None:
     assert ready_line(ServerSection(), http, grpc) == line
+
+
+def test_a_full_disk_behind_standard_output_is_told_and_no_reason_to_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(words, "propagate", False)
+    monkeypatch.setattr(words, "handlers", [caplog.handler])
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        announcer(parse_config(SYNTHETIC, source="test"), quiet=False)(8000, None, [model()])
+        print("which a model may do", file=full, flush=True)
+    (told,) = caplog.messages
+    assert told.startswith("standard output: No space left on device: ")
+    assert told.endswith("; gateway ready http=127.0.0.1:8000")
 
 
 def test_the_smallest_request_is_one_row_of_ones() -> None:

@@ -10,6 +10,7 @@ configured, and never more than the whole. A row that nothing is in flight of, a
 is given to another key when there is no other room.
 """
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -28,6 +29,7 @@ _NUMBER_BYTES: Final = 8
 _NOBODY: Final = bytes(_DIGEST * _NUMBER_BYTES)
 _LOCK: Final = "process-"
 _LOOK_NS: Final = 1_000_000_000
+_TOUCH_NS: Final = 3600 * 1_000_000_000  # what nobody has touched for days is removed from /tmp by some systems
 
 
 class Usage(Protocol):
@@ -66,12 +68,13 @@ class SharedUsage:
         self._file = os.open(directory / "limits", os.O_RDWR | os.O_CREAT, 0o600)
         self._rows: dict[bytes, int] = {}
         self._living = self._columns = 1
-        self._next_look_ns = 0
+        self._next_look_ns = self._next_touch_ns = 0
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             size = (_ROWS * _ROW + 1) * _NUMBER_BYTES
             if os.fstat(self._file).st_size < size:
-                os.ftruncate(self._file, size)  # of which only what is written takes room
+                # All of it now: a page that there is no room for later would end the process that writes to it (SIGBUS).
+                os.posix_fallocate(self._file, 0, size)
             self._map = mmap.mmap(self._file, size)
             self._table = memoryview(self._map).cast("q")
             self._column, self._lock = self._free_column()
@@ -88,6 +91,9 @@ class SharedUsage:
             if now_ns >= self._next_look_ns or table[_CAME] != self._came:
                 self._next_look_ns, self._came = now_ns + _LOOK_NS, table[_CAME]
                 self._look()
+                if now_ns >= self._next_touch_ns:
+                    self._next_touch_ns = now_ns + _TOUCH_NS
+                    self._touch()
             at = self._row(digest, now_ns) + _DIGEST
             standing = KeyStanding(table[at], sum(table[at + 1 : at + 1 + self._columns]))
             standing, verdict = admit(standing, limit.part(self._living, self._processes), now_ns)
@@ -157,6 +163,12 @@ class SharedUsage:
                     os.unlink(entry.path)
                     os.close(lock)
         self._living, self._columns = len(living), max(living) + 1
+
+    def _touch(self) -> None:
+        """The files of all who live: without its lock a process would not count, nor share with who comes later."""
+        for entry in os.scandir(self._directory):
+            with contextlib.suppress(OSError):
+                os.utime(entry.path)
 
     def _locked(self, column: int) -> int | None:
         """The lock of a column, unless a process has it that lives."""

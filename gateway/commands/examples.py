@@ -16,6 +16,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
+from gateway.documents.whole_file import write_whole
 from gateway.errors import ConfigError, instead, shortened
 from gateway.process.command_line import add_command
 
@@ -105,7 +106,7 @@ def write(examples: list[Example], folder: Path) -> list[Path]:
     for path, text in texts.items():
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text)
+            write_whole(path, text)
     return list(texts)
 
 

@@ -284,6 +284,8 @@ def write(package: Package, out: Path) -> list[str]:
             sums = as_text(hashes).encode()
             _add(archive, SUMS, io.BytesIO(sums), len(sums))
         partial.replace(out)
+    except OSError as exc:
+        raise exc if exc.filename else OSError(exc.errno, exc.strerror, str(out)) from exc
     finally:
         partial.unlink(missing_ok=True)
     return [*hashes, SUMS]

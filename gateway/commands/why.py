@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gateway.batching.recorded_file import ModelRecording, joined, unpacked
+from gateway.documents.whole_file import write_whole
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 from gateway.process.command_line import add_command
 from gateway.process.console import step
@@ -64,7 +65,7 @@ def _why(arguments: argparse.Namespace) -> int:
             ) from exc
     recordings = unpacked(data, where)
     if arguments.save is not None:
-        arguments.save.write_bytes(data)
+        write_whole(arguments.save, data)
         print(f"{arguments.save}: {len(data)} bytes; ask it by: gateway why {arguments.save}")
         return 0
     chosen = [each for each in recordings if arguments.model in ("", each.model)]

@@ -12,6 +12,7 @@ from gateway.config.fields import ModelName, Strict
 from gateway.documents.faults import Unfit
 
 _LONGEST_S: Final = 1e9  # whose nanoseconds an integer of 64 bits holds
+_MOMENT: Final = "a date such as 2027-01-31, or 2027-01-31T12:00:00Z"
 Scope = Literal["infer", "metrics", "status", "admin"]
 
 
@@ -28,9 +29,11 @@ def _hash(value: object) -> object:
 
 
 def _moment(value: object) -> object:
-    """A date is its first moment."""
+    """A date is its first moment. In UTC, as messages tell it."""
     if isinstance(value, datetime.datetime):
-        return value if value.tzinfo is not None else value.replace(tzinfo=datetime.UTC)
+        with contextlib.suppress(OverflowError):  # of the first or the last hours of all years
+            return value.astimezone(datetime.UTC) if value.tzinfo is not None else value.replace(tzinfo=datetime.UTC)
+        raise Unfit(expected=_MOMENT)
     if isinstance(value, datetime.date):
         return datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC)
     if value is None:
@@ -38,7 +41,7 @@ def _moment(value: object) -> object:
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             return _moment(datetime.datetime.fromisoformat(value))
-    raise Unfit(expected="a date such as 2027-01-31, or 2027-01-31T12:00:00Z")
+    raise Unfit(expected=_MOMENT)
 
 
 class KeySection(Strict):

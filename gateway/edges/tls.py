@@ -234,6 +234,10 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
                 self._fail()
                 return
             break
+        if self._tls.certificates.expired(session):
+            self._tls.tell(self._socket.get_extra_info("peername"), "certificate has expired")
+            self._fail()
+            return
         self._open = True
         self._handshake_over()
         self._flush()

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from backends.base import ONE_AS_TEXT, ModelSpec
 from backends.datatypes import NUMPY
 from gateway.config import Config, ServerSection
+from gateway.process.console import words
 from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs, smallest_shape
 
 _NAMED: Final = 20  # models; who does not read the pipe must not stop us
@@ -57,11 +58,13 @@ def announcer(config: Config, *, quiet: bool) -> Announce:
 
 
 def _print(text: str, out: TextIO) -> None:
-    """At once and in one piece. Whoever has seen the first line may close the pipe: that is no reason to end."""
+    """At once and in one piece. Whoever has seen the first line may close the pipe: no reason to end, nor is a full disk."""
     try:
         print(text, file=out, flush=True)
-    except BrokenPipeError:
+    except OSError as exc:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # else the interpreter would complain at its end
+        if not isinstance(exc, BrokenPipeError):
+            words.warning("standard output: %s: nothing more is written to it; %s", exc.strerror, text.partition("\n")[0])
 
 
 def ready_line(server: ServerSection, http: int | None, grpc: int | None) -> str:

@@ -27,14 +27,28 @@ _FILES: Final = ("certificate", "key", "client_ca")
 class Certificates:
     """Of both listeners of a process, on its event loop."""
 
-    def __init__(self, section: TlsSection, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, section: TlsSection, clock: Callable[[], int] = time.monotonic_ns, wall_s: Callable[[], float] = time.time
+    ) -> None:
         """Raises: ConfigError, if the files cannot be used."""
+        self._asks_clients = section.client_ca is not None
+        self._wall_s = wall_s
         paths = [path for key in _FILES if (path := getattr(section, key)) is not None]
         self._files = WatchedFiles(paths, lambda: contexts(section), name="certificates", clock=clock)
 
     def context(self, protocol: str) -> ssl.SSLContext:
         """For a connection that begins. protocol: HTTP or HTTP2."""
         return self._files.current()[protocol]
+
+    def expired(self, session: ssl.SSLObject) -> bool:
+        """Whether the client's certificate is over, by which a session was agreed on that it takes up again.
+
+        OpenSSL looks at a certificate only when it is shown, and TLS 1.3 makes a session younger each time.
+        """
+        if not (self._asks_clients and session.session_reused):
+            return False
+        shown = session.getpeercert() or {}
+        return ssl.cert_time_to_seconds(str(shown["notAfter"])) < self._wall_s()
 
 
 def contexts(section: TlsSection) -> dict[str, ssl.SSLContext]:

@@ -7,7 +7,7 @@ register it clash). Input bytes become views on `raw_input_contents`; responses 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -235,12 +235,12 @@ def trailers(error: Exception) -> tuple[tuple[str, str], ...]:
     """When a retry is worth it, of an error that can be retried.
 
     `retry-after` in seconds, as over HTTP, for people and proxies; `grpc-retry-pushback-ms` is what gRPC clients with a retry
-    policy obey. Source: gRFC A6, "Pushback".
+    policy obey: neither is sooner. Source: gRFC A6, "Pushback".
     """
     if not isinstance(error, Unavailable):
         return ()
-    after_s = error.retry_s
-    return (("retry-after", f"{after_s:g}"), ("grpc-retry-pushback-ms", str(max(1, round(after_s * 1000)))))
+    after_ms = max(1, ceil(round(error.retry_s * 1000, 6)))  # of nanoseconds, not of what a float adds to them
+    return (("retry-after", f"{after_ms / 1000:.3f}".rstrip("0").rstrip(".")), ("grpc-retry-pushback-ms", str(after_ms)))
 
 
 def parse(data: Buffer) -> pb.ModelInferRequest:

@@ -5,6 +5,7 @@ import io
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.documents.whole_file import write_whole
 from gateway.process.command_line import add_command
 from loadtest.errors import UsageError
 from loadtest.reports.forms import FORMATS
@@ -57,7 +58,7 @@ def _give(text: str, out: Path | None) -> int:
         print(text, end="")
         return 0
     try:
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text)
     except OSError as exc:
         raise UsageError(f"--out: {out} cannot be written: {exc}") from exc
     return 0

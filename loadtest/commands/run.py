@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+from gateway.documents.whole_file import write_whole
 from gateway.process.command_line import add_command
 from gateway.process.console import words
 from gateway.process.credentials import add_credentials, credentials
@@ -250,6 +251,6 @@ def write(path: Path, text: str) -> None:
         sys.stdout.write(text)
         return
     try:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as exc:
         raise UsageError(f"{path}: cannot be written: {exc}") from exc

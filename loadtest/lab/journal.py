@@ -6,8 +6,9 @@ grow). The last line of a search that came to its end says so; after it a new se
 
 import hashlib
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import msgspec
 
@@ -45,20 +46,28 @@ class Journal:
             raise UsageError(f"--resume: {path} has no measurement to go on from: leave --resume out")
         self.events = tuple(_read(line, path, number) for number, line in enumerate(lines[1:], start=2))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"".join(lines))
-        self._file: IO[bytes] = path.open("ab")
+        self._file: FileIO = path.open("ab", buffering=0)
+        self._file.truncate(sum(map(len, lines)))  # and not written anew: there may be no room for what is there
         if not lines:
-            self._file.write(head)
+            self._write(head)
 
     def append(self, event: Event) -> None:
-        self._file.write(msgspec.json.encode({"event": NAMES[type(event)], "data": event}) + b"\n")
-        self._file.flush()
+        self._write(msgspec.json.encode({"event": NAMES[type(event)], "data": event}) + b"\n")
 
     def finish(self) -> None:
-        self._file.write(FINISHED)
+        self._write(FINISHED)
 
     def close(self) -> None:
         self._file.close()
+
+    def _write(self, line: bytes) -> None:
+        """Raises: UsageError; half of a line is left out by who goes on."""
+        left = memoryview(line)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as exc:
+            raise UsageError(f"{self._path}: cannot be written: {exc.strerror}") from exc
 
 
 def fingerprint(question: Question) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree
 
+from gateway.documents.whole_file import write_whole
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -64,9 +66,9 @@ def write_all(found: "Recommendation", folder: Path) -> list[Path]:
             if not found.configuration:
                 path.unlink(missing_ok=True)  # of an earlier search
                 continue
-            path.write_text(configuration(found), encoding="utf-8")
+            write_whole(path, configuration(found))
         else:
-            path.write_text(render(found, form), encoding="utf-8")
+            write_whole(path, render(found, form))
         written.append(path)
     return written
 

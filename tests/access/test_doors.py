@@ -182,6 +182,8 @@ def test_keys_may_be_in_the_environment_as_well(tmp_path: Path) -> None:
         ("keys: [{name: 'a b', hash: 'sha256:" + "0" * 64 + "'}]", r"keys\[0\]\.name"),
         ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', scopes: [everything]}]", r"keys\[0\]\.scopes"),
         ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', expires: soon}]", r"keys\[0\]\.expires: .*a date such as"),
+        ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', expires: 0001-01-01T00:00:00+23:59}]", r"a date such as"),
+        ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', expires: 9999-12-31T23:59:59-23:59}]", r"a date such as"),
         ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', burst: 3}]", r"keys\[0\]\.burst"),
         ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', requests_per_s: 1.0e-320}]", r"keys\[0\]\.requests_per_s"),
         ("keys: [{name: a, hash: 'sha256:" + "0" * 64 + "', requests_per_s: 0.0001, burst: 1000000}]", r"at most 100000"),

@@ -1,8 +1,11 @@
 """What keys have asked, of several processes together."""
 
+import errno
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ import pytest
 from gateway.access.limits import FULL, Limit
 from gateway.access.rules import digest_of
 from gateway.access.usage import OwnUsage, SharedUsage, Usage
+from tests.served.gateway_process import ROOT
+from tests.served.small_disk import fill, small_disk
 
 S = 1_000_000_000
 A, B = digest_of(b"a"), digest_of(b"b")
@@ -115,6 +120,37 @@ def test_no_request_is_granted_twice_where_two_processes_ask_at_once(tmp_path: P
     results.close()
 
 
+@pytest.mark.slow
+def test_a_disk_without_room_is_told_at_start_and_ends_no_process_later(tmp_path: Path) -> None:
+    """A page that a file has no room for would end the process that writes to it by SIGBUS."""
+    told = subprocess.run(
+        [*small_disk(tmp_path), sys.executable, "-m", "tests.access.test_usage", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (told.returncode, told.stdout.split()) == (0, ["ENOSPC"]), told.stderr
+
+
+def test_files_in_use_are_kept_young_for_those_who_clear_tmp(tmp_path: Path) -> None:
+    one, two = SharedUsage(tmp_path, 2), SharedUsage(tmp_path, 2)
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    one.enter(A, Limit(S, 1, 1), 7200 * S)
+    assert two.enter(A, Limit(S, 1, 1), 7200 * S) == FULL
+    assert all(path.stat().st_atime for path in tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def _come_and_ask(folder: Path) -> str:
+    try:
+        usage = SharedUsage(folder, 1)
+    except OSError as exc:
+        return errno.errorcode[exc.errno or 0]
+    fill(folder)
+    for number in range(100):
+        usage.enter(digest_of(b"%d" % number), Limit(S, 1, 1), S)
+    return "asked"
+
+
 def test_rows_of_keys_that_ask_nothing_are_given_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.access.usage._ROWS", 8)
     usage = SharedUsage(tmp_path, 1)
@@ -128,3 +164,7 @@ def test_rows_of_keys_that_ask_nothing_are_given_to_others(tmp_path: Path, monke
     assert usage.enter(A, limit, 1000 * S) == FULL
     usage.leave(A)
     assert usage.enter(A, limit, 1000 * S) == 0
+
+
+if __name__ == "__main__":
+    print(_come_and_ask(Path(sys.argv[1])))

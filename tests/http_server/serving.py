@@ -36,10 +36,10 @@ class Answer:
 class Client:
     """A connection that sends raw bytes and reads whole responses."""
 
-    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None, session: ssl.SSLSession | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
         if tls is not None:  # an end without a word of TLS is an error
-            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost", suppress_ragged_eofs=False)
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost", suppress_ragged_eofs=False, session=session)
         self._read = self.socket.makefile("rb")
 
     def send(self, data: bytes) -> None:
@@ -109,8 +109,9 @@ class Served:
     loop: asyncio.AbstractEventLoop
     clients: list[Client] = field(default_factory=list)
 
-    def connect(self, tls: ssl.SSLContext | None = None) -> Client:
-        client = Client(self.port, tls)
+    def connect(self, tls: ssl.SSLContext | None = None, session: ssl.SSLSession | None = None) -> Client:
+        """session: that the client takes up again."""
+        client = Client(self.port, tls, session)
         self.clients.append(client)
         return client
 

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -240,6 +241,31 @@ def test_any_other_client_is_refused(mutual: Served, authority: Authority, tmp_p
         with pytest.raises((ssl.SSLError, ConnectionError)):  # TLS 1.3 tells it behind the client's handshake
             mutual.connect(authority.trusted(shown)).ask(get())
     mutual.wait_for(lambda: len(mutual.server.connections) == before)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+def test_a_certificate_that_expires_ends_what_was_agreed_on_by_it(
+    authority: Authority, version: ssl.TLSVersion, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenSSL looks at a certificate when it is shown, and a client that takes up a session again shows none."""
+    certificate, key = authority.issue("mutual")
+    section = TlsSection(certificate=str(certificate), key=str(key), client_ca=str(authority.path))
+    now_s = time.time()
+    with serving(echo, certificates=Certificates(section, wall_s=lambda: now_s)) as served:
+        context = authority.trusted(authority.issue("short", client=True))
+        context.maximum_version = version
+        first = served.connect(context)
+        assert first.ask(get()).status == 200  # behind which TLS 1.3 has its tickets
+        session = first.socket.session  # type: ignore[attr-defined]
+        again = served.connect(context, session)
+        assert again.ask(get()).status == 200
+        assert again.socket.session_reused  # type: ignore[attr-defined]
+        before = served.connections()
+        now_s += 2 * 86400
+        with caplog.at_level(logging.INFO), pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
+            served.connect(context, session).ask(get())
+        assert "TLS handshake with 127.0.0.1 failed: certificate has expired" in caplog.text
+        served.wait_for(lambda: len(served.server.connections) == before)
 
 
 # files that change

@@ -1,4 +1,7 @@
+import contextlib
 import dataclasses
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,32 @@ def test_a_line_cut_short_by_an_interruption_is_forgotten(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-20])
     assert reopened(path) == EVENTS[:2]
     assert reopened(path) == EVENTS[:2]  # and the file is whole again
+
+
+@contextlib.contextmanager
+def no_file_longer_than(size_bytes: int) -> Iterator[None]:
+    """As a disk without room is, of which a write gets an error."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_costs_no_event_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path)
+    size_bytes = path.stat().st_size
+    with no_file_longer_than(size_bytes // 2):
+        assert reopened(path) == EVENTS
+    with no_file_longer_than(size_bytes + 10):
+        journal = Journal(path, QUESTION)
+        with pytest.raises(UsageError, match=f"{path}: cannot be written: File too large"):
+            journal.append(EVENTS[0])
+        journal.close()
+    assert path.stat().st_size == size_bytes + 10
+    assert reopened(path) == EVENTS
 
 
 def test_a_finished_search_is_not_resumed(tmp_path: Path) -> None:

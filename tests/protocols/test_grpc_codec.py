@@ -1,6 +1,7 @@
 """gRPC messages in, requests out, and back. The reference for well-formed messages is tritonclient's own encoder."""
 
 import contextlib
+import re
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tritonclient.grpc._utils import _get_inference_request
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
-from gateway.errors import Code, GatewayError, InvalidArgument, NotFound, Overloaded
+from gateway.errors import Code, GatewayError, InvalidArgument, Limited, NotFound, Overloaded
 from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, parse, parts_of, trailers
 from gateway.protocols.tensors import TakesLong, shape_key
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
@@ -404,6 +405,14 @@ def test_an_overload_tells_when_to_come_back() -> None:
     assert trailers(Overloaded("full", retry_after_s=0.25)) == (("retry-after", "0.25"), ("grpc-retry-pushback-ms", "250"))
     assert trailers(Overloaded("full")) == (("retry-after", "1"), ("grpc-retry-pushback-ms", "1000"))  # it is unknown
     assert dict(trailers(Overloaded("full", retry_after_s=0.0)))["grpc-retry-pushback-ms"] == "1"
+
+
+@pytest.mark.parametrize("after_s", [0.0000123, 0.0014, 0.0123454999, 0.07, 1234.5674, 1234567.0])
+def test_a_client_that_waits_as_long_as_it_is_told_is_not_too_early(after_s: float) -> None:
+    told = dict(trailers(Limited("the key may ask 100 requests/s", after_s)))
+    assert after_s <= float(told["retry-after"]) < after_s + 0.001 + 1e-9
+    assert re.fullmatch(r"\d+(\.\d+)?", told["retry-after"])  # as over HTTP: no exponent
+    assert after_s * 1000 <= int(told["grpc-retry-pushback-ms"]) < after_s * 1000 + 1
     assert trailers(NotFound("x")) == ()
 
 

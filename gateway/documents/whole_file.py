@@ -1,0 +1,38 @@
+"""A file that is written whole or not at all: half of one, of a disk that is full, would be taken for all of it later."""
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+_NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+_NO_FILES: Final = ("/dev/", "/proc/")
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, or replace it. Raises: OSError, with its name; where there is no room, it is as before."""
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        if str(path).startswith(_NO_FILES) or (path.exists() and not path.is_file()):
+            path.write_bytes(data)
+        else:
+            _replace(path, data)
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, str(path)) from exc
+
+
+def _replace(path: Path, data: bytes) -> None:
+    real = Path(os.path.realpath(path))
+    draft = real.with_name(f"{real.name}.{os.getpid()}.partial")
+    try:
+        draft.write_bytes(data)
+        if real.exists():
+            draft.chmod(real.stat().st_mode & 0o7777)
+        draft.replace(real)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        if exc.errno in _NO_ROOM:
+            raise
+        path.write_bytes(data)  # a folder that is not ours, or a file that is a mount of its own: in place then

@@ -73,8 +73,10 @@ class SharedUsage:
         try:
             size = (_ROWS * _ROW + 1) * _NUMBER_BYTES
             if os.fstat(self._file).st_size < size:
-                # All of it now: a page that there is no room for later would end the process that writes to it (SIGBUS).
-                os.posix_fallocate(self._file, 0, size)
+                os.ftruncate(self._file, size)
+                if hasattr(os, "posix_fallocate"):  # but on macOS
+                    # All of it now: a page that there is no room for later would end the process that writes to it (SIGBUS).
+                    os.posix_fallocate(self._file, 0, size)
             self._map = mmap.mmap(self._file, size)
             self._table = memoryview(self._map).cast("q")
             self._column, self._lock = self._free_column()

@@ -25,15 +25,18 @@ _FAULTS: Final = frozenset(
 )  # fmt: skip
 
 
-class Span(msgspec.Struct):
-    """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process."""
-
+class _Within(msgspec.Struct):
     name: str
     context: SpanContext
     parent_id: str
     start_ns: int
     end_ns: int
     links: tuple[SpanContext, ...] = ()
+
+
+class Span(_Within, kw_only=True):
+    """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process."""
+
     kind: Kind = "internal"
     attributes: Mapping[str, str | int] | None = None
     failed: bool = False

@@ -133,7 +133,7 @@ def test_a_slow_collector_gets_what_waited_at_the_end(protocol: Protocol) -> Non
         collector.answer = lambda: time.sleep(0.05) or 200
         for _ in range(QUEUED // EACH):
             exporter.put(trace())
-        exporter.close(5.0)
+        exporter.close(30.0)
         assert (len(collector.spans), exporter.exported, exporter.dropped) == (QUEUED, QUEUED, 0)
         exporter.put(trace())  # after the end
         assert exporter.dropped == EACH

@@ -7,6 +7,7 @@ same bytes.
 
 import argparse
 import ast
+import contextlib
 import gzip
 import hashlib
 import io
@@ -22,6 +23,7 @@ import shtab
 import yaml
 
 from backends.artifacts import ONNX, identify
+from backends.digests import digest
 from backends.near_file import near_file
 from backends.onnx_file import weights_beside
 from backends.source import is_source
@@ -139,6 +141,7 @@ class _Contents:
         if model is None:
             return
         place, _, name = model.rpartition(":")
+        self._hold_to_digest(at, model, backend.get("sha256"))
         if not is_source(model):
             self._look_at_artifact((*at, "model"), Path(model), built=build is not None)
             self.places.append((backend, "model", Path(model), ""))
@@ -150,6 +153,13 @@ class _Contents:
         else:
             found = "an installed module, which a package does not hold"
             self._refuse((*at, "model"), found, f"name a file, FILE.py:{name}, that has it or imports it")
+
+    def _hold_to_digest(self, at: Location, model: str, sha256: str | None) -> None:
+        """A file that is not there is refused elsewhere."""
+        with contextlib.suppress(OSError):
+            if sha256 is not None and (found := digest(model)) != sha256:
+                remedy = "put the file at `model` that is meant, or correct this"
+                self._refuse((*at, "sha256"), f"another file: its SHA-256 is {found}", remedy)
 
     def take(self, path: Path) -> bool:
         """A file, or all that is in a folder; False, if there is nothing."""

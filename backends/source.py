@@ -13,9 +13,10 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from backends.base import BackendError, LoadFailed, Tensors, words_of
@@ -149,7 +150,7 @@ def _module_of_file(path: Path) -> ModuleType:
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = spec_from_file_location(name, path)
+    spec = spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path}: not a Python file")
     if str(path.parent) not in sys.path:
@@ -161,6 +162,15 @@ def _module_of_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+class _FromSource(SourceFileLoader):
+    """Compiles what the file says now. A cache beside it holds what another of its size and time said: archives give all files
+    the same time, and a digest is of the file.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def example_of(model: str, code: Any) -> Tensors | None:

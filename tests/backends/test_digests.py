@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import py_compile
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 import backends
 from backends.base import LoadFailed
+from backends.source import forget_code, load_object
 from gateway.commands.package import packed
 from gateway.config import parse_config
 from gateway.configuring.check import check
@@ -36,6 +39,21 @@ def test_the_file_that_is_meant_is_loaded_and_no_other_is_run(tmp_path: Path) ->
     assert not path.with_suffix(".ran").exists()
     backends.load("python", options).close()
     assert path.with_suffix(".ran").exists()
+
+
+def test_what_is_run_is_the_file_and_not_what_python_has_compiled_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "model.py"
+    for text in ('MADE = "1"', 'MADE = "2"'):
+        path.write_text(text)
+        os.utime(path, (1, 1))  # and of the same size
+        py_compile.compile(str(path), invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
+        path.write_text(text.replace("1", "3").replace("2", "4"))
+        os.utime(path, (1, 1))
+        forget_code(tmp_path)
+        assert load_object(f"{path}:MADE") == ("3" if "1" in text else "4")
 
 
 @pytest.mark.parametrize("sha256", ["0" * 64, "no digest"])

@@ -56,6 +56,19 @@ def test_what_is_run_is_the_file_and_not_what_python_has_compiled_before(
         assert load_object(f"{path}:MADE") == ("3" if "1" in text else "4")
 
 
+def test_code_that_was_loaded_before_its_file_became_the_one_that_is_meant_is_not_taken_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(CODE)
+    backends.load("python", {"model": f"{path}:Model"}).close()
+    meant = CODE + "# changed"
+    path.write_text(meant)
+    options = {"model": f"{path}:Model", "sha256": hashlib.sha256(meant.encode()).hexdigest()}
+    with pytest.raises(LoadFailed, match="this process has run what was there before"):
+        backends.load("python", options)
+    forget_code(tmp_path)
+    backends.load("python", options).close()
+
+
 @pytest.mark.parametrize("sha256", ["0" * 64, "no digest"])
 def test_a_check_tells_of_another_file_and_runs_none_of_it(tmp_path: Path, sha256: str) -> None:
     path, config = tmp_path / "model.py", tmp_path / "gateway.yaml"

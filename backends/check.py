@@ -10,6 +10,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,10 +20,11 @@ from backends.artifacts import ORT, UNKNOWN, identify
 from backends.base import LoadFailed, TensorSpec
 from backends.check_code import FACTORY, named_code, offered, python_code
 from backends.check_tensors import closed_rows, unlike_file, unlike_program
+from backends.digests import digest
 from backends.file_tensors import exported_tensors, onnx_tensors
 from backends.mistakes import Mistake, Place, Wanted
 from backends.near_file import near_file
-from backends.not_known import NotKnown, as_far_as_known
+from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
 from backends.source import is_source
 
 # Seen without any library: NVIDIA's driver makes one for each GPU that this system (or container) may use.
@@ -34,6 +36,11 @@ _OTHER_GPU_FILES: Final = ("dxg", "kfd", "nvhost-gpu", "nvgpu")
 def checked(wanted: Wanted) -> list[Mistake]:
     """Every mistake that is found."""
     found: list[Mistake] = []
+    sha256 = wanted.options.get("sha256")
+    if sha256 is not None and wanted.thorough:
+        found += as_far_as_known(_other_file(wanted, sha256))
+        if found or sha256 is NOT_KNOWN:
+            wanted = replace(wanted, thorough=False)  # no code is run of a file that may not be the one that is meant
     for check in (_library, *_CHECKS.get(wanted.kind, ())):
         try:
             for mistake in as_far_as_known(check(wanted)):
@@ -42,6 +49,20 @@ def checked(wanted: Wanted) -> list[Mistake]:
             remedy = "name a file that this user can read"
             found.append(Mistake(("model",), f"cannot be looked at: {exc.strerror}", remedy=remedy))
     return list(dict.fromkeys(found))
+
+
+def _other_file(wanted: Wanted, sha256: str) -> Iterator[Mistake]:
+    """Where there is none that can be read, the checks of its kind tell."""
+    place = wanted.model.rpartition(":")[0]
+    if is_source(wanted.model) and not place.endswith(".py"):
+        remedy = "name a file, FILE.py:Class, or remove this"
+        yield Mistake(("sha256",), f"of a module ({place}), which is no one file", remedy=remedy)
+        return
+    with contextlib.suppress(OSError):
+        found = digest(wanted.model)
+        if found != sha256:
+            remedy = "put the file there that is meant, or correct this"
+            yield Mistake(("sha256",), f"another file: its SHA-256 is {found} ({wanted.model})", remedy=remedy)
 
 
 def gpus() -> int | None:

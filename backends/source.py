@@ -13,10 +13,11 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, Final
 
 from backends.base import BackendError, LoadFailed, Tensors, words_of
 
@@ -141,15 +142,29 @@ def place_of(code: Any) -> str:
     return str(getattr(code, "__module__", "?"))
 
 
+def digest_run(model: str) -> str | None:
+    """SHA-256 of the file that `model` names, as this process has run it; None: it has not, or it is no file."""
+    place = model.rpartition(":")[0]
+    name = _module_name(Path(place).resolve())
+    return _digests.get(name) if place.endswith(".py") and name in sys.modules else None
+
+
+_digests: Final[dict[str, str]] = {}  # of what was run, by the name of the module
+
+
+def _module_name(path: Path) -> str:
+    """Two files of one name are two modules; and a class in one can be found again by its name (pickle, dataclasses)."""
+    return f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
 def _module_of_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise LoadFailed(f"{path}: no such file")
-    # Two files of one name are two modules; and a class in it can be found again by its module's name (pickle, dataclasses).
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
-    spec = spec_from_file_location(name, path)
+    spec = spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path}: not a Python file")
     if str(path.parent) not in sys.path:
@@ -161,6 +176,17 @@ def _module_of_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+class _FromSource(SourceFileLoader):
+    """Compiles what the file says now. A cache beside it holds what another of its size and time said: archives give all files
+    the same time, and a digest is of the file.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        data = self.get_data(self.path)
+        _digests[fullname] = hashlib.sha256(data).hexdigest()
+        return self.source_to_code(data, self.path)
 
 
 def example_of(model: str, code: Any) -> Tensors | None:

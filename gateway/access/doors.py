@@ -1,5 +1,6 @@
 """What asks for keys: the rules, with the keys of a file that is read again when it changes, and what they have asked."""
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,13 +11,14 @@ from gateway.access.limits import FULL, Limit
 from gateway.access.rules import OPEN, ApiKey, check, is_open, known_key, shown_key, veiled
 from gateway.access.usage import OwnUsage, Usage
 from gateway.config import AccessSection
-from gateway.config.keys import KeyFile, KeySection
-from gateway.documents.faults import ConfigFaults
+from gateway.config.keys import PREFIX, KeyFile, KeySection
+from gateway.documents.faults import ConfigFaults, Fault
 from gateway.documents.lenient import validated
 from gateway.documents.reader import parse, read
 from gateway.errors import ConfigError, GatewayError, Limited, Unauthenticated
 from gateway.process.watched_files import WatchedFiles
 
+_KEY: Final = re.compile(rf"{PREFIX}[\w-]+")
 _FULL_S: Final = 1.0  # when to try again, where nothing says when a request in flight will be over
 
 
@@ -97,7 +99,7 @@ def keys_of(section: AccessSection, environment: Mapping[str, str]) -> dict[byte
                 raise ConfigError(f"server.access.keys_variable: {section.keys_variable}: the environment has no such variable")
             listed += validated(KeyFile, parse(text, source=section.keys_variable)).keys
     except ConfigFaults as exc:  # a key may stand where something else should
-        raise ConfigFaults(replace(fault, value="") for fault in exc.faults) from None
+        raise ConfigFaults(map(_veiled, exc.faults)) from None
     found: dict[bytes, ApiKey] = {}
     for each in listed:
         digest = bytes.fromhex(each.hash.removeprefix("sha256:"))
@@ -108,3 +110,11 @@ def keys_of(section: AccessSection, environment: Mapping[str, str]) -> dict[byte
         limit = Limit.of(each.requests_per_s, each.burst, each.concurrent)
         found[digest] = ApiKey(each.name, digest, frozenset(each.scopes), models, expires_s, limit)
     return found
+
+
+def _veiled(fault: Fault) -> Fault:
+    """Without what stands there, and without any key."""
+    path, found, expected, remedy = (
+        _KEY.sub(f"{PREFIX}…", text) for text in (fault.path, fault.found, fault.expected, fault.remedy)
+    )
+    return replace(fault, value="", path=path, found=found, expected=expected, remedy=remedy)

@@ -9,14 +9,13 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 from gateway.access.rules import digest_of
-from gateway.config.keys import KeySection
+from gateway.config.keys import PREFIX, KeySection
 from gateway.documents.lenient import validated
 from gateway.documents.reader import Document
 from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
 
 _BYTES: Final = 32  # so random that SHA-256 alone keeps it
-_PREFIX: Final = "gwk_"  # by which scanners for secrets find it
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -45,7 +44,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _key(arguments: argparse.Namespace) -> int:
-    secret = _PREFIX + secrets.token_urlsafe(_BYTES)
+    secret = PREFIX + secrets.token_urlsafe(_BYTES)
     given: dict[str, Any] = {"name": arguments.name, "hash": f"sha256:{digest_of(secret.encode()).hex()}"}
     for option in ("models", "scopes", "requests_per_s", "burst", "concurrent"):
         if (value := getattr(arguments, option)) is not None:

@@ -7,6 +7,7 @@ same bytes.
 
 import argparse
 import ast
+import contextlib
 import gzip
 import hashlib
 import io
@@ -22,6 +23,7 @@ import shtab
 import yaml
 
 from backends.artifacts import ONNX, identify
+from backends.digests import digest
 from backends.near_file import near_file
 from backends.onnx_file import weights_beside
 from backends.source import is_source
@@ -139,6 +141,7 @@ class _Contents:
         if model is None:
             return
         place, _, name = model.rpartition(":")
+        self._hold_to_digest(at, model, backend.get("sha256"))
         if not is_source(model):
             self._look_at_artifact((*at, "model"), Path(model), built=build is not None)
             self.places.append((backend, "model", Path(model), ""))
@@ -150,6 +153,13 @@ class _Contents:
         else:
             found = "an installed module, which a package does not hold"
             self._refuse((*at, "model"), found, f"name a file, FILE.py:{name}, that has it or imports it")
+
+    def _hold_to_digest(self, at: Location, model: str, sha256: str | None) -> None:
+        """A file that is not there is refused elsewhere."""
+        with contextlib.suppress(OSError):
+            if sha256 is not None and (found := digest(model)) != sha256:
+                remedy = "put the file at `model` that is meant, or correct this"
+                self._refuse((*at, "sha256"), f"another file: its SHA-256 is {found}", remedy)
 
     def take(self, path: Path) -> bool:
         """A file, or all that is in a folder; False, if there is nothing."""
@@ -280,7 +290,8 @@ def write(package: Package, out: Path) -> list[str]:
             hashes[PACKED] = _add(archive, PACKED, io.BytesIO(configuration), len(configuration))
             for name, path in package.files.items():
                 with path.open("rb") as opened:
-                    hashes[name] = _add(archive, name, opened, path.stat().st_size)
+                    time_s = _time_of(opened) if name.endswith(".py") else 0
+                    hashes[name] = _add(archive, name, opened, path.stat().st_size, time_s)
             sums = as_text(hashes).encode()
             _add(archive, SUMS, io.BytesIO(sums), len(sums))
         partial.replace(out)
@@ -291,10 +302,20 @@ def write(package: Package, out: Path) -> list[str]:
     return [*hashes, SUMS]
 
 
-def _add(archive: tarfile.TarFile, name: str, file: IO[bytes], size_bytes: int) -> str:
-    """Of nobody, at no time; gives the SHA-256 of what was written."""
-    entry = tarfile.TarInfo(name)  # whose owner, group and time are 0
+def _time_of(code: IO[bytes]) -> int:
+    """Another for other code. Python knows by time and size whether what it has compiled is of this file: where all have one
+    time, it would run code of the package that was unpacked there before.
+    """
+    digest = hashlib.file_digest(code, "sha256").digest()  # type: ignore[arg-type]  # a file that is open
+    code.seek(0)
+    return int.from_bytes(digest[:4]) >> 1
+
+
+def _add(archive: tarfile.TarFile, name: str, file: IO[bytes], size_bytes: int, time_s: int = 0) -> str:
+    """Of nobody, at no time that means something; gives the SHA-256 of what was written."""
+    entry = tarfile.TarInfo(name)  # whose owner and group are 0
     entry.size = size_bytes
+    entry.mtime = time_s
     read_by = _Hashed(file)
     archive.addfile(entry, read_by)
     return read_by.sha256.hexdigest()

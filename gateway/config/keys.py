@@ -11,6 +11,8 @@ from pydantic import BeforeValidator, Field
 from gateway.config.fields import ModelName, Strict
 from gateway.documents.faults import Unfit
 
+PREFIX: Final = "gwk_"  # of keys, by which scanners for secrets find them
+_NOT_HERE: Final = "the key itself is not written here"
 _LONGEST_S: Final = 1e9  # whose nanoseconds an integer of 64 bits holds
 _MOMENT: Final = "a date such as 2027-01-31, or 2027-01-31T12:00:00Z"
 Scope = Literal["infer", "metrics", "status", "admin"]
@@ -19,12 +21,14 @@ Scope = Literal["infer", "metrics", "status", "admin"]
 def _name(value: object) -> object:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_.@-]{1,64}", value):
         raise Unfit(expected="1 to 64 letters, digits, and characters of _.@-")
+    if value.startswith(PREFIX):
+        raise Unfit(expected="whose key it is", remedy=_NOT_HERE)
     return value
 
 
 def _hash(value: object) -> object:
     if not isinstance(value, str) or not re.fullmatch(r"sha256:[0-9a-f]{64}", value):
-        raise Unfit(expected="sha256: and 64 digits, as `gateway key` prints it", remedy="the key itself is not written here")
+        raise Unfit(expected="sha256: and 64 digits, as `gateway key` prints it", remedy=_NOT_HERE)
     return value
 
 

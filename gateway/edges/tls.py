@@ -217,13 +217,13 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             if _PLAIN.match(self._left):
                 self._refuse_plain()
                 return
-            tls = self._tls
-            context = tls.certificates.context(tls.protocol)
+            context = self._tls.certificates.context(self._tls.protocol)
             session = self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         while True:
             self._feed()
             try:
                 session.do_handshake()
+                self._tls.certificates.look_again(session)
             except ssl.SSLWantReadError:
                 if self._more:
                     continue
@@ -234,10 +234,6 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
                 self._fail()
                 return
             break
-        if self._tls.certificates.expired(session):
-            self._tls.tell(self._socket.get_extra_info("peername"), "certificate has expired")
-            self._fail()
-            return
         self._open = True
         self._handshake_over()
         self._flush()

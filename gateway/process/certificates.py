@@ -40,15 +40,17 @@ class Certificates:
         """For a connection that begins. protocol: HTTP or HTTP2."""
         return self._files.current()[protocol]
 
-    def expired(self, session: ssl.SSLObject) -> bool:
-        """Whether the client's certificate is over, by which a session was agreed on that it takes up again.
+    def look_again(self, session: ssl.SSLObject) -> None:
+        """Raise ssl.SSLError if a client takes up a session again, and its certificate of then has expired.
 
         OpenSSL looks at a certificate only when it is shown, and TLS 1.3 makes a session younger each time.
         """
-        if not (self._asks_clients and session.session_reused):
-            return False
-        shown = session.getpeercert() or {}
-        return ssl.cert_time_to_seconds(str(shown["notAfter"])) < self._wall_s()
+        if self._asks_clients and session.session_reused:
+            shown = session.getpeercert() or {}
+            if ssl.cert_time_to_seconds(str(shown["notAfter"])) < self._wall_s():
+                expired = ssl.SSLCertVerificationError()
+                expired.reason, expired.verify_message = "CERTIFICATE_VERIFY_FAILED", "certificate has expired"
+                raise expired
 
 
 def contexts(section: TlsSection) -> dict[str, ssl.SSLContext]:

@@ -476,3 +476,23 @@ def test_who_has_left_is_no_longer_in_flight(tmp_path: Path) -> None:
         begun.cancel()
         infer(infer_request("hangs"), metadata=metadata("all"))  # behind the run that nobody waits for any more
         infer(infer_request("mine"), metadata=metadata("one"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KEY: {models: [m]}",
+        "keys: [KEY: {models: [m]}]",
+        "keys: [{KEY: 1, KEY: 2}]",
+        "keys: [*KEY]",
+        "keys: [{name: a, hash: KEY, models: KEY, scopes: KEY}]",
+        "keys: [{name: KEY, hash: 'sha256:0000000000000000000000000000000000000000000000000000000000000000'}]",
+    ],
+)
+def test_no_key_is_told_wherever_it_stands(tmp_path: Path, text: str) -> None:
+    key = "gwk_" + "Ab-_" * 10
+    path = tmp_path / "keys.yaml"
+    path.write_text(text.replace("KEY", key))
+    with pytest.raises(ConfigError) as refused:
+        Doors(AccessSection(keys=str(path)), {})
+    assert "Ab-_" not in refused.value.message

@@ -1,7 +1,7 @@
 """The words the gateway's parts speak to each other in: requests, responses, and what is asked of an output."""
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -112,7 +112,8 @@ class SpanContext(msgspec.Struct, frozen=True):
     state: str = ""
 
 
-class BatchTrace(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class BatchTrace:
     """What is noted of a batch with a traced request among its own, in the process that closed it or in a replica that ran it.
 
     context: its span's, whose parent has the id parent_id. session: of the session's own, within it; told: how that is named
@@ -129,16 +130,18 @@ class BatchTrace(msgspec.Struct, eq=False):
     ended: "TraceEnded"
     name: str
     closed_ns: int
+    _: KW_ONLY
     links: tuple[SpanContext, ...] = ()
     kind: Literal["internal", "client", "server"] = "internal"
     started_ns: int = 0
     finished_ns: int = 0
     returned_ns: int = 0
     error: str = ""
-    attributes: Mapping[str, str | int] = msgspec.field(default_factory=dict)
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
 
 
-class RequestTrace(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class RequestTrace:
     """What is noted of a traced request, until its spans are made of it.
 
     context: its own span's. parent_id: the span's in which it was sent; empty: it begins its trace. ended: takes this once it
@@ -149,14 +152,15 @@ class RequestTrace(msgspec.Struct, eq=False):
     context: SpanContext
     parent_id: str
     ended: "TraceEnded"
-    batches: list[BatchTrace] = msgspec.field(default_factory=list)
+    _: KW_ONLY
+    batches: list[BatchTrace] = field(default_factory=list)
     operation: str = ""
     error: str = ""
     arrival_ns: int = 0
     decoded_ns: int = 0
     encoding_ns: int = 0
     ended_ns: int = 0
-    attributes: Mapping[str, str | int] = msgspec.field(default_factory=dict)
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
 
 
 TraceEnded = Callable[[RequestTrace | BatchTrace], None]

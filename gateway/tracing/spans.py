@@ -25,7 +25,7 @@ _FAULTS: Final = frozenset(
 )  # fmt: skip
 
 
-class _Within(msgspec.Struct):
+class _Station(msgspec.Struct):
     name: str
     context: SpanContext
     parent_id: str
@@ -34,7 +34,7 @@ class _Within(msgspec.Struct):
     links: tuple[SpanContext, ...] = ()
 
 
-class Span(_Within, kw_only=True):
+class Span(_Station, kw_only=True):
     """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process."""
 
     kind: Kind = "internal"

@@ -320,11 +320,17 @@ class Column(NamedTuple):
     checkout: Path
     which: str
 
-    def run(self, arguments: argparse.Namespace, collector: str, folder: Path) -> dict[str, list[float]]:
-        """In a process of its own. folder: empty."""
+    def run(self, arguments: argparse.Namespace, collector: str, connections: list[int]) -> dict[str, list[float]]:
+        """In a process of its own."""
+        with tempfile.TemporaryDirectory() as folder:
+            return self._run(arguments, collector, connections, Path(folder))
+
+    def _run(
+        self, arguments: argparse.Namespace, collector: str, connections: list[int], folder: Path
+    ) -> dict[str, list[float]]:
         program = [
             sys.executable, __file__, "--here", "--requests", str(arguments.requests), "--with", self.which, "--collector",
-            collector, "--paths", *arguments.paths, "--connections", *map(str, arguments.connections),
+            collector, "--paths", *arguments.paths, "--connections", *map(str, connections),
         ]  # fmt: skip
         if arguments.instructions:
             program = command(folder, [*program, "--instructions", "--folder", str(folder)])
@@ -361,11 +367,13 @@ def main() -> None:
         return
     columns = list(enumerate(Column(*each) for each in product(arguments.checkouts, arguments.which)))
     found: list[dict[str, list[list[float]]]] = [{} for _ in columns]
+    # What was learned from one number of connections would decide how those of another are batched.
+    groups = [[each] for each in arguments.connections] if arguments.instructions else [arguments.connections]
     with _collector() as collector:
         for number in range(arguments.rounds):
             for index, column in columns if number % 2 == 0 else columns[::-1]:
-                with tempfile.TemporaryDirectory() as folder:
-                    for key, figures in column.run(arguments, collector, Path(folder)).items():
+                for connections in groups:
+                    for key, figures in column.run(arguments, collector, connections).items():
                         found[index].setdefault(key, []).append(figures)
     _print([column for _, column in columns], found)
 

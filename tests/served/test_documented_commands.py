@@ -145,6 +145,7 @@ BENCHMARKS = (
     "python -m benchmarks.scrape",
     "python -m benchmarks.sessions",
     "python -m benchmarks.stations ../before .",
+    "python -m benchmarks.stations . --with neither ring traces both --instructions",
     "python -m benchmarks.streams replicas",
     "python benchmarks/grpc_listener.py",
     "python benchmarks/hyper_h2.py",

@@ -182,10 +182,10 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from gateway.configuring.guess import is_configuration, written
+    from gateway.configuring.guess import is_configuration, opened, written
     from gateway.documents.whole_file import write_whole
 
-    if is_configuration(arguments.config):
+    if is_configuration(opened(arguments.config)):
         raise ConfigError(f"{Path(arguments.config).absolute()}: is a configuration already: expected a model")
     output: Path | None = arguments.output
     if output is not None and output.exists():
@@ -209,9 +209,11 @@ def _serve(arguments: argparse.Namespace) -> int:
             from gateway.commands.serve import serve
             from gateway.config import ServerSection, listening
             from gateway.configuring.check import servable
-            from gateway.configuring.guess import is_configuration
+            from gateway.configuring.guess import is_configuration, opened
             from gateway.configuring.need_of_ray import uses_ray
             from gateway.process.ports import check_ports
+        with step(f"reading {arguments.config}"):
+            arguments.config = opened(arguments.config)
         if is_configuration(arguments.config):
             if arguments.example is not None:
                 raise ConfigError("--example: only for a model: a configuration states its inputs")

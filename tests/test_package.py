@@ -1,11 +1,13 @@
 """`gateway package`: the archive has what the configuration names and nothing else, and is served only as it was packed."""
 
+import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +16,12 @@ import numpy as np
 import pytest
 import yaml
 
-from gateway.cli import main
+from gateway.cli import _init, main
 from gateway.config import load_config
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.sums import SUMS
+from gateway.errors import ConfigError
+from gateway.from_python.hosted import configuration
 from tests.served.gateway_process import served
 
 CODE = """
@@ -268,6 +272,25 @@ def test_a_package_that_is_not_as_it_was_packed_is_not_served(
             load_config(named)
         assert main(["serve", "--no-ray", "--http-port", "0", "--grpc-port", "0", str(named)]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_the_archive_itself_is_served_as_its_configuration_says_and_held_to_its_sums(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    out = package(project, tmp_path / "out.tar.gz")
+    (model,) = configuration(str(out), whole=True).models
+    assert (model.name, model.slo and model.slo.p99_ms) == ("scaled", 1000)
+    with pytest.raises(ConfigError, match="is a configuration already"):
+        _init(argparse.Namespace(config=str(out), output=None))
+    folder = tmp_path / "changed"
+    with tarfile.open(out) as archive:
+        archive.extractall(folder, filter="tar")
+    (folder / "code" / "scales.py").write_text("FACTOR = 3\n")
+    with tarfile.open(out, "w:gz") as archive:
+        archive.add(folder, ".")
+    with pytest.raises(ConfigError, match=r"scales\.py: is not as it was packed"):
+        configuration(str(out), whole=True)
 
 
 def test_sums_of_something_else_beside_a_configuration_are_nobodys_business(tmp_path: Path) -> None:

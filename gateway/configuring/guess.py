@@ -58,6 +58,18 @@ def is_configuration(what: str) -> bool:
     return what == "-" or what.lower().endswith(CONFIGURATIONS) or configuration_in(what) is not None
 
 
+def opened(what: str) -> str:
+    """MODEL as it was named; of an archive as `gateway package` makes it, which says itself how it is served, the folder that
+    it is unpacked in. Raises: ConfigError.
+    """
+    path = Path(what)
+    if os.path.lexists(path) and is_archive(path):
+        folder = unpacked(path.absolute(), _kept())
+        if configuration_in(folder) is not None:
+            return str(folder)
+    return what
+
+
 def guess(what: str, *, example: Example | None = None, environment: Mapping[str, str] = NO_OPTIONS) -> Guess:
     """The configuration that serves a model, told from the model.
 

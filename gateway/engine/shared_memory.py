@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,7 @@ _SEGMENTS: Final = "/dev/shm"  # where shm_open(3) keeps POSIX shared memory obj
 _MOST_REGIONS: Final = 1024  # each may hold a file descriptor in every ingress process
 _LONGEST_NAME: Final = 1024
 _LONGEST_KEY: Final = 255  # bytes, of a file's name
+_TOUCHED_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class _Open:
 class SharedMemoryRegions:
     """The regions registered on this node. One instance per process; all work on the same directory."""
 
-    def __init__(self, directory: str | Path, *, enabled: bool = True) -> None:
+    def __init__(self, directory: str | Path, *, enabled: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         """directory: made if it is not there, and this user's alone. Raises: ConfigError.
 
         enabled: False answers everything but a status of all with Unsupported.
@@ -61,6 +63,8 @@ class SharedMemoryRegions:
         self.directory = Path(directory)
         self.enabled = enabled
         self._open: dict[str, _Open] = {}
+        self._clock = clock
+        self._young_until_s = clock() + _TOUCHED_S
         if enabled:
             self.directory = private_directory(self.directory)
 
@@ -199,6 +203,9 @@ class SharedMemoryRegions:
     def _resolve(self, ref: RegionRef) -> tuple[_Open, int]:
         """The open region and where in its object the slice starts."""
         self._require_enabled()
+        if self._clock() >= self._young_until_s:
+            self._young_until_s = self._clock() + _TOUCHED_S
+            self._keep_young()
         path = self._path(ref.region)
         try:
             identity = _identity(path)
@@ -219,6 +226,12 @@ class SharedMemoryRegions:
                 f"outside of its {use.region.byte_size} bytes"
             )
         return use, use.region.offset + ref.offset
+
+    def _keep_young(self) -> None:
+        """Touch all registrations: what nobody has for days is removed from /tmp by some systems."""
+        for path in self.directory.glob("*.json"):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))  # of its identity
 
     def _forget(self, name: str) -> None:
         use = self._open.pop(name, None)

@@ -24,7 +24,7 @@ import uvloop
 from gateway.config import Config, load_config, parse_config
 from gateway.configuring.check import servable
 from gateway.configuring.decoration import mark_of
-from gateway.configuring.guess import Example, guess, is_configuration
+from gateway.configuring.guess import Example, guess, is_configuration, opened
 from gateway.errors import ConfigError, NotReady, instead, shortened
 from gateway.ingress import Ingress, Ports
 from gateway.process.run_dir import new_run_dir
@@ -50,6 +50,8 @@ def configuration(what: Source, *, example: Example | None = None, whole: bool =
             f"got an object of {type(what).__name__}: expected a path, a configuration, or a class or function: write a class "
             "whose `predict` calls that object"
         )
+    if isinstance(what, str | os.PathLike):
+        what = opened(os.fspath(what))
     if isinstance(what, Config | Mapping) or (not callable(what) and is_configuration(os.fspath(what))):
         if example is not None:
             raise ConfigError("example: only for a model: a configuration states its inputs")

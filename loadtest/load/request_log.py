@@ -81,8 +81,10 @@ class RequestLog:
 
 def write_csv(path: Path, log: RequestLog, *, used: np.ndarray) -> None:
     """Write the raw log: one line per request that was dispatched, times in nanoseconds. used: indices, in order."""
+    begun = False
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
+            begun = path.is_file()
             writer = csv.writer(file)
             writer.writerow(["intended_ns", "sent_ns", "done_ns", "status"])
             for index in used.tolist():
@@ -90,4 +92,6 @@ def write_csv(path: Path, log: RequestLog, *, used: np.ndarray) -> None:
                 name = "ok" if status == OK else "cut" if status in (CUT, PENDING) else status_name(status)
                 writer.writerow([log.intended[index], log.sent[index], log.done[index], name])
     except OSError as exc:
+        if begun:  # half of a log reads as a whole one
+            path.unlink()
         raise UsageError(f"{path}: the log cannot be written: {exc}") from exc

@@ -4,10 +4,12 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loadtest.errors import UsageError
 from loadtest.lab.journal import Journal
+from loadtest.load.request_log import RequestLog, write_csv
 from loadtest.search.events import Entrant, Measured, Predicted, Profiled, Question, Timing
 
 QUESTION = Question((Entrant("a", "g", 1.0, 1, 8),), 0.99, 50, 600)
@@ -70,6 +72,16 @@ def test_a_full_disk_costs_no_event_that_is_there(tmp_path: Path) -> None:
         journal.close()
     assert path.stat().st_size == size_bytes + 10
     assert reopened(path) == EVENTS
+
+
+def test_a_full_disk_leaves_no_half_of_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    log = RequestLog(500, -1)
+    write_csv(path, log, used=np.arange(500))
+    assert len(path.read_text().splitlines()) == 501
+    with no_file_longer_than(1000), pytest.raises(UsageError, match=r"the log cannot be written: .*File too large"):
+        write_csv(path, log, used=np.arange(500))
+    assert not path.exists()
 
 
 def test_a_finished_search_is_not_resumed(tmp_path: Path) -> None:

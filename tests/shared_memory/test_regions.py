@@ -63,6 +63,21 @@ def test_a_registration_through_one_process_holds_in_the_others(
     assert neighbour.status() == regions.status()
 
 
+def test_registrations_in_use_are_kept_young_for_those_who_clear_tmp(tmp_path: Path, segment: Callable[[bytes], str]) -> None:
+    now_s = 0.0
+    regions = SharedMemoryRegions(tmp_path / "regions", clock=lambda: now_s)
+    for name in ("used", "waits"):
+        regions.register(name, segment(b"first..."), 0, 8)
+    for path in regions.directory.iterdir():
+        os.utime(path, (0, 0))
+    regions.read(RegionRef("used", 0, 5))
+    now_s = 3600.0
+    regions.read(RegionRef("used", 0, 5))
+    assert [path.stat().st_mtime for path in regions.directory.iterdir()] == [0, 0]  # which is of their identity
+    assert all(path.stat().st_atime for path in regions.directory.iterdir())
+    regions.close()
+
+
 def test_a_region_taken_back_through_one_process_is_gone_in_the_others(
     regions: SharedMemoryRegions, neighbour: SharedMemoryRegions, segment: Callable[[bytes], str]
 ) -> None:

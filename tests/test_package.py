@@ -18,6 +18,7 @@ import yaml
 
 from gateway.cli import _init, main
 from gateway.config import load_config
+from gateway.configuring.package import packaged
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.sums import SUMS
 from gateway.errors import ConfigError
@@ -281,6 +282,8 @@ def test_the_archive_itself_is_served_as_its_configuration_says_and_held_to_its_
     out = package(project, tmp_path / "out.tar.gz")
     (model,) = configuration(str(out), whole=True).models
     assert (model.name, model.slo and model.slo.p99_ms) == ("scaled", 1000)
+    assert [each.name for each in packaged(out, {}).models] == ["scaled"]
+    assert main(["check", str(out)]) == 0
     with pytest.raises(ConfigError, match="is a configuration already"):
         _init(argparse.Namespace(config=str(out), output=None))
     folder = tmp_path / "changed"

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.config import Config
 from gateway.configuring.check import check
-from gateway.configuring.guess import is_configuration
+from gateway.configuring.guess import is_configuration, opened
 from gateway.documents.faults import ConfigFaults, Fault
 from gateway.process.console import words
 
@@ -29,7 +29,7 @@ def _check(arguments: argparse.Namespace) -> int:
     config: Config | None = None
     failing: tuple[str, ...] = ()
     try:
-        document, config, faults = check(arguments.config)
+        document, config, faults = check(opened(arguments.config))
         source = document.source
         if arguments.load and config is not None and not faults:
             from gateway.commands.trial import tried  # which imports all that serves

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gateway.config import Config, parse_config
 from gateway.configuring.check import servable
-from gateway.configuring.guess import guess, written
+from gateway.configuring.guess import guess, opened, written
 from gateway.documents.reader import configuration_in
 from gateway.process.console import words
 
@@ -15,6 +15,7 @@ def packaged(folder: Path, environment: Mapping[str, str]) -> Config:
 
     environment: in which SAGEMAKER_ variables may say more of a package.
     """
+    folder = Path(opened(str(folder)))
     if configuration_in(folder) is not None:
         return servable(folder, here=True)
     found = guess(str(folder), environment=environment)

@@ -178,7 +178,7 @@ class Adaptive:
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         group = queue.group
         stream = self._streams[group] if group in self._streams else self._stream(group)
-        if not stream.curve.ready:
+        if not stream.curve.current().ready:
             return Decision(self._limits.max_rows, "idle")
         entries, waiting, busy = queue.entries, queue.rows, len(state.in_flight)
         first = entries[0]
@@ -412,7 +412,7 @@ class Adaptive:
         others = [other for other in state.queues.values() if other is not queue and _joins(other.group, queue.group)]
         others.sort(key=lambda other: other.entries[0][0] if other.entries else NEVER)
         for other in others:
-            theirs = self._stream(other.group).curve
+            theirs = self._stream(other.group).curve.current()
             more = min(other.rows, view.sizes[-1] - rows)
             if more <= 0 or not theirs.ready:
                 continue

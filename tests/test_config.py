@@ -257,6 +257,7 @@ def test_lengths_are_padded_to_buckets_but_where_the_backend_surely_runs_any_as_
     backend: str, buckets: tuple[int, ...]
 ) -> None:
     ragged = "ragged: {pad: {x: 0}, buckets: [16, 32], crop: [y]}"
-    (model,) = parse_config(f"models: [{{name: a, {ragged}, backends: [{{{backend}}}]}}]", source="x.yaml").models
+    text = f"models: [{{name: a, {ragged}, backends: [{{{backend}}}]}}]"
+    (model,) = parse_config(yaml.safe_load(text), source="x.yaml").models
     assert model.ragged is not None
     assert model.ragged.on(model.backends[0]) == model.ragged.model_copy(update={"buckets": buckets})

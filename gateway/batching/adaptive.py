@@ -420,6 +420,10 @@ class Adaptive:
             together = theirs if longer else curve
             together_ns = together.expected_ns(rows + more, busy)
             saved_ns = time_ns + theirs.expected_ns(more, busy) - together_ns
+            # What is saved is a small difference of large times: believed only if all lengths together tell it as well.
+            apart_ns = curve.surface_ns(rows, busy) + theirs.surface_ns(more, busy)
+            if not self._limits.row_sizes and apart_ns <= together.surface_ns(rows + more, busy):
+                saved_ns = 0.0
             padding = self._limits.padded(rows) - rows
             end_ns = view.now_ns + together_ns * together.spread
             late = []

@@ -125,6 +125,13 @@ class ServiceCurve:
         """T(rows)."""
         return self.shape[self.at(rows)] * self.level(busy)
 
+    def surface_ns(self, rows: int, busy: int) -> float:
+        """T(rows) as all lengths together tell it: less exact than one's own, and without the luck of few batches. 0: unknown."""
+        if not self._length:
+            return 0.0
+        fixed, slope = self._surface.line_ns(self._length)
+        return (fixed + slope * rows) * self.level(busy)
+
     def probe(self, rows: int, times_ns: list[int]) -> None:
         """Learn from runs at one size before traffic; the first is the warm-up and counts only if it is the only one."""
         for time_ns in times_ns[1:] or times_ns:

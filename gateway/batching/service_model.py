@@ -126,7 +126,7 @@ class ServiceCurve:
         return self.shape[self.at(rows)] * self.level(busy)
 
     def surface_ns(self, rows: int, busy: int) -> float:
-        """T(rows) as all lengths together tell it: less exact than one's own, and without the luck of few batches. 0: unknown."""
+        """T(rows) as all lengths together tell it: less exact than one's own, but without the luck of few. 0: unknown."""
         if not self._length:
             return 0.0
         fixed, slope = self._surface.line_ns(self._length)

@@ -131,8 +131,9 @@ def told(found: dict[int, list[float]], seconds: float) -> tuple[float, float, f
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, help="another checkout, whose shipped example takes part as `before`")
-    parser.add_argument("--variants", nargs="+", default=["shipped", "without-ragged", "fine-buckets"], choices=CHANGES)
+    parser.add_argument("--variants", nargs="+", default=["shipped", "without-ragged"], choices=CHANGES)
+    parser.add_argument("--before", type=Path, help="another checkout, whose gateway takes part")
+    parser.add_argument("--before-variants", nargs="+", default=["shipped", "without-ragged", "fine-buckets"], choices=CHANGES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, after the warm-up")
@@ -140,7 +141,7 @@ def main() -> int:
     arguments = parser.parse_args()
     runs = {name: (ROOT, CHANGES[name]) for name in arguments.variants}
     if arguments.before:
-        runs["before"] = (arguments.before.resolve(), as_shipped)
+        runs |= {f"before-{name}": (arguments.before.resolve(), CHANGES[name]) for name in arguments.before_variants}
     names = list(runs)
     figures: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in names}
     for number in range(arguments.rounds):
@@ -149,11 +150,11 @@ def main() -> int:
             with serving(*runs[name]) as address:
                 found = asyncio.run(load(address, arguments.connections, arguments.seconds, arguments.warm_up))
             figures[name].append(told(found, arguments.seconds))
-            print(f"  {number + 1} {name:16}" + " ".join(f"{figure:7.1f}" for figure in figures[name][-1]), flush=True)
-    print("medians            rps   p50_ms  p99_ms  max_ms")
+            print(f"  {number + 1} {name:22}" + " ".join(f"{figure:7.1f}" for figure in figures[name][-1]), flush=True)
+    print("medians                  rps   p50_ms  p99_ms  max_ms")
     for name in names:
         medians = [statistics.median(column) for column in zip(*figures[name], strict=True)]
-        print(f"  {name:16}" + " ".join(f"{figure:7.1f}" for figure in medians))
+        print(f"  {name:22}" + " ".join(f"{figure:7.1f}" for figure in medians))
     return 0
 
 

@@ -73,7 +73,7 @@ class ServiceCurve:
     a surface that has learned from other lengths.
     """
 
-    __slots__ = ("_length", "_seen", "_stale", "_sums", "_surface", "_until_ranked", "_version", "line_ns", "rates",
+    __slots__ = ("_length", "_seen", "_stale", "_sums", "_surface", "_version", "line_ns", "rates",
                  "ready", "resets", "shape", "sizes", "spread")  # fmt: skip
 
     def __init__(self, sizes: tuple[int, ...], length: int = 0, surface: Surface | None = None) -> None:
@@ -86,7 +86,6 @@ class ServiceCurve:
         # weighted sums of the line: weight, x, y, xx, xy
         self._sums = (0.0,) * 5
         self._stale = True
-        self._until_ranked = 0
         self.ready = False
         self.shape: tuple[float, ...] = (0.0,) * len(sizes)
         self.rates: tuple[float, ...] = (0.0,) * len(sizes)
@@ -97,9 +96,11 @@ class ServiceCurve:
 
     def current(self) -> "ServiceCurve":
         """Itself, by what other lengths have taught meanwhile."""
-        if self._version != self._surface.version and self._length:
-            self._stale = True
-            self._refresh()
+        if self._length:
+            self.spread = self._surface.spread
+            if self._version != self._surface.version:
+                self._stale = True
+                self._refresh()
         return self
 
     def level(self, busy: int) -> float:
@@ -152,8 +153,9 @@ class ServiceCurve:
         seen = self._seen.get(rows)
         at_level_one = self.shape[seen.at if seen is not None else self.at(rows)]
         clipped = ratio = time_ns / (at_level_one * level) if at_level_one > 0 else 1.0
-        self._surface.ratios.append(ratio)
-        self._until_ranked -= 1
+        if not self._length or self._surface.tells:
+            self._surface.ratios.append(ratio)
+        self._surface.until_ranked -= 1
         if seen is not None and seen.count >= 2:  # a size hardly seen says little: its prediction may be what is wrong
             if ratio > _CLIP:
                 clipped = _CLIP
@@ -165,7 +167,7 @@ class ServiceCurve:
             self._watch_drift(ratio)
         elif self._surface.run:
             self._surface.run.clear()
-        if moved or self._until_ranked <= 0:
+        if moved or self._surface.until_ranked <= 0:
             self._refresh()
 
     def borrow(self, other: "ServiceCurve") -> None:
@@ -229,7 +231,7 @@ class ServiceCurve:
         surface.ratios.clear()
         surface.ratios.extend(ratios)
         self._stale = True
-        self._until_ranked = 0
+        self._surface.until_ranked = 0
         self._refresh()
 
     def _learn(self, rows: int, seen: _Seen | None, at_level_one: float) -> bool:
@@ -269,7 +271,7 @@ class ServiceCurve:
                 seen.count = 2  # learn the shape anew, from here
             run.clear()
             self._surface.ratios.clear()
-            self._until_ranked = 0
+            self._surface.until_ranked = 0
             self.resets += 1
 
     def _line(self) -> tuple[float, float]:
@@ -289,10 +291,11 @@ class ServiceCurve:
         return (seen.count * seen.mean_ns + weight * surface_ns) / (seen.count + weight)
 
     def _refresh(self) -> None:
-        if self._until_ranked <= 0 and self._surface.ratios:
+        if self._surface.until_ranked <= 0 and self._surface.ratios:
             ranked = sorted(self._surface.ratios)
-            self.spread = max(1.0, ranked[min(len(ranked) - 1, int(_QUANTILE * len(ranked)))])
-            self._until_ranked = 16
+            self._surface.spread = max(1.0, ranked[min(len(ranked) - 1, int(_QUANTILE * len(ranked)))])
+            self._surface.until_ranked = 16
+        self.spread = self._surface.spread
         shared = bool(self._length) and self._surface.ready
         if not self._stale or not (self._seen or shared):
             return

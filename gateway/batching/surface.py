@@ -10,28 +10,32 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 _FORGET: Final = 0.995
-_TERMS: Final = ((0, 2), (2,), (0, 1, 2), (0, 1), (1,))  # of (1, rows, rows·length), the likelier first
+_TERMS: Final = ((0, 2), (2,), (0,), (0, 1, 2), (0, 1), (1,))  # of (1, rows, rows·length), the likelier first
 _BETTER: Final = 0.95  # of the squared errors: what a later choice of terms must fall below
 _EXACT: Final = 1e-9
 _MOVED: Final = 0.02
 _OFTEN: Final = 32  # batches until when it is fitted after each; then after so many
+_FEW: Final = 8
 _RATIOS: Final = 128
 
 
 class Surface:
     """Shared by the curves of one model's lengths; the curve of what has no length has one of its own.
 
-    levels: by busy workers. ratios: actual to predicted, of the last batches; run: of those that a drift begins with.
+    levels: by busy workers. ratios: actual to predicted, of the last batches, which spread is of; run: of those that a drift
+    begins with.
     version: raised when the fit has moved.
     restored: it knows from before what curves that are restored could teach it.
     """
 
-    __slots__ = ("_count", "_sums", "_terms", "levels", "ratios", "restored", "run", "version")
+    __slots__ = ("_count", "_sums", "_terms", "levels", "ratios", "restored", "run", "spread", "until_ranked", "version")
 
     def __init__(self) -> None:
         self.levels: dict[int, float] = {}
         self.ratios: deque[float] = deque(maxlen=_RATIOS)
         self.run: list[float] = []
+        self.spread = 1.0
+        self.until_ranked = 0
         self.version = 0
         self.restored = False
         self._terms = (0.0, 0.0, 0.0)
@@ -42,6 +46,11 @@ class Surface:
     @property
     def ready(self) -> bool:
         return self.version > 0
+
+    @property
+    def tells(self) -> bool:
+        """Whether it has seen enough for its errors to say how batches scatter."""
+        return self._count >= _FEW
 
     def line_ns(self, length: int) -> tuple[float, float]:
         """(a, b) of t = a + b·rows at level 1."""

@@ -8,8 +8,8 @@ from gateway.batching.queue import LengthGroup
 from gateway.config import Ragged
 from gateway.types import InferRequest
 
-_LENGTHS: Final = tuple(sorted({round(8 * 2 ** (step / 12)) for step in range(169)}))
-"""Bucket edges for models that take any length. Fine ones: what shares a batch beyond them is for the policy to say."""
+_LENGTHS: Final = tuple(sorted({round(8 * 2 ** (step / 6)) for step in range(85)}))
+"""Bucket edges for models that take any length. A batch wastes a tenth at most; whether it may waste more, the policy says."""
 
 
 class Groups:

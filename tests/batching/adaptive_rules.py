@@ -212,7 +212,8 @@ class Rules:
                 return Decided(0, shed=shed)
         behind = [each[0][0] for other, each in queues.items() if each and other != group]
         if self.slo_ns is None and behind:  # 7
-            until = first[0] + int(0.5 * (now_ns + expected(rows) - first[4].arrival_ns))
+            worth = min(1.0, 6.0 * known.line[0] * level / expected(first[3]))
+            until = first[0] + int(worth * 0.7 * (now_ns + expected(rows) - first[4].arrival_ns))
             parts = []  # virtual deadline and rows of each
             for entry in entries:
                 if sum(part for _, part in parts) < rows:
@@ -221,7 +222,7 @@ class Rules:
             alone = rows - sum(passing)
             total = alone
             for key, part in parts[len(parts) - len(passing) :]:
-                if key > until and expected(total + part) > 2 * expected(alone):
+                if key > until and expected(total + part) > (1.0 + worth) * expected(alone):
                     reason = "cap"
                     break
                 total += part

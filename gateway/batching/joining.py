@@ -1,6 +1,7 @@
 """Which lengths share a batch, and who may overtake whom: steps 6 and 7 of the adaptive policy."""
 
 from collections.abc import Callable, Hashable
+from itertools import islice
 from typing import Final, Protocol
 
 from gateway.batching.policy import Fill
@@ -110,9 +111,10 @@ def in_turn(
     taken = [0] * (1 + len(fill))
     later: list[tuple[int, int, int, int]] = []  # as entries, with the place of their queue
     most = [rows, *(more.rows for more in fill)]
+    late = [0, *(len(more.shed) for more in fill)]  # first in their queues
     for at, each in enumerate((queue, *joined)):
         seen = 0
-        for entry in each.entries:
+        for entry in islice(each.entries, late[at], None):
             if seen >= most[at]:
                 break
             part = min(entry[3], most[at] - seen)

@@ -286,8 +286,8 @@ STEEP = {SHORT: (2.0, 0.15 * SHORT), LONG: (2.0, 0.15 * LONG)}
     ("long_ms", "taken"),
     [
         ((0.0,) * 4, 4),  # all before the short one: nobody is passed
-        ((0.0, 90.0, 90.0, 90.0), 2),  # alone 11.6 ms, two 21.2, three 30.8: more than twice as long
-        ((0.0, 20.0, 20.0, 90.0), 3),  # soon after the first
+        ((0.0, 99.0, 99.0, 99.0), 2),  # alone 11.6 ms, two 21.2, three 30.8: more than twice as long
+        ((0.0, 20.0, 20.0, 99.0), 3),  # soon after the first
         ((0.0, 20.0, 20.0, 20.0), 4),
     ],
 )
@@ -302,6 +302,13 @@ def test_who_came_later_than_one_that_stays_goes_if_soon_after_the_first_or_if_i
     assert lengths(batch) == [(LONG, 1)] * taken
     assert batch.expected_ns == round((2 + 0.15 * LONG * taken) * MS)
     assert batch.reason == ("cap" if taken < 4 else "idle")
+
+
+def test_where_going_together_saves_nothing_all_go_as_they_came() -> None:
+    batcher = batcher_of({length: (0.1, 0.15 * length) for length in (SHORT, LONG)}, slo_ms=None)
+    for length, at_ms in ((LONG, -100), (SHORT, -90), (LONG, -80), (LONG, -80)):
+        add(batcher, length, at_ms=NOW_MS + at_ms)
+    assert [lengths(batch) for _ in range(2) for batch in step(batcher)] == [[(LONG, 1)], [(SHORT, 1)]]
 
 
 def test_with_a_promise_it_is_kept_in_whatever_order() -> None:

@@ -238,3 +238,26 @@ def test_what_the_command_line_gives_in_place_of_a_key_is_checked_as_the_key_is(
     (tmp_path / "x.yaml").write_text(f"server: {{http_port: 8123}}\nmodels: [{{name: a, {BACKEND}}}]")
     assert main(["serve", str(tmp_path / "x.yaml"), *options]) == 2
     assert capsys.readouterr().err == told + "\n"
+
+
+@pytest.mark.parametrize(
+    ("backend", "buckets"),
+    [
+        ("kind: onnxruntime, model: x.onnx", ()),
+        ("kind: torch, model: x.pt2", ()),
+        ("kind: onnxruntime, model: x.onnx, device: cuda", (16, 32)),
+        ("kind: torch, model: x.pt2, device: cuda", (16, 32)),
+        ("kind: torch, model: 'x.py:f', compile: true", (16, 32)),
+        ("kind: tensorrt, model: x.onnx", (16, 32)),
+        ("kind: neuron, model: x", (16, 32)),
+        ("kind: python, model: 'x.py:X'", (16, 32)),
+    ],
+)
+def test_lengths_are_padded_to_buckets_but_where_the_backend_surely_runs_any_as_well(
+    backend: str, buckets: tuple[int, ...]
+) -> None:
+    ragged = "ragged: {pad: {x: 0}, buckets: [16, 32], crop: [y]}"
+    text = f"models: [{{name: a, {ragged}, backends: [{{{backend}}}]}}]"
+    (model,) = parse_config(yaml.safe_load(text), source="x.yaml").models
+    assert model.ragged is not None
+    assert model.ragged.on(model.backends[0]) == model.ragged.model_copy(update={"buckets": buckets})

@@ -21,7 +21,8 @@ Whenever a worker is idle and something waits:
     waiting for the next arrival costs less than leaving it to the next worker that frees (rule H).
  5. Compiled sizes: rather run the next smaller size full than the larger one padded, if that serves more rows per second.
  6. If no other worker is idle, room that is left is filled with requests of other lengths, padded to the longest, where that
-    takes less worker time than batches of their own, and where more is gained by it than lost.
+    takes less worker time than batches of their own, and where more is gained by it than lost (`joining`).
+ 7. Without an SLO, nobody is overtaken by much: see `joining.in_turn`.
 
 If even a fresh request would be late by what was learned, one request at a time still runs: or the policy would never learn
 that the backend has become faster again. So it does where nothing has run for a second, as all who ask may want less than the
@@ -38,8 +39,9 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch
+from gateway.batching.joining import filled, in_turn
 from gateway.batching.policy import WAIT, Decision, Fill
-from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State
+from gateway.batching.queue import NEVER, BatchLimits, Entry, Queue, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 
 _ARRIVALS: Final = 128
@@ -51,7 +53,6 @@ _CAP_AT_MOST: Final = 0.85
 _OVERLOADED: Final = 1 + 2 / sqrt(_ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _PRODUCTIVE: Final = 0.95
 _LOOKAHEAD_BATCHES: Final = 64
-_PADDING_WASTE: Final = 1.15
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
 
 
@@ -178,7 +179,7 @@ class Adaptive:
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         group = queue.group
         stream = self._streams[group] if group in self._streams else self._stream(group)
-        if not stream.curve.ready:
+        if not stream.curve.current().ready:
             return Decision(self._limits.max_rows, "idle")
         entries, waiting, busy = queue.entries, queue.rows, len(state.in_flight)
         first = entries[0]
@@ -247,9 +248,18 @@ class Adaptive:
             rows -= self._shed_lower(queue, view, rows, shed)
             if not rows:
                 return Decision(0, shed=shed)
-        if len(state.queues) == 1 or rows < waiting or free_slots > 1:
+        if len(state.queues) == 1:
             return Decision(rows, reason, None, shed, round(view.expected_ns(rows)))
-        fill, expected_ns = self._fill(queue, view, rows, deadline_ns, work > _UTILISATION * view.workers, state)
+        fill: list[Fill] = []
+        expected_ns = view.expected_ns(rows)
+        if rows == waiting and free_slots == 1:
+            pressed = work > _UTILISATION * view.workers
+            fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
+        if slo_ns is None:
+            turn = in_turn(queue, view, rows, fill, expected_ns, state, self._curve)
+            if turn is not None:
+                rows, fill, expected_ns = turn
+                reason = "cap"
         return Decision(rows, reason, None, shed, round(expected_ns), fill)
 
     def _lone(self, first: Entry, stream: _Stream, busy: int, free_slots: int, now_ns: int) -> Decision | None:
@@ -398,48 +408,8 @@ class Adaptive:
             return view.sizes[up - 1]
         return rows
 
-    def _fill(
-        self, queue: Queue, view: _View, rows: int, deadline_ns: int, pressed: bool, state: State
-    ) -> tuple[list[Fill], float]:
-        """Step 6. Rows to take from queues of other lengths, the most urgent first, and the expected time of the whole.
-
-        Together must take less worker time than apart. That is enough when pressed: more arrives than the workers do easily.
-        Else those who wait longer for it must not lose more than those who need not wait for a batch of their own gain.
-        """
-        fill: list[Fill] = []
-        longest, curve, time_ns = queue, view.curve, view.expected_ns(rows)
-        busy = view.busy + 1
-        others = [other for other in state.queues.values() if other is not queue and _joins(other.group, queue.group)]
-        others.sort(key=lambda other: other.entries[0][0] if other.entries else NEVER)
-        for other in others:
-            theirs = self._stream(other.group).curve
-            more = min(other.rows, view.sizes[-1] - rows)
-            if more <= 0 or not theirs.ready:
-                continue
-            longer = longest.group < other.group  # type: ignore[operator]  # both are LengthGroups of one shape key
-            together = theirs if longer else curve
-            together_ns = together.expected_ns(rows + more, busy)
-            saved_ns = time_ns + theirs.expected_ns(more, busy) - together_ns
-            padding = self._limits.padded(rows) - rows
-            end_ns = view.now_ns + together_ns * together.spread
-            late = []
-            for entry in other.entries:
-                if entry[2] >= end_ns:
-                    break
-                late.append(entry)
-            late_rows = sum(entry[3] for entry in late)
-            if late and (view.workers > 1 or late_rows == other.rows):
-                continue  # another worker may be in time for them
-            more = min(more, other.rows - late_rows)
-            if saved_ns > 0 and (pressed or more * saved_ns >= rows * (together_ns - time_ns)) and end_ns <= deadline_ns:
-                longest, curve, time_ns = (other if longer else longest), together, together_ns
-            elif padding and not longer:
-                more = min(more, padding)
-            else:
-                continue
-            fill.append(Fill(other, more, late))
-            rows += more
-        return fill, time_ns
+    def _curve(self, group: Hashable) -> ServiceCurve:
+        return self._stream(group).curve.current()
 
     def _stream(self, group: Hashable) -> _Stream:
         stream = self._streams.get(group)
@@ -448,11 +418,6 @@ class Adaptive:
                 del self._streams[next(iter(self._streams))]
             stream = self._streams[group] = _Stream(self.service.curve(group))
         return stream
-
-
-def _joins(one: Hashable, other: Hashable) -> bool:
-    """Whether requests of both groups may be padded to share a batch."""
-    return isinstance(one, LengthGroup) and isinstance(other, LengthGroup) and one.shape_key == other.shape_key
 
 
 def _heads(queue: Queue, skip: int, rows: int, cap: int) -> Iterator[tuple[int, int]]:

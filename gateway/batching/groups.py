@@ -8,8 +8,8 @@ from gateway.batching.queue import LengthGroup
 from gateway.config import Ragged
 from gateway.types import InferRequest
 
-_LENGTHS: Final = tuple(round(8 * 2 ** (step / 3)) for step in range(43))
-"""Bucket edges for models that take any length: a batch then wastes a fifth at most."""
+_LENGTHS: Final = tuple(sorted({round(8 * 2 ** (step / 6)) for step in range(85)}))
+"""Bucket edges for models that take any length. A batch wastes a tenth at most; whether it may waste more, the policy says."""
 
 
 class Groups:

@@ -1,9 +1,10 @@
 """How long a batch takes, learned while serving: T(n) expected and Q(n) for one batch in ten to exceed, in nanoseconds.
 
-Theory of operation. One `ServiceCurve` per input bucket. Three things are learned apart, as they change at different speeds:
+Theory of operation. One `ServiceCurve` per input bucket; those of one model's lengths share a `Surface`, t(rows, length), which
+predicts what a bucket has not seen itself. Three things are learned apart, as they change at different speeds:
 
   shape    per padded size an exponentially weighted mean (0.03); sizes between seen ones are interpolated, those
-           beyond follow the least-squares line a + b·n; then made monotone.
+           beyond follow the surface, or the least-squares line a + b·n; then made monotone.
   level    one factor per number of workers that run at once: k sessions of one device are not independent, and a device that
            throttles slows every size alike. It follows (0.1) within some ten batches, without having to see each size again.
   spread   the last 128 ratios of actual to predicted; Q(n) = T(n) · their 90th percentile.
@@ -13,17 +14,18 @@ forgotten. Single outliers are clipped at 2·T, but never before a size has been
 """
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
 from gateway.batching.queue import LengthGroup
+from gateway.batching.surface import Surface
 
 _RATE: Final = 0.1
 _SHAPE_RATE: Final = 0.03
 _SHAPE_COUNT: Final = 33  # batches of a size until when its mean is the plain one
+_SURFACE_WEIGHT: Final = 4  # batches that the surface counts for beside the first of a size, and less from then on
+_SURFACE_COUNT: Final = 8  # of them, until when it counts for something
 _FORGET: Final = 0.98
-_RATIOS: Final = 128
 _DRIFT_RUN: Final = 16
 _DRIFT_ABOVE: Final = 1.3
 _DRIFT_BELOW: Final = 0.77
@@ -67,37 +69,53 @@ class ServiceCurve:
     per nanosecond that any size up to it reaches at level 1, rising. line_ns: (a, b) of t = a + b·rows at level 1. These
     sequences run parallel to `sizes`; they are replaced, not changed, when it learns.
 
-    Life: `probe` at load, `observe` for every batch. Before the first of either, `ready` is False and T is 0.
+    Life: `probe` at load, `observe` for every batch. Before the first of either, `ready` is False and T is 0; unless it shares
+    a surface that has learned from other lengths.
     """
 
-    __slots__ = ("_levels", "_ratios", "_run", "_seen", "_stale", "_sums", "_until_ranked", "line_ns", "rates", "ready",
-                 "resets", "shape", "sizes", "spread")  # fmt: skip
+    __slots__ = ("_length", "_seen", "_stale", "_sums", "_surface", "_version", "line_ns", "rates",
+                 "ready", "resets", "shape", "sizes", "spread")  # fmt: skip
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
+    def __init__(self, sizes: tuple[int, ...], length: int = 0, surface: Surface | None = None) -> None:
+        """length: of its bucket. surface: which it shares; None: none."""
         self.sizes = sizes
+        self._length = length
+        self._surface = surface or Surface()
+        self._version = 0
         self._seen: dict[int, _Seen] = {}
         # weighted sums of the line: weight, x, y, xx, xy
         self._sums = (0.0,) * 5
-        self._levels: dict[int, float] = {}
-        self._ratios: deque[float] = deque(maxlen=_RATIOS)
-        self._run: list[float] = []
         self._stale = True
-        self._until_ranked = 0
         self.ready = False
         self.shape: tuple[float, ...] = (0.0,) * len(sizes)
         self.rates: tuple[float, ...] = (0.0,) * len(sizes)
         self.line_ns = (0.0, 0.0)
         self.spread = 1.0
         self.resets = 0
+        self.current()
+
+    def current(self) -> "ServiceCurve":
+        """Itself, by what other lengths have taught meanwhile."""
+        if self._length:
+            self.spread = self._surface.spread
+            if self._version != self._surface.version:
+                self._stale = True
+                self._refresh()
+        return self
 
     def level(self, busy: int) -> float:
         """How much slower than the shape it runs with so many workers busy; never seen: as with the nearest number seen."""
-        levels = self._levels
+        levels = self._surface.levels
         if busy in levels:
             return levels[busy]
         if not levels:
             return 1.0
         return levels[min(levels, key=lambda known: (abs(known - busy), known))]
+
+    @property
+    def seen(self) -> bool:
+        """Whether it has batches of its own."""
+        return bool(self._seen)
 
     def at(self, rows: int) -> int:
         """The index in `sizes` of the smallest that holds `rows`; the last if none does."""
@@ -108,6 +126,13 @@ class ServiceCurve:
         """T(rows)."""
         return self.shape[self.at(rows)] * self.level(busy)
 
+    def surface_ns(self, rows: int, busy: int) -> float:
+        """T(rows) as all lengths together tell it: less exact than one's own, but without the luck of few. 0: unknown."""
+        if not self._length:
+            return 0.0
+        fixed, slope = self._surface.line_ns(self._length)
+        return (fixed + slope * rows) * self.level(busy)
+
     def probe(self, rows: int, times_ns: list[int]) -> None:
         """Learn from runs at one size before traffic; the first is the warm-up and counts only if it is the only one."""
         for time_ns in times_ns[1:] or times_ns:
@@ -116,20 +141,21 @@ class ServiceCurve:
 
     def observe(self, rows: int, busy: int, time_ns: int) -> None:
         """Learn from a batch of so many padded rows that began with so many workers busy, itself included."""
-        levels = self._levels
+        levels = self._surface.levels
         if time_ns < 1:  # a clock may not have moved while it ran
             time_ns = 1
         if not self.ready:
-            levels[busy] = 1.0
-            self._learn(rows, None, float(time_ns))
+            level = levels[busy] = self.level(busy)
+            self._learn(rows, None, time_ns / level)
             self._refresh()
             return
         level = levels[busy] if busy in levels else self.level(busy)
         seen = self._seen.get(rows)
         at_level_one = self.shape[seen.at if seen is not None else self.at(rows)]
         clipped = ratio = time_ns / (at_level_one * level) if at_level_one > 0 else 1.0
-        self._ratios.append(ratio)
-        self._until_ranked -= 1
+        if not self._length or self._surface.tells:
+            self._surface.ratios.append(ratio)
+        self._surface.until_ranked -= 1
         if seen is not None and seen.count >= 2:  # a size hardly seen says little: its prediction may be what is wrong
             if ratio > _CLIP:
                 clipped = _CLIP
@@ -139,21 +165,27 @@ class ServiceCurve:
         moved = self._learn(rows, seen, clipped * at_level_one)
         if ratio > _DRIFT_ABOVE or ratio < _DRIFT_BELOW:
             self._watch_drift(ratio)
-        elif self._run:
-            self._run.clear()
-        if moved or self._until_ranked <= 0:
+        elif self._surface.run:
+            self._surface.run.clear()
+        if moved or self._surface.until_ranked <= 0:
             self._refresh()
 
-    def borrow(self, other: "ServiceCurve", factor: float) -> None:
-        """Start from another bucket's curve, with rows so many times as dear; the first batches of one's own correct it."""
-        fixed, _ = other.line_ns
-        self._seen = {
-            rows: _Seen(seen.at, min(fixed, seen.mean_ns) + max(0.0, seen.mean_ns - fixed) * factor, 1)
-            for rows, seen in other._seen.items()
-        }
-        weight, x, y, xx, xy = other._sums
-        self._sums = (weight, x, fixed * weight + (y - fixed * weight) * factor, xx, fixed * x + (xy - fixed * x) * factor)
-        self._levels = dict(other._levels)
+    def borrow(self, other: "ServiceCurve") -> None:
+        """Start from the curve of another shape; the first batches of one's own correct it."""
+        sizes = other.sizes
+        self._seen = {rows: _Seen(at, other.shape[at], 1) for at, rows in enumerate(sizes) if rows in other._seen}
+        for at in (0, -1):
+            self._seen.setdefault(sizes[at], _Seen(at % len(sizes), other.shape[at], 1))
+        fixed, slope = other.line_ns
+        points = [(rows, fixed + slope * rows) for rows in self._seen]
+        self._sums = (
+            len(points),
+            sum(rows for rows, _ in points),
+            sum(time_ns for _, time_ns in points),
+            sum(rows * rows for rows, _ in points),
+            sum(rows * time_ns for rows, time_ns in points),
+        )
+        self._surface.levels.update(other._surface.levels)
         self._stale = True
         self._refresh()
 
@@ -163,8 +195,8 @@ class ServiceCurve:
             "format": _FORMAT,
             "means": [[rows, seen.mean_ns, seen.count] for rows, seen in self._seen.items()],
             "sums": list(self._sums),
-            "levels": [[busy, level] for busy, level in self._levels.items()],
-            "ratios": [round(ratio, 4) for ratio in self._ratios],
+            "levels": [[busy, level] for busy, level in self._surface.levels.items()],
+            "ratios": [round(ratio, 4) for ratio in self._surface.ratios],
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -182,11 +214,24 @@ class ServiceCurve:
         means = [size.mean_ns for size in seen.values()]
         if not means or min(means) <= 0 or min(levels.values(), default=1.0) <= 0:
             raise ValueError("not a service curve: its numbers are out of range")
-        self._seen, self._sums, self._levels = seen, (weight, x, y, xx, xy), levels
-        self._ratios.clear()
-        self._ratios.extend(ratios)
+        surface = self._surface
+        factor = 1.0
+        if self._length:
+            if surface.levels and levels:  # which stay as they are: only together with them do means say anything
+                busy = min(levels)
+                factor = levels[busy] / self.level(busy)
+            for rows, size in seen.items():
+                size.mean_ns *= factor
+                if not surface.restored:
+                    surface.learn(rows, self._length, size.mean_ns, size.mean_ns, min(size.count, _SHAPE_COUNT))
+            surface.levels = {busy: level / factor for busy, level in levels.items()} | surface.levels
+        else:
+            surface.levels = levels
+        self._seen, self._sums = seen, (weight, x, y * factor, xx, xy * factor)
+        surface.ratios.clear()
+        surface.ratios.extend(ratios)
         self._stale = True
-        self._until_ranked = 0
+        self._surface.until_ranked = 0
         self._refresh()
 
     def _learn(self, rows: int, seen: _Seen | None, at_level_one: float) -> bool:
@@ -194,6 +239,8 @@ class ServiceCurve:
         if seen is None:
             seen = self._seen[rows] = _Seen(self.at(rows), at_level_one, 0)
         count = seen.count
+        if self._length:
+            self._surface.learn(rows, self._length, at_level_one, self.shape[seen.at] if self.ready else at_level_one)
         seen.count = count + 1
         mean_ns = seen.mean_ns
         mean_ns += (_SHAPE_RATE if count >= _SHAPE_COUNT else 1.0 / (count + 1)) * (at_level_one - mean_ns)
@@ -212,19 +259,19 @@ class ServiceCurve:
         return moved_ns > _REFRESH_AT_ONCE * seen.built_ns
 
     def _watch_drift(self, ratio: float) -> None:
-        run = self._run
+        run = self._surface.run
         if run and (run[0] > 1.0) != (ratio > 1.0):
             run.clear()
         run.append(ratio)
         if len(run) == _DRIFT_RUN:
             moved = sorted(run)[_DRIFT_RUN // 2]
-            for busy in self._levels:
-                self._levels[busy] *= moved
+            for busy in self._surface.levels:
+                self._surface.levels[busy] *= moved
             for seen in self._seen.values():
                 seen.count = 2  # learn the shape anew, from here
             run.clear()
-            self._ratios.clear()
-            self._until_ranked = 0
+            self._surface.ratios.clear()
+            self._surface.until_ranked = 0
             self.resets += 1
 
     def _line(self) -> tuple[float, float]:
@@ -238,18 +285,33 @@ class ServiceCurve:
         fixed = (y - slope * x) / weight
         return (fixed, slope) if fixed >= 0 else (0.0, y / x)
 
+    def _shared_ns(self, seen: _Seen, surface_ns: float) -> float:
+        """Of a size that was seen, by the surface as well while that was not often."""
+        weight = max(0.0, _SURFACE_WEIGHT * (1 - (seen.count - 1) / _SURFACE_COUNT))
+        return (seen.count * seen.mean_ns + weight * surface_ns) / (seen.count + weight)
+
     def _refresh(self) -> None:
-        if self._until_ranked <= 0 and self._ratios:
-            ranked = sorted(self._ratios)
-            self.spread = max(1.0, ranked[min(len(ranked) - 1, int(_QUANTILE * len(ranked)))])
-            self._until_ranked = 16
-        if not self._stale or not self._seen:
+        if self._surface.until_ranked <= 0 and self._surface.ratios:
+            ranked = sorted(self._surface.ratios)
+            self._surface.spread = max(1.0, ranked[min(len(ranked) - 1, int(_QUANTILE * len(ranked)))])
+            self._surface.until_ranked = 16
+        self.spread = self._surface.spread
+        shared = bool(self._length) and self._surface.ready
+        if not self._stale or not (self._seen or shared):
             return
         self._stale = False
         self.ready = True
-        self.line_ns = fixed, slope = self._line()
+        self._version = self._surface.version
+        self.line_ns = fixed, slope = self._surface.line_ns(self._length) if shared else self._line()
         seen = sorted(self._seen)
-        times = [self._seen[rows].mean_ns for rows in seen]
+        if shared:
+            times = [self._shared_ns(self._seen[rows], fixed + slope * rows) for rows in seen]
+            if not seen:
+                seen, times = [self.sizes[0]], [fixed + slope * self.sizes[0]]
+            dearer = sum(times) / sum(fixed + slope * rows for rows in seen)
+            self.line_ns = fixed * dearer, slope * dearer
+        else:
+            times = [self._seen[rows].mean_ns for rows in seen]
         shape: list[float] = []
         rates: list[float] = []
         floor = best = 0.0
@@ -277,13 +339,15 @@ class ServiceCurve:
 class ServiceModel:
     """The curves of one lane, by input bucket.
 
-    A bucket that was never seen starts with the curve of the nearest known one, in proportion to their lengths if any.
+    A length that was never seen is predicted by the surface of those that were; anything else starts with the last curve known.
     """
 
     def __init__(self, max_rows: int, row_sizes: tuple[int, ...] = ()) -> None:
         self.sizes = size_grid(max_rows, row_sizes)
         self._curves: dict[Hashable, ServiceCurve] = {}
+        self._surfaces: dict[Hashable, Surface] = {}  # by shape key
         self._kept: dict[str, Mapping[str, Any]] = {}
+        self._kept_surfaces: dict[str, Mapping[str, Any]] = {}
 
     @property
     def curves(self) -> Mapping[Hashable, ServiceCurve]:
@@ -301,12 +365,12 @@ class ServiceModel:
     def curve(self, bucket: Hashable) -> ServiceCurve:
         curve = self._curves.get(bucket)
         if curve is None:
-            curve = ServiceCurve(self.sizes)
+            curve = self._new(bucket)
             kept = self._kept.pop(repr(bucket), None)
             if kept is not None:
                 curve.restore(kept)
-            else:
-                self._borrow(bucket, curve)
+            elif not curve.ready:
+                self._borrow(curve)
             if len(self._curves) >= _CURVES:  # clients choose shapes, and could choose many
                 del self._curves[next(iter(self._curves))]
             self._curves[bucket] = curve
@@ -314,27 +378,44 @@ class ServiceModel:
 
     def to_dict(self) -> dict[str, Any]:
         """What is worth keeping between restarts, as JSON can hold it."""
-        return {"buckets": {repr(bucket): curve.to_dict() for bucket, curve in self._curves.items() if curve.ready}}
+        return {
+            "buckets": {repr(bucket): curve.to_dict() for bucket, curve in self._curves.items() if curve.seen},
+            "surfaces": {repr(key): surface.to_dict() for key, surface in self._surfaces.items() if surface.ready},
+        }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Take over what `to_dict` gave, before traffic. Raises: ValueError, if it is something else."""
         buckets = kept.get("buckets") if isinstance(kept, Mapping) else None
         if not isinstance(buckets, Mapping):
             raise ValueError("not a service model: expected a mapping with the key `buckets`")
+        surfaces = kept.get("surfaces", {})  # none, where there were no lengths
+        if not isinstance(surfaces, Mapping):
+            raise ValueError("not a service model: its `surfaces` are no mapping")
         for curve in buckets.values():
             ServiceCurve(self.sizes).restore(curve)
+        for surface in surfaces.values():
+            Surface().restore(surface)
         self._kept = dict(buckets)
+        self._kept_surfaces = dict(surfaces)
+        for key in [key for key in self._surfaces if repr(key) in surfaces]:
+            self._surfaces[key].restore(self._kept_surfaces.pop(repr(key)))
         for bucket in [bucket for bucket in self._curves if repr(bucket) in self._kept]:
             self._curves[bucket].restore(self._kept.pop(repr(bucket)))
 
-    def _borrow(self, bucket: Hashable, curve: ServiceCurve) -> None:
-        known = [(other, found) for other, found in self._curves.items() if found.ready]
-        if not known:
-            return
-        if isinstance(bucket, LengthGroup):
-            same = [(other, found) for other, found in known if isinstance(other, LengthGroup)]
-            if same:
-                near, found = min(same, key=lambda item: abs(item[0].length - bucket.length))
-                curve.borrow(found, bucket.length / max(1, near.length))
-                return
-        curve.borrow(known[-1][1], 1.0)
+    def _new(self, bucket: Hashable) -> ServiceCurve:
+        if not isinstance(bucket, LengthGroup):
+            return ServiceCurve(self.sizes)
+        surface = self._surfaces.get(bucket.shape_key)
+        if surface is None:
+            if len(self._surfaces) >= _CURVES:
+                del self._surfaces[next(iter(self._surfaces))]
+            surface = self._surfaces[bucket.shape_key] = Surface()
+            kept = self._kept_surfaces.pop(repr(bucket.shape_key), None)
+            if kept is not None:
+                surface.restore(kept)
+        return ServiceCurve(self.sizes, bucket.length, surface)
+
+    def _borrow(self, curve: ServiceCurve) -> None:
+        known = [found for found in self._curves.values() if found.ready]
+        if known:
+            curve.borrow(known[-1])

@@ -84,6 +84,11 @@ class Backend(Strict):
         return self.placement == "embedded"
 
     @property
+    def any_length(self) -> bool:
+        """Whether it surely runs whatever length comes as well as any other, so that padding to buckets gains nothing."""
+        return False
+
+    @property
     def label(self) -> str:
         """The lane's name in metrics and messages."""
         return self.name or self.kind  # type: ignore[attr-defined]  # every kind adds its literal
@@ -160,6 +165,10 @@ class Torch(Backend):
     cuda_graphs: bool = _TORCH["cuda_graphs"]  # on cuda: one launch per batch shape; the module must not branch on values
     cast_outputs: bool = _TORCH["cast_outputs"]  # float64, and integers that fit, to what is declared; False: they are errors
 
+    @property
+    def any_length(self) -> bool:
+        return self.device == "cpu" and not self.compile
+
 
 class OnnxRuntime(Backend):
     """An ONNX file."""
@@ -171,6 +180,10 @@ class OnnxRuntime(Backend):
     threads: int = Field(default=_ONNXRUNTIME["threads"], ge=1)
     device: Literal["cpu", "cuda"] = _ONNXRUNTIME["device"]
     cuda_graphs: bool = _ONNXRUNTIME["cuda_graphs"]  # on cuda: one launch per batch shape; all of the model must run there
+
+    @property
+    def any_length(self) -> bool:
+        return self.device == "cpu"
 
 
 class Python(Backend):

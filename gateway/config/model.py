@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from backends.not_known import NOT_KNOWN, NotKnown
-from gateway.config.backends import AnyBackend
+from gateway.config.backends import AnyBackend, Backend
 from gateway.config.fields import Milliseconds, ModelName, Rows, Strict, Version
 from gateway.config.other_names import DATATYPES
 from gateway.documents.faults import Location, Unfit, did_you_mean
@@ -46,13 +46,18 @@ def tensor_specs(tensors: tuple[DeclaredTensor, ...] | None) -> tuple[TensorSpec
 class Ragged(Strict):
     """Inputs whose axis 1 differs between requests, and how they are padded to share a batch.
 
-    pad: input name -> the value that fills. buckets: lengths a batch is padded to, ascending; empty: to its longest.
+    pad: input name -> the value that fills. buckets: lengths a batch is padded to, ascending; empty: to its longest, as always
+    on backends that run any length as it comes.
     crop: outputs whose axis 1 is the padded one and is cut back to each request's own length.
     """
 
     pad: dict[str, Annotated[float, Field(allow_inf_nan=True)]] = Field(min_length=1)
     buckets: tuple[Rows, ...] = ()
     crop: tuple[str, ...] = ()
+
+    def on(self, backend: Backend) -> "Ragged":
+        """As it is for this backend."""
+        return self.model_copy(update={"buckets": ()}) if backend.any_length else self
 
     @field_validator("buckets")
     @classmethod

@@ -256,7 +256,7 @@ class LaneOpener:
             sessions=runner.slots,
             max_queue_rows=batching.max_queue_rows,
             slo_ns=round(model.slo.p99_ms * 1e6) if model.slo else None,
-            ragged=model.ragged.model_dump() if model.ragged else None,
+            ragged=model.ragged.on(backend).model_dump() if model.ragged else None,
             session_usd_per_hour=(backend.usd_per_hour or 0.0) / backend.sessions,
             decoupled=spec.decoupled,
         )

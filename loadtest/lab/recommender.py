@@ -245,7 +245,8 @@ class Lab:
         return rps, "" if rps else f"one request alone takes {alone_ms:.3g} ms, and {self._spec.slo} is asked"
 
     def _lengths_of(self, candidate: CandidateSetup) -> Lengths | None:
-        ragged = parse_config(candidate.document, source=candidate.name).models[0].ragged if candidate.document else None
+        model = parse_config(candidate.document, source=candidate.name).models[0] if candidate.document else None
+        ragged = model.ragged.on(model.backends[0]) if model is not None and model.ragged is not None else None
         if ragged is None or not self._spec.payload.files:
             return None  # made-up requests of one run may differ in length, but not in what is known of them here
         if not self._sizes:

@@ -210,6 +210,23 @@ class Rules:
             rows -= sum(entry[3] for entry in late)
             if not rows:
                 return Decided(0, shed=shed)
+        behind = [each[0][0] for other, each in queues.items() if each and other != group]
+        if self.slo_ns is None and behind:  # 7
+            worth = min(1.0, 6.0 * known.line[0] * level / expected(first[3]))
+            until = first[0] + int(worth * 0.7 * (now_ns + expected(rows) - first[4].arrival_ns))
+            parts = []  # virtual deadline and rows of each
+            for entry in entries:
+                if sum(part for _, part in parts) < rows:
+                    parts.append((entry[0], min(entry[3], rows - sum(part for _, part in parts))))
+            passing = [part for key, part in parts[1:] if key > min(behind)]
+            alone = rows - sum(passing)
+            total = alone
+            for key, part in parts[len(parts) - len(passing) :]:
+                if key > until and expected(total + part) > (1.0 + worth) * expected(alone):
+                    reason = "cap"
+                    break
+                total += part
+            rows = total
         return Decided(rows, reason, None, shed, round(expected(rows)))
 
     def _fresh(self, known: Known, rate: float, quantile: float, workers: int, share: float) -> int:

@@ -264,3 +264,70 @@ def test_any_number_of_shapes_is_decided_for_with_a_bounded_memory() -> None:
         (batch,) = batcher.step(number * MS, 1).batches
         batcher.finished(batch, (number + 1) * MS, MS, ok=True)
     assert len(batcher.service.curves) <= 256
+
+
+def test_lengths_are_not_joined_on_the_luck_of_one_of_them() -> None:
+    """What the short one alone says, from some slow batches, is that the long one's would take it along for nothing."""
+    times = {length: (2.0, 0.15 * length) for length in (SHORT, MIDDLE, LONG)}
+    batcher = batcher_of(times, slo_ms=None)
+    unlucky = batcher.service.curve(LengthGroup("k", SHORT))
+    batcher.service.curve(LengthGroup("k", MIDDLE))
+    unlucky.restore(kept_curve(2, 0.15 * LONG, 32))
+    press(batcher, LONG)
+    add(batcher, LONG, 1)
+    add(batcher, SHORT, 1)
+    assert lengths(step(batcher)[0]) == [(LONG, 1)]
+
+
+STEEP = {SHORT: (2.0, 0.15 * SHORT), LONG: (2.0, 0.15 * LONG)}
+
+
+@pytest.mark.parametrize(
+    ("long_ms", "taken"),
+    [
+        ((0.0,) * 4, 4),  # all before the short one: nobody is passed
+        ((0.0, 99.0, 99.0, 99.0), 2),  # alone 11.6 ms, two 21.2, three 30.8: more than twice as long
+        ((0.0, 20.0, 20.0, 99.0), 3),  # soon after the first
+        ((0.0, 20.0, 20.0, 20.0), 4),
+    ],
+)
+def test_who_came_later_than_one_that_stays_goes_if_soon_after_the_first_or_if_it_takes_little(
+    long_ms: tuple[float, ...], taken: int
+) -> None:
+    batcher = batcher_of(STEEP, slo_ms=None)
+    for at_ms in long_ms:
+        add(batcher, LONG, at_ms=NOW_MS - 100 + at_ms)
+    add(batcher, SHORT, at_ms=NOW_MS - 100 + (10 if long_ms[1] else 30))
+    (batch,) = step(batcher)
+    assert lengths(batch) == [(LONG, 1)] * taken
+    assert batch.expected_ns == round((2 + 0.15 * LONG * taken) * MS)
+    assert batch.reason == ("cap" if taken < 4 else "idle")
+
+
+def test_where_going_together_saves_nothing_all_go_as_they_came() -> None:
+    batcher = batcher_of({length: (0.1, 0.15 * length) for length in (SHORT, LONG)}, slo_ms=None)
+    for length, at_ms in ((LONG, -100), (SHORT, -90), (LONG, -80), (LONG, -80)):
+        add(batcher, length, at_ms=NOW_MS + at_ms)
+    assert [lengths(batch) for _ in range(2) for batch in step(batcher)] == [[(LONG, 1)], [(SHORT, 1)]]
+
+
+def test_with_a_promise_it_is_kept_in_whatever_order() -> None:
+    batcher = batcher_of(STEEP)
+    add(batcher, LONG, at_ms=NOW_MS - 100)
+    add(batcher, SHORT, at_ms=NOW_MS - 90)
+    for _ in range(3):
+        add(batcher, LONG, at_ms=NOW_MS - 30)
+    assert lengths(step(batcher)[0]) == [(LONG, 1)] * 4
+
+
+def test_of_those_that_join_only_some_may_pass() -> None:
+    near = {SHORT: (20.0, 1.0), MIDDLE: (20.0, 1.5), LONG: (20.0, 100.0)}
+    batcher = batcher_of(near, slo_ms=None, max_rows=16)
+    add(batcher, SHORT, at_ms=NOW_MS - 300)
+    add(batcher, LONG, at_ms=NOW_MS - 290)
+    for _ in range(15):
+        add(batcher, MIDDLE, at_ms=NOW_MS - 20)
+    (batch,) = step(batcher)
+    assert lengths(batch) == [(SHORT, 1), *[(MIDDLE, 1)] * 13]  # with twelve of them 20 + 13·1.5 ms are less than 2·21
+    assert batch.group == LengthGroup("k", MIDDLE)
+    assert batcher.queue_rows == 3

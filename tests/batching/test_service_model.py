@@ -358,16 +358,16 @@ def test_a_change_moves_every_level_and_forgets_the_spread_and_what_the_shape_wa
     assert curve.to_dict()["means"][0][1] == pytest.approx(mean_ns * (1 + 0.2 / 4), rel=0.01)  # the fourth that counts
 
 
-def test_what_is_borrowed_is_the_fixed_time_and_as_many_times_what_a_row_takes() -> None:
+def test_another_length_has_the_fixed_time_and_as_many_times_what_a_row_takes() -> None:
     model = ServiceModel(8)
     short = model.curve(LengthGroup("k", 16))
     short.restore(kept_curve(2, 0.5, 8, {1: 1.0, 2: 1.5}, spread=1.3))
     longer = model.curve(LengthGroup("k", 64))
     assert [time_ns / MS for time_ns in longer.shape] == pytest.approx([2 + 2 * rows for rows in range(1, 9)])
     assert longer.line_ns == pytest.approx((2 * MS, 2 * MS))
-    assert (longer.level(2), longer.spread) == (1.5, 1.0)
-    longer.observe(1, 1, 8 * MS)  # the second of its size: the borrowed one counts as one
-    assert longer.expected_ns(1) == pytest.approx(6 * MS)
+    assert (longer.level(2), longer.spread) == (1.5, 1.3)
+    longer.observe(1, 1, 8 * MS)  # the first of its size: the surface counts as four
+    assert longer.expected_ns(1) == pytest.approx((4 + 4 / 5) * MS, rel=0.01)
     assert short.expected_ns(1) == pytest.approx(2.5 * MS)
     other = model.curve("another shape")
     assert other.expected_ns(8) == pytest.approx(longer.expected_ns(8))  # of the last that is known
@@ -381,7 +381,9 @@ def test_a_length_borrows_from_lengths_and_nothing_from_what_has_not_run() -> No
     model.curve("plain").restore(kept_curve(2, 1, 8))
     assert model.curve(LengthGroup("k", 32)).expected_ns(1) == pytest.approx(3 * MS)  # nothing else is known
     model.curve("late").restore(kept_curve(50, 1, 8))
-    assert model.curve(LengthGroup("k", 48)).expected_ns(1) == pytest.approx((2 + 1.5) * MS)
+    for _ in range(9):
+        model.curve(LengthGroup("k", 32)).observe(1, 1, 3 * MS)
+    assert model.curve(LengthGroup("k", 48)).expected_ns(1) == pytest.approx(4.5 * MS, rel=0.01)
 
 
 def test_the_line_is_through_what_was_seen_and_never_falls_or_starts_below_nothing() -> None:

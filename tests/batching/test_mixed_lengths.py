@@ -1,0 +1,91 @@
+"""Mixed lengths without a promise in simulated time: as fast as the best that one could set by hand, and nearly in turn."""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from gateway.batching.adaptive import Adaptive
+from gateway.batching.batcher import Batcher
+from gateway.batching.policies import Greedy
+from gateway.batching.policy import Policy
+from gateway.config import Ragged
+from gateway.types import InferRequest
+from tests.batching.curves import MS
+
+LENGTHS = tuple(round(length) for length in np.linspace(6, 120, 16))
+CONNECTIONS = 32
+REQUESTS = 3000
+
+
+@dataclass(frozen=True)
+class Served:
+    rate: float  # requests per ms
+    p99_ms: float
+
+
+def closed_loop(
+    policy: Policy, *, by_shape: bool, fixed_ms: float, cell_ms: float, noise: float, max_rows: int = 32, workers: int = 2
+) -> Served:
+    """Each connection asks again as soon as it has its answer. by_shape: other lengths have another shape, and never share."""
+    batcher = Batcher(policy, max_rows=max_rows, workers=workers, ragged=None if by_shape else Ragged(pad={"ids": 0}))
+    rng = np.random.default_rng(17)
+    lengths = rng.choice(LENGTHS, REQUESTS + CONNECTIONS).tolist()
+    luck = np.exp(rng.normal(0, noise, 2 * REQUESTS)).tolist()
+    arrays = {length: {"ids": np.zeros((1, length), np.int8)} for length in LENGTHS}
+    running: list[tuple[int, int, object]] = []
+    ended: list[tuple[int, int]] = []  # when, after how long
+    now_ns, started = 0, 0
+
+    def ask() -> None:
+        length = lengths.pop()
+        batcher.add(InferRequest("m", "1", "", arrays[length], 1, now_ns, shape_key=length if by_shape else None), now_ns)
+
+    for _ in range(CONNECTIONS):
+        ask()
+    while len(ended) < REQUESTS:
+        step = batcher.step(now_ns, workers - len(running))
+        for batch in step.batches:
+            longest = max(part.request.inputs["ids"].shape[1] for part in batch.parts)
+            time_ns = round((fixed_ms + cell_ms * batch.rows * longest) * luck[started] * MS)
+            started += 1
+            heapq.heappush(running, (now_ns + time_ns, started, batch))
+        if step.wake_at_ns is not None and (not running or step.wake_at_ns < running[0][0]):
+            now_ns = max(now_ns + 1, step.wake_at_ns)
+            continue
+        now_ns, _, done = heapq.heappop(running)
+        batcher.finished(done, now_ns, 1, ok=True)  # type: ignore[arg-type]
+        for part in done.parts:  # type: ignore[attr-defined]
+            ended.append((now_ns, now_ns - part.request.arrival_ns))
+            if lengths:
+                ask()
+    warm = ended[REQUESTS // 4 : REQUESTS]
+    rate = len(warm) / ((warm[-1][0] - warm[0][0]) / MS)
+    return Served(rate, float(np.percentile([taken_ns / MS for _, taken_ns in warm], 99)))
+
+
+@pytest.mark.parametrize(
+    ("fixed_ms", "cell_ms", "noise", "longer"),
+    [
+        (2.2, 0.155, 0.15, 1.4),  # minilm on a CPU
+        (2.2, 0.155, 0.4, 1.4),  # with others on its cores
+        (0.2, 0.155, 0.15, 1.1),  # batching wins nothing
+        (6.0, 0.1, 0.15, 1.2),
+        (20.0, 0.005, 0.15, 1.0),  # an accelerator that hardly sees lengths
+    ],
+)
+def test_lengths_are_served_as_fast_as_by_the_best_setting_and_nearly_in_turn(
+    fixed_ms: float, cell_ms: float, noise: float, longer: float
+) -> None:
+    times = {"fixed_ms": fixed_ms, "cell_ms": cell_ms, "noise": noise}
+    ours = closed_loop(Adaptive(), by_shape=False, **times)
+    in_turn = closed_loop(Greedy(), by_shape=True, max_rows=1, **times)  # type: ignore[arg-type]
+    settings = [
+        in_turn,
+        closed_loop(Adaptive(), by_shape=True, **times),
+        closed_loop(Greedy(), by_shape=True, **times),
+        closed_loop(Greedy(), by_shape=False, **times),
+    ]
+    assert ours.rate >= 0.97 * max(each.rate for each in settings)
+    assert ours.p99_ms <= longer * in_turn.p99_ms

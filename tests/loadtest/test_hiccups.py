@@ -101,7 +101,7 @@ def test_cpu_time_is_counted_for_whom_it_was_used() -> None:
 def test_who_looks_whether_a_run_is_decided_is_nobody_else() -> None:
     async def scenario() -> Recording | None:
         meter = Meter("127.0.0.1", 1)
-        async with Looker(-1, meter.fileno()) as looker, meter:
+        async with meter, Looker(-1, meter.fileno()) as looker:
             assert looker.pid is not None
             process = psutil.Process(looker.pid)
             while sum(process.cpu_times()[:2]) < 0.3:  # noqa: ASYNC110  # it uses half a second to start

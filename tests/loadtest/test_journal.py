@@ -1,7 +1,4 @@
-import contextlib
 import dataclasses
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +8,7 @@ from loadtest.errors import UsageError
 from loadtest.lab.journal import Journal
 from loadtest.load.request_log import RequestLog, write_csv
 from loadtest.search.events import Entrant, Measured, Predicted, Profiled, Question, Timing
+from tests.file_limit import no_file_longer_than
 
 QUESTION = Question((Entrant("a", "g", 1.0, 1, 8),), 0.99, 50, 600)
 EVENTS = (
@@ -46,17 +44,6 @@ def test_a_line_cut_short_by_an_interruption_is_forgotten(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-20])
     assert reopened(path) == EVENTS[:2]
     assert reopened(path) == EVENTS[:2]  # and the file is whole again
-
-
-@contextlib.contextmanager
-def no_file_longer_than(size_bytes: int) -> Iterator[None]:
-    """As a disk without room is, of which a write gets an error."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_costs_no_event_that_is_there(tmp_path: Path) -> None:

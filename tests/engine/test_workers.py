@@ -372,7 +372,8 @@ def test_a_cancelled_batch_frees_its_session(monkeypatch: pytest.MonkeyPatch, de
             pool.cancel(batch)
             execution = await asyncio.wait_for(ended, PATIENCE_S)
             assert isinstance(execution.error, Cancelled)
-            assert (execution.session_lost, pool.free_slots, session.cancels) == (False, 1, deaf + 1)
+            assert (execution.session_lost, pool.free_slots) == (False, 1)
+            assert session.cancels > deaf  # it is asked again until it ends, which takes a moment
 
     asyncio.run(main())
 

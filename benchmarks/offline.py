@@ -82,7 +82,29 @@ class Bare:
         given = {name: _array(value) for name, value in inputs.items()}
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, given)
 
-    def _run(asker: Asker, spec: ModelSpec, source: Path, output: Path) -> float:
+    def _run(self, given: dict[str, np.ndarray]) -> dict[str, Any]:
+        return dict(self._own.session.run(given, {}))
+
+    def __enter__(self) -> "Bare":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        for session in self._sessions:
+            session.close()
+        self._model.close()
+
+
+def _array(value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
+    array = np.array(value)
+    return (
+        np.array([each.encode() for each in array.ravel()], object).reshape(array.shape) if array.dtype.kind == "U" else array
+    )
+
+
+def _run(asker: Asker, spec: ModelSpec, source: Path, output: Path) -> float:
     """Seconds."""
     store, files = Store.at(str(source)), Files(Store.at(str(output)), Store.at(f"{output}.bad"))
     job = job_of(store, "", chunk_rows=512, output=str(output), columns={}, keep=None)

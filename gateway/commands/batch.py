@@ -96,7 +96,7 @@ def _batch(arguments: argparse.Namespace) -> int:
 
 
 def asker_of(section: ModelSection, model: "LoadedModel", *, from_text: bool) -> "Asker":
-    """Keeps the sessions of a model busy. Requests of several batches, which the gateway cuts, are fewer to make and to answer."""
+    """Keeps the sessions of a model busy. Requests of several batches, which the gateway cuts, cost less than one each."""
     from gateway.transform.asking import Asker
 
     in_flight = max(1, min(section.batching.max_queue_rows // 2, 16 * max(1, model.spec.max_rows)))

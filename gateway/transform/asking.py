@@ -31,8 +31,8 @@ class Asker:
     """Asks a model for the rows of chunks, several at once. On one event loop."""
 
     def __init__(self, spec: ModelSpec, ask: Ask, *, from_text: bool, request_rows: int, in_flight: int) -> None:
-        """from_text: cells are text, of which numbers are to be read. request_rows: of a request, at most; with a model that has
-        no batch dimension it is one. in_flight: rows that are asked for at once.
+        """from_text: cells are text, of which numbers are to be read. request_rows: of a request, at most; one, of a model that
+        has no batch dimension. in_flight: rows that are asked for at once.
         """
         self._spec = spec
         self._ask = ask

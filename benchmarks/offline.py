@@ -32,7 +32,7 @@ from gateway.from_python.hosted import configuration, only
 from gateway.from_python.loaded import LoadedModel
 from gateway.transform.asking import Asker
 from gateway.transform.storage import Store
-from gateway.transform.work import Files, Work, begin, job_of
+from gateway.transform.work import Files, RowsWork, begin, job_of
 
 
 def main() -> None:
@@ -110,7 +110,7 @@ def _run(asker: Asker, spec: ModelSpec, source: Path, output: Path) -> float:
     job = job_of(store, "", chunk_rows=512, output=str(output), columns={}, keep=None)
     done = begin(files, job, restart=True)
     begun_s = time.perf_counter()
-    uvloop.run(Work(job, store, files, spec, asker, done, lambda rows, bad: None).run())
+    uvloop.run(RowsWork(job, store, files, spec, asker, done, lambda rows, bad: None).run())
     return time.perf_counter() - begun_s
 
 

@@ -65,7 +65,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _batch(arguments: argparse.Namespace) -> int:
     from gateway.transform.rows import format_of
     from gateway.transform.storage import Store
-    from gateway.transform.work import Files, Work, alone, begin, job_of
+    from gateway.transform.work import Files, RowsWork, alone, begin, job_of
 
     if not 1 <= arguments.chunk_rows <= 1_000_000:
         raise ConfigError(f"--chunk-rows: {arguments.chunk_rows}: expected 1 to 1000000")
@@ -90,8 +90,8 @@ def _batch(arguments: argparse.Namespace) -> int:
         with model, _Progress(quiet=arguments.quiet) as progress:
             from_text = format_of(job.inputs[0].path) == "csv"
             asker = asker_of(config.models[0], model, from_text=from_text)
-            uvloop.run(Work(job, source, files, model.spec, asker, done, progress.add).run())
-    words.info("%s: %s%s", arguments.output, progress.told(), f"; why: {bad.path}" if progress.bad else "")
+            uvloop.run(RowsWork(job, source, files, model.spec, asker, done, progress.add).run())
+    print(f"{arguments.output}: {progress.told()}" + (f"; why: {arguments.bad or bad.path}" if progress.bad else ""))
     return 0
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gateway.errors import ConfigError
-from gateway.transform.storage import Seen, Store
+from gateway.transform.storage import FoundFile, Store
 
 csv.field_size_limit(1 << 28)  # bytes of a cell; Python's own limit is less than an image
 
@@ -52,7 +52,7 @@ def format_of(path: str) -> str:
     return ending
 
 
-def chunks(store: Store, files: Sequence[Seen], most_rows: int, skip: Callable[[int], bool]) -> Iterator[Chunk]:
+def chunks(store: Store, files: Sequence[FoundFile], most_rows: int, skip: Callable[[int], bool]) -> Iterator[Chunk]:
     """The rows of all files, one after the other. Each chunk but the last has `most_rows`.
 
     skip: told a chunk's number; whether its rows are not wanted: it is left out then. Raises: ConfigError, for a file that is

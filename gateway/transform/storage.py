@@ -21,7 +21,7 @@ except ImportError as exc:
 _GLOB: Final = frozenset("*?[")
 
 
-class Seen(NamedTuple):
+class FoundFile(NamedTuple):
     """A file as it was found: if that differs later, it is another. modified_ns: since 1970; 0: the store does not say."""
 
     path: str
@@ -53,7 +53,7 @@ class Store(NamedTuple):
     def exists(self) -> bool:
         return self._info().type is not fs.FileType.NotFound
 
-    def found(self) -> list[Seen]:
+    def found(self) -> list[FoundFile]:
         """The file here; of a folder or a pattern (`*.parquet`) all its files, by name. Hidden ones are left out.
 
         Raises: ConfigError, if there is none.
@@ -128,8 +128,8 @@ class Store(NamedTuple):
         return self.files.get_file_info(self.path)
 
 
-def _seen(info: Any) -> Seen:
-    return Seen(info.path, info.size, info.mtime_ns or 0)
+def _seen(info: Any) -> FoundFile:
+    return FoundFile(info.path, info.size, info.mtime_ns or 0)
 
 
 def _by_fsspec(place: str, arrows: Exception) -> tuple[Any, str]:

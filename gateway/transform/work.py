@@ -18,7 +18,7 @@ from backends.base import ModelSpec
 from gateway.errors import ConfigError
 from gateway.transform.asking import Answer, Asker, check_columns
 from gateway.transform.rows import BARE, Chunk, Row, Unread, chunks, format_of
-from gateway.transform.storage import Seen, Store
+from gateway.transform.storage import FoundFile, Store
 from gateway.transform.writing import NUMBER, Done, join, write_bad, write_part
 
 _FORMAT: Final = 1
@@ -28,11 +28,11 @@ _LOCK: Final = "lock"
 _AT_ONCE: Final = 2  # chunks, so that the end of one does not leave sessions idle
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class RowsJob(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be done: another job's parts are not taken for this one's. model: a digest of all that makes its answers."""
 
     format: int = _FORMAT
-    inputs: list[Seen]
+    inputs: list[FoundFile]
     model: str
     chunk_rows: int
     written_as: str
@@ -54,7 +54,7 @@ class Files(NamedTuple):
         return self.output.beside(f"{self.partial.path}/{number:08}.{kind}")
 
 
-def begin(files: Files, job: Job, *, restart: bool) -> set[int]:
+def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
     """The chunks that are done already. restart: throw away what there is. Raises: ConfigError, where it is another job's."""
     partial = files.partial
     there = partial.names() - {_LOCK}
@@ -73,9 +73,9 @@ def begin(files: Files, job: Job, *, restart: bool) -> set[int]:
     return {int(name.partition(".")[0]) for name in there if name.endswith(".rows")}
 
 
-def _check_same(job: Job, told: bytes, where: str) -> None:
+def _check_same(job: RowsJob, told: bytes, where: str) -> None:
     try:
-        before = msgspec.json.decode(told, type=Job)
+        before = msgspec.json.decode(told, type=RowsJob)
     except msgspec.DecodeError as exc:
         raise ConfigError(f"{where}/{_JOB}: not readable ({exc}): --restart begins anew") from exc
     differ = [name for name in job.__struct_fields__ if getattr(job, name) != getattr(before, name)]
@@ -106,12 +106,12 @@ def alone(files: Files) -> Iterator[None]:
         yield
 
 
-class Work:
+class RowsWork:
     """Asks for the rows of a job that are not done. Life: made -> run, on an event loop."""
 
     def __init__(
         self,
-        job: Job,
+        job: RowsJob,
         source: Store,
         files: Files,
         spec: ModelSpec,
@@ -208,7 +208,9 @@ def _rename(chunk: Chunk, columns: Mapping[str, str]) -> None:
             row.update({name: row.pop(column) for name, column in columns.items() if column in row})
 
 
-def job_of(source: Store, model: str, *, chunk_rows: int, output: str, columns: dict[str, str], keep: list[str] | None) -> Job:
+def job_of(
+    source: Store, model: str, *, chunk_rows: int, output: str, columns: dict[str, str], keep: list[str] | None
+) -> RowsJob:
     """Raises: ConfigError."""
     inputs = source.found()
     endings = {format_of(seen.path) for seen in inputs}
@@ -219,4 +221,4 @@ def job_of(source: Store, model: str, *, chunk_rows: int, output: str, columns: 
         raise ConfigError(f"{output}: expected a name that ends in .jsonl, .csv or .parquet")
     if keep is not None and NUMBER in keep:
         raise ConfigError(f"--keep: {NUMBER} is what a row's number is called there")
-    return Job(inputs=inputs, model=model, chunk_rows=chunk_rows, written_as=written_as, columns=columns, keep=keep)
+    return RowsJob(inputs=inputs, model=model, chunk_rows=chunk_rows, written_as=written_as, columns=columns, keep=keep)

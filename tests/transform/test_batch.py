@@ -93,7 +93,7 @@ def test_rows_without_an_answer_are_told_with_the_reason(tmp_path: Path, capsys:
     }.items():
         assert word in bad[number]
     assert [row["_row"] for row in read(output)] == [n for n in range(20) if n not in bad]
-    assert "6 without an answer" in capsys.readouterr().err
+    assert "6 without an answer" in capsys.readouterr().out
 
 
 def test_lines_of_text_and_rows_of_many_lengths(tmp_path: Path) -> None:

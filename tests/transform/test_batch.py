@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from gateway.cli import main
+from gateway.errors import ConfigError
+from gateway.transform.storage import FoundFile, Store
+from gateway.transform.work import Files, RowsJob, alone, begin
 
 MODELS = Path(__file__).parent / "models.py"
 ROWS = [{"id": f"r{number}", "x": [float(number), 0.5]} for number in range(70)]
@@ -227,9 +231,6 @@ def test_what_cannot_be_done_is_refused(
 
 
 def test_two_do_not_work_on_one_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from gateway.transform.storage import Store
-    from gateway.transform.work import Files, alone
-
     source, output = written(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     with alone(Files(Store.at(str(output)), Store.at(f"{output}.bad"))):
         assert run(configuration(tmp_path), "twice", source, output) == 2
@@ -251,3 +252,25 @@ def test_a_model_without_a_batch_dimension_and_bf16(tmp_path: Path) -> None:
     for ending in ("jsonl", "parquet"):
         assert run(path, "whole", source, tmp_path / f"out.{ending}") == 0
         assert np.shape([row["OUTPUT0"] for row in read(tmp_path / f"out.{ending}")]) == (9, 3)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"model": "another"}, "the model or its configuration"),
+        ({"chunk_rows": 7}, "--chunk-rows"),
+        ({"columns": {"x": "y"}}, "--column"),
+        ({"keep": []}, "--keep"),
+        ({"written_as": "csv"}, "the output's format"),
+        ({"inputs": [FoundFile("in.jsonl", 9, 1)]}, "the input files"),
+    ],
+)
+def test_what_is_different_is_named(tmp_path: Path, other: dict[str, Any], said: str) -> None:
+    job = RowsJob(inputs=[FoundFile("in.jsonl", 8, 1)], model="a", chunk_rows=8, written_as="jsonl", columns={}, keep=None)
+    files = Files(Store.at(str(tmp_path / "out.jsonl")), Store.at(str(tmp_path / "bad.jsonl")))
+    assert begin(files, job, restart=False) == set()
+    Path(files.part(3, "rows").path).touch()
+    assert begin(files, job, restart=False) == {3}
+    with pytest.raises(ConfigError, match=rf"of another job \({said} differ\): --restart"):
+        begin(files, msgspec.structs.replace(job, **other), restart=False)
+    assert begin(files, msgspec.structs.replace(job, **other), restart=True) == set()

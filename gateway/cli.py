@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "package": "package",
     "check": "check",
     "predict": "predict",
+    "batch": "batch",
     "route": "explain",
     "top": "top",
     "why": "why",

@@ -23,7 +23,7 @@ GATEWAY = (
     ("edges",),
     ("ingress",),
     ("cluster", "from_python"),
-    ("app", "testing"),
+    ("app", "testing", "transform"),
     ("commands",),
     ("cli",),
     ("__main__",),
@@ -72,6 +72,8 @@ DOORS = {
     "prometheus_client": {"loadtest.reports.openmetrics"},  # and the tests, which read with its parser
     "jinja2": {"loadtest.reports.pages"},
     "opentelemetry": {"gateway.tracing.opentelemetry"},
+    "pyarrow": {"gateway.transform.storage", "gateway.transform.rows", "gateway.transform.writing"},
+    "fsspec": {"gateway.transform.storage"},
 }
 
 

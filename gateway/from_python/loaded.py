@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from backends.base import TensorSpec
+from backends.base import ModelSpec, TensorSpec
 from gateway.config import Config
 from gateway.configuring.guess import Example
 from gateway.engine.place import Place
@@ -59,6 +59,10 @@ class LoadedModel:
     @property
     def version(self) -> str:
         return self._codec.version
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._codec.spec
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

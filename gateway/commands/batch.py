@@ -1,0 +1,163 @@
+"""`gateway batch`: files of rows through a model, each row once, with the batching that a server has."""
+
+import argparse
+import contextlib
+import hashlib
+import time
+from typing import TYPE_CHECKING, Final
+
+import shtab
+import uvloop
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from backends.digests import digest
+from gateway.config import Config, ModelSection
+from gateway.errors import ConfigError
+from gateway.process.command_line import add_command
+from gateway.process.console import step, words
+
+if TYPE_CHECKING:
+    from gateway.from_python.loaded import LoadedModel
+    from gateway.transform.asking import Asker
+
+_CHUNK_ROWS: Final = 512
+_TOLD_EVERY_S: Final = 10.0
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add `batch` to the command line."""
+    batch = add_command(
+        commands,
+        "batch",
+        "files of rows through a model, each row once",
+        "gateway batch configs/examples/minilm.yaml minilm-text configs/loadtests/sentences.txt embeddings.parquet",
+        "gateway batch configs/examples/linear.yaml linear 'rows/*.parquet' s3://bucket/answers.jsonl",
+        "gateway batch configs/examples/linear.yaml linear rows.csv answers.csv --column INPUT0=features --keep id",
+        more="The model is loaded here, without its SLO: nothing is shed. INPUT is .jsonl, .csv, .txt (a line is a row) or "
+        ".parquet, a folder or a pattern of such files; OUTPUT is .jsonl, .csv or .parquet; both also as s3://…. A row of the "
+        "output has its number (_row), the columns that are no inputs, and the outputs. Rows without an answer are in "
+        "OUTPUT.bad.jsonl, with the reason. Broken off, the same command goes on where it was.",
+    )
+    config = batch.add_argument("config", metavar="CONFIG", help="what `gateway serve` takes")
+    config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+    batch.add_argument("model", metavar="MODEL")
+    batch.add_argument("input", metavar="INPUT")
+    batch.add_argument("output", metavar="OUTPUT")
+    batch.add_argument("--version", default="", help="of the model; without it the highest")
+    batch.add_argument(
+        "--column", action="append", default=[], metavar="INPUT=COLUMN", help="an input is that column; may be repeated"
+    )
+    batch.add_argument("--keep", metavar="COLUMN,…", help="go into the output, instead of all that are no inputs; '': none")
+    batch.add_argument("--bad", metavar="FILE", help="for rows without an answer, instead of OUTPUT.bad.jsonl")
+    batch.add_argument(
+        "--chunk-rows",
+        type=int,
+        default=_CHUNK_ROWS,
+        metavar="N",
+        help=f"that are done again at most when broken off ({_CHUNK_ROWS})",
+    )
+    batch.add_argument("--restart", action="store_true", help="begin anew, whatever was done before")
+    batch.set_defaults(run=_batch)
+    return batch
+
+
+def _batch(arguments: argparse.Namespace) -> int:
+    from gateway.transform.rows import format_of
+    from gateway.transform.storage import Store
+    from gateway.transform.work import Files, RowsWork, alone, begin, job_of
+
+    if not 1 <= arguments.chunk_rows <= 1_000_000:
+        raise ConfigError(f"--chunk-rows: {arguments.chunk_rows}: expected 1 to 1000000")
+    columns = dict(_pair(text) for text in arguments.column)
+    keep = None if arguments.keep is None else [name for name in arguments.keep.split(",") if name]
+    source, output = Store.at(arguments.input), Store.at(arguments.output)
+    bad = Store.at(arguments.bad or f"{arguments.output}.bad.jsonl")
+    config = _promising_nothing(arguments.config, arguments.model, arguments.version)
+    job = job_of(source, _digest(config), chunk_rows=arguments.chunk_rows, output=arguments.output, columns=columns, keep=keep)
+    files = Files(output, bad)
+    with alone(files):
+        done = begin(files, job, restart=arguments.restart)
+        if done:
+            words.info("%d chunks of %d rows are done already", len(done), job.chunk_rows)
+        from gateway.from_python.loaded import LoadedModel
+
+        with step(f"loading {arguments.model}"):
+            model = LoadedModel(config)
+        if model.spec.decoupled:
+            model.close()
+            raise ConfigError(f"model '{arguments.model}' answers in parts: expected one that gives one answer")
+        with model, _Progress(quiet=arguments.quiet) as progress:
+            from_text = format_of(job.inputs[0].path) == "csv"
+            asker = asker_of(config.models[0], model, from_text=from_text)
+            uvloop.run(RowsWork(job, source, files, model.spec, asker, done, progress.add).run())
+    print(f"{arguments.output}: {progress.told()}" + (f"; why: {arguments.bad or bad.path}" if progress.bad else ""))
+    return 0
+
+
+def asker_of(section: ModelSection, model: "LoadedModel", *, from_text: bool) -> "Asker":
+    """Keeps the sessions of a model busy. Requests of several batches, which the gateway cuts, cost less than one each."""
+    from gateway.transform.asking import Asker
+
+    in_flight = max(1, min(section.batching.max_queue_rows // 2, 16 * max(1, model.spec.max_rows)))
+    request_rows = max(1, min(in_flight // 4, 4 * model.spec.max_rows))
+    return Asker(model.spec, model.predict_async, from_text=from_text, request_rows=request_rows, in_flight=in_flight)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, column = text.partition("=")
+    if not (name and equals and column):
+        raise ConfigError(f"--column: {text}: expected INPUT=COLUMN")
+    return name, column
+
+
+def _promising_nothing(config: str, model: str, version: str) -> Config:
+    """One model, without an SLO, by which requests would be shed. Raises: ConfigError."""
+    from gateway.from_python.hosted import configuration, only
+
+    found = only(configuration(config, whole=False), model, version)
+    return found.model_copy(update={"models": (found.models[0].model_copy(update={"slo": None}),)})
+
+
+def _digest(config: Config) -> str:
+    """Of all that makes a model's answers, as far as files say it."""
+    whole = hashlib.sha256(config.models[0].model_dump_json().encode())
+    for backend in config.models[0].backends:
+        with contextlib.suppress(OSError, AttributeError):  # a module that is installed, another server
+            whole.update(digest(backend.model).encode())  # type: ignore[union-attr]
+    return whole.hexdigest()
+
+
+class _Progress:
+    """Counts rows, and says how far it is: by a line that is redrawn in a terminal, else by one every ten seconds."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._rows = self.bad = 0
+        self._begun_s = self._told_s = time.monotonic()
+        console = Console(stderr=True, highlight=False)
+        self._redrawn = console.is_terminal and not console.is_dumb_terminal and not quiet
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not self._redrawn)
+        self._task = self._bar.add_task("reading", total=None)
+
+    def __enter__(self) -> "_Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def add(self, rows: int, bad: int) -> None:
+        """A chunk is done."""
+        self._rows += rows
+        self.bad += bad
+        self._bar.update(self._task, description=self.told())
+        now_s = time.monotonic()
+        if not self._redrawn and now_s - self._told_s >= _TOLD_EVERY_S:
+            self._told_s = now_s
+            words.info("%s", self.told())
+
+    def told(self) -> str:
+        took_s = time.monotonic() - self._begun_s
+        bad = f", {self.bad} without an answer" if self.bad else ""
+        return f"{self._rows} rows{bad}, {self._rows / took_s:.0f}/s"

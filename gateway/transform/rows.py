@@ -1,0 +1,180 @@
+"""Files as rows: JSON Lines, CSV, lines of text and Parquet.
+
+A row is what its columns hold, by name. What cannot be read of a row is told with it, and the rows after it are read.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gateway.errors import ConfigError
+from gateway.transform.storage import FoundFile, Store
+
+csv.field_size_limit(1 << 28)  # bytes of a cell; Python's own limit is less than an image
+
+Row = dict[str, Any]
+"""What columns hold: numbers, text, bytes, nested lists, or 1-D numpy arrays; a column that a row lacks is left out."""
+
+BARE: Final = ""
+"""The column of a value that has no name: a line of text, or a line of JSON that is no object."""
+
+
+class Unread(NamedTuple):
+    """A row that could not be read. why: in our words. found: what is there, as far as it can be shown."""
+
+    why: str
+    found: str
+
+
+class Chunk(NamedTuple):
+    """Rows that are worked on together. first: the number of its first row, counted from 0 over all files."""
+
+    number: int
+    first: int
+    rows: list[Row | Unread]
+
+
+def format_of(path: str) -> str:
+    """jsonl, csv, txt or parquet, by a name's ending. Raises: ConfigError."""
+    name = path.rpartition("/")[2].lower()
+    for packed in (".gz", ".bz2", ".zst", ".lz4"):
+        name = name.removesuffix(packed)
+    ending = {"ndjson": "jsonl"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
+    if ending not in _READ:
+        raise ConfigError(f"{path}: expected a name that ends in .jsonl, .csv, .txt or .parquet")
+    return ending
+
+
+def chunks(store: Store, files: Sequence[FoundFile], most_rows: int, skip: Callable[[int], bool]) -> Iterator[Chunk]:
+    """The rows of all files, one after the other. Each chunk but the last has `most_rows`.
+
+    skip: told a chunk's number; whether its rows are not wanted: it is left out then. Raises: ConfigError, for a file that is
+    not as its name says; OSError.
+    """
+    rows = (row for seen in files for row in _READ[format_of(seen.path)](store.beside(seen.path)))
+    number = 0
+    while True:
+        taken = islice(rows, most_rows)
+        if skip(number):
+            more = sum(1 for _ in taken)
+        else:
+            found = list(taken)
+            more = len(found)
+            if found:
+                yield Chunk(number, number * most_rows, found)
+        if more < most_rows:
+            return
+        number += 1
+
+
+def _lines(store: Store) -> Iterator[bytes]:
+    with store.stream() as file:
+        rest = b""
+        while data := file.read(1 << 20):
+            *lines, rest = (rest + data).split(b"\n")
+            yield from lines
+        if rest:
+            yield rest
+
+
+def _json_lines(store: Store) -> Iterator[Row | Unread]:
+    decode = msgspec.json.Decoder().decode
+    for line in _lines(store):
+        if not line.strip():
+            continue
+        try:
+            value = decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            yield Unread(f"no JSON: {exc}", _shown(line))
+        else:
+            yield value if isinstance(value, dict) else {BARE: value}
+
+
+def _text(store: Store) -> Iterator[Row | Unread]:
+    for line in _lines(store):
+        try:
+            yield {BARE: line.removesuffix(b"\r").decode()}
+        except UnicodeDecodeError as exc:
+            yield Unread(f"no UTF-8: {exc}", _shown(line))
+
+
+def _csv(store: Store) -> Iterator[Row | Unread]:
+    """Its first line has the names. All cells are text; an empty one is left out."""
+    with store.stream() as file:
+        text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
+        reader = csv.reader(text)
+        names = next(reader, [])
+        if len(set(names)) < len(names):
+            raise ConfigError(f"{store.path}: two columns have one name: {', '.join(names)}")
+        while True:
+            try:
+                cells = next(reader, None)
+            except csv.Error as exc:
+                yield Unread(f"no CSV: {exc}", "")
+                continue
+            if cells is None:
+                return
+            if len(cells) != len(names):
+                if cells:
+                    yield Unread(f"{len(cells)} cells, and the first line has {len(names)}", ",".join(cells))
+                continue
+            row = {name: cell for name, cell in zip(names, cells, strict=True) if cell}
+            try:
+                "".join(row.values()).encode()
+            except UnicodeEncodeError as exc:
+                yield Unread(f"no UTF-8: {exc.reason}", ",".join(cells).encode(errors="replace").decode())
+            else:
+                yield row
+
+
+def _parquet(store: Store) -> Iterator[Row | Unread]:
+    try:
+        file = pq.ParquetFile(store.open())
+    except pa.ArrowInvalid as exc:
+        raise ConfigError(f"{store.path}: no Parquet file: {exc}") from exc
+    with file:
+        for batch in file.iter_batches(512):
+            columns = [_values(column) for column in batch.columns]
+            names = batch.schema.names
+            for cells in zip(*columns, strict=True):
+                yield {name: cell for name, cell in zip(names, cells, strict=True) if cell is not None}
+
+
+def _values(column: pa.Array) -> Iterable[Any]:
+    """Lists of numbers as arrays, which are views; all else as Python has it."""
+    kind = column.type
+    fixed = pa.types.is_fixed_size_list(kind)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return list(column.to_numpy_ndarray())
+    numbers = (fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)) and (
+        pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
+    )
+    if not numbers or column.null_count or column.flatten().null_count:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    values = column.flatten().to_numpy()
+    if fixed:
+        return list(values.reshape(len(column), kind.list_size))
+    ends = column.value_lengths().to_numpy().cumsum()
+    return np.split(values, ends[:-1]) if len(column) else []
+
+
+def _shown(line: bytes) -> str:
+    text = line[:200].decode(errors="replace")
+    return text if len(line) <= 200 else f"{text}…"
+
+
+_READ: Final[dict[str, Callable[[Store], Iterator[Row | Unread]]]] = {
+    "jsonl": _json_lines, "csv": _csv, "txt": _text, "parquet": _parquet,
+}  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """As JSON can hold it."""
+    return value.tolist() if isinstance(value, np.ndarray) else value

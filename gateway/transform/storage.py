@@ -1,0 +1,142 @@
+"""Where files are: this machine, S3 and what else Arrow or fsspec can reach by a URI.
+
+A file is there whole or not at all: on this machine it is renamed when it is written, a store of objects has it once it is
+closed.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import IO, Any, Final, NamedTuple, Self
+
+from gateway.errors import ConfigError
+
+try:
+    import pyarrow as pa
+    from pyarrow import fs
+except ImportError as exc:
+    raise ConfigError(f"pyarrow cannot be imported ({exc}): pip install 'serving-gateway[batch]'") from exc
+
+_GLOB: Final = frozenset("*?[")
+
+
+class FoundFile(NamedTuple):
+    """A file as it was found: if that differs later, it is another. modified_ns: since 1970; 0: the store does not say."""
+
+    path: str
+    size_bytes: int
+    modified_ns: int
+
+
+class Store(NamedTuple):
+    """A place in a file system. local: of this machine. path: in it, without a scheme."""
+
+    files: Any
+    path: str
+    local: bool
+
+    @classmethod
+    def at(cls, place: str) -> Self:
+        """place: a path, or a URI such as s3://bucket/folder/rows.jsonl. Raises: ConfigError."""
+        if "://" not in place:
+            return cls(fs.LocalFileSystem(), os.path.abspath(place), True)
+        try:
+            files, path = fs.FileSystem.from_uri(place)
+        except (pa.ArrowException, OSError, ValueError) as exc:
+            files, path = _by_fsspec(place, exc)
+        return cls(files, path.rstrip("/"), isinstance(files, fs.LocalFileSystem))
+
+    def beside(self, path: str) -> Self:
+        return self._replace(path=path)
+
+    def exists(self) -> bool:
+        return self._info().type is not fs.FileType.NotFound
+
+    def found(self) -> list[FoundFile]:
+        """The file here; of a folder or a pattern (`*.parquet`) all its files, by name. Hidden ones are left out.
+
+        Raises: ConfigError, if there is none.
+        """
+        folder, _, name = self.path.rpartition("/")
+        if _GLOB & set(folder):
+            raise ConfigError(f"{self.path}: a pattern is taken for the files of one folder only, not for folders")
+        if not _GLOB & set(name):
+            info = self._info()
+            if info.type is fs.FileType.File:
+                return [_seen(info)]
+            if info.type is fs.FileType.NotFound:
+                raise ConfigError(f"{self.path}: no such file or folder")
+            folder, name = self.path, "*"
+        infos = self.files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        seen = [_seen(info) for info in infos if info.type is fs.FileType.File and fnmatchcase(info.base_name, name)]
+        seen = [each for each in seen if not each.path.rpartition("/")[2].startswith((".", "_"))]
+        if not seen:
+            raise ConfigError(f"{self.path}: no file there")
+        return sorted(seen)
+
+    def names(self) -> set[str]:
+        """What is in this folder; nothing, if there is none."""
+        return {info.base_name for info in self.files.get_file_info(fs.FileSelector(self.path, allow_not_found=True))}
+
+    def read(self) -> bytes:
+        with self.files.open_input_stream(self.path) as file:
+            return bytes(file.read())
+
+    def open(self) -> IO[bytes]:
+        """To read at any place of it, as Parquet does."""
+        return self.files.open_input_file(self.path)  # type: ignore[no-any-return]
+
+    def stream(self) -> IO[bytes]:
+        """To read from its beginning; what is packed by gzip or the like, as its name says, is unpacked."""
+        return self.files.open_input_stream(self.path, compression="detect")  # type: ignore[no-any-return]
+
+    @contextmanager
+    def written(self) -> Iterator[IO[bytes]]:
+        """A file to write. Where that fails, there is none of it."""
+        folder, _, name = self.path.rpartition("/")
+        if not self.local:
+            sink = self.files.open_output_stream(self.path)
+            try:
+                yield sink
+            except BaseException:
+                sink.close()  # there is no other way to end it
+                self.files.delete_file(self.path)
+                raise
+            sink.close()
+            return
+        os.makedirs(folder, exist_ok=True)
+        draft = f"{folder}/.{name}.draft"
+        try:
+            with open(draft, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, self.path)
+        except BaseException:
+            if os.path.exists(draft):
+                os.unlink(draft)
+            raise
+
+    def remove(self) -> None:
+        self.files.delete_file(self.path)
+
+    def remove_folder(self) -> None:
+        self.files.delete_dir(self.path)
+
+    def _info(self) -> Any:
+        return self.files.get_file_info(self.path)
+
+
+def _seen(info: Any) -> FoundFile:
+    return FoundFile(info.path, info.size, info.mtime_ns or 0)
+
+
+def _by_fsspec(place: str, arrows: Exception) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+
+        files, path = url_to_fs(place)
+    except (ImportError, ValueError) as exc:
+        raise ConfigError(f"{place}: cannot be reached: {arrows}; nor by fsspec: {exc}") from exc
+    return fs.PyFileSystem(fs.FSSpecHandler(files)), path

@@ -1,0 +1,224 @@
+"""One run over all rows: what of it is done lies in a folder beside the output, and is not done again.
+
+`OUTPUT.partial` holds `job.json`, which says what the job is, and for each chunk of rows that is done `N.rows`, the answers,
+and `N.bad`, the rows without one, where there are any. `N.rows` is written last: with it the chunk is done. When all are, they
+are joined, and the folder is removed.
+"""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import msgspec
+
+from backends.base import ModelSpec
+from gateway.errors import ConfigError
+from gateway.transform.asking import Answer, Asker, check_columns
+from gateway.transform.rows import BARE, Chunk, Row, Unread, chunks, format_of
+from gateway.transform.storage import FoundFile, Store
+from gateway.transform.writing import NUMBER, Done, join, write_bad, write_part
+
+_FORMAT: Final = 1
+_JOB: Final = "job.json"
+_JOINED: Final = "joined"  # the output is there, and all that is left to do is to remove the folder
+_LOCK: Final = "lock"
+_AT_ONCE: Final = 2  # chunks, so that the end of one does not leave sessions idle
+
+
+class RowsJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done: another job's parts are not taken for this one's. model: a digest of all that makes its answers."""
+
+    format: int = _FORMAT
+    inputs: list[FoundFile]
+    model: str
+    chunk_rows: int
+    written_as: str
+    columns: dict[str, str]
+    keep: list[str] | None
+
+
+class Files(NamedTuple):
+    """Where a job's results go. bad: the rows without an answer; written only if there are some."""
+
+    output: Store
+    bad: Store
+
+    @property
+    def partial(self) -> Store:
+        return self.output.beside(f"{self.output.path}.partial")
+
+    def part(self, number: int, kind: str) -> Store:
+        return self.output.beside(f"{self.partial.path}/{number:08}.{kind}")
+
+
+def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
+    """The chunks that are done already. restart: throw away what there is. Raises: ConfigError, where it is another job's."""
+    partial = files.partial
+    there = partial.names() - {_LOCK}
+    if there and (restart or _JOINED in there):
+        _remove(partial)
+        there = set()
+    if files.output.exists() and not there:
+        raise ConfigError(f"{files.output.path}: exists: name another file, or remove it")
+    if _JOB in there:
+        _check_same(job, partial.beside(f"{partial.path}/{_JOB}").read(), partial.path)
+    elif there:
+        raise ConfigError(f"{partial.path}: a folder of something else: expected none, or one of `gateway batch`")
+    else:
+        with partial.beside(f"{partial.path}/{_JOB}").written() as file:
+            file.write(msgspec.json.format(msgspec.json.encode(job)))
+    return {int(name.partition(".")[0]) for name in there if name.endswith(".rows")}
+
+
+def _check_same(job: RowsJob, told: bytes, where: str) -> None:
+    try:
+        before = msgspec.json.decode(told, type=RowsJob)
+    except msgspec.DecodeError as exc:
+        raise ConfigError(f"{where}/{_JOB}: not readable ({exc}): --restart begins anew") from exc
+    differ = [name for name in job.__struct_fields__ if getattr(job, name) != getattr(before, name)]
+    if differ:
+        words = ", ".join(_CALLED.get(name, name) for name in differ)
+        raise ConfigError(f"{where}: what is done there is of another job ({words} differ): --restart throws it away")
+
+
+_CALLED: Final = {
+    "inputs": "the input files", "model": "the model or its configuration", "written_as": "the output's format",
+    "chunk_rows": "--chunk-rows", "columns": "--column", "keep": "--keep",
+}  # fmt: skip
+
+
+@contextmanager
+def alone(files: Files) -> Iterator[None]:
+    """Nobody else on this machine works on the same output meanwhile. Raises: ConfigError, if somebody does."""
+    if not files.output.local:
+        yield
+        return
+    folder = files.partial.path
+    os.makedirs(folder, exist_ok=True)
+    with open(f"{folder}/{_LOCK}", "wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{folder}: another `gateway batch` is at work there") from None
+        yield
+
+
+class RowsWork:
+    """Asks for the rows of a job that are not done. Life: made -> run, on an event loop."""
+
+    def __init__(
+        self,
+        job: RowsJob,
+        source: Store,
+        files: Files,
+        spec: ModelSpec,
+        asker: Asker,
+        done: set[int],
+        told: Callable[[int, int], None],
+    ) -> None:
+        """told: rows that are finished, and how many of them are bad, chunk by chunk; from any thread."""
+        self._job = job
+        self._source = source
+        self._files = files
+        self._spec = spec
+        self._asker = asker
+        self._done = done
+        self._told = told
+
+    async def run(self) -> None:
+        """Finish every chunk, and join them. Raises: ConfigError, Unavailable, OSError; what is done stays then."""
+        rows = iter(chunks(self._source, self._job.inputs, self._job.chunk_rows, self._done.__contains__))
+        at_work: set[asyncio.Task[None]] = set()
+        first = True
+        try:
+            while (chunk := await asyncio.to_thread(next, rows, None)) is not None:
+                if self._job.columns:
+                    _rename(chunk, self._job.columns)
+                if first:
+                    check_columns(chunk.rows[0], self._spec, self._job.inputs[0].path)
+                at_work.add(asyncio.create_task(self._finish(chunk, first=first)))
+                if first or len(at_work) >= _AT_ONCE:
+                    ended, at_work = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
+                    for task in ended:
+                        task.result()
+                first = False
+            for task in list(at_work):
+                await task
+        finally:
+            for task in at_work:
+                task.cancel()
+            await asyncio.gather(*at_work, return_exceptions=True)
+        await asyncio.to_thread(self._join)
+
+    async def _finish(self, chunk: Chunk, *, first: bool) -> None:
+        answers = await self._asker.answers(chunk)
+        if first and not self._done and all(isinstance(answer, str) for answer in answers):
+            raise ConfigError(f"none of the first {len(answers)} rows has an answer; the first: {answers[0]}")
+        bad = await asyncio.to_thread(self._write, chunk, answers)
+        self._told(len(answers), bad)
+
+    def _write(self, chunk: Chunk, answers: Sequence[Answer | str]) -> int:
+        """Gives how many are bad."""
+        good: list[Done] = []
+        bad: list[tuple[int, str, Row | Unread]] = []
+        for number, (row, answer) in enumerate(zip(chunk.rows, answers, strict=True), chunk.first):
+            if isinstance(answer, str):
+                bad.append((number, answer, row))
+            else:
+                assert isinstance(row, dict)
+                good.append(Done(number, self._kept(row), answer))
+        if bad:
+            write_bad(self._files.part(chunk.number, "bad"), bad)
+        write_part(self._files.part(chunk.number, "rows"), self._job.written_as, good, self._spec)
+        return len(bad)
+
+    def _kept(self, row: Row) -> Row:
+        inputs, keep = self._spec.input_by_name, self._job.keep
+        if keep is None:
+            return {name: value for name, value in row.items() if name not in inputs and name != BARE}
+        return {name: row[name] for name in keep if name in row}
+
+    def _join(self) -> None:
+        files = self._files
+        names = sorted(files.partial.names())
+        parts = [files.partial.beside(f"{files.partial.path}/{name}") for name in names if name.endswith(".rows")]
+        bad = [files.partial.beside(f"{files.partial.path}/{name}") for name in names if name.endswith(".bad")]
+        if bad:
+            join(files.bad, "jsonl", bad)
+        join(files.output, self._job.written_as, parts)
+        with files.partial.beside(f"{files.partial.path}/{_JOINED}").written():
+            pass
+        _remove(files.partial)
+
+
+def _remove(partial: Store) -> None:
+    """Whenever that is broken off, what is left says whether the output is there."""
+    for name in sorted(partial.names() - {_JOB, _JOINED}):
+        partial.beside(f"{partial.path}/{name}").remove()
+    partial.remove_folder()
+
+
+def _rename(chunk: Chunk, columns: Mapping[str, str]) -> None:
+    """columns: what a column is called there, by input."""
+    for row in chunk.rows:
+        if isinstance(row, dict):
+            row.update({name: row.pop(column) for name, column in columns.items() if column in row})
+
+
+def job_of(
+    source: Store, model: str, *, chunk_rows: int, output: str, columns: dict[str, str], keep: list[str] | None
+) -> RowsJob:
+    """Raises: ConfigError."""
+    inputs = source.found()
+    endings = {format_of(seen.path) for seen in inputs}
+    if len(endings) > 1:
+        raise ConfigError(f"{source.path}: files of several formats: {', '.join(sorted(endings))}: name them by a pattern")
+    written_as = format_of(output)
+    if written_as == "txt":
+        raise ConfigError(f"{output}: expected a name that ends in .jsonl, .csv or .parquet")
+    if keep is not None and NUMBER in keep:
+        raise ConfigError(f"--keep: {NUMBER} is what a row's number is called there")
+    return RowsJob(inputs=inputs, model=model, chunk_rows=chunk_rows, written_as=written_as, columns=columns, keep=keep)

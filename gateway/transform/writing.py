@@ -1,0 +1,215 @@
+"""Answers as files: JSON Lines, CSV and Parquet, in parts that are joined in the end.
+
+A row has its number first (`_row`), then what is kept of the input, then the model's outputs.
+"""
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from backends.base import ModelSpec, TensorSpec
+from gateway.errors import ConfigError
+from gateway.transform.asking import Answer
+from gateway.transform.rows import Row, Unread, plain
+from gateway.transform.storage import Store
+
+NUMBER: Final = "_row"
+_COPIED_BYTES: Final = 1 << 20
+
+
+class Done(NamedTuple):
+    """A row with its answer. kept: of its columns."""
+
+    number: int
+    kept: Row
+    answer: Answer
+
+
+def write_part(store: Store, form: str, done: Sequence[Done], spec: ModelSpec) -> None:
+    """Raises: OSError."""
+    with store.written() as file:
+        _WRITE[form](file, done, spec)
+
+
+def join(target: Store, form: str, parts: Sequence[Store]) -> None:
+    """All parts as one file. Raises: ConfigError, where a kept column is of several types; OSError."""
+    with target.written() as file:
+        _JOIN[form](file, parts)
+
+
+def write_bad(store: Store, bad: Iterable[tuple[int, str, Row | Unread]]) -> None:
+    """Rows that have no answer: their numbers, why, and what they are."""
+    with store.written() as file:
+        for number, why, row in bad:
+            found = row.found if isinstance(row, Unread) else {name: _shown(value) for name, value in row.items()}
+            file.write(_json({NUMBER: number, "error": why, "found": found}))
+
+
+def _json(row: Row) -> bytes:
+    try:
+        return orjson.dumps(row, default=_default, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # an integer beyond 64 bits, which a kept column may have
+        return json.dumps(row, default=_default).encode() + b"\n"
+
+
+def _shown(value: Any) -> Any:
+    """Short enough for a line that people read."""
+    text = str(plain(value)) if not isinstance(value, str) else value
+    return value if len(text) <= 1000 else f"{text[:1000]}…"
+
+
+def _default(value: Any) -> Any:
+    """What orjson cannot write."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"b64": base64.b64encode(value).decode()}
+    if isinstance(value, np.ndarray):  # of objects, or not contiguous
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value)
+
+
+def _number(value: Any) -> Any:
+    """BF16 is no number to others."""
+    return (
+        np.asarray(value, np.float32) if getattr(value, "dtype", None) is not None and value.dtype.name == "bfloat16" else value
+    )
+
+
+def _row_of(done: Done) -> Row:
+    return {NUMBER: done.number, **done.kept, **{name: _number(value) for name, value in done.answer.items()}}
+
+
+def _write_jsonl(file: IO[bytes], done: Sequence[Done], spec: ModelSpec) -> None:
+    file.write(b"".join(_json(_row_of(each)) for each in done))
+
+
+def _write_csv(file: IO[bytes], done: Sequence[Done], spec: ModelSpec) -> None:
+    """With its head, which is read again when parts are joined. What is no number or text is JSON."""
+    rows = [_row_of(each) for each in done]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+    writer = csv.writer(text)
+    writer.writerow(names)
+    writer.writerows([_cell(row[name]) if name in row else "" for name in names] for row in rows)
+    text.detach()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return value
+    text = _json(value).decode().strip()
+    return value.decode() if isinstance(value, bytes) and text.startswith('"') else text
+
+
+def _write_parquet(file: IO[bytes], done: Sequence[Done], spec: ModelSpec) -> None:
+    kept = list(dict.fromkeys(name for each in done for name in each.kept))
+    columns: dict[str, pa.Array] = {NUMBER: pa.array([each.number for each in done], pa.int64())}
+    for name in kept:
+        values = [plain(each.kept.get(name)) for each in done]
+        try:
+            columns[name] = pa.array(values)
+        except pa.ArrowException:  # of several types
+            columns[name] = pa.array(
+                [None if value is None else _json(value).decode().strip() for value in values], pa.string()
+            )
+    outputs = {name for each in done for name in each.answer}
+    for tensor in spec.outputs:
+        if tensor.name in outputs:
+            columns[tensor.name] = _arrow([_number(each.answer.get(tensor.name)) for each in done], tensor, bool(spec.max_rows))
+    pq.write_table(pa.table(columns), file)
+
+
+def _arrow(values: list[Any], tensor: TensorSpec, batched: bool) -> pa.Array:
+    """Of one type, whatever the shapes of these values are."""
+    item = pa.string() if tensor.datatype == "BYTES" else pa.float32() if tensor.datatype in ("FP16", "BF16") else _type(tensor)
+    rank = len(tensor.shape) - batched
+    if rank == 1 and tensor.datatype != "BYTES" and all(value is not None for value in values):
+        offsets = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
+        flat = np.concatenate([*values, np.empty(0, item.to_pandas_dtype())]).astype(item.to_pandas_dtype())
+        return pa.ListArray.from_arrays(offsets, flat)
+    whole = item
+    for _ in range(rank):
+        whole = pa.list_(whole)
+    return pa.array([None if value is None else _text(plain(value)) for value in values], whole)
+
+
+def _type(tensor: TensorSpec) -> pa.DataType:
+    return {
+        "BOOL": pa.bool_(), "UINT8": pa.uint8(), "UINT16": pa.uint16(), "UINT32": pa.uint32(), "UINT64": pa.uint64(),
+        "INT8": pa.int8(), "INT16": pa.int16(), "INT32": pa.int32(), "INT64": pa.int64(), "FP32": pa.float32(),
+        "FP64": pa.float64(),
+    }[tensor.datatype]  # fmt: skip
+
+
+def _text(value: Any) -> Any:
+    """What is no UTF-8 as JSON has it."""
+    if isinstance(value, list):
+        return [_text(each) for each in value]
+    if isinstance(value, bytes):
+        found = _default(value)
+        return found if isinstance(found, str) else json.dumps(found)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _join_lines(file: IO[bytes], parts: Sequence[Store]) -> None:
+    for part in parts:
+        with part.stream() as opened:
+            while data := opened.read(_COPIED_BYTES):
+                file.write(data)
+
+
+def _join_csv(file: IO[bytes], parts: Sequence[Store]) -> None:
+    """Each part has the columns that its rows have."""
+    heads = []
+    for part in parts:
+        with part.stream() as opened:
+            heads.append(next(csv.reader(io.TextIOWrapper(opened, "utf-8", newline="")), []))
+    kept = list(dict.fromkeys(name for head in heads for name in head))
+    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+    writer = csv.DictWriter(text, kept)
+    writer.writeheader()
+    for part in parts:
+        with part.stream() as opened:
+            writer.writerows(csv.DictReader(io.TextIOWrapper(opened, "utf-8", newline="")))
+    text.detach()
+
+
+def _join_parquet(file: IO[bytes], parts: Sequence[Store]) -> None:
+    schemas = []
+    for part in parts:
+        with part.open() as opened:
+            schemas.append(pq.read_schema(opened))
+    try:
+        whole = pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([(NUMBER, pa.int64())])
+    except pa.ArrowException as exc:
+        raise ConfigError(
+            f"a kept column is of several types, which Parquet cannot have: {exc}: write .jsonl, or --keep others"
+        ) from exc
+    with pq.ParquetWriter(file, whole) as writer:
+        for part in parts:
+            with part.open() as opened:
+                table = pq.read_table(opened)
+            missing = [field for field in whole if field.name not in table.schema.names]
+            for field in missing:
+                table = table.append_column(field, pa.nulls(len(table), field.type))
+            writer.write_table(table.select(whole.names).cast(whole))
+
+
+_WRITE: Final[dict[str, Callable[[IO[bytes], Sequence[Done], ModelSpec], None]]] = {
+    "jsonl": _write_jsonl, "csv": _write_csv, "parquet": _write_parquet,
+}  # fmt: skip
+_JOIN: Final[dict[str, Callable[[IO[bytes], Sequence[Store]], None]]] = {
+    "jsonl": _join_lines, "csv": _join_csv, "parquet": _join_parquet,
+}  # fmt: skip

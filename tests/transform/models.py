@@ -1,0 +1,40 @@
+"""Models of the tests of `gateway batch`."""
+
+import os
+import time
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+
+Row = Annotated[npt.NDArray[np.float32], (-1, 2)]
+Any = Annotated[npt.NDArray[np.float32], (-1, -1)]
+One = Annotated[npt.NDArray[np.int8], (-1,)]
+Text = Annotated[npt.NDArray[np.object_], (-1,)]
+
+
+def twice(x: Row) -> Row:
+    """Fails where a row is negative."""
+    if (x < 0).any():
+        raise ValueError("a negative row")
+    return 2 * x
+
+
+def total(x: Any) -> Annotated[npt.NDArray[np.float32], (-1,)]:
+    return x.sum(axis=1)
+
+
+def small(x: One) -> One:
+    return x
+
+
+def upper(text: Text) -> Text:
+    return np.array([each.upper() for each in text], object)
+
+
+def slow(x: Row) -> Row:
+    """Tells each row that it has seen, and takes a while."""
+    with open(os.environ["SEEN"], "a") as seen:
+        seen.writelines(f"{int(row[0])}\n" for row in x)
+    time.sleep(0.02)
+    return x

@@ -1,0 +1,276 @@
+"""`gateway batch`, as it is typed: what comes in, what goes out, each row once, whatever happens in between."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gateway.cli import main
+from gateway.errors import ConfigError
+from gateway.transform.storage import FoundFile, Store
+from gateway.transform.work import Files, RowsJob, alone, begin
+
+MODELS = Path(__file__).parent / "models.py"
+ROWS = [{"id": f"r{number}", "x": [float(number), 0.5]} for number in range(70)]
+
+
+def configuration(folder: Path, name: str = "twice", **more: Any) -> Path:
+    path = folder / "gateway.yaml"
+    backend = {"kind": "python", "model": f"{MODELS}:{name}"}
+    path.write_text(json.dumps({"models": [{"name": name, "max_rows": 8, "backends": [backend]} | more]}))
+    return path
+
+
+def written(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=30)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(
+                {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()} for row in rows
+            )
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        return found
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            return [
+                {name: json.loads(cell) if cell[0] in "[0123456789" else cell for name, cell in row.items()}
+                for row in csv.DictReader(file)
+            ]
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(*words: object) -> int:
+    return main(["batch", *map(str, words)])
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("given", ["jsonl", "csv", "parquet"])
+def test_each_row_is_answered_once_and_in_order(tmp_path: Path, given: str, ending: str) -> None:
+    source, output = written(tmp_path / f"in.{given}", ROWS), tmp_path / f"out.{ending}"
+    assert run(configuration(tmp_path), "twice", source, output, "--chunk-rows", 16) == 0
+    assert read(output) == [{"_row": n, "id": f"r{n}", "output": [2.0 * n, 1.0]} for n in range(70)]
+    assert {path.name for path in tmp_path.iterdir()} == {"gateway.yaml", source.name, output.name}
+
+
+def test_rows_without_an_answer_are_told_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.dumps(row) for row in ROWS[:20]]
+    lines[3] = '{"id": "r3", "x": [1, 2, 3]}'
+    lines[5] = '{"id": "r5", "x": ["a", 2]}'
+    lines[7] = '{"id": "r7", "x": [-1, 2]}'
+    lines[9] = "{"
+    lines[11] = '{"id": "r11"}'
+    lines[13] = '{"id": "r13", "x": [[1], [2, 3]]}'
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    output = tmp_path / "out.jsonl"
+    assert run(configuration(tmp_path), "twice", tmp_path / "in.jsonl", output) == 0
+    bad = {row["_row"]: row["error"] for row in read(tmp_path / "out.jsonl.bad.jsonl")}
+    assert sorted(bad) == [3, 5, 7, 9, 11, 13]
+    for number, word in {
+        3: "got FP32 [1, 3]",
+        5: "'x'",
+        7: "a negative row",
+        9: "no JSON",
+        11: "missing 'x'",
+        13: "'x'",
+    }.items():
+        assert word in bad[number]
+    assert [row["_row"] for row in read(output)] == [n for n in range(20) if n not in bad]
+    assert "6 without an answer" in capsys.readouterr().out
+
+
+def test_lines_of_text_and_rows_of_many_lengths(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("bread\n\n12\nmüsli")
+    assert run(configuration(tmp_path, "upper"), "upper", tmp_path / "in.txt", tmp_path / "out.parquet") == 0
+    assert [row["output"] for row in read(tmp_path / "out.parquet")] == ["BREAD", "", "12", "MüSLI"]  # of bytes
+    lengths = [{"x": [1.0] * (1 + n % 5)} for n in range(30)]
+    source = written(tmp_path / "lengths.parquet", lengths)
+    assert run(configuration(tmp_path, "total"), "total", source, tmp_path / "sums.jsonl", "--chunk-rows", 7) == 0
+    assert [row["output"] for row in read(tmp_path / "sums.jsonl")] == [1 + n % 5 for n in range(30)]
+
+
+def test_a_number_that_would_change_is_refused(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.csv", [{"x": "5", "note": "12"}, {"x": "300", "note": "a"}, {"x": "1.5", "note": "b"}])
+    output = tmp_path / "out.csv"
+    assert run(configuration(tmp_path, "small"), "small", source, output) == 0
+    with output.open() as file:
+        assert list(csv.DictReader(file)) == [{"_row": "0", "note": "12", "output": "5"}]
+    assert [row["_row"] for row in read(tmp_path / "out.csv.bad.jsonl")] == [1, 2]
+
+
+def test_columns_can_be_named_and_kept(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.jsonl", [{"features": [1.0, 2.0], "id": 1 << 70, "more": None}])
+    words = ("--column", "x=features", "--keep", "id,x", "--bad", tmp_path / "bad.jsonl")
+    assert run(configuration(tmp_path), "twice", source, tmp_path / "out.jsonl", *words) == 0
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, "id": 1 << 70, "x": [1, 2], "output": [2, 4]}]
+
+
+def test_several_files_are_one_input(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    for number in range(3):
+        written(tmp_path / "parts" / f"{number}.parquet", ROWS[number * 20 : number * 20 + 20])
+    assert run(configuration(tmp_path), "twice", tmp_path / "parts", tmp_path / "out.jsonl", "--chunk-rows", 32) == 0
+    assert run(configuration(tmp_path), "twice", tmp_path / "parts" / "[12].parquet", tmp_path / "two.jsonl") == 0
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == [f"r{n}" for n in range(60)]
+    assert [row["id"] for row in read(tmp_path / "two.jsonl")] == [f"r{n}" for n in range(20, 60)]
+
+
+def test_another_store(tmp_path: Path) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    files = MemoryFileSystem()
+    files.pipe("/store/in.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS).encode())
+    assert run(configuration(tmp_path), "twice", "memory://store/in.jsonl", "memory://store/out.jsonl", "--chunk-rows", 16) == 0
+    assert [json.loads(line)["id"] for line in files.cat("/store/out.jsonl").splitlines()] == [row["id"] for row in ROWS]
+    assert sorted(path.rpartition("/")[2] for path in files.find("/store")) == ["in.jsonl", "out.jsonl"]
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_and_gone_on_with_each_row_is_there_once(tmp_path: Path) -> None:
+    rows = [{"x": [float(number), 0.0]} for number in range(600)]
+    source, output = written(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
+    config, seen = configuration(tmp_path, "slow", batching={"probe_s": 0}), tmp_path / "seen"
+    command = [
+        sys.executable,
+        "-m",
+        "gateway.cli",
+        "batch",
+        str(config),
+        "slow",
+        str(source),
+        str(output),
+        "--chunk-rows",
+        "40",
+    ]
+    kills = 0
+    while not output.exists():
+        partial = tmp_path / "out.parquet.partial"
+        before = len(list(partial.glob("*.rows"))) if partial.exists() else 0
+        process = subprocess.Popen(command, env=os.environ | {"SEEN": str(seen)}, stderr=subprocess.DEVNULL)
+        while process.poll() is None and kills < 3:
+            if len(list(partial.glob("*.rows"))) >= before + 3:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                kills += 1
+            time.sleep(0.005)
+        assert process.wait(60) in (0, -signal.SIGKILL)
+    assert kills == 3
+    assert [row["_row"] for row in read(output)] == list(range(600))
+    asked = [int(line) for line in seen.read_text().splitlines()]
+    assert set(range(600)) <= set(asked)
+    assert len(asked) <= 600 + 3 * 3 * 40 + 4 * 20  # two chunks at work and one read, three times; and the runs at load
+
+
+def test_what_is_done_is_not_taken_for_another_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = written(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    config = configuration(tmp_path)
+    partial = tmp_path / "out.jsonl.partial"
+    output.mkdir()  # so that the last step fails, when all chunks are done
+    assert run(config, "twice", source, output, "--restart") == 2
+    output.rmdir()
+    partial.mkdir(exist_ok=True)
+    (partial / "strange").touch()
+    assert run(config, "twice", source, output) == 2
+    assert "a folder of something else" in capsys.readouterr().err
+    (partial / "strange").unlink()
+    (partial / "job.json").write_text("{}")
+    assert run(config, "twice", source, output) == 2
+    assert "--restart begins anew" in capsys.readouterr().err
+    assert run(config, "twice", source, output, "--restart") == 0
+    assert run(config, "twice", source, output) == 2
+    assert "out.jsonl: exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("in.jsonl", "out.xlsx"), "expected a name that ends in"),
+        (("in.jsonl", "out.txt"), "expected a name that ends in .jsonl, .csv or .parquet"),
+        (("none.jsonl", "out.jsonl"), "no such file or folder"),
+        (("in.jsonl", "out.jsonl", "--chunk-rows", "0"), "--chunk-rows: 0: expected 1 to 1000000"),
+        (("in.jsonl", "out.jsonl", "--column", "x"), "--column: x: expected INPUT=COLUMN"),
+        (("in.jsonl", "out.jsonl", "--keep", "_row"), "_row is what a row's number is called"),
+        (("other.jsonl", "out.jsonl"), "its first row has 'y', and the model needs 'x'"),
+        (("wrong.jsonl", "out.jsonl"), "none of the first 2 rows has an answer"),
+        (("wrong.parquet", "out.jsonl"), "no Parquet file"),
+        (("ftp0://x/in.jsonl", "out.jsonl"), "cannot be reached"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "in.jsonl", ROWS)
+    written(tmp_path / "other.jsonl", [{"y": 1}])
+    written(tmp_path / "wrong.jsonl", [{"x": [1]}, {"x": 2}])
+    (tmp_path / "wrong.parquet").write_text("{}")
+    assert run(configuration(tmp_path), "twice", *words) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_two_do_not_work_on_one_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = written(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    with alone(Files(Store.at(str(output)), Store.at(f"{output}.bad"))):
+        assert run(configuration(tmp_path), "twice", source, output) == 2
+    assert "another `gateway batch` is at work there" in capsys.readouterr().err
+    assert run(configuration(tmp_path), "twice", source, output) == 0
+
+
+def test_a_model_without_a_batch_dimension_and_bf16(tmp_path: Path) -> None:
+    declared = [{"name": "INPUT0", "datatype": "BF16", "shape": [3]}]
+    synthetic = {
+        "name": "whole",
+        "max_rows": 0,
+        "inputs": declared,
+        "outputs": [{"name": "OUTPUT0", "datatype": "BF16", "shape": [3]}],
+    }
+    path = tmp_path / "gateway.yaml"
+    path.write_text(json.dumps({"models": [{**synthetic, "backends": [{"kind": "synthetic", "fixed_ms": 0, "row_ms": 0}]}]}))
+    source = written(tmp_path / "in.jsonl", [{"INPUT0": [float(n), 1.0, 2.0]} for n in range(9)])
+    for ending in ("jsonl", "parquet"):
+        assert run(path, "whole", source, tmp_path / f"out.{ending}") == 0
+        assert np.shape([row["OUTPUT0"] for row in read(tmp_path / f"out.{ending}")]) == (9, 3)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"model": "another"}, "the model or its configuration"),
+        ({"chunk_rows": 7}, "--chunk-rows"),
+        ({"columns": {"x": "y"}}, "--column"),
+        ({"keep": []}, "--keep"),
+        ({"written_as": "csv"}, "the output's format"),
+        ({"inputs": [FoundFile("in.jsonl", 9, 1)]}, "the input files"),
+    ],
+)
+def test_what_is_different_is_named(tmp_path: Path, other: dict[str, Any], said: str) -> None:
+    job = RowsJob(inputs=[FoundFile("in.jsonl", 8, 1)], model="a", chunk_rows=8, written_as="jsonl", columns={}, keep=None)
+    files = Files(Store.at(str(tmp_path / "out.jsonl")), Store.at(str(tmp_path / "bad.jsonl")))
+    assert begin(files, job, restart=False) == set()
+    Path(files.part(3, "rows").path).touch()
+    assert begin(files, job, restart=False) == {3}
+    with pytest.raises(ConfigError, match=rf"of another job \({said} differ\): --restart"):
+        begin(files, msgspec.structs.replace(job, **other), restart=False)
+    assert begin(files, msgspec.structs.replace(job, **other), restart=True) == set()

@@ -6,10 +6,11 @@
     python -m benchmarks.before_after . . --after-config FILE      one checkout, two configurations
     python -m benchmarks.before_after . . --after-config FILE --after-ca ca.pem --after-key KEY      where it has TLS, asks keys
 
-Each run starts `gateway serve --no-ray configs/examples/linear.yaml` of one checkout in a process of its own (artifacts and
-interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for all of them, over REST with JSON
-or bytes, or over gRPC, each connection one at a time, and reads the CPU time of the server and its children. Which of a pair
-comes first alternates.
+Each pair starts `gateway serve --no-ray configs/examples/linear.yaml` of both checkouts, each in a process of its own
+(artifacts and interpreter are this one's), asks each for a hundredth of the requests to warm it up, then for all of them, a
+twentieth from the one and a twentieth from the other, so that a machine that gets slower does so for both. It asks over REST
+with JSON or bytes, or over gRPC, each connection one at a time, and reads the CPU time of the server and its children: what it
+does while the other is asked counts as well. Which of a pair comes first alternates.
 CPU time per request wanders less than requests per second, but do not run anything beside it.
 """
 
@@ -22,6 +23,7 @@ import ssl
 import statistics
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -159,6 +161,7 @@ class AskingGrpc(asyncio.Protocol):
     def room(self) -> None: ...
 
 
+_SLICES: Final = 20
 ASKING: Final = {"rest-json": Asking, "rest-binary": AskingBinary, "grpc": AskingGrpc}
 
 
@@ -186,37 +189,42 @@ async def ask(protocol: str, host: str, port: int, locks: Locks, requests: int, 
     await asyncio.gather(*ends)
 
 
-def cpu_us_per_request(checkout: Path, config: Path, locks: Locks, protocol: str, requests: int, connections: int) -> float:
-    """One run. Raises: RuntimeError, if the gateway does not start."""
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", "--http-port", "0", "--grpc-port", "0"]
-    here = Path.cwd()
-    server = subprocess.Popen(
-        [*command, str(here / config)],
-        cwd=here,
-        env=os.environ | {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert server.stdout is not None
-    try:
-        ready = re.search(rf"{'grpc' if protocol == 'grpc' else 'http'}=([\d.]+):(\d+)", server.stdout.readline())
+class Gateway:
+    """A gateway that is asked."""
+
+    def __init__(self, checkout: Path, config: Path, locks: Locks, protocol: str, connections: int) -> None:
+        """Raises: RuntimeError, if the gateway does not start."""
+        command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", "--http-port", "0", "--grpc-port", "0"]
+        here = Path.cwd()
+        self._locks, self._protocol, self._connections = locks, protocol, connections
+        self._server = subprocess.Popen(
+            [*command, str(here / config)],
+            cwd=here,
+            env=os.environ | {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._server.stdout is not None
+        ready = re.search(rf"{'grpc' if protocol == 'grpc' else 'http'}=([\d.]+):(\d+)", self._server.stdout.readline())
         if ready is None:
+            self.stop()
             raise RuntimeError(f"the gateway of {checkout} did not start")
-        host, port = ready[1], int(ready[2])
-        uvloop.run(ask(protocol, host, port, locks, requests // 100, connections))
-        before_s = _cpu_s(server.pid)
-        uvloop.run(ask(protocol, host, port, locks, requests, connections))
-        return (_cpu_s(server.pid) - before_s) / requests * 1e6
-    finally:
-        server.terminate()
-        server.wait(30)
-        server.stdout.close()
+        self._address = ready[1], int(ready[2])
 
+    def ask(self, requests: int) -> None:
+        uvloop.run(ask(self._protocol, *self._address, self._locks, requests, self._connections))
 
-def _cpu_s(pid: int) -> float:
-    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
+    def cpu_s(self) -> float:
+        """So far, with its children."""
+        processes = [psutil.Process(self._server.pid), *psutil.Process(self._server.pid).children(recursive=True)]
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    def stop(self) -> None:
+        self._server.terminate()
+        self._server.wait(30)
+        assert self._server.stdout is not None
+        self._server.stdout.close()
 
 
 def main() -> None:
@@ -237,17 +245,26 @@ def main() -> None:
     ratios = []
     for pair in range(arguments.pairs):
         order = ("before", "after") if pair % 2 == 0 else ("after", "before")
-        cost = {
-            name: cpu_us_per_request(
-                getattr(arguments, name),
-                getattr(arguments, f"{name}_config"),
-                Locks(getattr(arguments, f"{name}_ca"), getattr(arguments, f"{name}_key")),
-                arguments.protocol,
-                arguments.requests,
-                arguments.connections,
-            )
-            for name in order
-        }
+        with ExitStack() as running:
+            gateways = {}
+            for name in order:
+                gateways[name] = Gateway(
+                    getattr(arguments, name),
+                    getattr(arguments, f"{name}_config"),
+                    Locks(getattr(arguments, f"{name}_ca"), getattr(arguments, f"{name}_key")),
+                    arguments.protocol,
+                    arguments.connections,
+                )
+                running.callback(gateways[name].stop)
+                gateways[name].ask(arguments.requests // 100)
+            before_s = {name: gateway.cpu_s() for name, gateway in gateways.items()}
+            for _ in range(_SLICES):
+                for gateway in gateways.values():
+                    gateway.ask(arguments.requests // _SLICES)
+            cost = {
+                name: (gateway.cpu_s() - before_s[name]) / (arguments.requests // _SLICES * _SLICES) * 1e6
+                for name, gateway in gateways.items()
+            }
         ratios.append(cost["after"] / cost["before"])
         print(
             f"pair {pair + 1}: before {cost['before']:.1f} us, after {cost['after']:.1f} us, ratio {ratios[-1]:.3f}", flush=True

@@ -11,7 +11,8 @@ once: it counts, and is counted, from the first byte on.
 What comes costs more than its bytes tell: a first message of 300 asks for a signature, which takes a millisecond, and 27 ask
 for new keys, which takes 26 microseconds (2026-11-23, 2 cores). So handshakes, and decrypting, of all connections of a listener,
 have each a part of the loop's turns. Who comes when that is used up waits for the next, in the order of coming, and is read no
-further until then. Who has shaken hands never waits behind those that have not: 300 of those take a tenth of a second.
+further until then. Who has shaken hands never waits behind those that have not: 300 of those take a tenth of a second. Nor does
+a short record behind many, which is a small request.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
-from gateway.edges.long_turns import LongTurns, is_gone
+from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
 from gateway.engine.failure_log import FailureLog
 from gateway.process.certificates import Certificates
 from gateway.wire.http_errors import error_body
@@ -149,7 +150,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             return
         read = self._tls.encrypted[:nbytes]
         self._left = memoryview(b"".join((self._left, read))) if self._left else read
-        if self._open and not self._tls.turns.spent:
+        if self._open and (not self._tls.turns.spent or self._short):
             self._deliver()
             self._full_reads = self._full_reads + 1 if nbytes == _READ_BYTES else 0
             if self._full_reads == _READS_AT_ONCE or (self._more and not self._paused):
@@ -270,6 +271,12 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def _more(self) -> bool:
         """Whether there is more for OpenSSL than a part of a record's head, which is kept until the rest of it comes."""
         return bool(self._left) and (self._of_record > 0 or len(self._left) >= _HEAD_BYTES)
+
+    @property
+    def _short(self) -> bool:
+        """Whether what is left is a short record or a part of one, which costs no more than a small request without TLS."""
+        record = self._of_record or _HEAD_BYTES + int.from_bytes(self._left[3:_HEAD_BYTES])
+        return len(self._left) <= min(SHORT_BYTES, record)
 
     def _feed(self) -> bool:
         """Give OpenSSL more of what was read: a long record, or some short ones. False: there is no more, or no time for it."""

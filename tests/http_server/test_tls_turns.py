@@ -254,6 +254,29 @@ def test_who_has_shaken_hands_waits_for_nobody_who_has_not(
     asyncio.run(run())
 
 
+def test_a_short_record_is_decrypted_whoever_waits(
+    certificates: Certificates, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a small request waits for none of those that send much in many."""
+
+    async def run() -> None:
+        together = shared(certificates)
+        each, many = Shaken(together, authority), [Shaken(together, authority) for _ in range(20)]
+        for one in (each, *many):
+            await one.shake()
+        monkeypatch.setattr(long_turns, "_TURN_NS", 0)
+        for one in many:
+            one.arrive(b"".join(one.encrypted(b"x") for _ in range(1000)))
+        await asyncio.sleep(0)
+        each.arrive(each.encrypted(b"a" * 900))
+        assert each.inner.sizes == [900]
+        assert each.socket.reading
+        each.arrive(b"".join(each.encrypted(b"x") for _ in range(20)))
+        assert each.inner.sizes == [900]
+
+    asyncio.run(run())
+
+
 def test_who_makes_tls_answer_and_takes_nothing_is_cut_off(
     certificates: Certificates, authority: Authority, tmp_path: Path
 ) -> None:

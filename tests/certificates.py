@@ -33,12 +33,14 @@ class Authority:
         self.path = folder / f"{name}.pem"
         self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *, client: bool = False, expired: bool = False) -> tuple[Path, Path]:
+    def issue(
+        self, name: str, *, client: bool = False, expired: bool = False, lasts: datetime.timedelta = _DAY
+    ) -> tuple[Path, Path]:
         """The files of a certificate and its key. client: it is a client's, else the server's, for localhost."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
         names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        builder = _builder(_name(name), self._name, key, until=-_DAY / 2 if expired else _DAY)
+        builder = _builder(_name(name), self._name, key, until=-_DAY / 2 if expired else lasts)
         built = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())  # later Pythons ask for it
         built = built.add_extension(names, critical=False).add_extension(signer, critical=False)

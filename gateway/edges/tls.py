@@ -9,10 +9,10 @@ that waits. What the connection writes before the handshake has ended waits for 
 once: it counts, and is counted, from the first byte on.
 
 What comes costs more than its bytes tell: a first message of 300 asks for a signature, which takes a millisecond, and 27 ask
-for new keys, which takes 26 microseconds (2026-11-23, 2 cores). So handshakes, and decrypting, of all connections of a listener,
-have each a part of the loop's turns. Who comes when that is used up waits for the next, in the order of coming, and is read no
-further until then. Who has shaken hands never waits behind those that have not: 300 of those take a tenth of a second. Nor does
-a short record behind many, which is a small request.
+for new keys, which takes 26 microseconds (2026-11-23, 2 cores). So handshakes, and decrypting, of all connections of a
+listener, have each a part of the loop's turns. Who comes when that is used up waits for the next, in the order of coming, and
+is read no further until then. Who has shaken hands waits for none that has not, of which 300 take a tenth of a second; nor does
+a short record, which is a small request, wait for many.
 """
 
 import asyncio

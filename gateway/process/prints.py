@@ -42,7 +42,7 @@ class _Losing(io.FileIO):
             written = super().write(data)
             why = "nobody reads it"
         except OSError as exc:
-            written, why = None, exc.strerror
+            written, why = None, str(exc.strerror)
         if written is not None:
             return written
         if not self._told:

@@ -12,7 +12,7 @@ from gateway.config import TlsSection, parse_config
 from gateway.configuring.check import check
 from gateway.ingress import Ingress
 from gateway.process.certificates import HTTP, Certificates
-from gateway.process.validity import validities
+from gateway.process.x509 import certificates
 from tests.certificates import Authority
 
 
@@ -21,13 +21,14 @@ def section(folder: Path, **more: str) -> TlsSection:
 
 
 @pytest.mark.parametrize("years", [1, 40], ids=["with a year of two digits", "of four"])  # from 2050 on
-def test_validity_is_read_as_others_read_it(tmp_path: Path, years: int) -> None:
+def test_a_certificate_is_read_as_others_read_it(tmp_path: Path, years: int) -> None:
     authority = Authority(tmp_path)
     path, _ = authority.issue("server", lasts=timedelta(days=365 * years))
     both = path.read_bytes() + authority.path.read_bytes()
     read = [(each.not_valid_before_utc, each.not_valid_after_utc) for each in x509.load_pem_x509_certificates(both)]
-    assert list(validities(both)) == read
+    assert [(each.begins, each.ends) for each in certificates(both)] == read
     assert (read[0][1].year >= 2050) == (years == 40)
+    assert [each.names for each in certificates(both)] == [("localhost", "127.0.0.1"), ()]
 
 
 def test_an_expired_certificate_is_told_at_start_and_when_it_is_read_again(
@@ -36,8 +37,8 @@ def test_an_expired_certificate_is_told_at_start_and_when_it_is_read_again(
     authority = Authority(tmp_path)
     path, _ = authority.issue("server", expired=True)
     now_ns = 0
-    certificates = Certificates(section(tmp_path), lambda: now_ns)
-    before = certificates.context(HTTP)
+    shown = Certificates(section(tmp_path), lambda: now_ns)
+    before = shown.context(HTTP)
     assert isinstance(before, ssl.SSLContext)
     (told,) = (record.message for record in caplog.records if record.levelname == "WARNING")
     on = f"{x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
@@ -45,7 +46,7 @@ def test_an_expired_certificate_is_told_at_start_and_when_it_is_read_again(
     for expired, warnings in ((True, 2), (False, 2)):
         authority.issue("server", expired=expired)
         now_ns += 1_000_000_000
-        assert certificates.context(HTTP) is not before
+        assert shown.context(HTTP) is not before
         assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings
 
 

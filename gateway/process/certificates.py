@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from backends.regular_file import file_bytes, opened_file
 from gateway.config import TlsSection
 from gateway.errors import ConfigError
-from gateway.process.validity import validities
 from gateway.process.watched_files import WatchedFiles
+from gateway.process.x509 import certificates
 
 HTTP: Final = "http/1.1"
 HTTP2: Final = "h2"
@@ -96,8 +96,8 @@ def usable(section: TlsSection, wall_s: Callable[[], float] = time.time) -> Usab
 
 def _expiry(key: str, path: str, now: datetime) -> float:
     """Of the first of a file that expires. Tells of those that are not valid now."""
-    found = list(validities(file_bytes(path)))
-    for number, (begins, ends) in enumerate(found, 1):
+    found = list(certificates(file_bytes(path)))
+    for number, (begins, ends, _) in enumerate(found, 1):
         if begins <= now <= ends:
             continue
         title = "it" if len(found) == 1 else f"certificate {number} of it"
@@ -106,7 +106,7 @@ def _expiry(key: str, path: str, now: datetime) -> float:
         else:
             what, way = f"is not valid before {begins:%Y-%m-%d %H:%M} UTC: until then ", "is this machine's clock right?"
         log.warning("server.tls.%s: '%s': %s %s%s: %s", key, path, title, what, _UNTIL_RENEWED[key], way)
-    return min(ends for _, ends in found).timestamp()
+    return min(ends for _, ends, _ in found).timestamp()
 
 
 def _context(section: TlsSection, protocol: str) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""Open what a package, a configuration or a command names as a file: whoever opened a named pipe would wait without end."""
+"""Open what a package or a configuration names as a file: whoever opened a named pipe would wait for a writer without end."""
 
 import errno
 import os
@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO, Final
 
+ABSENT: Final = "no such file"
 _KINDS: Final = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -16,8 +17,8 @@ _KINDS: Final = {
 
 def opened_file(path: str | Path) -> BinaryIO:
     """Open it for reading. Raises: OSError, also for what is no file, in words that say what it is."""
-    if kind := _KINDS.get(stat.S_IFMT(os.stat(path).st_mode)):
-        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
+    if what := special(path):
+        raise OSError(errno.EINVAL, what, str(path))
     return open(path, "rb")
 
 
@@ -25,3 +26,12 @@ def file_bytes(path: str | Path) -> bytes:
     """All of it. Raises: likewise."""
     with opened_file(path) as file:
         return file.read()
+
+
+def special(path: str | Path) -> str:
+    """What it is that nothing may be read from; empty, if it is a file, a folder, or nothing."""
+    try:
+        kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    except OSError:
+        return ""
+    return f"it is {kind}, not a file" if kind else ""

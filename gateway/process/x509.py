@@ -1,4 +1,4 @@
-"""What certificates say: from when until when they are valid, for which names. Python tells it only of what a peer has shown."""
+"""What certificates say of themselves: from when until when they are valid, and for which names."""
 
 import base64
 import ipaddress

@@ -4,7 +4,7 @@
     python -m benchmarks.before_after ../before . --pairs 10 --requests 200000 [--protocol grpc]
 
     python -m benchmarks.before_after . . --after-config FILE      one checkout, two configurations
-    python -m benchmarks.before_after . . --after-config FILE --after-ca ca.pem --after-key KEY      where it has TLS, asks keys
+    python -m benchmarks.before_after . . --after-locks tls,keys     the same configuration with TLS, and keys asked for
 
 Each run starts `gateway serve --no-ray configs/examples/linear.yaml` of one checkout in a process of its own (artifacts and
 interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for all of them, over REST with JSON
@@ -22,16 +22,22 @@ import ssl
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psutil
 import uvloop
+import yaml
 from scipy.stats import t as student
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.access.rules import digest_of
+from gateway.config import located
 from gateway.wire.http2_client import ClientConnection
 from gateway.wire.http2_headers import Headers, header_block
+from tests.certificates import Authority
 
 BODY = json.dumps(
     {"inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "data": [round(n * 0.37, 2) for n in range(16)]}]}
@@ -162,18 +168,52 @@ class AskingGrpc(asyncio.Protocol):
 ASKING: Final = {"rest-json": Asking, "rest-binary": AskingBinary, "grpc": AskingGrpc}
 
 
-class Locks(NamedTuple):
-    """What a client needs of a gateway that is locked. ca: of its certificate; None: it speaks no TLS."""
+LOCKS: Final = ("tls", "mutual-tls", "keys", "limits")
 
-    ca: Path | None
-    key: str
+
+class Locks(NamedTuple):
+    """What a client needs of a gateway that is locked.
+
+    authority: of its certificate; None: it speaks no TLS. shown: the client's certificate and its key. key: shown with each
+    request; empty: none.
+    """
+
+    authority: Authority | None = None
+    shown: tuple[Path, Path] | None = None
+    key: str = ""
 
     def tls(self, protocol: str) -> ssl.SSLContext | None:
-        if self.ca is None:
+        if self.authority is None:
             return None
-        context = ssl.create_default_context(cafile=self.ca)
+        context = self.authority.trusted(self.shown)
         context.set_alpn_protocols(["h2" if protocol == "grpc" else "http/1.1"])
         return context
+
+
+def locked(config: Path, locks: Sequence[str], folder: Path) -> tuple[Path, Locks]:
+    """The same configuration behind locks, written into a folder, and what opens them."""
+    if not locks:
+        return config, Locks()
+    document: Any = located(yaml.safe_load(config.read_text()), config.parent.absolute())
+    server = document["server"] = dict(document.get("server") or {})
+    opens = Locks()
+    if "tls" in locks or "mutual-tls" in locks:
+        authority = Authority(folder)
+        certificate, private = authority.issue("server")
+        server["tls"] = {"certificate": str(certificate), "key": str(private)}
+        opens = Locks(authority)
+        if "mutual-tls" in locks:
+            server["tls"]["client_ca"] = str(authority.path)
+            opens = Locks(authority, authority.issue("client", client=True))
+    if "keys" in locks or "limits" in locks:
+        opens = opens._replace(key="a-key")
+        limits = {"requests_per_s": 1e6, "concurrent": 1_000_000} if "limits" in locks else {}
+        key = {"name": "own", "hash": f"sha256:{digest_of(opens.key.encode()).hex()}", "models": ["linear"], **limits}
+        (folder / "keys.yaml").write_text(yaml.safe_dump({"keys": [key]}))
+        server["access"] = {"keys": str(folder / "keys.yaml")}
+    path = folder / "gateway.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path, opens
 
 
 async def ask(protocol: str, host: str, port: int, locks: Locks, requests: int, connections: int) -> None:
@@ -226,36 +266,42 @@ def main() -> None:
     linear = Path("configs/examples/linear.yaml")
     parser.add_argument("--before-config", type=Path, default=linear, help="which serves the model linear")
     parser.add_argument("--after-config", type=Path, default=linear)
-    for name in ("before", "after"):
-        parser.add_argument(f"--{name}-ca", type=Path, help="the authority of its certificate, where it speaks TLS")
-        parser.add_argument(f"--{name}-key", default="", help="the key that is shown, where one is asked for")
+    parser.add_argument("--after-locks", default="", help=f"with commas between, of {', '.join(LOCKS)}")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--protocol", choices=sorted(ASKING), default="rest-json")
     parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--connections", type=int, default=16)
     arguments = parser.parse_args()
-    ratios = []
-    for pair in range(arguments.pairs):
-        order = ("before", "after") if pair % 2 == 0 else ("after", "before")
-        cost = {
-            name: cpu_us_per_request(
-                getattr(arguments, name),
-                getattr(arguments, f"{name}_config"),
-                Locks(getattr(arguments, f"{name}_ca"), getattr(arguments, f"{name}_key")),
-                arguments.protocol,
-                arguments.requests,
-                arguments.connections,
-            )
-            for name in order
+    locks = [lock for lock in arguments.after_locks.split(",") if lock]
+    if unknown := set(locks) - set(LOCKS):
+        parser.error(f"--after-locks: {', '.join(unknown)}: expected of {', '.join(LOCKS)}")
+    ratios, more_us = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        how = {
+            "before": (arguments.before, arguments.before_config, Locks()),
+            "after": (arguments.after, *locked(arguments.after_config, locks, Path(folder))),
         }
-        ratios.append(cost["after"] / cost["before"])
-        print(
-            f"pair {pair + 1}: before {cost['before']:.1f} us, after {cost['after']:.1f} us, ratio {ratios[-1]:.3f}", flush=True
-        )
-    mean = statistics.mean(ratios)
-    if len(ratios) > 1:
-        margin = student.ppf(0.975, len(ratios) - 1) * statistics.stdev(ratios) / len(ratios) ** 0.5
-        print(f"mean ratio {mean:.3f}, 95 % interval {mean - margin:.3f} to {mean + margin:.3f}")
+        for pair in range(arguments.pairs):
+            order = ("before", "after") if pair % 2 == 0 else ("after", "before")
+            cost = {
+                name: cpu_us_per_request(*how[name], arguments.protocol, arguments.requests, arguments.connections)
+                for name in order
+            }
+            ratios.append(cost["after"] / cost["before"])
+            more_us.append(cost["after"] - cost["before"])
+            print(
+                f"pair {pair + 1}: before {cost['before']:.1f} us, after {cost['after']:.1f} us, ratio {ratios[-1]:.3f}",
+                flush=True,
+            )
+    print(f"mean ratio {_interval(ratios, 3)}; more by {_interval(more_us, 1)} us")
+
+
+def _interval(values: Sequence[float], digits: int) -> str:
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return f"{mean:.{digits}f}"
+    margin = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean:.{digits}f}, 95 % interval {mean - margin:.{digits}f} to {mean + margin:.{digits}f}"
 
 
 if __name__ == "__main__":

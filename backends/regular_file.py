@@ -32,6 +32,6 @@ def special(path: str | Path) -> str:
     """What it is that nothing may be read from; empty, if it is a file, a folder, or nothing."""
     try:
         kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
-    except OSError:
+    except (OSError, ValueError):  # such as a name that no path can have
         return ""
     return f"it is {kind}, not a file" if kind else ""

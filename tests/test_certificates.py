@@ -70,6 +70,15 @@ def test_a_certificate_of_the_future_is_told(tmp_path: Path, caplog: pytest.LogC
     assert "is this machine's clock right?" in told
 
 
+def test_what_cannot_be_read_keeps_nobody_from_starting(tmp_path: Path) -> None:
+    """OpenSSL has taken the file, and may know more of it."""
+    assert list(certificates(b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\nno more")) == []
+    assert Authority(tmp_path).issue("server", host="x" * 60)
+    path = tmp_path / "server.pem"
+    path.write_text(path.read_text().replace("BEGIN CERTIFICATE", "BEGIN X509 CERTIFICATE").replace("END C", "END X509 C"))
+    assert set(Certificates(section(tmp_path)).expiry_s()) == {"certificate"}
+
+
 def test_gateway_check_tells_it_and_finds_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Authority(tmp_path).issue("server", expired=True)
     path = tmp_path / "gateway.yaml"

@@ -11,7 +11,7 @@ from types import FrameType
 import pytest
 
 from backends.base import LoadFailed
-from backends.regular_file import file_bytes, opened_file
+from backends.regular_file import file_bytes, opened_file, special
 from backends.sagemaker_defaults import model_fn
 from gateway.access.doors import keys_of
 from gateway.cli import main
@@ -63,6 +63,7 @@ def test_what_is_no_file_is_named_for_what_it_is(tmp_path: Path) -> None:
             opened_file(tmp_path / path)
     (tmp_path / "file").write_text("text")
     assert file_bytes(tmp_path / "file") == b"text"
+    assert special("no\0path") == special(tmp_path / "absent") == special(tmp_path) == ""
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, TextIO, TypeAlias
@@ -88,8 +88,8 @@ def ready_words(server: ServerSection, http: int | None, models: Sequence[ReadyM
         commands = [(not model.probed, len(text), text) for model in models if (text := curl_command(url, model, server, how))]
         untried, length, command = min(commands, default=(False, 0, ""))
         if 0 < length <= _LONGEST:
-            missing = (["content"] if untried else []) + _missing(server)
-            lines += [f"try it, with {named(missing)} of your own:" if missing else "try it:", f"  {command}"]
+            own = (["content"] if untried else []) + [what for _, what in _own(server)]
+            lines += [f"try it, with {named(own)} of your own:" if own else "try it:", f"  {command}"]
     return "\n".join(lines)
 
 
@@ -116,24 +116,23 @@ def _by_curl(server: ServerSection, port: int) -> tuple[str, str]:
         if names and host.strip("[]") not in names:
             name = names[0].replace("*", "gateway", 1)
             url, how = f"https://{name}:{port}", f"{how} --resolve {shlex.quote(f'{name}:{port}:{host}')}"
-        how += " --cert CERTIFICATE --key ITS_KEY" if server.tls.client_ca is not None else ""
-    asked = server.access is not None and "infer" not in server.access.open
-    return url, how + (" -H 'X-Api-Key: KEY'" if asked else "")
+    return url, how + "".join(option for option, _ in _own(server))
 
 
 def _names_in(path: str) -> tuple[str, ...]:
     """Of the first certificate in a file."""
     try:
         return next(certificates(file_bytes(path))).names
-    except (OSError, ValueError, IndexError, StopIteration):  # it is on other nodes only, or has just changed
+    except (OSError, StopIteration):  # it is on other nodes only, or has just changed
         return ()
 
 
-def _missing(server: ServerSection) -> list[str]:
-    """What a command leaves to who types it, beside its content."""
-    asked = server.access is not None and "infer" not in server.access.open
-    certificate = ["a client's certificate"] if server.tls is not None and server.tls.client_ca is not None else []
-    return certificate + (["an API key"] if asked else [])
+def _own(server: ServerSection) -> Iterator[tuple[str, str]]:
+    """What a command leaves to who types it, beside its content: an option of curl, and what that is of."""
+    if server.tls is not None and server.tls.client_ca is not None:
+        yield " --cert CERTIFICATE --key ITS_KEY", "a client's certificate"
+    if server.access is not None and "infer" not in server.access.open:
+        yield " -H 'X-Api-Key: KEY'", "an API key"
 
 
 def curl_command(url: str, model: ReadyModel, server: ServerSection, how: str = "") -> str | None:

@@ -91,11 +91,12 @@ def usable(section: TlsSection, wall_s: Callable[[], float] = time.time) -> Usab
     except ssl.SSLError as exc:
         raise ConfigError(f"server.tls: {_REASONS.get(exc.reason or '', _unnamed(exc))}") from exc
     now = datetime.fromtimestamp(wall_s(), UTC)
-    return Usable(contexts, {key: _expiry(key, path, now) for key in _UNTIL_RENEWED if (path := getattr(section, key))})
+    ends = {key: _ends(key, path, now) for key in _UNTIL_RENEWED if (path := getattr(section, key))}
+    return Usable(contexts, {key: min(moments).timestamp() for key, moments in ends.items() if moments})
 
 
-def _expiry(key: str, path: str, now: datetime) -> float:
-    """Of the first of a file that expires. Tells of those that are not valid now."""
+def _ends(key: str, path: str, now: datetime) -> list[datetime]:
+    """When the certificates of a file expire. Tells of those that are not valid now."""
     found = list(certificates(file_bytes(path)))
     for number, (begins, ends, _) in enumerate(found, 1):
         if begins <= now <= ends:
@@ -106,7 +107,7 @@ def _expiry(key: str, path: str, now: datetime) -> float:
         else:
             what, way = f"is not valid before {begins:%Y-%m-%d %H:%M} UTC: until then ", "is this machine's clock right?"
         log.warning("server.tls.%s: '%s': %s %s%s: %s", key, path, title, what, _UNTIL_RENEWED[key], way)
-    return min(ends for _, ends, _ in found).timestamp()
+    return [ends for _, ends, _ in found]
 
 
 def _context(section: TlsSection, protocol: str) -> ssl.SSLContext:

@@ -1,6 +1,7 @@
 """What certificates say of themselves: from when until when they are valid, and for which names."""
 
 import base64
+import contextlib
 import ipaddress
 import re
 from collections.abc import Iterator
@@ -27,8 +28,10 @@ class Certificate(NamedTuple):
 
 
 def certificates(pem: bytes) -> Iterator[Certificate]:
-    """Those in a text, in their order. Raises: ValueError, IndexError, for what is none."""
-    return (_certificate(base64.b64decode(found[1])) for found in _PEM.finditer(pem))
+    """Those in a text, in their order, but for what cannot be read."""
+    for found in _PEM.finditer(pem):
+        with contextlib.suppress(ValueError, IndexError):
+            yield _certificate(base64.b64decode(found[1]))
 
 
 def _certificate(der: bytes) -> Certificate:
@@ -51,8 +54,8 @@ def _names(extensions: bytes) -> Iterator[str]:
             ((_, names),) = _elements(value)
             for kind, content in _elements(names):
                 if kind == _DNS_NAME:
-                    yield content.decode("ascii")
-                elif kind == _IP_ADDRESS:
+                    yield content.decode("ascii", "replace")
+                elif kind == _IP_ADDRESS and len(content) in (4, 16):
                     yield str(ipaddress.ip_address(content))
 
 

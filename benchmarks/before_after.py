@@ -6,10 +6,11 @@
     python -m benchmarks.before_after . . --after-config FILE      one checkout, two configurations
     python -m benchmarks.before_after . . --after-locks tls,keys     the same configuration with TLS, and keys asked for
 
-Each run starts `gateway serve --no-ray configs/examples/linear.yaml` of one checkout in a process of its own (artifacts and
-interpreter are this one's), asks it for a hundredth of the requests to warm it up, then for all of them, over REST with JSON
-or bytes, or over gRPC, each connection one at a time, and reads the CPU time of the server and its children. Which of a pair
-comes first alternates.
+Each pair starts `gateway serve --no-ray configs/examples/linear.yaml` of both checkouts, each in a process of its own
+(artifacts and interpreter are this one's), asks each for a hundredth of the requests to warm it up, then for all of them, a
+twentieth from the one and a twentieth from the other, so that a machine that gets slower does so for both. It asks over REST
+with JSON or bytes, or over gRPC, each connection one at a time and kept open, and reads the CPU time of the server and its
+children: what it does while the other is asked counts as well. Which of a pair comes first alternates.
 CPU time per request wanders less than requests per second, but do not run anything beside it.
 """
 
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -66,30 +68,51 @@ GRPC_HEADERS = header_block(
 )
 
 
+class Slice:
+    """Requests that the connections of a client ask together."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._asking = 0
+        self._done: asyncio.Future[None]
+
+    async def asked(self, requests: int, connections: "Sequence[Asking | AskingGrpc]") -> None:
+        self._left, self._asking = requests, len(connections)
+        self._done = asyncio.get_running_loop().create_future()
+        for connection in connections:
+            connection.ask()
+        await self._done
+
+    def take(self) -> bool:
+        """Whether there is one more to ask; if not, the connection that takes it rests."""
+        if self._left:
+            self._left -= 1
+            return True
+        self._asking -= 1
+        if not self._asking:
+            self._done.set_result(None)
+        return False
+
+
 class Asking(asyncio.Protocol):
     """One connection: asks while there are requests left."""
 
     request = REQUEST
 
-    def __init__(self, left: list[int], done: asyncio.Future[None], key: bytes) -> None:
+    def __init__(self, part: Slice, key: bytes) -> None:
         """key: shown with each request, unless it is empty."""
         if key:
             self.request = self.request.replace(b"Host: x\r\n", b"Host: x\r\nX-Api-Key: %b\r\n" % key)
-        self._left = left
-        self._done = done
+        self._part = part
         self._answer = b""
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's
-        self._ask()
 
-    def _ask(self) -> None:
-        if self._left[0] <= 0:
-            self._transport.close()
-            return
-        self._left[0] -= 1
-        self._transport.write(self.request)
+    def ask(self) -> None:
+        if self._part.take():
+            self._transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
         self._answer += data
@@ -98,11 +121,7 @@ class Asking(asyncio.Protocol):
         if separator and length is not None and len(body) == int(length[1]):
             assert head.startswith(b"HTTP/1.1 200 "), self._answer
             self._answer = b""
-            self._ask()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_result(None)
+            self.ask()
 
 
 class AskingBinary(Asking):
@@ -114,27 +133,22 @@ class AskingBinary(Asking):
 class AskingGrpc(asyncio.Protocol):
     """The same over gRPC."""
 
-    def __init__(self, left: list[int], done: asyncio.Future[None], key: bytes) -> None:
+    def __init__(self, part: Slice, key: bytes) -> None:
         self._headers = GRPC_HEADERS + (header_block((b"x-api-key", key)) if key else b"")
-        self._left = left
-        self._done = done
+        self._part = part
         self._core = ClientConnection(self, self._flush)
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's
         self._flush()
-        self._ask()
 
     def _flush(self) -> None:
         self._transport.write(b"".join(self._core.take()))
 
-    def _ask(self) -> None:
-        if self._left[0] <= 0:
-            self._transport.close()
-            return
-        self._left[0] -= 1
-        self._core.ask(self._headers, GRPC_MESSAGE)
+    def ask(self) -> None:
+        if self._part.take():
+            self._core.ask(self._headers, GRPC_MESSAGE)
 
     def data_received(self, data: bytes) -> None:
         self._core.receive(data)
@@ -142,16 +156,12 @@ class AskingGrpc(asyncio.Protocol):
         if self._core.out:
             self._flush()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_result(None)
-
     # what the connection tells
 
     def headers(self, number: int, headers: Headers, ended: bool) -> None:
         if ended:
             assert headers[b"grpc-status"] == b"0", headers
-            self._ask()
+            self.ask()
 
     def data_ended(self, number: int) -> None:
         raise AssertionError("an answer without trailers")
@@ -165,6 +175,7 @@ class AskingGrpc(asyncio.Protocol):
     def room(self) -> None: ...
 
 
+_SLICES: Final = 20
 ASKING: Final = {"rest-json": Asking, "rest-binary": AskingBinary, "grpc": AskingGrpc}
 
 
@@ -216,47 +227,50 @@ def locked(config: Path, locks: Sequence[str], folder: Path) -> tuple[Path, Lock
     return path, opens
 
 
-async def ask(protocol: str, host: str, port: int, locks: Locks, requests: int, connections: int) -> None:
-    asking, tls, key = ASKING[protocol], locks.tls(protocol), locks.key.encode()
-    loop = asyncio.get_running_loop()
-    left = [requests]
-    ends = [loop.create_future() for _ in range(connections)]
-    for end in ends:
-        await loop.create_connection(lambda end=end: asking(left, end, key), host, port, ssl=tls)  # type: ignore[misc]
-    await asyncio.gather(*ends)
+class Gateway:
+    """A gateway that is asked."""
 
-
-def cpu_us_per_request(checkout: Path, config: Path, locks: Locks, protocol: str, requests: int, connections: int) -> float:
-    """One run. Raises: RuntimeError, if the gateway does not start."""
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", "--http-port", "0", "--grpc-port", "0"]
-    here = Path.cwd()
-    server = subprocess.Popen(
-        [*command, str(here / config)],
-        cwd=here,
-        env=os.environ | {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert server.stdout is not None
-    try:
-        ready = re.search(rf"{'grpc' if protocol == 'grpc' else 'http'}=([\d.]+):(\d+)", server.stdout.readline())
+    def __init__(self, checkout: Path, config: Path, locks: Locks, protocol: str, connections: int) -> None:
+        """Raises: RuntimeError, if the gateway does not start."""
+        command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", "--http-port", "0", "--grpc-port", "0"]
+        here = Path.cwd()
+        self._server = subprocess.Popen(
+            [*command, str(here / config)],
+            cwd=here,
+            env=os.environ | {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._server.stdout is not None
+        ready = re.search(rf"{'grpc' if protocol == 'grpc' else 'http'}=([\d.]+):(\d+)", self._server.stdout.readline())
         if ready is None:
+            self.stop()
             raise RuntimeError(f"the gateway of {checkout} did not start")
-        host, port = ready[1], int(ready[2])
-        uvloop.run(ask(protocol, host, port, locks, requests // 100, connections))
-        before_s = _cpu_s(server.pid)
-        uvloop.run(ask(protocol, host, port, locks, requests, connections))
-        return (_cpu_s(server.pid) - before_s) / requests * 1e6
-    finally:
-        server.terminate()
-        server.wait(30)
-        server.stdout.close()
+        self._loop = uvloop.new_event_loop()
+        self._part = Slice()
+        self._asking = [self._connected(protocol, ready[1], int(ready[2]), locks) for _ in range(connections)]
 
+    def _connected(self, protocol: str, host: str, port: int, locks: Locks) -> Asking | AskingGrpc:
+        def made() -> Asking | AskingGrpc:
+            return ASKING[protocol](self._part, locks.key.encode())
 
-def _cpu_s(pid: int) -> float:
-    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
+        connecting = self._loop.create_connection(made, host, port, ssl=locks.tls(protocol))
+        return self._loop.run_until_complete(connecting)[1]
+
+    def ask(self, requests: int) -> None:
+        self._loop.run_until_complete(self._part.asked(requests, self._asking))
+
+    def cpu_s(self) -> float:
+        """So far, with its children."""
+        processes = [psutil.Process(self._server.pid), *psutil.Process(self._server.pid).children(recursive=True)]
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    def stop(self) -> None:
+        self._server.terminate()
+        self._server.wait(30)
+        assert self._server.stdout is not None
+        self._server.stdout.close()
 
 
 def main() -> None:
@@ -276,23 +290,32 @@ def main() -> None:
     if unknown := set(locks) - set(LOCKS):
         parser.error(f"--after-locks: {', '.join(unknown)}: expected of {', '.join(LOCKS)}")
     ratios, more_us = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        how = {
-            "before": (arguments.before, arguments.before_config, Locks()),
-            "after": (arguments.after, *locked(arguments.after_config, locks, Path(folder))),
-        }
-        for pair in range(arguments.pairs):
-            order = ("before", "after") if pair % 2 == 0 else ("after", "before")
-            cost = {
-                name: cpu_us_per_request(*how[name], arguments.protocol, arguments.requests, arguments.connections)
-                for name in order
+    for pair in range(arguments.pairs):
+        order = ("before", "after") if pair % 2 == 0 else ("after", "before")
+        with ExitStack() as running:
+            folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
+            how = {
+                "before": (arguments.before, arguments.before_config, Locks()),
+                "after": (arguments.after, *locked(arguments.after_config, locks, folder)),
             }
-            ratios.append(cost["after"] / cost["before"])
-            more_us.append(cost["after"] - cost["before"])
-            print(
-                f"pair {pair + 1}: before {cost['before']:.1f} us, after {cost['after']:.1f} us, ratio {ratios[-1]:.3f}",
-                flush=True,
-            )
+            gateways = {}
+            for name in order:
+                gateways[name] = Gateway(*how[name], arguments.protocol, arguments.connections)
+                running.callback(gateways[name].stop)
+                gateways[name].ask(arguments.requests // 100)
+            before_s = {name: gateway.cpu_s() for name, gateway in gateways.items()}
+            for _ in range(_SLICES):
+                for gateway in gateways.values():
+                    gateway.ask(arguments.requests // _SLICES)
+            cost = {
+                name: (gateway.cpu_s() - before_s[name]) / (arguments.requests // _SLICES * _SLICES) * 1e6
+                for name, gateway in gateways.items()
+            }
+        ratios.append(cost["after"] / cost["before"])
+        more_us.append(cost["after"] - cost["before"])
+        print(
+            f"pair {pair + 1}: before {cost['before']:.1f} us, after {cost['after']:.1f} us, ratio {ratios[-1]:.3f}", flush=True
+        )
     print(f"mean ratio {_interval(ratios, 3)}; more by {_interval(more_us, 1)} us")
 
 

@@ -150,7 +150,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             return
         read = self._tls.encrypted[:nbytes]
         self._left = memoryview(b"".join((self._left, read))) if self._left else read
-        if self._open and (not self._tls.turns.spent or self._short):
+        if self._open and (not self._tls.turns.spent or _is_short(self._left, self._of_record)):
             self._deliver()
             self._full_reads = self._full_reads + 1 if nbytes == _READ_BYTES else 0
             if self._full_reads == _READS_AT_ONCE or (self._more and not self._paused):
@@ -271,12 +271,6 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def _more(self) -> bool:
         """Whether there is more for OpenSSL than a part of a record's head, which is kept until the rest of it comes."""
         return bool(self._left) and (self._of_record > 0 or len(self._left) >= _HEAD_BYTES)
-
-    @property
-    def _short(self) -> bool:
-        """Whether what is left is a short record or a part of one, which costs no more than a small request without TLS."""
-        record = self._of_record or _HEAD_BYTES + int.from_bytes(self._left[3:_HEAD_BYTES])
-        return len(self._left) <= min(SHORT_BYTES, record)
 
     def _feed(self) -> bool:
         """Give OpenSSL more of what was read: a long record, or some short ones. False: there is no more, or no time for it."""
@@ -484,3 +478,11 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         elif size > self._high and more:
             self._held = True
             self._inner.pause_writing()
+
+
+def _is_short(read: memoryview | bytes, of_record: int) -> bool:
+    """Whether it is a short record or a part of one, which costs no more than a small request without TLS.
+
+    of_record: bytes to come of the record before.
+    """
+    return len(read) <= min(SHORT_BYTES, of_record or _HEAD_BYTES + int.from_bytes(read[3:_HEAD_BYTES]))

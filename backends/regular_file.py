@@ -3,8 +3,9 @@
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 ABSENT: Final = "no such file"
 _KINDS: Final = {
@@ -15,7 +16,7 @@ _KINDS: Final = {
 }
 
 
-def opened_file(path: str | Path) -> BinaryIO:
+def opened_file(path: str | Path) -> BufferedReader:
     """Open it for reading. Raises: OSError, also for what is no file, in words that say what it is."""
     if what := special(path):
         raise OSError(errno.EINVAL, what, str(path))

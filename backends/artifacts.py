@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from backends.onnx_file import AGAIN, LFS_POINTER, damage
+from backends.regular_file import opened_file
 
 _HEAD_BYTES: Final = 512
 _MOST_PICKLE_BYTES: Final = 64 << 20  # a module's pickle is its structure: the weights are other members of the archive
@@ -51,7 +52,7 @@ UNKNOWN: Final = Artifact("", "", "no model that the gateway knows", f"export it
 
 def identify(path: Path) -> Artifact:
     """Say what a file is. Raises: OSError."""
-    with path.open("rb") as file:
+    with opened_file(path) as file:
         head = file.read(_HEAD_BYTES)
     if not head:
         return _damaged("an empty file")

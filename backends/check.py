@@ -25,6 +25,7 @@ from backends.file_tensors import exported_tensors, onnx_tensors
 from backends.mistakes import Mistake, Place, Wanted
 from backends.near_file import near_file
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
+from backends.regular_file import ABSENT, special
 from backends.source import is_source
 
 # Seen without any library: NVIDIA's driver makes one for each GPU that this system (or container) may use.
@@ -237,7 +238,7 @@ def _no_file(wanted: Wanted, kind: str) -> Iterator[Mistake]:
         yield Mistake(at, "code, without the name in it", "path/to/file.py:factory", remedy)
         return
     if not path.is_file():
-        yield Mistake(at, f"no such file ({path})", remedy=_compiles(wanted) or near_file(path))
+        yield Mistake(at, f"{special(path) or ABSENT} ({path})", remedy=_compiles(wanted) or near_file(path))
         yield from _build_code(wanted)
         return
     try:

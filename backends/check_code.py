@@ -18,6 +18,7 @@ from backends.datatypes import NUMPY
 from backends.mistakes import Mistake, Place, Wanted
 from backends.near_file import near_file
 from backends.not_known import NotKnown, as_far_as_known
+from backends.regular_file import ABSENT, file_bytes, special
 from backends.signatures import Signature
 from backends.source import is_source, load_object, misfits
 
@@ -119,7 +120,7 @@ def named_code(
     if not is_source(source):
         if source.endswith(".py") and not Path(source).is_file():
             remedy = near_file(Path(source).absolute())
-            yield Mistake(at, f"no such file ({Path(source).absolute()})", remedy=remedy)
+            yield Mistake(at, f"{special(source) or ABSENT} ({Path(source).absolute()})", remedy=remedy)
         remedy = (
             f"add `:{offered(Path(source), what) or name_of}`" if source.endswith(".py") else "name the code, or another kind"
         )
@@ -129,7 +130,7 @@ def named_code(
     if place.endswith(".py"):
         file = Path(place).absolute()
         if not file.is_file():
-            yield Mistake(at, f"no such file ({file})", remedy=near_file(file))
+            yield Mistake(at, f"{special(file) or ABSENT} ({file})", remedy=near_file(file))
             return
     else:
         # To find what is in a package, the package is imported: a first look is for the package itself.
@@ -189,7 +190,7 @@ def _misfits(code: Callable[..., Any], options: Mapping[str, Any], at: Place) ->
 def offered(file: Path, what: str) -> str:
     """The first class or function that a file defines at its top for others; of the two what is wanted, if there is any."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(file_bytes(file))
     except (OSError, SyntaxError, ValueError):  # told once it is named
         return ""
     defined = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")]

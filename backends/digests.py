@@ -4,13 +4,14 @@ import hashlib
 import hmac
 
 from backends.base import LoadFailed
+from backends.regular_file import opened_file
 from backends.source import digest_run, is_source
 
 
 def digest(model: str) -> str:
     """Of the file that `model` names, in hexadecimal. Raises: OSError."""
     path = model.rpartition(":")[0] if is_source(model) else model
-    with open(path, "rb") as file:
+    with opened_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

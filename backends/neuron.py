@@ -32,6 +32,7 @@ from backends.base import (
     example_inputs,
     narrowed,
 )
+from backends.regular_file import file_bytes
 
 VISIBLE_CORES: Final = "NEURON_RT_VISIBLE_CORES"
 MANIFEST: Final = "manifest.json"
@@ -82,7 +83,7 @@ def load(declared: ModelSpec, *, model: str) -> "NeuronModel":
     """model: a directory that `gateway compile` made."""
     folder = Path(model)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(file_bytes(folder / MANIFEST))
     except (OSError, ValueError) as exc:
         raise LoadFailed(f"{model}: no compiled model here, `gateway compile` makes one: {exc}") from exc
     module = library(manifest["target"])

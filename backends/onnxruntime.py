@@ -19,6 +19,7 @@ from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, Sessio
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_shapes
 from backends.onnxruntime_cuda import GraphRuns
+from backends.regular_file import ABSENT, special
 
 _DATATYPES = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
@@ -44,7 +45,7 @@ def load(
     """
     _import()
     if not Path(model).is_file():
-        raise LoadFailed(f"{model}: no such file; `gateway compile` builds the examples' and exports your own")
+        raise LoadFailed(f"{model}: {special(model) or ABSENT}; `gateway compile` builds the examples' and exports your own")
     if device == "cuda" and (lacks := without_cuda()):
         raise LoadFailed(f"device 'cuda': {lacks}: install onnxruntime-gpu")
     if cuda_graphs and device != "cuda":

@@ -37,6 +37,7 @@ from backends.base import (
     TensorSpec,
     words_of,
 )
+from backends.regular_file import file_bytes
 from backends.sagemaker_lent import lend
 from backends.source import line_of, load_object
 
@@ -74,7 +75,7 @@ def tensors(rows: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
 def batch_size(file: Path) -> int:
     """What a file of handlers says of batches, without running it; 0: nothing. Raises: LoadFailed."""
     try:
-        body = ast.parse(file.read_bytes(), filename=str(file)).body
+        body = ast.parse(file_bytes(file), filename=str(file)).body
     except OSError as exc:
         raise LoadFailed(f"{file}: cannot be read: {exc.strerror}") from exc
     except (SyntaxError, ValueError) as exc:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from backends.base import InputRefused, LoadFailed, words_of
+from backends.regular_file import special
 
 JSON: Final = "application/json"
 CSV: Final = "text/csv"
@@ -31,11 +32,13 @@ def model_fn(model_dir: str) -> Any:
     folder = Path(model_dir)
     path = folder / _USUAL_FILE
     if not path.exists():
-        found = sorted(file for file in folder.iterdir() if file.is_file() and file.suffix in (".pt", ".pth"))
+        found = sorted(file for file in folder.iterdir() if not file.is_dir() and file.suffix in (".pt", ".pth"))
         if len(found) != 1:
             names = ", ".join(file.name for file in found) or "none"
             raise LoadFailed(f"{folder}: expected one .pt or .pth file, got {names}: or write `model_fn(model_dir)`")
         (path,) = found
+    if what := special(path):
+        raise LoadFailed(f"{path}: {what}")
     import torch
 
     try:

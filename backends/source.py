@@ -20,6 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from backends.base import BackendError, LoadFailed, Tensors, words_of
+from backends.regular_file import ABSENT, special
 
 
 def is_source(model: str) -> bool:
@@ -160,7 +161,7 @@ def _module_name(path: Path) -> str:
 def _module_of_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
-        raise LoadFailed(f"{path}: no such file")
+        raise LoadFailed(f"{path}: {special(path) or ABSENT}")
     name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
+from backends.regular_file import ABSENT, special
 
 _MOST_GRAPHS: Final = 64
 _DATATYPES: Final = {
@@ -44,7 +45,7 @@ def load(
     longest: the greatest open length of the profile.
     """
     if not Path(model).is_file():
-        raise LoadFailed(f"{model}: no such file")
+        raise LoadFailed(f"{model}: {special(model) or ABSENT}")
     try:
         import tensorrt
         import torch

@@ -28,6 +28,7 @@ from backends.base import (
     Tensors,
 )
 from backends.onnx_file import AGAIN
+from backends.regular_file import ABSENT, special
 from backends.source import is_source, made_from
 from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
@@ -97,7 +98,7 @@ def load_callable(
         )
     path = Path(model)
     if not path.is_file():
-        raise LoadFailed(f"{path.absolute()}: no such file")
+        raise LoadFailed(f"{path.absolute()}: {special(path) or ABSENT}")
     artifact = identify(path)
     with unloadable(path, artifact):
         if artifact == TORCHSCRIPT:

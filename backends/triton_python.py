@@ -28,6 +28,7 @@ from typing import Any, Final
 from backends import triton_python_backend_utils as pb_utils
 from backends.base import ExecutionFailed, LastPart, LoadFailed, RunCancelled, Tensors
 from backends.discovery import normalised
+from backends.regular_file import file_bytes
 from backends.source import load_object
 
 CLASS: Final = ":TritonPythonModel"  # how what names one ends
@@ -192,7 +193,7 @@ def model_config(path: Path) -> dict[str, Any]:
     """A config.pbtxt in the JSON form that `initialize` gets; empty without the file. Raises: LoadFailed."""
     from google.protobuf.json_format import MessageToDict
 
-    if not path.is_file():
+    if not path.exists():
         return {}
     config: dict[str, Any] = MessageToDict(
         read_pbtxt(path), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
@@ -208,6 +209,6 @@ def read_pbtxt(path: Path) -> Any:
     from tritonclient.grpc import model_config_pb2
 
     try:
-        return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+        return text_format.Parse(file_bytes(path).decode("utf-8"), model_config_pb2.ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as exc:
         raise LoadFailed(f"{path}: not a model configuration of Triton: {exc}") from exc

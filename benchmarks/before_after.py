@@ -4,13 +4,13 @@
     python -m benchmarks.before_after ../before . --pairs 10 --requests 200000 [--protocol grpc]
 
     python -m benchmarks.before_after . . --after-config FILE      one checkout, two configurations
-    python -m benchmarks.before_after . . --after-config FILE --after-ca ca.pem --after-key KEY      where it has TLS, asks keys
+    python -m benchmarks.before_after . . --after-locks tls,keys     the same configuration with TLS, and keys asked for
 
 Each pair starts `gateway serve --no-ray configs/examples/linear.yaml` of both checkouts, each in a process of its own
 (artifacts and interpreter are this one's), asks each for a hundredth of the requests to warm it up, then for all of them, a
 twentieth from the one and a twentieth from the other, so that a machine that gets slower does so for both. It asks over REST
-with JSON or bytes, or over gRPC, each connection one at a time, and reads the CPU time of the server and its children: what it
-does while the other is asked counts as well. Which of a pair comes first alternates.
+with JSON or bytes, or over gRPC, each connection one at a time and kept open, and reads the CPU time of the server and its
+children: what it does while the other is asked counts as well. Which of a pair comes first alternates.
 CPU time per request wanders less than requests per second, but do not run anything beside it.
 """
 
@@ -23,17 +23,23 @@ import ssl
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psutil
 import uvloop
+import yaml
 from scipy.stats import t as student
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.access.rules import digest_of
+from gateway.config import located
 from gateway.wire.http2_client import ClientConnection
 from gateway.wire.http2_headers import Headers, header_block
+from tests.certificates import Authority
 
 BODY = json.dumps(
     {"inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "data": [round(n * 0.37, 2) for n in range(16)]}]}
@@ -62,30 +68,51 @@ GRPC_HEADERS = header_block(
 )
 
 
+class Slice:
+    """Requests that the connections of a client ask together."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._asking = 0
+        self._done: asyncio.Future[None]
+
+    async def asked(self, requests: int, connections: "Sequence[Asking | AskingGrpc]") -> None:
+        self._left, self._asking = requests, len(connections)
+        self._done = asyncio.get_running_loop().create_future()
+        for connection in connections:
+            connection.ask()
+        await self._done
+
+    def take(self) -> bool:
+        """Whether there is one more to ask; if not, the connection that takes it rests."""
+        if self._left:
+            self._left -= 1
+            return True
+        self._asking -= 1
+        if not self._asking:
+            self._done.set_result(None)
+        return False
+
+
 class Asking(asyncio.Protocol):
     """One connection: asks while there are requests left."""
 
     request = REQUEST
 
-    def __init__(self, left: list[int], done: asyncio.Future[None], key: bytes) -> None:
+    def __init__(self, part: Slice, key: bytes) -> None:
         """key: shown with each request, unless it is empty."""
         if key:
             self.request = self.request.replace(b"Host: x\r\n", b"Host: x\r\nX-Api-Key: %b\r\n" % key)
-        self._left = left
-        self._done = done
+        self._part = part
         self._answer = b""
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's
-        self._ask()
 
-    def _ask(self) -> None:
-        if self._left[0] <= 0:
-            self._transport.close()
-            return
-        self._left[0] -= 1
-        self._transport.write(self.request)
+    def ask(self) -> None:
+        if self._part.take():
+            self._transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
         self._answer += data
@@ -94,11 +121,7 @@ class Asking(asyncio.Protocol):
         if separator and length is not None and len(body) == int(length[1]):
             assert head.startswith(b"HTTP/1.1 200 "), self._answer
             self._answer = b""
-            self._ask()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_result(None)
+            self.ask()
 
 
 class AskingBinary(Asking):
@@ -110,27 +133,22 @@ class AskingBinary(Asking):
 class AskingGrpc(asyncio.Protocol):
     """The same over gRPC."""
 
-    def __init__(self, left: list[int], done: asyncio.Future[None], key: bytes) -> None:
+    def __init__(self, part: Slice, key: bytes) -> None:
         self._headers = GRPC_HEADERS + (header_block((b"x-api-key", key)) if key else b"")
-        self._left = left
-        self._done = done
+        self._part = part
         self._core = ClientConnection(self, self._flush)
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's
         self._flush()
-        self._ask()
 
     def _flush(self) -> None:
         self._transport.write(b"".join(self._core.take()))
 
-    def _ask(self) -> None:
-        if self._left[0] <= 0:
-            self._transport.close()
-            return
-        self._left[0] -= 1
-        self._core.ask(self._headers, GRPC_MESSAGE)
+    def ask(self) -> None:
+        if self._part.take():
+            self._core.ask(self._headers, GRPC_MESSAGE)
 
     def data_received(self, data: bytes) -> None:
         self._core.receive(data)
@@ -138,16 +156,12 @@ class AskingGrpc(asyncio.Protocol):
         if self._core.out:
             self._flush()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_result(None)
-
     # what the connection tells
 
     def headers(self, number: int, headers: Headers, ended: bool) -> None:
         if ended:
             assert headers[b"grpc-status"] == b"0", headers
-            self._ask()
+            self.ask()
 
     def data_ended(self, number: int) -> None:
         raise AssertionError("an answer without trailers")
@@ -165,28 +179,52 @@ _SLICES: Final = 20
 ASKING: Final = {"rest-json": Asking, "rest-binary": AskingBinary, "grpc": AskingGrpc}
 
 
-class Locks(NamedTuple):
-    """What a client needs of a gateway that is locked. ca: of its certificate; None: it speaks no TLS."""
+LOCKS: Final = ("tls", "mutual-tls", "keys", "limits")
 
-    ca: Path | None
-    key: str
+
+class Locks(NamedTuple):
+    """What a client needs of a gateway that is locked.
+
+    authority: of its certificate; None: it speaks no TLS. shown: the client's certificate and its key. key: shown with each
+    request; empty: none.
+    """
+
+    authority: Authority | None = None
+    shown: tuple[Path, Path] | None = None
+    key: str = ""
 
     def tls(self, protocol: str) -> ssl.SSLContext | None:
-        if self.ca is None:
+        if self.authority is None:
             return None
-        context = ssl.create_default_context(cafile=self.ca)
+        context = self.authority.trusted(self.shown)
         context.set_alpn_protocols(["h2" if protocol == "grpc" else "http/1.1"])
         return context
 
 
-async def ask(protocol: str, host: str, port: int, locks: Locks, requests: int, connections: int) -> None:
-    asking, tls, key = ASKING[protocol], locks.tls(protocol), locks.key.encode()
-    loop = asyncio.get_running_loop()
-    left = [requests]
-    ends = [loop.create_future() for _ in range(connections)]
-    for end in ends:
-        await loop.create_connection(lambda end=end: asking(left, end, key), host, port, ssl=tls)  # type: ignore[misc]
-    await asyncio.gather(*ends)
+def locked(config: Path, locks: Sequence[str], folder: Path) -> tuple[Path, Locks]:
+    """The same configuration behind locks, written into a folder, and what opens them."""
+    if not locks:
+        return config, Locks()
+    document: Any = located(yaml.safe_load(config.read_text()), config.parent.absolute())
+    server = document["server"] = dict(document.get("server") or {})
+    opens = Locks()
+    if "tls" in locks or "mutual-tls" in locks:
+        authority = Authority(folder)
+        certificate, private = authority.issue("server")
+        server["tls"] = {"certificate": str(certificate), "key": str(private)}
+        opens = Locks(authority)
+        if "mutual-tls" in locks:
+            server["tls"]["client_ca"] = str(authority.path)
+            opens = Locks(authority, authority.issue("client", client=True))
+    if "keys" in locks or "limits" in locks:
+        opens = opens._replace(key="a-key")
+        limits = {"requests_per_s": 1e6, "concurrent": 1_000_000} if "limits" in locks else {}
+        key = {"name": "own", "hash": f"sha256:{digest_of(opens.key.encode()).hex()}", "models": ["linear"], **limits}
+        (folder / "keys.yaml").write_text(yaml.safe_dump({"keys": [key]}))
+        server["access"] = {"keys": str(folder / "keys.yaml")}
+    path = folder / "gateway.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path, opens
 
 
 class Gateway:
@@ -196,7 +234,6 @@ class Gateway:
         """Raises: RuntimeError, if the gateway does not start."""
         command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", "--http-port", "0", "--grpc-port", "0"]
         here = Path.cwd()
-        self._locks, self._protocol, self._connections = locks, protocol, connections
         self._server = subprocess.Popen(
             [*command, str(here / config)],
             cwd=here,
@@ -210,10 +247,19 @@ class Gateway:
         if ready is None:
             self.stop()
             raise RuntimeError(f"the gateway of {checkout} did not start")
-        self._address = ready[1], int(ready[2])
+        self._loop = uvloop.new_event_loop()
+        self._part = Slice()
+        self._asking = [self._connected(protocol, ready[1], int(ready[2]), locks) for _ in range(connections)]
+
+    def _connected(self, protocol: str, host: str, port: int, locks: Locks) -> Asking | AskingGrpc:
+        def made() -> Asking | AskingGrpc:
+            return ASKING[protocol](self._part, locks.key.encode())
+
+        connecting = self._loop.create_connection(made, host, port, ssl=locks.tls(protocol))
+        return self._loop.run_until_complete(connecting)[1]
 
     def ask(self, requests: int) -> None:
-        uvloop.run(ask(self._protocol, *self._address, self._locks, requests, self._connections))
+        self._loop.run_until_complete(self._part.asked(requests, self._asking))
 
     def cpu_s(self) -> float:
         """So far, with its children."""
@@ -234,27 +280,27 @@ def main() -> None:
     linear = Path("configs/examples/linear.yaml")
     parser.add_argument("--before-config", type=Path, default=linear, help="which serves the model linear")
     parser.add_argument("--after-config", type=Path, default=linear)
-    for name in ("before", "after"):
-        parser.add_argument(f"--{name}-ca", type=Path, help="the authority of its certificate, where it speaks TLS")
-        parser.add_argument(f"--{name}-key", default="", help="the key that is shown, where one is asked for")
+    parser.add_argument("--after-locks", default="", help=f"with commas between, of {', '.join(LOCKS)}")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--protocol", choices=sorted(ASKING), default="rest-json")
     parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--connections", type=int, default=16)
     arguments = parser.parse_args()
-    ratios = []
+    locks = [lock for lock in arguments.after_locks.split(",") if lock]
+    if unknown := set(locks) - set(LOCKS):
+        parser.error(f"--after-locks: {', '.join(unknown)}: expected of {', '.join(LOCKS)}")
+    ratios, more_us = [], []
     for pair in range(arguments.pairs):
         order = ("before", "after") if pair % 2 == 0 else ("after", "before")
         with ExitStack() as running:
+            folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
+            how = {
+                "before": (arguments.before, arguments.before_config, Locks()),
+                "after": (arguments.after, *locked(arguments.after_config, locks, folder)),
+            }
             gateways = {}
             for name in order:
-                gateways[name] = Gateway(
-                    getattr(arguments, name),
-                    getattr(arguments, f"{name}_config"),
-                    Locks(getattr(arguments, f"{name}_ca"), getattr(arguments, f"{name}_key")),
-                    arguments.protocol,
-                    arguments.connections,
-                )
+                gateways[name] = Gateway(*how[name], arguments.protocol, arguments.connections)
                 running.callback(gateways[name].stop)
                 gateways[name].ask(arguments.requests // 100)
             before_s = {name: gateway.cpu_s() for name, gateway in gateways.items()}
@@ -266,13 +312,19 @@ def main() -> None:
                 for name, gateway in gateways.items()
             }
         ratios.append(cost["after"] / cost["before"])
+        more_us.append(cost["after"] - cost["before"])
         print(
             f"pair {pair + 1}: before {cost['before']:.1f} us, after {cost['after']:.1f} us, ratio {ratios[-1]:.3f}", flush=True
         )
-    mean = statistics.mean(ratios)
-    if len(ratios) > 1:
-        margin = student.ppf(0.975, len(ratios) - 1) * statistics.stdev(ratios) / len(ratios) ** 0.5
-        print(f"mean ratio {mean:.3f}, 95 % interval {mean - margin:.3f} to {mean + margin:.3f}")
+    print(f"mean ratio {_interval(ratios, 3)}; more by {_interval(more_us, 1)} us")
+
+
+def _interval(values: Sequence[float], digits: int) -> str:
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return f"{mean:.{digits}f}"
+    margin = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean:.{digits}f}, 95 % interval {mean - margin:.{digits}f} to {mean + margin:.{digits}f}"
 
 
 if __name__ == "__main__":

@@ -124,7 +124,9 @@ class Ingress:
         server = self._config.server
         how: _How = {"reuse_port": self._reuse_port, "certificates": None}
         if server.http_port is not None or server.grpc_port is not None:  # what is wrong here is told before models are loaded
-            how["certificates"] = Certificates(server.tls) if server.tls is not None else None
+            if server.tls is not None:
+                how["certificates"] = certificates = Certificates(server.tls)
+                self.metrics.watch_certificates(certificates.expiry_s)
             self._asked_keys()
         self._claims.claim()
         await self.repository.start()

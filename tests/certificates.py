@@ -33,12 +33,15 @@ class Authority:
         self.path = folder / f"{name}.pem"
         self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *, client: bool = False, expired: bool = False) -> tuple[Path, Path]:
-        """The files of a certificate and its key. client: it is a client's, else the server's, for localhost."""
+    def issue(
+        self, name: str, *, client: bool = False, expired: bool = False, lasts: datetime.timedelta = _DAY, host: str = ""
+    ) -> tuple[Path, Path]:
+        """The files of a certificate and its key. client: it is a client's, else the server's, for a host; "": this one."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
-        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        builder = _builder(_name(name), self._name, key, until=-_DAY / 2 if expired else _DAY)
+        this = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        names = x509.SubjectAlternativeName([x509.DNSName(host)] if host else this)
+        builder = _builder(_name(name), self._name, key, until=-_DAY / 2 if expired else lasts)
         built = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())  # later Pythons ask for it
         built = built.add_extension(names, critical=False).add_extension(signer, critical=False)

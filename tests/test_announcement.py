@@ -4,13 +4,15 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from backends.base import ModelSpec, TensorSpec
-from gateway.config import ServerSection, parse_config
+from gateway.config import ServerSection, TlsSection, parse_config
 from gateway.process.announcement import ReadyModel, announcer, curl_command, named, ready_line, ready_words
 from gateway.process.console import words
+from tests.certificates import Authority
 
 URL = "http://127.0.0.1:8000"
 SYNTHETIC = {"models": [{"name": "m", "backends": [{"kind": "synthetic"}]}]}
@@ -115,6 +117,18 @@ def test_the_shortest_request_to_a_model_that_answered_when_it_was_probed_is_sho
     *_, how, command = ready_words(ServerSection(host="::1"), 80, [refuses], []).splitlines()
     assert how == "try it, with content of your own:"
     assert "'http://[::1]:80/v2/models/m/infer'" in command
+
+
+def test_a_command_by_tls_says_whom_it_trusts(tmp_path: Path) -> None:
+    certificate, key = map(str, Authority(tmp_path).issue("server"))
+    tls = TlsSection(certificate=certificate, key=key)
+    *_, how, command = ready_words(ServerSection(tls=tls), 80, [model()], []).splitlines()
+    assert how == "try it:"
+    assert command.startswith(f"  curl -sS --cacert {certificate} https://127.0.0.1:80/v2/models/m/infer -d ")
+    mutual = tls.model_copy(update={"client_ca": certificate, "certificate": "on/other/nodes.pem"})
+    *_, how, command = ready_words(ServerSection(tls=mutual), 80, [model(probed=False)], []).splitlines()
+    assert how == "try it, with content, a client's certificate of your own:"
+    assert f"--cacert {Path('on/other/nodes.pem').absolute()} --cert CERTIFICATE --key ITS_KEY https://127.0.0.1:80/" in command
 
 
 def test_a_list_of_names_is_short_however_many_there_are() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
+from backends.regular_file import special
 from gateway.access.limits import FULL, Limit
 from gateway.access.rules import OPEN, ApiKey, check, is_open, known_key, shown_key, veiled
 from gateway.access.usage import OwnUsage, Usage
@@ -92,6 +93,8 @@ def keys_of(section: AccessSection, environment: Mapping[str, str]) -> dict[byte
     listed: list[KeySection] = []
     try:
         if section.keys is not None:
+            if what := special(section.keys):  # which `read` takes: of who names one for once
+                raise ConfigError(f"server.access.keys: '{section.keys}': {what}")
             listed += validated(KeyFile, read(section.keys)).keys
         if section.keys_variable is not None:
             text = environment.get(section.keys_variable)

@@ -31,6 +31,7 @@ from gateway.errors import ConfigError, InternalError
 from gateway.garbage import leave_out, take_in
 from gateway.process.announcement import ReadyModel
 from gateway.process.console import Speech, set_up
+from gateway.process.prints import never_raise
 from gateway.process.run_dir import make_run_dir, shared_run_dir
 from gateway.process.supervisor import outlive_signals
 
@@ -101,6 +102,7 @@ class IngressReplica:
         """backends: by deployment name; not called, but they tell Serve to shut ingresses down before what they use."""
         outlive_signals()
         set_up(speech, guest=True)
+        never_raise()
         self._config = config
         self._backends = backends
         self._application = serve.get_replica_context().app_name

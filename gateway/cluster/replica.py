@@ -33,6 +33,7 @@ from gateway.errors import BackendFailed, BackendUnreachable, ConfigError, Gatew
 from gateway.garbage import leave_out, take_in
 from gateway.process.child import living_pids
 from gateway.process.console import Speech, set_up
+from gateway.process.prints import never_raise
 from gateway.process.supervisor import outlive_signals
 from gateway.tracing.batches import received, run_ended
 from gateway.tracing.tracer import open_tracer
@@ -108,6 +109,7 @@ class Replica:
         outlive_signals()
         if speech is not None:
             set_up(speech, guest=True)
+            never_raise()
         self._loop = asyncio.get_running_loop()
         self._clock = LoopClock(self._loop)
         self._model = model

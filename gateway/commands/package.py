@@ -26,6 +26,7 @@ from backends.artifacts import ONNX, identify
 from backends.digests import digest
 from backends.near_file import near_file
 from backends.onnx_file import weights_beside
+from backends.regular_file import ABSENT, special
 from backends.source import is_source
 from gateway.config import config_of, located
 from gateway.documents.faults import ConfigFaults, Fault, Location
@@ -172,7 +173,7 @@ class _Contents:
     def _look_at_artifact(self, at: Location, path: Path, *, built: bool) -> None:
         if not self.take(path):
             remedy = f"`gateway compile {self._document.source}` makes it" if built else near_file(path)
-            self._refuse(at, "no such file", remedy)
+            self._refuse(at, special(path) or ABSENT, remedy)
         elif path.is_file():
             artifact = identify(path)
             if artifact.damaged:
@@ -183,7 +184,7 @@ class _Contents:
 
     def _look_at_code(self, at: Location, code: Path, name: str) -> None:
         if not code.is_file():
-            self._refuse(at, "no such file", near_file(code))
+            self._refuse(at, special(code) or ABSENT, near_file(code))
             return
         self.take(code)
         if name == _TRITON:

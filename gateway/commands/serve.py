@@ -14,6 +14,7 @@ from gateway.garbage import collecting_seldom, leave_out, take_in
 from gateway.process.announcement import Announce, announcer
 from gateway.process.console import Speech, step
 from gateway.process.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
+from gateway.process.prints import never_raise
 from gateway.process.run_dir import fresh_run_dir, make_run_dir
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMult
 
         return serve_on_ray(config, speech)
     announce = announcer(config, quiet=speech.quiet)
+    never_raise()
     own = config.server.run_dir
     with contextlib.nullcontext(own) if own else fresh_run_dir() as directory:
         run_dir = Path(directory)

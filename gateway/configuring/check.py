@@ -28,7 +28,7 @@ from gateway.config import (
 from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit
 from gateway.documents.reader import Document, read
 from gateway.errors import ConfigError
-from gateway.process.certificates import contexts
+from gateway.process.certificates import usable
 from gateway.tracing.opentelemetry import REMEDY, installed
 
 T = TypeVar("T")
@@ -171,7 +171,7 @@ def _of_tls(document: Document, tls: TlsSection | None) -> Iterator[Fault]:
     # What is NOT_KNOWN raises here, before a file is looked for.
     section = TlsSection(certificate=str(tls.certificate), key=str(tls.key), client_ca=tls.client_ca and str(tls.client_ca))
     try:
-        contexts(section)
+        usable(section)
     except ConfigError as exc:
         at, _, found = exc.message.partition(": ")
         yield document.fault(tuple(at.split(".")), found, value=False)

@@ -21,6 +21,7 @@ from backends.base import NO_OPTIONS, LoadFailed, Tensors
 from backends.datatypes import NUMPY
 from backends.discovery import normalised
 from backends.near_file import near_file
+from backends.regular_file import ABSENT, special
 from backends.source import is_source, load_object
 from gateway.configuring.archive import SUFFIXES, is_archive, unpacked
 from gateway.configuring.decoration import mark_of
@@ -89,7 +90,7 @@ def guess(what: str, *, example: Example | None = None, environment: Mapping[str
         stem = file.stem if place.endswith(".py") else place.rpartition(".")[2]
         return _configuration([_of_code(stem, source, request or _beside(file))])
     path = Path(os.path.normpath(Path(what).absolute()))
-    if not path.exists():
+    if not path.exists() or special(path):
         raise ConfigError(_absent(path))
     notes: tuple[str, ...] = ()
     name = path.name
@@ -142,13 +143,13 @@ def _request(example: Example) -> Tensors:
     if isinstance(example, Mapping):
         return normalised(example)
     path = Path(example)
-    if not path.exists():
-        raise ConfigError(f"{path.absolute()}: no such file; expected one request, as the example")
+    if not path.exists() or special(path):
+        raise ConfigError(f"{path.absolute()}: {special(path) or ABSENT}; expected one request, as the example")
     return read_example(path)
 
 
 def _absent(path: Path) -> str:
-    return f"{path}: no such file; {near_file(path) or f'expected {_FORMS}'}"
+    return f"{path}: {special(path) or ABSENT}; {near_file(path) or f'expected {_FORMS}'}"
 
 
 def read_example(path: Path) -> Tensors:
@@ -366,6 +367,8 @@ def _models_in(folder: Path) -> tuple[list[Path], list[str], list[str]]:
             f"left aside, without a class with `predict` or a function `predict`: {named(without)}; "
             "to serve another function, name it: FILE.py:function"
         )
+    if no_files := [entry.name for entry in entries if special(entry)]:
+        notes.append(f"left aside, neither files nor folders: {named(no_files)}")
     folders = [f"{entry.name}/" for entry in entries if entry.is_dir()]
     if folders:
         notes.append(f"left aside, folders: {named(folders)}; to serve what is in one, name it")

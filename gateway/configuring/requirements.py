@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from backends.regular_file import file_bytes
 from gateway.errors import ConfigError
 from gateway.process.child import run
 from gateway.process.console import step
@@ -33,7 +34,7 @@ def installed(requirements: Path, kept: Path, *, longest_s: float = _LONGEST_S) 
     something is asked for than the gateway itself runs with.
     """
     try:
-        asked = requirements.read_bytes()
+        asked = file_bytes(requirements)
     except OSError as exc:
         raise ConfigError(f"{requirements}: cannot be read: {exc.strerror}") from exc
     if not any(line.strip() and not line.lstrip().startswith(b"#") for line in asked.splitlines()):

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from backends.base import LoadFailed
+from backends.regular_file import special
 from backends.sagemaker import CLASS, batch_size, tensors
 from gateway.configuring.requirements import installed
 from gateway.configuring.triton_repository import plain
@@ -32,7 +33,7 @@ _MOST_CONFIG_BYTES: Final = 1 << 20
 def is_package(folder: Path, environment: Mapping[str, str]) -> bool:
     """Whether a folder is a package of the PyTorch container. Raises: ConfigError, if it is one without what is named in it."""
     code, program = _place(folder, environment)
-    if (code / program).is_file():
+    if (code / program).is_file() or special(code / program):
         return True
     if _PROGRAM in environment and code.is_dir():
         raise ConfigError(f"{_PROGRAM}: {program}: no such file in {code}")
@@ -77,7 +78,7 @@ def read_package(
         options["default_accept"] = accept
     notes = []
     requirements = code / "requirements.txt"
-    if requirements.is_file() and (packages := installed(requirements, kept())) is not None:
+    if requirements.exists() and (packages := installed(requirements, kept())) is not None:
         options["packages"] = str(packages)
         notes.append(f"what {_CODE}/{requirements.name} asks for is installed in {packages}")
     backend: dict[str, Any] = {"kind": "python", "model": f"{file}{CLASS}"}

@@ -11,6 +11,7 @@ from typing import Any, Final
 import backends
 from backends.base import LoadFailed, TensorSpec
 from backends.check import gpus as gpus_here
+from backends.regular_file import file_bytes, special
 from backends.triton_python import read_pbtxt
 from gateway.errors import ConfigError
 
@@ -29,7 +30,7 @@ _MOST_SESSIONS: Final = 256
 
 def is_model(folder: Path) -> bool:
     """Whether a folder is a model of a repository: it has a config.pbtxt, or a version with a file that Triton would find."""
-    if (folder / _CONFIG).is_file():
+    if (folder / _CONFIG).exists():
         return True
     return any((version / file).exists() for version in _numbered(folder) for _, file in _RUNS.values())
 
@@ -51,8 +52,8 @@ def read_model(folder: Path, *, gpus: int | None = None) -> tuple[list[dict[str,
 
 def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], list[str]]:
     path = folder / _CONFIG
-    where = str(path) if path.is_file() else str(folder)
-    config = read_pbtxt(path) if path.is_file() else None
+    where = str(path) if path.exists() else str(folder)
+    config = read_pbtxt(path) if path.exists() else None
     versions = _numbered(folder)
     if not versions:
         raise ConfigError(
@@ -87,6 +88,8 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         model = version / (config.default_model_filename or file)
         if not model.exists():
             raise ConfigError(f"{where}: no file {model}")
+        if what := special(model):
+            raise ConfigError(f"{model}: {what}")
         entry: dict[str, Any] = {"name": config.name or folder.name}
         if version.name != "1":
             entry["version"] = version.name
@@ -271,7 +274,7 @@ def _tensors(where: str, tensors: Any, batched: bool, folder: Path | None = None
             entry["optional"] = True
         if folder is not None and tensor.label_filename:
             try:
-                entry["labels"] = (folder / tensor.label_filename).read_text(encoding="utf-8").splitlines()
+                entry["labels"] = file_bytes(folder / tensor.label_filename).decode("utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as exc:
                 raise ConfigError(f"{where}: {tensor.name}: label_filename: {exc}") from exc
         found.append(entry)
@@ -291,6 +294,8 @@ def _from_files(name: str, kind: str, file: str, versions: list[Path]) -> tuple[
     if kind == "python":
         raise ConfigError(f"{versions[-1].parent}: no {_CONFIG}: a Python model needs one that states its input and output")
     model = versions[-1] / file
+    if what := special(model):
+        raise ConfigError(f"{model}: {what}")
     found = backends.read(kind, str(model))
     version = {} if versions[-1].name == "1" else {"version": versions[-1].name}
     return [

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from backends.regular_file import opened_file
 from gateway.documents.faults import Fault
 
 SUMS: Final = "SHA256SUMS"
@@ -30,7 +31,7 @@ def altered(configuration: Path) -> Iterator[Fault]:
     """
     folder = configuration.parent
     try:
-        with (folder / SUMS).open("rb") as file:
+        with opened_file(folder / SUMS) as file:
             data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         return
@@ -67,7 +68,7 @@ def _read(data: bytes) -> dict[str, str]:
 
 def _compared(path: Path, digest: str) -> Iterator[Fault]:
     try:
-        with path.open("rb") as file:
+        with opened_file(path) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         yield Fault(str(path), found=f"is missing, though {SUMS} lists it", remedy=_AGAIN)

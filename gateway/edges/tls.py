@@ -9,9 +9,10 @@ that waits. What the connection writes before the handshake has ended waits for 
 once: it counts, and is counted, from the first byte on.
 
 What comes costs more than its bytes tell: a first message of 300 asks for a signature, which takes a millisecond, and 27 ask
-for new keys, which takes 26 microseconds (2026-11-23, 2 cores). So handshakes and decrypting, of all connections of a listener,
-have a part of each of the loop's turns. Who comes when that is used up waits for the next, in the order of coming, and is read
-no further until then.
+for new keys, which takes 26 microseconds (2026-11-23, 2 cores). So handshakes, and decrypting, of all connections of a
+listener, have each a part of the loop's turns. Who comes when that is used up waits for the next, in the order of coming, and
+is read no further until then. Who has shaken hands waits for none that has not, of which 300 take a tenth of a second; nor does
+a short record, which is a small request, wait for many.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
-from gateway.edges.long_turns import LongTurns, is_gone
+from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
 from gateway.engine.failure_log import FailureLog
 from gateway.process.certificates import Certificates
 from gateway.wire.http_errors import error_body
@@ -50,14 +51,15 @@ log = logging.getLogger(__name__)
 
 
 class Tls:
-    """What the connections of one listener share. turns: of handshakes and decrypting."""
+    """What the connections of one listener share."""
 
     def __init__(self, certificates: Certificates, protocol: str, handshake_s: float) -> None:
         """protocol: of `certificates`. handshake_s: how long a handshake may take."""
         self.certificates = certificates
         self.protocol = protocol
         self.handshake_s = handshake_s
-        self.turns = LongTurns()
+        self.handshakes = LongTurns()
+        self.turns = LongTurns()  # of decrypting
         # Reads of all connections land here, one at a time; so does what they mean, for connections without a buffer.
         self.encrypted = memoryview(bytearray(_READ_BYTES))
         self.plain = memoryview(bytearray(_READ_BYTES))
@@ -148,7 +150,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             return
         read = self._tls.encrypted[:nbytes]
         self._left = memoryview(b"".join((self._left, read))) if self._left else read
-        if self._open and not self._tls.turns.spent:
+        if self._open and (not self._tls.turns.spent or _is_short(self._left, self._of_record)):
             self._deliver()
             self._full_reads = self._full_reads + 1 if nbytes == _READ_BYTES else 0
             if self._full_reads == _READS_AT_ONCE or (self._more and not self._paused):
@@ -172,7 +174,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if not self._waits:
             self._waits = True
             self._pause_socket()
-            self._tls.turns.wait(self._take_turn)
+            (self._tls.turns if self._open else self._tls.handshakes).wait(self._take_turn)
 
     def _take_turn(self) -> None:
         if not self._ended and is_gone(self._socket):
@@ -190,11 +192,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._full_reads = 0
             self._deliver()
         elif not self._ended:
-            self._tls.turns.begin()
-            try:
-                self._shake()
-            finally:
-                self._tls.turns.end()
+            self._shake()
         if self._more and not self._paused:
             self._wait()
         elif not self._paused:
@@ -480,3 +478,11 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         elif size > self._high and more:
             self._held = True
             self._inner.pause_writing()
+
+
+def _is_short(read: memoryview | bytes, of_record: int) -> bool:
+    """Whether it is a short record or a part of one, which costs no more than a small request without TLS.
+
+    of_record: bytes to come of the record before.
+    """
+    return len(read) <= min(SHORT_BYTES, of_record or _HEAD_BYTES + int.from_bytes(read[3:_HEAD_BYTES]))

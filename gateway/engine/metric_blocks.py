@@ -113,6 +113,7 @@ FIELDS: Final[Mapping[str, tuple[Field, ...]]] = {
         Field("gateway_process_start_time_seconds"),
         Field("gateway_loop_lag_seconds"),
         Field("gateway_trace_spans_total", ("result",)),
+        Field("gateway_certificate_expiry_timestamp_seconds", ("file",)),
     ),
     "node": (
         Field("gateway_info", ("version", "python", "ray", "instance_type")),

@@ -129,6 +129,8 @@ TABLE: Final = (
            "How much later than asked the event loop called back; asked each second, of a replica each tenth of one"),
     Metric("gateway_trace_spans_total", "counter", "", (*_ROLE, "result"), "process",
            "Spans of traces: exported; dropped: the queue had no room; failed: the collector did not take them"),
+    Metric("gateway_certificate_expiry_timestamp_seconds", "gauge", "seconds", (*_ROLE, "file"), "process",
+           "When the first certificate of server.tls' certificate or client_ca expires, since 1970", "min"),
 )  # fmt: skip
 
 BY_NAME: Final = {metric.name: metric for metric in TABLE}

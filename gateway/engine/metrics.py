@@ -173,6 +173,10 @@ class Metrics:
         """spans: gives how many there were, by result; asked at each scrape."""
         self._process.spans = spans
 
+    def watch_certificates(self, expiry_s: Callable[[], Mapping[str, float]]) -> None:
+        """expiry_s: gives when certificates expire, since 1970, by what they are of; asked at each scrape."""
+        self._process.certificates = expiry_s
+
     def watch_told(self, told: Told) -> None:
         """told: counted here as well; asked whenever this is published or scraped."""
         self._told = told

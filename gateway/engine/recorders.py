@@ -441,6 +441,7 @@ class ProcessMetrics:
         self._lag_ns = 0
         self._sessions_ns = 0
         self.spans: Callable[[], Mapping[str, int]] = dict  # of traces
+        self.certificates: Callable[[], Mapping[str, float]] = dict  # when they expire
 
     def lagged(self, lag_ns: int) -> None:
         self._lag[bisect_left(LAG_NS, lag_ns)] += 1
@@ -449,7 +450,8 @@ class ProcessMetrics:
     def states(self, now_ns: int) -> Iterator[tuple[Key, State]]:
         lag = (*self._lag, self._lag_ns)
         spans = dict(self.spans()) or None
-        yield self._key, (1, time.process_time_ns(), own_memory_bytes(), self._started_s, lag, spans)
+        certificates = dict(self.certificates()) or None
+        yield self._key, (1, time.process_time_ns(), own_memory_bytes(), self._started_s, lag, spans, certificates)
         pids = list(self._session_pids())
         ended_ns = ended_children_cpu_ns()
         if pids or ended_ns or self._sessions_ns:
@@ -457,7 +459,7 @@ class ProcessMetrics:
             # One that ends is in neither of them for a moment, and a counter never goes back.
             self._sessions_ns = max(self._sessions_ns, ended_ns + sum(one.cpu_ns for one in used))
             memory_bytes = sum(one.memory_bytes for one in used)
-            yield Key("process", ("session",)), (len(used), self._sessions_ns, memory_bytes, None, None, None)
+            yield Key("process", ("session",)), (len(used), self._sessions_ns, memory_bytes, None, None, None, None)
 
 
 # With `metrics: off`: nothing is counted, and nothing costs more than the call.

@@ -33,6 +33,7 @@ from backends.base import (
 )
 from gateway.garbage import leave_out
 from gateway.process.child import Child, ChildLost, receive, send, serve
+from gateway.process.prints import never_raise
 from gateway.wire.frames import decode_frame, encode_frame, spec_from_plain, spec_to_plain
 from gateway.wire.tensors import Buffer
 
@@ -171,6 +172,7 @@ def _check(answer: Mapping[str, Any]) -> None:
 
 def _serve(channel: socket.socket) -> None:
     """The child: load what the first frame says, then run frames until the socket ends."""
+    never_raise()
     pid = os.getpid()
 
     def answer(frame: list[Buffer]) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, TextIO, TypeAlias
@@ -16,8 +16,10 @@ from urllib.parse import quote
 
 from backends.base import ONE_AS_TEXT, ModelSpec
 from backends.datatypes import NUMPY
+from backends.regular_file import file_bytes
 from gateway.config import Config, ServerSection
 from gateway.process.console import words
+from gateway.process.x509 import certificates
 from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs, smallest_shape
 
 _NAMED: Final = 20  # models; who does not read the pipe must not stop us
@@ -81,12 +83,13 @@ def ready_words(server: ServerSection, http: int | None, models: Sequence[ReadyM
     titles = [name if known == ["1"] else f"{name} (version {', '.join(known)})" for name, known in versions.items()]
     lines = [f"models: {named(titles) or 'none'}" + (f"; not loaded: {named(left_out)}" if left_out else "")]
     if http is not None:
-        url = own_url(server, http)
-        lines += [f"what goes on, in a browser: {url}/"] if server.shows_page else []
-        commands = [(not model.probed, len(text), text) for model in models if (text := curl_command(url, model, server))]
+        lines += [f"what goes on, in a browser: {own_url(server, http)}/"] if server.shows_page else []
+        url, how = _by_curl(server, http)
+        commands = [(not model.probed, len(text), text) for model in models if (text := curl_command(url, model, server, how))]
         untried, length, command = min(commands, default=(False, 0, ""))
         if 0 < length <= _LONGEST:
-            lines += ["try it, with content of your own:" if untried else "try it:", f"  {command}"]
+            own = (["content"] if untried else []) + [what for _, what in _own(server)]
+            lines += [f"try it, with {named(own)} of your own:" if own else "try it:", f"  {command}"]
     return "\n".join(lines)
 
 
@@ -103,17 +106,46 @@ def named(names: Iterable[str]) -> str:
     return ", ".join(known[:_NAMED]) + (f" and {len(known) - _NAMED} more" if len(known) > _NAMED else "")
 
 
-def curl_command(url: str, model: ReadyModel, server: ServerSection) -> str | None:
+def _by_curl(server: ServerSection, port: int) -> tuple[str, str]:
+    """The server's URL by a name that its certificate has, and the options that curl needs before it."""
+    url, how = own_url(server, port), ""
+    if server.tls is not None:
+        shown, host = os.path.abspath(server.tls.certificate), url.removeprefix("https://").rpartition(":")[0]
+        how += f" --cacert {shlex.quote(shown)}"  # whoever vouches for it: curl trusts what it is given itself
+        names = _names_in(shown)
+        if names and host.strip("[]") not in names:
+            name = names[0].replace("*", "gateway", 1)
+            url, how = f"https://{name}:{port}", f"{how} --resolve {shlex.quote(f'{name}:{port}:{host}')}"
+    return url, how + "".join(option for option, _ in _own(server))
+
+
+def _names_in(path: str) -> tuple[str, ...]:
+    """Of the first certificate in a file."""
+    try:
+        return next(certificates(file_bytes(path))).names
+    except (OSError, StopIteration):  # it is on other nodes only, or has just changed
+        return ()
+
+
+def _own(server: ServerSection) -> Iterator[tuple[str, str]]:
+    """What a command leaves to who types it, beside its content: an option of curl, and what that is of."""
+    if server.tls is not None and server.tls.client_ca is not None:
+        yield " --cert CERTIFICATE --key ITS_KEY", "a client's certificate"
+    if server.access is not None and "infer" not in server.access.open:
+        yield " -H 'X-Api-Key: KEY'", "an API key"
+
+
+def curl_command(url: str, model: ReadyModel, server: ServerSection, how: str = "") -> str | None:
     """A command for bash or zsh that sends a model its smallest request; None: that would be too large.
 
-    url: of the server, without a slash at the end.
+    url: of the server, without a slash at the end. how: options that this takes, each after a blank.
     """
     spec = model.spec
     inputs = [(tensor, smallest_shape(tensor)) for tensor in needed_inputs(spec)]
     if sum(prod(shape) for _, shape in inputs) > min(_ELEMENTS, server.limits.body_bytes // _ELEMENT_BYTES):
         return None
     if spec.decoupled:
-        return _stream_command(url, model, server)
+        return _stream_command(url, model, how)
     body = _Word()
     body.text('{"inputs": [')
     binary_bytes = 0
@@ -135,7 +167,7 @@ def curl_command(url: str, model: ReadyModel, server: ServerSection) -> str | No
     else:
         body.text('], "parameters": {"binary_data_output": true}}' if unreadable else "]}")
     address = f"{url}/v2/models/{quote(model.name, safe='')}/infer"
-    curl = f"curl -sS{_key_of(server)} {shlex.quote(address)}"
+    curl = f"curl -sS{how} {shlex.quote(address)}"
     if unreadable and not readable:
         curl += " --output answer.bin"
     if binary_bytes:
@@ -144,12 +176,7 @@ def curl_command(url: str, model: ReadyModel, server: ServerSection) -> str | No
     return _sent(body, curl)
 
 
-def _key_of(server: ServerSection) -> str:
-    """What a command needs besides, where a key is asked for."""
-    return "" if server.access is None or "infer" in server.access.open else " -H 'X-Api-Key: KEY'"
-
-
-def _stream_command(url: str, model: ReadyModel, server: ServerSection) -> str | None:
+def _stream_command(url: str, model: ReadyModel, how: str) -> str | None:
     """For a decoupled model: shows each part when it comes; None: the model takes or gives what JSON lacks."""
     spec = model.spec
     if any(tensor.datatype in WITHOUT_JSON for tensor in (*needed_inputs(spec), *spec.outputs)):
@@ -167,7 +194,7 @@ def _stream_command(url: str, model: ReadyModel, server: ServerSection) -> str |
             body.text("]")
     body.text("}")
     address = f"{url}/v2/models/{quote(model.name, safe='')}/generate_stream"
-    return _sent(body, f"curl -sS -N{_key_of(server)} {shlex.quote(address)}")
+    return _sent(body, f"curl -sS -N{how} {shlex.quote(address)}")
 
 
 def _sent(body: "_Word", curl: str) -> str:

@@ -1,13 +1,17 @@
 """What the listeners show and ask for by TLS: certificates of files, which are read again when they change."""
 
+import logging
 import ssl
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
 
+from backends.regular_file import file_bytes, opened_file
 from gateway.config import TlsSection
 from gateway.errors import ConfigError
 from gateway.process.watched_files import WatchedFiles
+from gateway.process.x509 import certificates
 
 HTTP: Final = "http/1.1"
 HTTP2: Final = "h2"
@@ -22,6 +26,21 @@ _REASONS: Final = {
     "NO_CERTIFICATE_OR_CRL_FOUND": "client_ca holds no certificate in PEM",
 }
 _FILES: Final = ("certificate", "key", "client_ca")
+_UNTIL_RENEWED: Final = {
+    "certificate": "clients refuse this server",
+    "client_ca": "clients that this authority vouches for are refused",
+}
+
+log = logging.getLogger(__name__)
+
+
+class Usable(NamedTuple):
+    """What can be made of the files. contexts: by protocol. expiry_s: by key, when the first certificate of its file expires,
+    since 1970.
+    """
+
+    contexts: Mapping[str, ssl.SSLContext]
+    expiry_s: Mapping[str, float]
 
 
 class Certificates:
@@ -34,11 +53,15 @@ class Certificates:
         self._asks_clients = section.client_ca is not None
         self._wall_s = wall_s
         paths = [path for key in _FILES if (path := getattr(section, key)) is not None]
-        self._files = WatchedFiles(paths, lambda: contexts(section), name="certificates", clock=clock)
+        self._files = WatchedFiles(paths, lambda: usable(section, wall_s), name="certificates", clock=clock)
 
     def context(self, protocol: str) -> ssl.SSLContext:
         """For a connection that begins. protocol: HTTP or HTTP2."""
-        return self._files.current()[protocol]
+        return self._files.current().contexts[protocol]
+
+    def expiry_s(self) -> Mapping[str, float]:
+        """See `Usable`."""
+        return self._files.current().expiry_s
 
     def look_again(self, session: ssl.SSLObject) -> None:
         """Raise ssl.SSLError if a client takes up a session again, and its certificate of then has expired.
@@ -53,20 +76,38 @@ class Certificates:
                 raise expired
 
 
-def contexts(section: TlsSection) -> dict[str, ssl.SSLContext]:
-    """For connections of either protocol. Raises: ConfigError, if the files cannot be used."""
+def usable(section: TlsSection, wall_s: Callable[[], float] = time.time) -> Usable:
+    """What has expired, or is not valid yet, is used, as other servers do, and told. Raises: ConfigError, if they cannot be."""
     for key in _FILES:
         path = getattr(section, key)
         if path is not None:
             try:
-                with open(path, "rb") as file:
+                with opened_file(path) as file:
                     file.read(1)
             except OSError as exc:
                 raise ConfigError(f"server.tls.{key}: '{path}': cannot be read: {exc.strerror}") from exc
     try:
-        return {protocol: _context(section, protocol) for protocol in (HTTP, HTTP2)}
+        contexts = {protocol: _context(section, protocol) for protocol in (HTTP, HTTP2)}
     except ssl.SSLError as exc:
         raise ConfigError(f"server.tls: {_REASONS.get(exc.reason or '', _unnamed(exc))}") from exc
+    now = datetime.fromtimestamp(wall_s(), UTC)
+    ends = {key: _ends(key, path, now) for key in _UNTIL_RENEWED if (path := getattr(section, key))}
+    return Usable(contexts, {key: min(moments).timestamp() for key, moments in ends.items() if moments})
+
+
+def _ends(key: str, path: str, now: datetime) -> list[datetime]:
+    """When the certificates of a file expire. Tells of those that are not valid now."""
+    found = list(certificates(file_bytes(path)))
+    for number, (begins, ends, _) in enumerate(found, 1):
+        if begins <= now <= ends:
+            continue
+        title = "it" if len(found) == 1 else f"certificate {number} of it"
+        if ends < now:
+            what, way = f"has expired, on {ends:%Y-%m-%d %H:%M} UTC: ", "put a renewed one there, which needs no restart"
+        else:
+            what, way = f"is not valid before {begins:%Y-%m-%d %H:%M} UTC: until then ", "is this machine's clock right?"
+        log.warning("server.tls.%s: '%s': %s %s%s: %s", key, path, title, what, _UNTIL_RENEWED[key], way)
+    return [ends for _, ends, _ in found]
 
 
 def _context(section: TlsSection, protocol: str) -> ssl.SSLContext:

@@ -73,6 +73,27 @@ def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
     yield from locked(folder, client_ca=str(folder / "ca.pem"))
 
 
+@pytest.mark.parametrize("host", ["", "gateway.internal", "*.example.internal"])
+def test_the_command_that_is_printed_at_start_is_answered(tmp_path: Path, host: str) -> None:
+    """With what is one's own where it says so."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server", host=host)
+    shown, its_key = authority.issue("me", client=True)
+    (tmp_path / "keys.yaml").write_text(KEYS)
+    tls = {"certificate": str(certificate), "key": str(key), "client_ca": str(authority.path)}
+    config = tmp_path / "gateway.yaml"
+    config.write_text(f"server: {json.dumps({'tls': tls, 'access': {'keys': 'keys.yaml'}})}\n{MODELS}")
+    with served(config, "--no-ray") as gateway:
+        assert gateway.process.stdout is not None
+        *_, told, command = (gateway.process.stdout.readline() for _ in range(4))
+        assert told == "try it, with a client's certificate, an API key of your own:\n"
+        for ours, mine in (("--cert CERTIFICATE", f"--cert {shown}"), ("ITS_KEY", str(its_key)), ("Key: KEY", "Key: mine")):
+            assert ours in command
+            command = command.replace(ours, mine)
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+        assert "outputs" in json.loads(done.stdout or "{}"), (command, done)
+
+
 class Said(NamedTuple):
     code: int
     status: int

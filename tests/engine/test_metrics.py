@@ -95,6 +95,7 @@ def test_every_metric_of_the_table_is_told_in_both_formats_of_the_types_and_unit
     metrics = Metrics(models(m=42), triton_names=True)
     count_all(metrics)
     metrics.watch_spans(lambda: {"exported": 7, "dropped": 1, "failed": 2})
+    metrics.watch_certificates(lambda: {"certificate": 1.8e9})
     metrics._process.lagged(MS)  # what `keep_publishing` does once a second
     content_type, text = metrics.expose()
     assert content_type.startswith("text/plain; version=0.0.4")

@@ -119,17 +119,20 @@ def test_requests_for_new_keys(bench: Bench) -> None:
     bench.withstands(attack)
 
 
-def test_records_of_one_byte(bench: Bench) -> None:
+@pytest.mark.parametrize("connections", [20, 400])
+def test_records_of_one_byte(bench: Bench, connections: int) -> None:
     request = b"POST /v2/models/wide/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n"
 
     def attack(http: Address, rpc: Address) -> None:
         with contextlib.ExitStack() as closing:
             sending = []
-            for _ in range(20):
+            for _ in range(connections):
                 each = Shaken(http)
                 closing.enter_context(contextlib.closing(each.socket))
                 begun = each.encrypted(request)
-                sending.append((each.socket, begun + b"".join(each.encrypted(b"1") for _ in range(10_000))))
+                sending.append(
+                    (each.socket, begun + b"".join(each.encrypted(b"1") for _ in range(min(10_000, 1_200_000 // connections))))
+                )
             for talking, sent in sending:
                 talking.sendall(sent)
 

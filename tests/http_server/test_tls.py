@@ -337,6 +337,11 @@ def _gone(folder: Path) -> None:
     (folder / "server.pem").unlink()
 
 
+def _pipe(folder: Path) -> None:
+    _gone(folder)
+    os.mkfifo(folder / "server.pem")
+
+
 def _of_another(folder: Path) -> None:
     (folder / "server.key").write_bytes(Authority(folder).issue("another")[1].read_bytes())
 
@@ -358,6 +363,7 @@ def _encrypted(folder: Path) -> None:
     ("spoil", "told"),
     [
         (_gone, r"server\.tls\.certificate: '.*server\.pem': cannot be read: No such file"),
+        (_pipe, r"server\.tls\.certificate: '.*server\.pem': cannot be read: it is a named pipe, not a file"),
         (_of_another, "the key is not the certificate's"),
         (_noise, "expected certificates, and the key of the first, in PEM"),
         (_encrypted, r"server\.tls\.key: the key is encrypted"),

@@ -212,22 +212,67 @@ def test_who_writes_may_go_on_once_all_is_with_a_socket_that_takes_more(
     asyncio.run(run())
 
 
+def greeted(together: Tls) -> Socket:
+    """One whose client has sent its first message, and nothing else."""
+    connection, socket = TlsConnection(Inner(), together, asyncio.get_running_loop()), Socket()
+    connection.connection_made(socket)
+    hello = client_hello(P256)
+    connection.get_buffer(-1)[: len(hello)] = hello
+    connection.buffer_updated(len(hello))
+    return socket
+
+
 def test_handshakes_take_turns(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_turns, "_TURN_NS", 0)
 
     async def run() -> None:
         together = shared(certificates)
-        sockets = []
-        for _ in range(5):
-            connection, socket = TlsConnection(Inner(), together, asyncio.get_running_loop()), Socket()
-            connection.connection_made(socket)
-            hello = client_hello(P256)
-            connection.get_buffer(-1)[: len(hello)] = hello
-            connection.buffer_updated(len(hello))
-            sockets.append(socket)
+        sockets = [greeted(together) for _ in range(5)]
         for answered in range(6):
             assert sum(bool(socket.written) for socket in sockets) == answered
             await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_who_has_shaken_hands_waits_for_nobody_who_has_not(
+    certificates: Certificates, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_turns, "_TURN_NS", 0)
+
+    async def run() -> None:
+        together = shared(certificates)
+        each = Shaken(together, authority)
+        await each.shake()
+        sockets = [greeted(together) for _ in range(20)]
+        await asyncio.sleep(0)
+        each.arrive(each.encrypted(b"x"))
+        await each.read_on()
+        assert each.inner.sizes == [1]
+        assert sum(bool(socket.written) for socket in sockets) < 5
+
+    asyncio.run(run())
+
+
+def test_a_short_record_is_decrypted_whoever_waits(
+    certificates: Certificates, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a small request waits for none of those that send much in many."""
+
+    async def run() -> None:
+        together = shared(certificates)
+        each, many = Shaken(together, authority), [Shaken(together, authority) for _ in range(20)]
+        for one in (each, *many):
+            await one.shake()
+        monkeypatch.setattr(long_turns, "_TURN_NS", 0)
+        for one in many:
+            one.arrive(b"".join(one.encrypted(b"x") for _ in range(1000)))
+        await asyncio.sleep(0)
+        each.arrive(each.encrypted(b"a" * 900))
+        assert each.inner.sizes == [900]
+        assert each.socket.reading
+        each.arrive(b"".join(each.encrypted(b"x") for _ in range(20)))
+        assert each.inner.sizes == [900]
 
     asyncio.run(run())
 

@@ -121,7 +121,7 @@ BENCHMARKS = (
     "python -m benchmarks.coverage",
     "python -m benchmarks.coverage --svg docs/figures/coverage.svg",
     "python -m benchmarks.before_after . . --after-config FILE",
-    "python -m benchmarks.before_after . . --after-config FILE --after-ca ca.pem --after-key KEY",
+    "python -m benchmarks.before_after . . --after-locks tls --pairs 6 --requests 40000",
     "python -m benchmarks.distinct",
     "python -m benchmarks.first_answer --gateway ENV --bentoml ENV --litserve ENV",
     "python -m benchmarks.fuzz_http1 --cases 100000",

@@ -6,9 +6,9 @@
 
 Each run starts `gateway serve --no-ray` with the model of configs/examples/minilm.yaml, without its SLO, and asks it over REST
 in a closed loop: sixteen lengths of 6 to 120 tokens, drawn at random, the same for all. With --rates it asks again with the
-example's SLO, of a server started anew, at random times that do not wait for answers (Poisson, the same for all): what counts is
-answered in time. Variants take turns within each round, so that the machine's mood is shared; the round's order is turned each
-time.
+example's SLO, of a server started anew, at random times that do not wait for answers (Poisson, the same for all): what is
+answered in time counts. Variants take turns within each round, so that the machine's mood is shared; the round's order is
+turned each time.
 
 Triton has its dynamic batcher, which joins requests of one shape, and its python backend with onnxruntime: as many instances of
 one thread as the example has sessions. With the SLO also as `triton-timeout`, whose queue refuses what has waited for so long.

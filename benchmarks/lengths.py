@@ -1,33 +1,86 @@
-"""Mixed lengths on the real minilm without a promise: requests/s and latency of the shipped example and of what one could set.
+"""Mixed lengths on the real minilm: the shipped example, what one could set instead, and a real Triton (`make triton`).
 
     python -m benchmarks.lengths                                  three rounds, some two minutes
     python -m benchmarks.lengths --before ../before               beside another checkout, as `git worktree add` makes
+    python -m benchmarks.lengths --triton --rates 80 110 140      beside Triton, also with the SLO, at these requests/s
 
 Each run starts `gateway serve --no-ray` with the model of configs/examples/minilm.yaml, without its SLO, and asks it over REST
-in a closed loop: sixteen lengths of 6 to 120 tokens, drawn at random, the same for all. Variants take turns within each round,
-so that the machine's mood is shared; the round's order is turned each time.
+in a closed loop: sixteen lengths of 6 to 120 tokens, drawn at random, the same for all. With --rates it asks again with the
+example's SLO, of a server started anew, at random times that do not wait for answers (Poisson, the same for all): what is
+answered in time counts. Variants take turns within each round, so that the machine's mood is shared; the round's order is
+turned each time.
+
+Triton has its dynamic batcher, which joins requests of one shape, and its python backend with onnxruntime: as many instances of
+one thread as the example has sessions. With the SLO also as `triton-timeout`, whose queue refuses what has waited for so long.
 """
 
 import argparse
 import asyncio
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import onnxruntime
 import yaml
 
-ROOT = Path(__file__).parent.parent
+from tests.triton_server import triton_server, write_model
+
+ROOT = Path(__file__).resolve().parent.parent
 LENGTHS = tuple(round(length) for length in np.linspace(6, 120, 16))
 FINE = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]
+SLO_MS = 250  # of the example
+
+TRITON_CONFIG = """
+max_batch_size: 32
+input [{ name: "input_ids" data_type: TYPE_INT64 dims: [-1] }, { name: "attention_mask" data_type: TYPE_INT64 dims: [-1] }]
+output [{ name: "embedding" data_type: TYPE_FP32 dims: [384] }]
+instance_group [{ count: 2 kind: KIND_CPU }]
+dynamic_batching { %s }
+"""
+QUEUE_TIMEOUT = "default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 250000 }"
+TRITON_CODE = """
+import json
+import os
+import sys
+
+import numpy as np
+import triton_python_backend_utils as pb
+
+with open(os.path.join(os.path.dirname(os.path.dirname(__file__)), "paths.json")) as found:
+    PATHS = json.load(found)
+sys.path.append(PATHS["packages"])  # onnxruntime's, behind those of Triton
+import onnxruntime
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(PATHS["model"], options, providers=["CPUExecutionProvider"])
+
+    def execute(self, requests):
+        names = ("input_ids", "attention_mask")
+        tensors = {name: [pb.get_input_tensor_by_name(one, name).as_numpy() for one in requests] for name in names}
+        (result,) = self.session.run(["embedding"], {name: np.concatenate(each) for name, each in tensors.items()})
+        responses, at = [], 0
+        for one in tensors["input_ids"]:
+            responses.append(pb.InferenceResponse([pb.Tensor("embedding", result[at : at + len(one)])]))
+            at += len(one)
+        return responses
+"""
+
+Server = Callable[[bool], AbstractContextManager[str]]  # given whether the SLO is promised: where it listens
 
 
 def as_shipped(model: dict[str, Any]) -> None: ...
@@ -59,11 +112,12 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 @contextmanager
-def serving(checkout: Path, change: Callable[[dict[str, Any]], None]) -> Iterator[str]:
-    """Where a gateway of that checkout listens."""
+def gateway(checkout: Path, change: Callable[[dict[str, Any]], None], promise: bool) -> Iterator[str]:
+    """Where a gateway of that checkout listens. promise: with the example's SLO."""
     example = checkout / "configs" / "examples" / "minilm.yaml"
     model = yaml.safe_load(example.read_text())["models"][0]
-    del model["slo"]
+    if not promise:
+        del model["slo"]
     change(model)
     for backend in model["backends"]:
         backend["model"] = str((example.parent / backend["model"]).resolve())
@@ -83,6 +137,17 @@ def serving(checkout: Path, change: Callable[[dict[str, Any]], None]) -> Iterato
                 process.terminate()
 
 
+@contextmanager
+def triton(queue_policy: str, promise: bool) -> Iterator[str]:
+    """Where a Triton listens."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder, "models"), "minilm", TRITON_CONFIG % (queue_policy if promise else ""), TRITON_CODE)
+        paths = {"model": str(ROOT / "models" / "minilm.onnx"), "packages": str(Path(onnxruntime.__file__).parent.parent)}
+        Path(folder, "models", "minilm", "paths.json").write_text(json.dumps(paths))
+        with triton_server(Path(folder)) as server:
+            yield server.http_url
+
+
 def requests(address: str) -> dict[int, bytes]:
     """By length."""
     found = {}
@@ -95,67 +160,130 @@ def requests(address: str) -> dict[int, bytes]:
     return found
 
 
-async def load(address: str, connections: int, seconds: float, warm_up_s: float) -> dict[int, list[float]]:
-    """Latencies in ms by length, of what was answered after the warm-up."""
-    host, _, port = address.rpartition(":")
+async def load(address: str, connections: int, seconds: float, warm_up_s: float) -> "Served":
+    """A closed loop: what was answered after the warm-up."""
     asked = requests(address)
     lengths = iter(np.random.default_rng(17).choice(LENGTHS, 100_000).tolist())
     begin = time.monotonic() + warm_up_s
     end = begin + seconds
-    found: dict[int, list[float]] = {length: [] for length in LENGTHS}
+    found: list[float] = []
 
     async def connection() -> None:
-        reader, writer = await asyncio.open_connection(host, int(port))
+        streams = await opened(address)
         while (sent := time.monotonic()) < end:
-            length = next(lengths)
-            writer.write(asked[length])
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            size = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-            await reader.readexactly(int(size.split(b":")[1]))
-            answered = time.monotonic()
-            if begin <= answered < end:
-                found[length].append((answered - sent) * 1e3)
-        writer.close()
+            assert await answered(streams, asked[next(lengths)])
+            now = time.monotonic()
+            if begin <= now < end:
+                found.append((now - sent) * 1e3)
+        streams[1].close()
 
     await asyncio.gather(*[connection() for _ in range(connections)])
-    return found
+    return Served.of(found, len(found) / seconds)
 
 
-def told(found: dict[int, list[float]], seconds: float) -> tuple[float, float, float, float]:
-    """Requests/s, p50, p99 and the longest in ms."""
-    latencies = np.array([each for those in found.values() for each in those])
-    p50, p99, most = np.percentile(latencies, (50, 99, 100))
-    return len(latencies) / seconds, float(p50), float(p99), float(most)
+async def offer(address: str, rate: float, seconds: float, warm_up_s: float) -> "Served":
+    """Requests at random times, each due whatever became of those before; those due after the warm-up count."""
+    asked = requests(address)
+    lots = np.random.default_rng(17)
+    due = np.cumsum(lots.exponential(1 / rate, round(2 * rate * (seconds + warm_up_s))))
+    due = due[due < seconds + warm_up_s]
+    lengths = lots.choice(LENGTHS, len(due)).tolist()
+    idle: list[Streams] = []
+    found: list[float] = []
+    begin = time.monotonic()
+
+    async def one(due_s: float, length: int) -> None:
+        streams = idle.pop() if idle else await opened(address)
+        good = await answered(streams, asked[length])
+        idle.append(streams)
+        if good and due_s >= warm_up_s:
+            found.append((time.monotonic() - begin - due_s) * 1e3)
+
+    running = []
+    for due_s, length in zip(due.tolist(), lengths, strict=True):
+        await asyncio.sleep(begin + due_s - time.monotonic())
+        running.append(asyncio.create_task(one(due_s, length)))
+    await asyncio.gather(*running)
+    for _, writer in idle:
+        writer.close()
+    return Served.of(found, sum(each <= SLO_MS for each in found) / seconds)
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def opened(address: str) -> Streams:
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def answered(streams: Streams, request: bytes) -> bool:
+    """Whether it was, with a result."""
+    reader, writer = streams
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    size = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    await reader.readexactly(int(size.split(b":")[1]))
+    return head.startswith(b"HTTP/1.1 200")
+
+
+class Served(NamedTuple):
+    """rps: of a closed loop all that were answered, else those in time. Latencies of all that were answered, in ms."""
+
+    rps: float
+    p50: float
+    p99: float
+    most: float
+
+    @classmethod
+    def of(cls, latencies_ms: list[float], rps: float) -> "Served":
+        p50, p99, most = np.percentile(latencies_ms or [math.nan], (50, 99, 100))
+        return cls(rps, float(p50), float(p99), float(most))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", nargs="+", default=["shipped", "without-ragged"], choices=CHANGES)
+    parser.add_argument("--triton", action="store_true", help="Triton takes part")
     parser.add_argument("--before", type=Path, help="another checkout, whose gateway takes part")
     parser.add_argument("--before-variants", nargs="+", default=["shipped", "without-ragged", "fine-buckets"], choices=CHANGES)
+    parser.add_argument("--rates", nargs="*", type=float, default=[], help="requests/s to ask with the SLO")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--connections", type=int, default=32, help="of the closed loop; 0: none")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, after the warm-up")
     parser.add_argument("--warm-up", type=float, default=3.0)
     arguments = parser.parse_args()
-    runs = {name: (ROOT, CHANGES[name]) for name in arguments.variants}
+    servers: dict[str, Server] = {name: partial(gateway, ROOT, CHANGES[name]) for name in arguments.variants}
     if arguments.before:
-        runs |= {f"before-{name}": (arguments.before.resolve(), CHANGES[name]) for name in arguments.before_variants}
-    names = list(runs)
-    figures: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in names}
+        for name in arguments.before_variants:
+            servers[f"before-{name}"] = partial(gateway, arguments.before.resolve(), CHANGES[name])
+    if arguments.triton:
+        servers |= {"triton": partial(triton, ""), "triton-timeout": partial(triton, QUEUE_TIMEOUT)}
+    loads = [0.0] * (arguments.connections > 0) + arguments.rates
+    figures: dict[tuple[float, str], list[Served]] = {}
     for number in range(arguments.rounds):
-        turned = names[number % len(names) :] + names[: number % len(names)]
-        for name in turned:
-            with serving(*runs[name]) as address:
-                found = asyncio.run(load(address, arguments.connections, arguments.seconds, arguments.warm_up))
-            figures[name].append(told(found, arguments.seconds))
-            print(f"  {number + 1} {name:22}" + " ".join(f"{figure:7.1f}" for figure in figures[name][-1]), flush=True)
-    print("medians                  rps   p50_ms  p99_ms  max_ms")
-    for name in names:
-        medians = [statistics.median(column) for column in zip(*figures[name], strict=True)]
-        print(f"  {name:22}" + " ".join(f"{figure:7.1f}" for figure in medians))
+        for rate in loads:
+            names = [name for name in servers if rate or name != "triton-timeout"]
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                with servers[name](rate > 0) as address:
+                    run = (
+                        offer(address, rate, arguments.seconds, arguments.warm_up)
+                        if rate
+                        else load(address, arguments.connections, arguments.seconds, arguments.warm_up)
+                    )
+                    served = asyncio.run(run)
+                figures.setdefault((rate, name), []).append(served)
+                print(f"  {number + 1} {told(rate, name, served)}", flush=True)
+    print("medians                           rps   p50_ms  p99_ms  max_ms")
+    for (rate, name), rounds in figures.items():
+        print(f"    {told(rate, name, [statistics.median(column) for column in zip(*rounds, strict=True)])}")
     return 0
+
+
+def told(rate: float, name: str, figures: Sequence[float]) -> str:
+    return f"{f'{rate:g}/s, in time' if rate else 'closed loop':16} {name:16}" + " ".join(
+        f"{figure:7.1f}" for figure in figures
+    )
 
 
 if __name__ == "__main__":

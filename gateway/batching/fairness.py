@@ -2,7 +2,8 @@
 
 Worker time is charged, not requests or batches: a model with slow batches gets no more of the pool than one with fast batches.
 A batch is charged when it starts, by its predicted time, and settled when it ends; a model that has nothing waiting keeps no
-credit (Shreedhar and Varghese, "Efficient fair queueing using deficit round robin", SIGCOMM 1995), but its debt stays.
+credit (Shreedhar and Varghese, "Efficient fair queueing using deficit round robin", SIGCOMM 1995), and its debt is paid off
+round by round as of those that wait. So who uses less than its part need not wait again for what it once took.
 """
 
 from collections.abc import Collection, Hashable
@@ -58,11 +59,11 @@ class WorkerShare(Generic[K]):
                 credit[member] = 0.0
         if all(credit[member] <= 0 for member in able):
             rounds = min(ceil(-credit[member] / self._quantum(member)) or 1 for member in able)
-            for member in able:
-                credit[member] += rounds * self._quantum(member)
-            if all(credit[member] <= 0 for member in able):
-                for member in able:
-                    credit[member] += self._quantum(member)
+            if all(credit[member] + rounds * self._quantum(member) <= 0 for member in able):
+                rounds += 1
+            for member in ring:
+                paid = credit[member] + rounds * self._quantum(member)
+                credit[member] = paid if member in waiting else min(paid, 0.0)
         for offset in range(len(ring)):
             member = ring[(self._at + offset) % len(ring)]
             if credit[member] > 0 and member in waiting:

@@ -1,16 +1,14 @@
 """How long a batch takes, learned while serving: T(n) expected and Q(n) for one batch in ten to exceed, in nanoseconds.
 
 Theory of operation. One `ServiceCurve` per input bucket; those of one model's lengths share a `Surface`, t(rows, length), which
-predicts what a bucket has not seen itself. Three things are learned apart, as they change at different speeds:
+predicts what a bucket has not seen itself. Two things are learned apart, as one changes slowly and the other fast:
 
   shape    per padded size an exponentially weighted mean (0.03); sizes between seen ones are interpolated, those
            beyond follow the surface, or the least-squares line a + b·n; then made monotone.
-  level    one factor per number of workers that run at once: k sessions of one device are not independent, and a device that
-           throttles slows every size alike. It follows (0.1) within some ten batches, without having to see each size again.
-  spread   the last 128 ratios of actual to predicted; Q(n) = T(n) · their 90th percentile.
+  speed    how much slower it is at the moment, and how it scatters: `speed`.
 
-A sudden change shows as 16 ratios in a row above 1.3 or below 0.77: the level moves there at once and the old spread is
-forgotten. Single outliers are clipped at 2·T, but never before a size has been seen twice: that would poison the fit.
+A change that level and delay do not explain is one of shape, which is learned anew then. Single outliers are clipped at 2·T,
+but never before a size has been seen twice: that would poison the fit.
 """
 
 from bisect import bisect_left
@@ -18,6 +16,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
 from gateway.batching.queue import LengthGroup
+from gateway.batching.speed import Change
 from gateway.batching.surface import Surface
 
 _RATE: Final = 0.1
@@ -30,7 +29,7 @@ _DRIFT_RUN: Final = 16
 _DRIFT_ABOVE: Final = 1.3
 _DRIFT_BELOW: Final = 0.77
 _CLIP: Final = 2.0
-_QUANTILE: Final = 0.9
+_LEAST_OF_SHAPE: Final = 0.1  # of what a batch was to take without delay: what it took without, at least
 _ALL_SIZES_UP_TO: Final = 128
 # Tables are built again when a size's mean has moved by this share, with the next ranking of the ratios; by the other, at once.
 # To build them takes 60 µs, and of a noisy model every second batch would move one by a hundredth.
@@ -73,15 +72,16 @@ class ServiceCurve:
     a surface that has learned from other lengths.
     """
 
-    __slots__ = ("_length", "_seen", "_stale", "_sums", "_surface", "_version", "line_ns", "rates",
-                 "ready", "resets", "shape", "sizes", "spread")  # fmt: skip
+    __slots__ = ("_length", "_seen", "_speed", "_stale", "_sums", "_surface", "_version", "line_ns",
+                 "rates", "ready", "resets", "shape", "sizes", "spread")  # fmt: skip
 
     def __init__(self, sizes: tuple[int, ...], length: int = 0, surface: Surface | None = None) -> None:
         """length: of its bucket. surface: which it shares; None: none."""
         self.sizes = sizes
         self._length = length
         self._surface = surface or Surface()
-        self._version = 0
+        self._speed = self._surface.speed
+        self._version = 0, 0
         self._seen: dict[int, _Seen] = {}
         # weighted sums of the line: weight, x, y, xx, xy
         self._sums = (0.0,) * 5
@@ -97,20 +97,15 @@ class ServiceCurve:
     def current(self) -> "ServiceCurve":
         """Itself, by what other lengths have taught meanwhile."""
         if self._length:
-            self.spread = self._surface.spread
-            if self._version != self._surface.version:
+            self.spread = self._speed.spread
+            if self._version != (self._surface.version, self._speed.version):
                 self._stale = True
                 self._refresh()
         return self
 
     def level(self, busy: int) -> float:
-        """How much slower than the shape it runs with so many workers busy; never seen: as with the nearest number seen."""
-        levels = self._surface.levels
-        if busy in levels:
-            return levels[busy]
-        if not levels:
-            return 1.0
-        return levels[min(levels, key=lambda known: (abs(known - busy), known))]
+        """As `Speed.level`."""
+        return self._speed.level(busy)
 
     @property
     def seen(self) -> bool:
@@ -131,7 +126,7 @@ class ServiceCurve:
         if not self._length:
             return 0.0
         fixed, slope = self._surface.line_ns(self._length)
-        return (fixed + slope * rows) * self.level(busy)
+        return (fixed + self._speed.delay_ns + slope * rows) * self.level(busy)
 
     def probe(self, rows: int, times_ns: list[int]) -> None:
         """Learn from runs at one size before traffic; the first is the warm-up and counts only if it is the only one."""
@@ -141,7 +136,10 @@ class ServiceCurve:
 
     def observe(self, rows: int, busy: int, time_ns: int) -> None:
         """Learn from a batch of so many padded rows that began with so many workers busy, itself included."""
-        levels = self._surface.levels
+        if self._length:
+            self.current()
+        speed = self._speed
+        levels = speed.levels
         if time_ns < 1:  # a clock may not have moved while it ran
             time_ns = 1
         if not self.ready:
@@ -153,10 +151,13 @@ class ServiceCurve:
         seen = self._seen.get(rows)
         at_level_one = self.shape[seen.at if seen is not None else self.at(rows)]
         clipped = ratio = time_ns / (at_level_one * level) if at_level_one > 0 else 1.0
+        known = seen is not None and seen.count >= 2  # of a size hardly seen the prediction may be what is wrong
         if not self._length or self._surface.tells:
-            self._surface.ratios.append(ratio)
-        self._surface.until_ranked -= 1
-        if seen is not None and seen.count >= 2:  # a size hardly seen says little: its prediction may be what is wrong
+            speed.ratios.append(ratio)
+        if self._surface.settled if self._length else known:
+            speed.latest.append((at_level_one - speed.delay_ns, busy, time_ns))
+        speed.until_ranked -= 1
+        if known:
             if ratio > _CLIP:
                 clipped = _CLIP
             levels[busy] = level * (1.0 + _RATE * (clipped - 1.0))
@@ -165,18 +166,21 @@ class ServiceCurve:
         moved = self._learn(rows, seen, clipped * at_level_one)
         if ratio > _DRIFT_ABOVE or ratio < _DRIFT_BELOW:
             self._watch_drift(ratio)
-        elif self._surface.run:
-            self._surface.run.clear()
-        if moved or self._surface.until_ranked <= 0:
+        elif speed.run:
+            speed.run.clear()
+        if speed.until_ranked <= 0:
+            self._explain()
+        if moved or speed.until_ranked <= 0:
             self._refresh()
 
     def borrow(self, other: "ServiceCurve") -> None:
         """Start from the curve of another shape; the first batches of one's own correct it."""
-        sizes = other.sizes
-        self._seen = {rows: _Seen(at, other.shape[at], 1) for at, rows in enumerate(sizes) if rows in other._seen}
+        sizes, delay_ns = other.sizes, other._speed.delay_ns
+        self._seen = {rows: _Seen(at, other.shape[at] - delay_ns, 1) for at, rows in enumerate(sizes) if rows in other._seen}
         for at in (0, -1):
-            self._seen.setdefault(sizes[at], _Seen(at % len(sizes), other.shape[at], 1))
+            self._seen.setdefault(sizes[at], _Seen(at % len(sizes), other.shape[at] - delay_ns, 1))
         fixed, slope = other.line_ns
+        fixed -= delay_ns
         points = [(rows, fixed + slope * rows) for rows in self._seen]
         self._sums = (
             len(points),
@@ -185,7 +189,8 @@ class ServiceCurve:
             sum(rows * rows for rows, _ in points),
             sum(rows * time_ns for rows, time_ns in points),
         )
-        self._surface.levels.update(other._surface.levels)
+        self._speed.levels.update(other._speed.levels)
+        self._speed.delay_ns = delay_ns
         self._stale = True
         self._refresh()
 
@@ -195,8 +200,9 @@ class ServiceCurve:
             "format": _FORMAT,
             "means": [[rows, seen.mean_ns, seen.count] for rows, seen in self._seen.items()],
             "sums": list(self._sums),
-            "levels": [[busy, level] for busy, level in self._surface.levels.items()],
-            "ratios": [round(ratio, 4) for ratio in self._surface.ratios],
+            "levels": [[busy, level] for busy, level in self._speed.levels.items()],
+            "delay_ns": self._speed.delay_ns,
+            "ratios": [round(ratio, 4) for ratio in self._speed.ratios],
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -206,73 +212,89 @@ class ServiceCurve:
             seen = {int(rows): _Seen(self.at(int(rows)), float(mean), int(count)) for rows, mean, count in kept["means"]}
             weight, x, y, xx, xy = (float(value) for value in kept["sums"])
             levels = {int(busy): float(level) for busy, level in kept["levels"]}
+            delay_ns = float(kept.get("delay_ns", 0.0))
             ratios = [float(ratio) for ratio in kept["ratios"]]
         except (KeyError, TypeError, ValueError) as exc:
             raise ValueError(f"not a service curve: {exc!r}") from exc
         if not known:
             raise ValueError(f"not a service curve of format {_FORMAT}: {kept['format']!r}")
         means = [size.mean_ns for size in seen.values()]
-        if not means or min(means) <= 0 or min(levels.values(), default=1.0) <= 0:
+        if not means or min(means) <= 0 or min(levels.values(), default=1.0) <= 0 or delay_ns < 0:
             raise ValueError("not a service curve: its numbers are out of range")
-        surface = self._surface
+        surface, speed = self._surface, self._speed
         factor = 1.0
         if self._length:
-            if surface.levels and levels:  # which stay as they are: only together with them do means say anything
+            if speed.levels and levels:  # which stay as they are: only together with them do means say anything
                 busy = min(levels)
                 factor = levels[busy] / self.level(busy)
             for rows, size in seen.items():
                 size.mean_ns *= factor
                 if not surface.restored:
                     surface.learn(rows, self._length, size.mean_ns, size.mean_ns, min(size.count, _SHAPE_COUNT))
-            surface.levels = {busy: level / factor for busy, level in levels.items()} | surface.levels
+            speed.levels = {busy: level / factor for busy, level in levels.items()} | speed.levels
         else:
-            surface.levels = levels
+            speed.levels = levels
+        speed.delay_ns = max(speed.delay_ns, delay_ns * factor)
         self._seen, self._sums = seen, (weight, x, y * factor, xx, xy * factor)
-        surface.ratios.clear()
-        surface.ratios.extend(ratios)
+        speed.ratios.clear()
+        speed.ratios.extend(ratios)
         self._stale = True
-        self._surface.until_ranked = 0
+        speed.until_ranked = 0
         self._refresh()
 
     def _learn(self, rows: int, seen: _Seen | None, at_level_one: float) -> bool:
         """Whether the tables are to be built again at once."""
+        delay_ns, share = self._speed.delay_ns, 1.0
+        if delay_ns:
+            shape_ns = self.shape[self.at(rows)] - delay_ns
+            at_level_one = max(at_level_one - delay_ns, _LEAST_OF_SHAPE * shape_ns)
+            share = (shape_ns / (shape_ns + delay_ns)) ** 2  # what scatters is mostly the delay
         if seen is None:
             seen = self._seen[rows] = _Seen(self.at(rows), at_level_one, 0)
         count = seen.count
+        if count >= _SURFACE_COUNT and self._speed.run:
+            share /= 1 + len(self._speed.run)  # the more in a row are off, the less it is this size
         if self._length:
-            self._surface.learn(rows, self._length, at_level_one, self.shape[seen.at] if self.ready else at_level_one)
+            about_ns = self.shape[seen.at] - delay_ns if self.ready else at_level_one
+            self._surface.learn(rows, self._length, at_level_one, about_ns, share)
         seen.count = count + 1
         mean_ns = seen.mean_ns
-        mean_ns += (_SHAPE_RATE if count >= _SHAPE_COUNT else 1.0 / (count + 1)) * (at_level_one - mean_ns)
+        mean_ns += share * (_SHAPE_RATE if count >= _SHAPE_COUNT else 1.0 / (count + 1)) * (at_level_one - mean_ns)
         seen.mean_ns = mean_ns
         moved_ns = abs(mean_ns - seen.built_ns)
         if moved_ns > _REFRESH_AT * seen.built_ns:
             self._stale = True
         weight, x, y, xx, xy = self._sums
+        forget, rows_share = 1.0 - share * (1.0 - _FORGET), share * rows
         self._sums = (
-            weight * _FORGET + 1.0,
-            x * _FORGET + rows,
-            y * _FORGET + at_level_one,
-            xx * _FORGET + rows * rows,
-            xy * _FORGET + rows * at_level_one,
+            weight * forget + share,
+            x * forget + rows_share,
+            y * forget + share * at_level_one,
+            xx * forget + rows_share * rows,
+            xy * forget + rows_share * at_level_one,
         )
         return moved_ns > _REFRESH_AT_ONCE * seen.built_ns
 
     def _watch_drift(self, ratio: float) -> None:
-        run = self._surface.run
+        run = self._speed.run
         if run and (run[0] > 1.0) != (ratio > 1.0):
             run.clear()
         run.append(ratio)
         if len(run) == _DRIFT_RUN:
-            moved = sorted(run)[_DRIFT_RUN // 2]
-            for busy in self._surface.levels:
-                self._surface.levels[busy] *= moved
-            for seen in self._seen.values():
-                seen.count = 2  # learn the shape anew, from here
-            run.clear()
-            self._surface.ratios.clear()
-            self._surface.until_ranked = 0
+            change = self._explain()
+            if change is not Change.SPEED:
+                self._speed.move(sorted(run)[_DRIFT_RUN // 2])
+                self.resets += 1
+            if change is Change.SHAPE:
+                for seen in self._seen.values():
+                    seen.count = 2  # learn it anew, from here
+
+    def _explain(self) -> Change:
+        change = self._speed.explain()
+        if change is Change.SPEED:
+            self._stale = True
             self.resets += 1
+        return change
 
     def _line(self) -> tuple[float, float]:
         weight, x, y, xx, xy = self._sums
@@ -291,25 +313,24 @@ class ServiceCurve:
         return (seen.count * seen.mean_ns + weight * surface_ns) / (seen.count + weight)
 
     def _refresh(self) -> None:
-        if self._surface.until_ranked <= 0 and self._surface.ratios:
-            ranked = sorted(self._surface.ratios)
-            self._surface.spread = max(1.0, ranked[min(len(ranked) - 1, int(_QUANTILE * len(ranked)))])
-            self._surface.until_ranked = 16
-        self.spread = self._surface.spread
+        self._speed.rank()
+        self.spread = self._speed.spread
         shared = bool(self._length) and self._surface.ready
         if not self._stale or not (self._seen or shared):
             return
         self._stale = False
         self.ready = True
-        self._version = self._surface.version
-        self.line_ns = fixed, slope = self._surface.line_ns(self._length) if shared else self._line()
+        self._version = self._surface.version, self._speed.version
+        fixed, slope = self._surface.line_ns(self._length) if shared else self._line()
+        delay_ns = self._speed.delay_ns
+        self.line_ns = fixed + delay_ns, slope
         seen = sorted(self._seen)
         if shared:
             times = [self._shared_ns(self._seen[rows], fixed + slope * rows) for rows in seen]
             if not seen:
                 seen, times = [self.sizes[0]], [fixed + slope * self.sizes[0]]
             dearer = sum(times) / sum(fixed + slope * rows for rows in seen)
-            self.line_ns = fixed * dearer, slope * dearer
+            self.line_ns = fixed * dearer + delay_ns, slope * dearer
         else:
             times = [self._seen[rows].mean_ns for rows in seen]
         shape: list[float] = []
@@ -326,7 +347,7 @@ class ServiceCurve:
             else:
                 share = (size - seen[right - 1]) / (seen[right] - seen[right - 1])
                 time_ns = times[right - 1] + share * (times[right] - times[right - 1])
-            floor = max(floor, time_ns)
+            floor = max(floor, time_ns + delay_ns)
             shape.append(floor)
             best = max(best, size / floor)
             rates.append(best)

@@ -1,13 +1,14 @@
-"""What batches of one model's lengths have in common: t(rows, length), how busy workers slow it, and how it scatters.
+"""What batches of one model's lengths have in common: t(rows, length), and how fast the backend is at the moment.
 
 t = a + b·rows + c·rows·length at level 1, none of them below zero, is fitted to all batches of all lengths: so a length that
 never ran is predicted from those that did, and many lengths need no more batches than few. It is a least-squares fit of
 relative errors, as batches scatter by a share of their time, with forgetting. A term that explains next to nothing is left out.
 """
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
+
+from gateway.batching.speed import Speed
 
 _FORGET: Final = 0.995
 _TERMS: Final = ((0, 2), (2,), (0,), (0, 1, 2), (0, 1), (1,))  # of (1, rows, rows·length), the likelier first
@@ -16,26 +17,19 @@ _EXACT: Final = 1e-9
 _MOVED: Final = 0.02
 _OFTEN: Final = 32  # batches until when it is fitted after each; then after so many
 _FEW: Final = 8
-_RATIOS: Final = 128
 
 
 class Surface:
     """Shared by the curves of one model's lengths; the curve of what has no length has one of its own.
 
-    levels: by busy workers. ratios: actual to predicted, of the last batches, which spread is of; run: of those that a drift
-    begins with.
     version: raised when the fit has moved.
     restored: it knows from before what curves that are restored could teach it.
     """
 
-    __slots__ = ("_count", "_sums", "_terms", "levels", "ratios", "restored", "run", "spread", "until_ranked", "version")
+    __slots__ = ("_count", "_sums", "_terms", "restored", "speed", "version")
 
     def __init__(self) -> None:
-        self.levels: dict[int, float] = {}
-        self.ratios: deque[float] = deque(maxlen=_RATIOS)
-        self.run: list[float] = []
-        self.spread = 1.0
-        self.until_ranked = 0
+        self.speed = Speed()
         self.version = 0
         self.restored = False
         self._terms = (0.0, 0.0, 0.0)
@@ -52,13 +46,18 @@ class Surface:
         """Whether it has seen enough for its errors to say how batches scatter."""
         return self._count >= _FEW
 
+    @property
+    def settled(self) -> bool:
+        """Whether it has seen enough for a batch that it did not expect to say that the backend is faster or slower now."""
+        return self._count >= _OFTEN
+
     def line_ns(self, length: int) -> tuple[float, float]:
         """(a, b) of t = a + b·rows at level 1."""
         fixed, row, cell = self._terms
         return fixed, row + cell * length
 
     def to_dict(self) -> dict[str, Any]:
-        """The fit as JSON can hold it; levels and ratios are kept with each curve."""
+        """The fit as JSON can hold it; the speed is kept with each curve."""
         return {"count": self._count, "sums": list(self._sums), "terms": list(self._terms)}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -82,7 +81,8 @@ class Surface:
             one * one, one * rows_, one * cells, rows_ * rows_, rows_ * cells, cells * cells,
             one * time, rows_ * time, cells * time, time * time,
         )  # fmt: skip
-        self._sums = tuple([_FORGET * old + weight * new for old, new in zip(self._sums, products, strict=True)])
+        forget = 1.0 - min(weight, 1.0) * (1.0 - _FORGET)
+        self._sums = tuple([forget * old + weight * new for old, new in zip(self._sums, products, strict=True)])
         self._count += 1
         if self._count < _OFTEN or not self._count % _OFTEN:
             self._fit(rows, length)

@@ -1,12 +1,14 @@
 import gc
+import heapq
 import weakref
+from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.batching.batch import Batch
-from gateway.batching.fairness import SharedWorkers, WorkerShare
+from gateway.batching.fairness import QUANTUM_NS, SharedWorkers, WorkerShare
 
 MS = 1_000_000
 
@@ -74,13 +76,15 @@ def test_who_was_idle_has_no_credit_saved_up() -> None:
     assert time_ns["idle"] <= 26 * 5 * MS
 
 
-def test_who_was_idle_comes_back_with_the_debt_it_left_with() -> None:
+@pytest.mark.parametrize(("meanwhile", "wait"), [(0, 8), (2, 6), (4, 4), (8, 0), (100, 0)])
+def test_who_was_idle_comes_back_with_what_is_left_of_its_debt(meanwhile: int, wait: int) -> None:
+    """The others have their forty first, some of it while it is idle."""
     share: WorkerShare[str] = WorkerShare(10 * MS)
     share.join("idle")
     share.join("busy")
     assert share.first(["idle", "busy"]) == "idle"
     share.charge("idle", 50 * MS)  # forty more than its quantum
-    for _ in range(100):
+    for _ in range(2 + meanwhile):
         assert share.first(["busy"]) == "busy"
         share.charge("busy", 5 * MS)
     turns = []
@@ -89,7 +93,7 @@ def test_who_was_idle_comes_back_with_the_debt_it_left_with() -> None:
         assert member is not None
         turns.append(member)
         share.charge(member, 5 * MS)
-    assert turns.index("idle") >= 8  # the others have their forty first
+    assert wait <= turns.index("idle") <= wait + 2
     assert turns[-4:].count("idle") == 2
 
 
@@ -295,3 +299,108 @@ def test_nobody_who_waits_starves(times: list[float], weights: list[float]) -> N
         share.charge(member, times[member] * MS)
         total_ns += times[member] * MS
         assert total_ns < bound_ns
+
+
+@dataclass
+class Pool:
+    """Models that share workers in simulated time.
+
+    wrong: times what its batches take, each is predicted to take. taken_ns: worker time of the batches each has started.
+    """
+
+    workers: int
+    weights: list[float]
+    batch_ns: list[float]
+    wrong: float
+    share: WorkerShare[int] = field(default_factory=lambda: WorkerShare(QUANTUM_NS))
+    now_ns: float = 0.0
+    running: list[tuple[float, int, float]] = field(default_factory=list)
+    waiting: set[int] = field(default_factory=set)
+    taken_ns: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for member, weight in enumerate(self.weights):
+            self.share.join(member, weight)
+        self.taken_ns = [0.0] * len(self.weights)
+
+    def start(self) -> list[int]:
+        """Batches on all free workers: whose they are, in order."""
+        started = []
+        while len(self.running) < self.workers and (member := self.share.first(self.waiting)) is not None:
+            expected_ns = self.batch_ns[member] * self.wrong
+            self.share.charge(member, expected_ns)
+            heapq.heappush(self.running, (self.now_ns + self.batch_ns[member], member, expected_ns))
+            self.taken_ns[member] += self.batch_ns[member]
+            started.append(member)
+        return started
+
+    def end(self) -> None:
+        """The first batch that runs."""
+        self.now_ns, member, expected_ns = heapq.heappop(self.running)
+        self.share.settle(member, expected_ns, self.batch_ns[member])
+
+
+pools = st.integers(2, 5).flatmap(
+    lambda count: st.builds(
+        Pool,
+        workers=st.integers(1, 4),
+        weights=st.lists(st.floats(0.25, 4), min_size=count, max_size=count),
+        batch_ns=st.lists(st.floats(0.1 * MS, 200 * MS), min_size=count, max_size=count),
+        wrong=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    )
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(pool=pools, toggles=st.lists(st.integers(0, 4), min_size=20, max_size=60))
+def test_models_that_wait_get_worker_time_by_weight_whoever_else_comes_and_goes(pool: Pool, toggles: list[int]) -> None:
+    """The first two always wait: what they have taken by weight differs by some quanta and a batch per worker at most."""
+    first, second = 0, 1
+    pool.waiting = {first, second}
+    bound_ns = sum(3 * QUANTUM_NS + (pool.workers + 1) * pool.batch_ns[each] / pool.weights[each] for each in (first, second))
+    for toggle in toggles:
+        if first != toggle % len(pool.weights) != second:
+            pool.waiting ^= {toggle % len(pool.weights)}
+        for _ in range(5):
+            pool.start()
+            by_weight = [pool.taken_ns[each] / pool.weights[each] for each in (first, second)]
+            assert abs(by_weight[first] - by_weight[second]) <= bound_ns
+            pool.end()
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(pool=pools)
+def test_between_two_batches_of_a_model_that_waits_no_other_takes_more_than_its_part(pool: Pool) -> None:
+    pool.waiting = set(range(len(pool.weights)))
+    at_start: list[list[float]] = [[0.0] * len(pool.weights) for _ in pool.weights]
+    for _ in range(150):
+        for member in pool.start():
+            for other, weight in enumerate(pool.weights):
+                if other != member:
+                    part = weight / pool.weights[member]
+                    owed_ns = part * (pool.workers * pool.batch_ns[member] + 2 * QUANTUM_NS * pool.weights[member])
+                    most_ns = owed_ns + 2 * QUANTUM_NS * weight + (pool.workers + 1) * pool.batch_ns[other]
+                    assert pool.taken_ns[other] - at_start[member][other] <= most_ns
+            at_start[member] = list(pool.taken_ns)
+        pool.end()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_uses_less_than_its_part_waits_for_a_turn_of_each_other_and_no_longer(workers: int) -> None:
+    """A batch of 100 ms now and then, beside two that always have one of 5 ms: it has a tenth, where a third is its part."""
+    pool = Pool(workers, [1.0, 1.0, 1.0], [100 * MS, 5 * MS, 5 * MS], 1.0)
+    pool.waiting = {1, 2}
+    waits_ms = []
+    for _ in range(20):
+        for _ in range(200):
+            pool.start()
+            pool.end()
+        asked_ns = pool.now_ns
+        pool.waiting.add(0)
+        while 0 not in pool.start():
+            pool.end()
+        pool.waiting.discard(0)
+        waits_ms.append((pool.now_ns - asked_ns) / MS)
+    assert max(waits_ms) <= 2 * (10 + 5)

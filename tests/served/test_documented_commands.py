@@ -130,6 +130,7 @@ BENCHMARKS = (
     "python -m benchmarks.image build/image",
     "python -m benchmarks.hostile",
     "python -m benchmarks.lengths --before ../before --rounds 3 --seconds 7",
+    "python -m benchmarks.lengths --triton --rounds 3 --seconds 7",
     "python -m benchmarks.load_generator stall",
     "python -m benchmarks.load_generator tools",
     "python -m benchmarks.parity",
